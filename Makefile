@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: run check test test-all bench clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedgrove needs Python 3.11 or newer; set PYTHON=... to one")'
+	$(PYTHON) -m venv .venv
+
+# The core alone: what `make run` needs.
+.venv/core.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	touch $@
+
+# The core, the report, and what tests and checks need.
+.venv/dev.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@ .venv/core.stamp
+
+## run: train the built-in federation; words for the command line go into ARGS="..."
+run: .venv/core.stamp
+	$(BIN)/fedgrove run $(ARGS)
+
+## check: style and types
+check: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+## test: check, then the tests that fit in ten minutes
+test: check
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+## test-all: check, then all tests, the slow ones too
+test-all: check
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+
+## bench: what is measured side by side, never a timed test
+bench: .venv/dev.stamp
+	$(BIN)/python benchmarks/engine.py
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
