@@ -1,0 +1,98 @@
+"""Small federations and the loops that several test files share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedgrove import trees
+from fedgrove.core import AnyMethod, Engine, Info, Report
+from fedgrove.data import ClientData, Federation
+from fedgrove.data.federation import Defaults, Examples
+from fedgrove.nets import Net, build
+from fedgrove.rounds import Run, rounds
+from fedgrove.store import Memory
+
+SHAPES = {"mlp": (12,), "har-cnn": (3, 16), "bn-cnn2": (1, 8, 8), "resnet18": (3, 8, 8)}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "har-cnn": {"dropout": False},
+    "bn-cnn2": {"width": 4},
+    "resnet18": {"width": 4, "norm": "group"},
+}
+
+
+def federation(
+    shape: tuple[int, ...], sizes: tuple[int, ...], classes: int = 3, dtype: torch.dtype = torch.float64
+) -> Federation:
+    """Random clients: each its own mean, labels that follow from the input, so that there is something to learn."""
+    g = torch.Generator().manual_seed(7)
+    rule = torch.randn(torch.Size(shape).numel(), classes, generator=g, dtype=torch.float64)
+
+    def examples(n: int, shift: torch.Tensor) -> Examples:
+        x = torch.randn(n, *shape, generator=g, dtype=torch.float64) + shift
+        return Examples(x.to(dtype), (x.flatten(1) @ rule).argmax(1))
+
+    clients = {}
+    for k, n in enumerate(sizes):
+        shift = 0.5 * torch.randn(shape, generator=g, dtype=torch.float64)
+        clients[k] = ClientData(examples(n, shift), examples(4, shift), examples(9, shift), Info(n))
+    defaults = Defaults("mlp", 2, 3, 2, 8, "Adam", 1e-2)
+    return Federation("tiny", clients, classes, tuple("abc")[:classes], shape, defaults)
+
+
+def make_run(
+    method: AnyMethod,
+    folder: Path,
+    *,
+    net: str = "mlp",
+    sizes: tuple[int, ...] = (20, 13, 24, 17),
+    dtype: torch.dtype = torch.float64,
+    options: dict[str, Any] | None = None,
+    **words: Any,
+) -> Run:
+    """A small run whose clients keep what they remember under ``folder``."""
+    shape = SHAPES[net]
+    module = build(net, shape, 3, 0, **(OPTIONS.get(net, {}) if options is None else options)).to(dtype)
+    words = {"rounds": 3, "cohort": min(3, len(sizes)), "finetune": (0, 1)} | words
+    return Run(method, federation(shape, sizes, dtype=dtype), Net(module, shape), Memory(folder), **words)
+
+
+def play(run: Run, engine: Engine) -> Any:
+    """The final state."""
+    loop = rounds(run)
+    exchange = next(loop)
+    while exchange.tasks:
+        exchange = loop.send(reports(run, engine, exchange.tasks))
+    return exchange.state
+
+
+def reports(run: Run, engine: Engine, tasks: Iterable[Any]) -> Iterator[Report]:
+    return (report for _, report in engine.map((run, task) for task in tasks))
+
+
+def remembered(run: Run) -> dict[str, torch.Tensor]:
+    """All that clients remember, as one tree."""
+    return {
+        f"{client}/{name}/{leaf}": value
+        for client, file in sorted(run.memory.files.items())
+        for name, tree in run.memory.read(file).items()
+        for leaf, value in tree.items()
+    }
+
+
+def tensors(state: Any) -> dict[str, torch.Tensor]:
+    """All tensors of a state, as one tree."""
+    from fedgrove.store import freeze
+
+    found: trees.Tree = {}
+    freeze(state, found)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)

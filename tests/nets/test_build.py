@@ -1,0 +1,251 @@
+import doctest
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedgrove import nets, trees
+from fedgrove.errors import InputError
+from fedgrove.layout import tensors_of
+from fedgrove.nets import custom, net
+from fedgrove.nets.dropout import Dropout
+
+SMALL = {"har-cnn": (3, 20), "mnist-cnn": (1, 8, 8), "lenet": (1, 16, 16), "leafcnn": (1, 16, 16)}
+SMALL |= {"bn-cnn2": (1, 8, 8), "bn-cnn4": (3, 16, 16), "resnet18": (3, 8, 8), "mlp": (2, 3)}
+
+
+def count(name: str, shape: tuple[int, ...], classes: int, **options: object) -> int:
+    return sum(p.numel() for p in nets.build(name, shape, classes, seed=0, **options).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "params"),
+    [
+        # 9·64·5+64 + 64·64·5+64 + 2048·32+32 + 32·6+6, since 128 / 4 = 32 steps of 64 channels are left
+        ("har-cnn", (9, 128), 6, 89_254),
+        # 3·64·5+64 + 20544 + 50·64·32+32 + 198
+        ("har-cnn", (3, 200), 6, 124_198),
+        # 832 + 51264 + 7·7·64·128+128 + 1290
+        ("mnist-cnn", (1, 28, 28), 10, 454_922),
+        # 2432 + 51264 + 1600·120+120 + 120·84+84 + 850
+        ("lenet", (3, 32, 32), 10, 256_830),
+        # 832 + 51264 + 1024·2048+2048 + 2048·47+47
+        ("leafcnn", (1, 28, 28), 47, 2_247_599),
+        # convs 576 + 73728, norms 2·(64+128), head 128·7·7·10+10
+        ("bn-cnn2", (1, 28, 28), 10, 137_418),
+        # convs 1728 + 73728 + 294912 + 1179648, norms 2·960, head 512·2·2·10+10
+        ("bn-cnn4", (3, 32, 32), 10, 1_572_426),
+        # stem 1728 + 128; layer1 4·36864 + 512; layer2-4: convs 524288·(1 + 4 + 16),
+        # norms 2·5·(128 + 256 + 512); head 5130
+        ("resnet18", (3, 32, 32), 10, 11_173_962),
+        # 64·64+64 twice, 64·10+10
+        ("mlp", (1, 8, 8), 10, 8_970),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, params: int) -> None:
+    assert count(name, shape, classes) == params
+
+
+def test_options() -> None:
+    assert count("mlp", (8,), 3, hidden=5) == 8 * 5 + 5 + 5 * 5 + 5 + 5 * 3 + 3
+    group = nets.build("resnet18", (3, 8, 8), 2, seed=0, norm="group", width=4)
+    assert not [m for m in group.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert {m.num_groups for m in group.modules() if isinstance(m, nn.GroupNorm)} == {2}
+    # without norms the convs have biases; 8 channels of 2 × 2 reach the head
+    assert count("bn-cnn2", (1, 8, 8), 3, norm="none", width=4) == (9 + 1) * 4 + (4 * 9 + 1) * 8 + 8 * 4 * 3 + 3
+    assert not [m for m in nets.build("har-cnn", (3, 20), 2, 0, dropout=False).modules() if isinstance(m, Dropout)]
+
+
+def test_dropout_rates_of_the_paper() -> None:
+    built = nets.build("har-cnn", (3, 20), 2, seed=0)
+    assert [m.p for m in built.modules() if isinstance(m, Dropout)] == [0.3, 0.3, 0.2]
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_weights_follow_from_the_seed_and_global_state_is_untouched(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    options = {"width": 4} if name in ("resnet18", "bn-cnn4") else {}
+    one, same, other = (tensors_of(nets.build(name, SMALL[name], 3, seed=s, **options)) for s in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert trees.equal(one, same)
+    assert not trees.equal(one, other)
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_every_state_is_float_and_the_module_comes_in_train_mode(name: str) -> None:
+    options = {"width": 4} if name in ("resnet18", "bn-cnn4") else {}
+    built = nets.build(name, SMALL[name], 3, seed=0, **options)
+    assert all(v.is_floating_point() for v in built.state_dict().values())
+    assert all(m.training for m in built.modules())
+
+
+@pytest.mark.parametrize("name", nets.names())
+def test_least_shapes(name: str) -> None:
+    """What a net says it takes, it takes; one less it refuses."""
+    known = nets._NETS[name]
+    if known.spatial is None:
+        return
+    options = {"width": 4} if name in ("resnet18", "bn-cnn4") else {}
+    nets.build(name, (2, *[known.least] * known.spatial), 3, seed=0, **options)
+    with pytest.raises(InputError):
+        nets.build(name, (2, *[known.least - 1] * known.spatial), 3, seed=0, **options)
+
+
+def test_a_shape_that_does_not_fit() -> None:
+    with pytest.raises(InputError) as caught:
+        nets.build("har-cnn", (1, 28, 28), 10, seed=0)
+    assert str(caught.value) == (
+        "net 'har-cnn' takes (channels, length) with a length of at least 4 and was given (1, 28, 28); "
+        "nets that take this shape: mnist-cnn, lenet, leafcnn, bn-cnn2, bn-cnn4, resnet18, mlp."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("lenett", {}, "did you mean 'lenet'"),
+        ("mlp", {"hiden": 3}, "did you mean 'hidden'"),
+        ("resnet18", {"norm": "layer"}, "batch, group, none"),
+    ],
+)
+def test_bad_words(name: str, options: dict[str, object], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        nets.build(name, (3, 32, 32), 10, seed=0, **options)
+
+
+@pytest.mark.parametrize(("shape", "classes"), [((), 2), ((0, 3), 2), ((3.5,), 2), ((3,), 0)])
+def test_bad_numbers(shape: tuple[int, ...], classes: int) -> None:
+    with pytest.raises(InputError):
+        nets.build("mlp", shape, classes, seed=0)
+
+
+def test_describe() -> None:
+    assert nets.describe("bn-cnn2") == (
+        "the 2-conv CNN of SAFL for MNIST; takes (channels, height, width) with sides of at least 4; "
+        "options: width=64, norm=batch"
+    )
+    assert all(nets.describe(name) for name in nets.names())
+
+
+def test_a_module_is_copied_and_keeps_its_weights() -> None:
+    mine = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).eval()
+    mine[1].train()
+    built = nets.build(mine, (4,), 3, seed=0)
+    assert built is not mine
+    assert trees.equal(tensors_of(built), tensors_of(mine))
+    assert [m.training for m in built.modules()] == [False, False, True]
+    assert mine[1].num_batches_tracked is not None
+    assert list(built.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+
+
+def test_a_module_that_does_not_do() -> None:
+    with pytest.raises(InputError, match=r"gave \(2, 3\) .* must give \(2, 5\)"):
+        nets.build(nn.Linear(4, 3), (4,), 5, seed=0)
+    with pytest.raises(InputError, match=r"zeros of shape \(2, 6\) and raised RuntimeError: mat1"):
+        nets.build(nn.Linear(4, 3), (6,), 3, seed=0)
+    with pytest.raises(InputError, match="'1' has momentum=None"):
+        nets.build(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), (4,), 3, seed=0)
+    with pytest.raises(InputError, match="options hidden"):
+        nets.build(nn.Linear(4, 3), (4,), 3, seed=0, hidden=2)
+
+
+FILE = """
+from torch import nn
+from neighbour import WIDTH
+
+class Both(nn.Sequential):
+    def __init__(self, s, c):
+        super().__init__(nn.Linear(s[0], WIDTH), nn.Linear(WIDTH, c))
+
+class Named(nn.Sequential):
+    def __init__(self, width=6, *, classes, shape):
+        super().__init__(nn.Linear(shape[0], width), nn.Linear(width, classes))
+
+class Count(nn.Sequential):
+    def __init__(self, num_classes=1000):
+        super().__init__(nn.LazyLinear(num_classes))
+
+class One(nn.Linear):
+    def __init__(self, n):
+        super().__init__(4, n)
+
+class Fixed(nn.Linear):
+    def __init__(self, width=3):
+        super().__init__(4, width)
+
+class Three(nn.Linear):
+    def __init__(self, a, b, c):
+        super().__init__(a, b)
+
+class Broken(nn.Linear):
+    def __init__(self, n):
+        raise KeyError("oops")
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "neighbour.py").write_text("WIDTH = 7\n")
+    (tmp_path / "own.py").write_text(FILE)
+    return str(tmp_path / "own.py")
+
+
+@pytest.mark.parametrize(
+    ("cls", "params"), [("Both", 35 + 24), ("Named", 30 + 21), ("Count", 15), ("One", 15), ("Fixed", 15)]
+)
+def test_the_users_own_class(own: str, cls: str, params: int) -> None:
+    before = torch.get_rng_state()
+    one, two = (nets.build(f"{own}:{cls}", (4,), 3, seed=0) for _ in range(2))
+    assert sum(p.numel() for p in one.parameters()) == params
+    assert trees.equal(tensors_of(one), tensors_of(two))
+    assert torch.equal(before, torch.get_rng_state())
+    assert type(one) is type(two)
+
+
+def test_options_reach_the_users_class(own: str) -> None:
+    assert nets.build(f"{own}:Named", (4,), 3, seed=0, width=2)[0].out_features == 2
+
+
+@pytest.mark.parametrize(
+    ("tail", "says"),
+    [
+        (":Three", r"takes \(a, b, c\); Three\(shape, classes\), Three\(classes\) and Three\(\) were tried"),
+        (":Broken", "raised KeyError: 'oops'"),
+        (":Fixd", "did you mean 'Fixed'"),
+        ("", "write path/file.py:Class"),
+        ("x.py:Fixed", "there is no file"),
+    ],
+)
+def test_the_users_class_that_does_not_do(own: str, tail: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        nets.build(own + tail, (4,), 3, seed=0)
+
+
+def test_a_file_that_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import no_such_thing")
+    with pytest.raises(InputError, match="ModuleNotFoundError: No module named 'no_such_thing'"):
+        nets.build(f"{tmp_path / 'bad.py'}:Net", (4,), 3, seed=0)
+
+
+def test_every_option_is_described_in_the_docstring() -> None:
+    for name in nets.names():
+        known = nets._NETS[name]
+        doc = inspect.getdoc(getattr(known.make, "func", known.make)) or ""
+        assert [o for o in known.options if f"``{o}" not in doc] == [], name
+
+
+@pytest.mark.parametrize("module", [nets, net, custom], ids=lambda m: m.__name__)
+def test_doctests(module: object) -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_page_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "nets.md").read_text()
+    blocks = [part.split("```")[0] for part in page.split("```python\n")[1:]]
+    assert blocks
+    space: dict[str, object] = {}
+    for block in blocks:
+        exec(block, space)

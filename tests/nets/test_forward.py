@@ -1,0 +1,82 @@
+"""Each network against the papers' description written as one row of torch layers, with the same weights."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedgrove import nets
+from fedgrove.layout import tensors_of
+
+ROWS = {
+    "har-cnn": (
+        *(nn.Conv1d(3, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Conv1d(64, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Flatten(), nn.Linear(64 * 5, 32), nn.ReLU(), nn.Linear(32, 3)),
+    ),
+    "mnist-cnn": (
+        *(nn.Conv2d(3, 32, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * 4 * 5, 128), nn.ReLU(), nn.Linear(128, 3)),
+    ),
+    "lenet": (
+        *(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * 1 * 2, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 3)),
+    ),
+    "leafcnn": (
+        *(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * 1 * 2, 2048), nn.ReLU(), nn.Linear(2048, 3)),
+    ),
+    "bn-cnn2": (
+        *(nn.Conv2d(3, 64, 3, padding="same", bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 128, 3, padding="same", bias=False), nn.BatchNorm2d(128), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(128 * 4 * 5, 3)),
+    ),
+    "mlp": (nn.Flatten(), nn.Linear(960, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)),
+}
+
+
+def values(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("train", [False, True])
+def test_as_described(name: str, train: bool) -> None:
+    """In train mode too, with dropout left out: it draws in an order of its own."""
+    shape, options = ((3, 20), {"dropout": False}) if name == "har-cnn" else ((3, 16, 20), {})
+    built = nets.build(name, shape, 3, seed=0, **options).double().train(train)
+    row = nn.Sequential(*ROWS[name]).double()
+    row.train(train)
+    with torch.no_grad():
+        for mine, theirs in zip(tensors_of(built).values(), tensors_of(row).values(), strict=True):
+            theirs.copy_(mine.view(theirs.shape))
+        outs = []
+        for module in (built, row):
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(9)
+                outs.append(module(values(4, *shape)))
+    torch.testing.assert_close(outs[0], outs[1], rtol=0, atol=1e-12)
+
+
+def norm(x: Tensor, tree: dict[str, Tensor], name: str) -> Tensor:
+    return F.batch_norm(x, None, None, tree[f"{name}.weight"], tree[f"{name}.bias"], training=True)
+
+
+def test_resnet18_as_described() -> None:
+    """Eight blocks, the first of groups 2 to 4 with stride 2 and a projection; ReLU after the sum."""
+    built = nets.build("resnet18", (3, 16, 16), 3, seed=0, width=4).double()
+    t = tensors_of(built)
+    x = values(4, 3, 16, 16)
+    y = F.relu(norm(F.conv2d(x, t["conv1.weight"], padding=1), t, "norm1"))
+    for group in (1, 2, 3, 4):
+        for i in (0, 1):
+            at, stride = f"layer{group}.{i}", 2 if group > 1 and i == 0 else 1
+            z = F.relu(norm(F.conv2d(y, t[f"{at}.conv1.weight"], stride=stride, padding=1), t, f"{at}.norm1"))
+            z = norm(F.conv2d(z, t[f"{at}.conv2.weight"], padding=1), t, f"{at}.norm2")
+            if stride == 2:
+                y = norm(F.conv2d(y, t[f"{at}.shortcut.conv.weight"], stride=2), t, f"{at}.shortcut.norm")
+            y = F.relu(z + y)
+    assert y.shape == (4, 32, 2, 2)
+    logits = F.linear(F.adaptive_avg_pool2d(y, 1).flatten(1), t["head.weight"], t["head.bias"])
+    torch.testing.assert_close(built(x), logits, rtol=0, atol=1e-12)

@@ -1,0 +1,39 @@
+"""What goes wrong is said in sentences."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from fedgrove.errors import EngineError, FedgroveError, InputError, WireError, check, unknown
+
+
+def test_unknown_names_the_nearest_and_all_there_are() -> None:
+    error = unknown("method", "fedavgg", ["local", "fedavg"])
+    assert isinstance(error, InputError)
+    assert str(error) == "there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local."
+
+
+def test_unknown_guesses_nothing_when_nothing_is_near() -> None:
+    assert str(unknown("net", "zzz", ["mlp"])) == "there is no net 'zzz'. There are: mlp."
+    assert str(unknown("net", "zzz", [])) == "there is no net 'zzz'. There are: none."
+
+
+def test_check_says_what_was_given_and_what_is_allowed() -> None:
+    check(True, "lr", 0.1, "above 0")
+    with pytest.raises(InputError, match=r"^lr is -1; it must be above 0\.$"):
+        check(False, "lr", -1, "above 0")
+    with pytest.raises(InputError, match=r"^norm is 'x'; it must be one of a, b\.$"):
+        check(False, "norm", "x", "one of a, b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "also"), [(InputError, ValueError), (WireError, ValueError), (EngineError, RuntimeError)]
+)
+def test_errors_are_fedgroves_and_pythons(kind: type[Exception], also: type[Exception]) -> None:
+    error = kind("a sentence.")
+    assert isinstance(error, FedgroveError)
+    assert isinstance(error, also)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (kind, "a sentence.")

@@ -1,0 +1,114 @@
+"""Arithmetic on named tensors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgrove import trees
+
+A = {"w": torch.tensor([[1.0, -2.0], [3.0, 0.5]]), "b": torch.tensor([4.0])}
+B = {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0]]), "b": torch.tensor([-1.0])}
+
+NUMBERS = st.floats(-100, 100, allow_nan=False, width=32)
+FORESTS = st.integers(1, 4).flatmap(
+    lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4).map(
+        lambda rows: [{"a": torch.tensor(row), "b": torch.tensor(row[0])} for row in rows]
+    )
+)
+
+
+def test_map_goes_leaf_by_leaf_in_the_order_of_the_first_tree() -> None:
+    other = {"b": B["b"], "w": B["w"]}
+    result = trees.map(torch.add, A, other)
+    assert list(result) == ["w", "b"]
+    assert result["w"].tolist() == [[2.0, -1.0], [4.0, 1.5]]
+    assert result["b"].tolist() == [3.0]
+
+
+def test_map_refuses_trees_of_other_names_and_says_which() -> None:
+    with pytest.raises(ValueError, match=r"differ in names: \['b', 'c'\]"):
+        trees.map(torch.add, A, {"w": A["w"], "c": A["b"]})
+
+
+def test_sub() -> None:
+    assert trees.sub(A, B)["w"].tolist() == [[0.0, -3.0], [2.0, -0.5]]
+
+
+def test_pick_keeps_the_asked_order_and_shares_the_tensors() -> None:
+    picked = trees.pick(A, ("b", "w"))
+    assert list(picked) == ["b", "w"]
+    assert picked["w"] is A["w"]
+    with pytest.raises(KeyError):
+        trees.pick(A, ("nothing",))
+
+
+def test_masked_zeroes_what_the_mask_drops_and_leaves_what_it_does_not_name() -> None:
+    mask = {"w": torch.tensor([[True, False], [False, True]])}
+    result = trees.masked(A, mask)
+    assert result["w"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
+    assert result["b"] is A["b"]
+    assert A["w"].tolist() == [[1.0, -2.0], [3.0, 0.5]]
+
+
+def test_sq_norm() -> None:
+    # 1 + 4 + 9 + 0.25 + 16 = 30.25
+    assert float(trees.sq_norm(A)) == 30.25
+
+
+def test_flat_and_size() -> None:
+    assert trees.flat(A).tolist() == [1.0, -2.0, 3.0, 0.5, 4.0]
+    assert trees.size(A) == 5
+    assert trees.size({}) == 0
+    assert trees.size({"n": torch.tensor(3), "none": torch.zeros(0, 4)}) == 1
+
+
+@given(FORESTS)
+def test_unstack_undoes_stack(forest: list[trees.Tree]) -> None:
+    stacked = trees.stack(forest)
+    assert stacked["a"].shape == (len(forest), *forest[0]["a"].shape)
+    again = trees.unstack(stacked, len(forest))
+    assert all(trees.equal(a, b) for a, b in zip(forest, again, strict=True))
+
+
+@given(FORESTS)
+def test_distance_is_zero_exactly_for_the_same_numbers_and_symmetric(forest: list[trees.Tree]) -> None:
+    first, last = forest[0], forest[-1]
+    assert trees.distance(first, first) == 0
+    assert trees.distance(first, last) == trees.distance(last, first)
+    assert (trees.distance(first, last) == 0) == trees.equal(first, last)
+
+
+def test_distance_is_the_largest_difference() -> None:
+    # w: 0, 3, 2, 0.5; b: 5
+    assert trees.distance(A, B) == 5.0
+    assert trees.distance({}, {}) == 0.0
+    assert trees.distance({"none": torch.zeros(0)}, {"none": torch.zeros(0)}) == 0.0
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_distance_does_not_hide_a_number_that_is_none(order: str) -> None:
+    values = {"a": torch.tensor([0.0]), "b": torch.tensor([math.nan])}
+    spoilt = {k: values[k] for k in order}
+    assert not trees.distance(spoilt, {"a": torch.zeros(1), "b": torch.zeros(1)}) < 1
+
+
+def test_distance_looks_at_every_name_of_both() -> None:
+    with pytest.raises((KeyError, ValueError)):
+        trees.distance({"w": A["w"]}, A)
+
+
+def test_equal_wants_names_shapes_and_values() -> None:
+    assert trees.equal(A, {k: v.clone() for k, v in A.items()})
+    assert not trees.equal(A, {"w": A["w"]})
+    assert not trees.equal({"w": A["w"]}, A)
+    assert not trees.equal(A, {"w": A["w"].flatten(), "b": A["b"]})
+    assert not trees.equal(A, {"w": A["w"] + 1e-6, "b": A["b"]})
+
+
+def test_equal_means_the_same_bits() -> None:
+    assert not trees.equal({"b": A["b"]}, {"b": A["b"].double()})
