@@ -1,0 +1,212 @@
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fedgrove import data
+from fedgrove.data.generated import motion_pool
+from fedgrove.data.pool import Pixels, Pool
+from fedgrove.data.scale import scaling
+from fedgrove.errors import InputError
+
+
+def check_shape(f):
+    assert list(f.clients) == list(range(len(f.clients)))
+    assert len(f.labels) == f.classes
+    for c in f.clients.values():
+        assert c.info.examples == len(c.train) > 0
+        assert len(c.test) > 0
+        for part in (c.train, c.validation, c.test):
+            assert part.x.shape == (len(part), *f.shape)
+            assert part.x.dtype == torch.float32
+            assert part.y.dtype == torch.int64
+            assert part.x.is_contiguous()
+            assert ((part.y >= 0) & (part.y < f.classes)).all()
+
+
+@pytest.mark.parametrize("name", ["digits", "motion"])
+@pytest.mark.parametrize("partition", [None, "iid", "dirichlet:0.5", "classes:2", "shards"])
+def test_built_in_sets_under_every_partition(name, partition):
+    f = data.load(name, partition=partition, clients=12)
+    assert len(f.clients) == 12
+    assert f.defaults.cohort <= 12
+    check_shape(f)
+
+
+def test_a_set_is_a_function_of_its_seed():
+    a, b, c = data.load("digits"), data.load("digits"), data.load("digits", seed=1)
+    assert all(torch.equal(a.clients[k].train.x, b.clients[k].train.x) for k in a.clients)
+    assert [len(x.train) for x in a.clients.values()] != [len(x.train) for x in c.clients.values()]
+
+
+def test_digits_are_dealt_once_each_and_standardised_as_a_whole():
+    f = data.load("digits")
+    x = torch.cat([p.x for c in f.clients.values() for p in (c.train, c.validation, c.test)])
+    assert len(x) == 1797
+    assert float(x.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(x.std()) == pytest.approx(1, abs=1e-3)
+    raw = data.load("digits", standardise=False)
+    assert float(raw.clients[0].train.x.max()) == 1.0
+    assert float(raw.clients[0].train.x.min()) == 0.0
+
+
+def test_channels_are_standardised_on_the_clients_own_training_windows():
+    f = data.load("motion", clients=6)
+    for c in f.clients.values():
+        assert c.train.x.mean(dim=(0, 2)) == pytest.approx(np.zeros(3), abs=1e-5)
+        assert c.train.x.std(dim=(0, 2)) == pytest.approx(np.ones(3), abs=1e-3)
+        assert abs(float(c.test.x.mean())) > 1e-6
+
+
+def test_scaling_by_hand():
+    # Training rows 0 and 1 of one channel: 1, 3 -> mean 2, deviation 1; the test value 5 becomes 3. Second channel
+    # does not move: it is centred only. Pixels: (51 / 255 - 0.1) / 0.5 = 0.2.
+    x = np.array([[1, 7], [3, 7], [5, 8]], dtype=np.float64)
+    own = scaling(Pool(x, np.zeros(3, int), ("a",)), np.array([0, 1]), True)
+    assert own(x[[0, 1, 2]]).tolist() == [[-1, 0], [1, 0], [3, 1]]
+    image = Pool(np.full((1, 1, 1, 1), 51, np.uint8), np.zeros(1, int), ("a",), pixels=Pixels(255.0, (0.1,), (0.5,)))
+    assert float(scaling(image, np.array([0]), True)(image.x[[0]])) == pytest.approx(0.2, abs=1e-6)
+    assert float(scaling(image, np.array([0]), False)(image.x[[0]])) == pytest.approx(0.2, abs=1e-6)
+
+
+def test_motion_of_one_kind_swings_where_another_kinds_next_activity_does():
+    # Kind 0 running (a = 4): 0.8 x 1.5^3 / 1.5 = 1.8 Hz = kind 1 jogging (a = 3): 0.8 x 1.5^2.
+    pool = motion_pool(6)
+
+    def peak(user, activity):
+        x = pool.x[(pool.user == user) & (pool.y == activity)]
+        power = np.abs(np.fft.rfft(x - x.mean(axis=2, keepdims=True), 512)) ** 2
+        return np.fft.rfftfreq(512, 1 / 20)[power.mean(axis=(0, 1)).argmax()]
+
+    assert peak(0, 4) == pytest.approx(1.8, rel=0.2)
+    assert peak(1, 3) == pytest.approx(1.8, rel=0.2)
+    assert peak(2, 3) == pytest.approx(2.7, rel=0.2)
+
+
+def test_more_motion_users_leave_the_first_ones_as_they_are():
+    few, many = motion_pool(3), motion_pool(5)
+    assert np.array_equal(few.x, many.x[: len(few.x)])
+
+
+def test_random_split_of_overlapping_windows_names_the_leak():
+    assert any("leaks" in n for n in data.load("motion", split="random").notes)
+    assert not any("leaks" in n for n in data.load("motion").notes)
+
+
+def test_to_casts_inputs_only():
+    f = data.load("digits").to(torch.float64)
+    assert f.clients[0].train.x.dtype == f.clients[0].test.x.dtype == torch.float64
+    assert f.clients[0].train.y.dtype == torch.int64
+
+
+def own(n=120, clients=4, shape=(3,)):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(n, *shape)), np.arange(n) % 3, np.arange(n) % clients
+
+
+@pytest.mark.parametrize(("shape", "net"), [((3,), "mlp"), ((2, 16), "har-cnn"), ((1, 8, 8), "mnist-cnn")])
+def test_own_arrays(shape, net):
+    f = data.from_arrays(*own(shape=shape))
+    check_shape(f)
+    assert len(f.clients) == 4
+    assert (f.shape, f.classes, f.defaults.net, f.name) == (shape, 3, net, "arrays")
+
+
+def test_own_names_of_classes_and_clients():
+    x, y, client = own()
+    words = np.array(["walk", "run", "sit"])[y]
+    f = data.from_arrays(x, words, np.array(["ann", "bob", "cy", "di"])[client])
+    assert f.labels == ("run", "sit", "walk")
+    assert len(f.clients) == 4
+
+
+def test_own_arrays_without_clients_are_dealt():
+    x, y, _ = own()
+    assert len(data.from_arrays(x, y).clients) == 10
+    assert len(data.from_arrays(x, y, partition="classes:1", clients=3).clients) == 3
+
+
+def test_own_blocks_stay_together():
+    # x is the block's number, so a block on both sides would show as an equal value.
+    block = np.repeat(np.arange(24), 5)
+    f = data.from_arrays(block[:, None].astype(float), block // 2 % 3, block // 12, block=block, standardise=False)
+    assert len(f.clients) == 2
+    for c in f.clients.values():
+        held = set(c.test.x.ravel().tolist())
+        assert held
+        assert not held & {*c.train.x.ravel().tolist(), *c.validation.x.ravel().tolist()}
+
+
+def test_blocks_may_be_numbered_per_client():
+    x, y, _ = own()
+    client, block = np.arange(120) // 60, np.arange(120) // 5
+    one, two = (data.from_arrays(x, y, client, block=b) for b in (block, block % 12))
+    assert all(one.clients[k].train.x.equal(two.clients[k].train.x) for k in (0, 1))
+
+
+def test_own_file(tmp_path):
+    x, y, client = own()
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    f, g = data.load(tmp_path / "mine.npz"), data.load(str(tmp_path / "mine.npz"))
+    assert f.name == g.name == "mine"
+    assert torch.equal(f.clients[2].test.x, g.clients[2].test.x)
+    assert torch.equal(f.clients[2].test.x, data.from_arrays(x, y, client).clients[2].test.x)
+
+
+def test_a_client_that_cannot_be_split_is_left_out_and_that_is_said():
+    x, y, client = own()
+    client = client.copy()
+    client[0] = 99  # one example
+    f = data.from_arrays(x, y, client)
+    assert len(f.clients) == 4
+    assert f.notes == ("1 clients with too little data left out",)
+
+
+X, YY, C = own()
+BAD = [
+    (lambda: data.load("digit"), "did you mean 'digits'"),
+    (lambda: data.load("digits", split="block"), "blocks"),
+    (lambda: data.load("digits", split="blocks"), "cannot be split by blocks"),
+    (lambda: data.load("digits", partition="natural"), "no natural users"),
+    (lambda: data.load("digits", profile="phone"), "phones"),
+    (lambda: data.load("digits", clients=0), "clients is 0"),
+    (lambda: data.load("digits", clients=5000), "at most 898"),
+    (lambda: data.load("nothing.npz"), "there is no file"),
+    (lambda: data.describe("digit"), "did you mean"),
+    (lambda: data.from_arrays(X[:, 0], YY), "x is"),
+    (lambda: data.from_arrays(X, YY[:-1]), "y is"),
+    (lambda: data.from_arrays(X, YY + 0.5), "y is"),
+    (lambda: data.from_arrays(X, YY * 0), "two classes"),
+    (lambda: data.from_arrays(X, YY, C[:5]), "client is"),
+    (lambda: data.from_arrays(np.where(X > 2, np.nan, X), YY), "finite"),
+    (lambda: data.from_arrays(X, YY, C, clients=5), "at most 4"),
+    (lambda: data.from_arrays(X, YY, C, split="blocks"), "without block"),
+    (lambda: data.from_arrays(X, YY, np.arange(120)), "enough examples"),
+    (lambda: data.from_arrays(X[:0], YY[:0]), "two classes"),
+]
+
+
+@pytest.mark.parametrize(("act", "says"), BAD, ids=itertools.count())
+def test_bad_input_is_refused_in_a_sentence(act, says):
+    with pytest.raises(InputError, match=says) as caught:
+        act()
+    assert str(caught.value).endswith(".")
+
+
+def test_a_pickle_is_never_opened(tmp_path):
+    np.savez(tmp_path / "evil.npz", x=np.array([{}], dtype=object), y=np.zeros(1))
+    (tmp_path / "text.npz").write_text("not a zip")
+    for name in ("evil.npz", "text.npz"):
+        with pytest.raises(InputError, match="cannot be read as npz"):
+            data.load(tmp_path / name)
+    np.savez(tmp_path / "half.npz", x=np.zeros((3, 1)))
+    with pytest.raises(InputError, match="no array y"):
+        data.load(tmp_path / "half.npz")
+
+
+def test_names_and_descriptions():
+    assert {"digits", "motion", "uci-har", "wisdm", "wisdm51", "mnist", "fashion-mnist", "cifar10", "cifar100"} == set(
+        data.names()
+    )
+    assert all("\n" not in data.describe(n) for n in data.names())

@@ -1,0 +1,81 @@
+"""Facts of the real sets; skipped where they are not at hand."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgrove import data
+from fedgrove.data import split
+from fedgrove.data.sets import pool_of
+from fedgrove.errors import InputError
+
+FOLDER = os.environ.get("FEDGROVE_DATA", "")
+
+
+def needs(*files):
+    here = FOLDER and all((Path(FOLDER) / f).exists() for f in files)
+    return pytest.mark.skipif(not here, reason=f"FEDGROVE_DATA does not name a folder with {', '.join(files)}")
+
+
+@needs("uci_har.npz")
+def test_uci_har():
+    pool = pool_of("uci-har", None, FOLDER)
+    assert pool.x.shape == (10299, 9, 128)
+    assert np.bincount(pool.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
+    assert len(np.unique(pool.block)) == 857
+    f = data.load("uci-har", data_dir=FOLDER)
+    assert (len(f.clients), f.shape, f.classes, f.notes) == (30, (9, 128), 6, ())
+    assert all(len(c.test.y.unique()) == 6 for c in f.clients.values())
+    # Chains are whole on one side: no half of a test window is a half of a training window.
+    for c in list(f.clients.values())[:5]:
+        seen = {w.tobytes() for p in (c.train, c.validation) for x in p.x.numpy() for w in (x[:, :64], x[:, 64:])}
+        assert not seen & {w.tobytes() for x in c.test.x.numpy() for w in (x[:, :64], x[:, 64:])}
+
+
+@needs("wisdm_windows128.npz")
+def test_wisdm():
+    f = data.load("wisdm", data_dir=FOLDER)
+    assert (len(f.clients), f.classes) == (36, 6)
+    if f.shape == (3, 128):
+        assert f.notes == ("windows are 128 steps, not the raw file",)
+        with pytest.raises(InputError, match="order of its packed windows in time is lost"):
+            data.load("wisdm", split="blocks", data_dir=FOLDER)
+
+
+@needs("wisdm51_watch_acc_raw.npz")
+def test_wisdm51():
+    pool = pool_of("wisdm51", None, FOLDER)
+    assert pool.x.shape == (29349, 3, 200)
+    assert len(np.unique(pool.user)) == 46
+    assert len(pool.labels) == len(np.unique(pool.y)) == 18
+    owned = [np.flatnonzero(pool.user == u) for u in range(46)]
+    for rows in split.split(pool, owned, "blocks", 3):
+        rest = np.sort(pool.start[np.r_[rows.train, rows.validation]])
+        assert min(np.abs(rest - s).min() for s in pool.start[rows.test]) >= 200
+        assert 0.15 < len(rows.test) / (len(rest) + len(rows.test)) < 0.3
+
+
+@needs("mnist.npz")
+def test_mnist():
+    f = data.load("mnist", data_dir=FOLDER)
+    assert (len(f.clients), f.shape) == (10, (1, 28, 28))
+    assert sum(len(p) for c in f.clients.values() for p in (c.train, c.validation, c.test)) == 70000
+
+
+@needs("cifar100_subset.npz")
+def test_cifar100():
+    f = data.load("cifar100", data_dir=FOLDER)
+    assert (len(f.clients), f.shape, f.classes) == (50, (3, 32, 32), 100)
+    assert f.notes == ("20,000 of 60,000 images, a third of the set",)
+
+
+@pytest.mark.slow
+@needs("cifar10_train_0.npz", "cifar10_train_1.npz", "cifar10_test.npz")
+def test_cifar10():
+    pool = pool_of("cifar10", None, FOLDER)
+    assert pool.x.shape == (60000, 3, 32, 32)
+    assert pool.y[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    means = pool.x[:50000].mean(axis=(0, 2, 3)) / 255
+    assert means.tolist() == pytest.approx([0.49140, 0.48216, 0.44653], abs=1e-5)
