@@ -1,0 +1,263 @@
+"""How a client trains: optimisers, the recipe, and the Train stage in its two forms.
+
+Parameters, gradients and optimiser state live in flat vectors: one vector operation instead of one per tensor.
+Every optimiser has a pure form, ``step`` (for ``torch.func.vmap``), and an in-place one, ``step_`` (lean on one
+client); they are tested equal. Optimiser state never leaves a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from .. import trees
+from ..core import Batch, Batches, Carry, Client, Train
+from ..errors import check
+from ..trees import Tree
+
+if TYPE_CHECKING:
+    from ..nets import Net
+
+Number = float | Tensor
+
+
+class Optimiser(Protocol):
+    """A rule that moves a flat vector against its gradient."""
+
+    @property
+    def lr(self) -> float:
+        """The step size before any decay."""
+
+    @property
+    def slots(self) -> int:
+        """How many vectors of the parameters' size it remembers."""
+
+    def begin(self, w: Tensor) -> Tree:
+        """The state before the first step."""
+
+    def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
+        """One step, pure."""
+
+    def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
+        """The same step; ``w``, ``g`` and ``state`` are overwritten."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    r"""Stochastic gradient descent with momentum and weight decay.
+
+    :math:`g \leftarrow g + \lambda w;\; v \leftarrow \beta v + g;\; w \leftarrow w - \eta v`
+    (:math:`\eta` lr, :math:`\beta` momentum, :math:`\lambda` weight_decay; the first :math:`v` is :math:`g`).
+
+    >>> w, rule = torch.tensor([1.0]), SGD(lr=0.1)
+    >>> rule.step(w, torch.tensor([2.0]), rule.begin(w), rule.lr)[0]
+    tensor([0.8000])
+    """
+
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self.lr > 0, "lr", self.lr, "above 0")
+        check(0 <= self.momentum < 1, "momentum", self.momentum, "in [0, 1)")
+        check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+
+    @property
+    def slots(self) -> int:
+        """The velocity."""
+        return 1
+
+    def begin(self, w: Tensor) -> Tree:
+        """A velocity of zero."""
+        return {"v": torch.zeros_like(w)}
+
+    def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
+        """One step, pure."""
+        g = g + self.weight_decay * w
+        v = self.momentum * state["v"] + g
+        return w - lr * v, {"v": v}
+
+    def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
+        """One step in place."""
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+        if self.momentum:
+            g = state["v"].mul_(self.momentum).add_(g)
+        w.add_(g, alpha=-lr)
+
+
+@dataclass(frozen=True)
+class Adam:
+    r"""Adam (Kingma & Ba 2015, Alg. 1), with weight decay added to the gradient.
+
+    :math:`m \leftarrow \beta_1 m + (1-\beta_1) g;\; v \leftarrow \beta_2 v + (1-\beta_2) g^2;\;
+    w \leftarrow w - \eta\, \frac{m}{1-\beta_1^t} \big/ \big(\sqrt{v/(1-\beta_2^t)} + \epsilon\big)`.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check(self.lr > 0, "lr", self.lr, "above 0")
+        check(0 <= self.beta1 < 1, "beta1", self.beta1, "in [0, 1)")
+        check(0 <= self.beta2 < 1, "beta2", self.beta2, "in [0, 1)")
+        check(self.eps > 0, "eps", self.eps, "above 0")
+        check(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
+
+    @property
+    def slots(self) -> int:
+        """First and second moments."""
+        return 2
+
+    def begin(self, w: Tensor) -> Tree:
+        """Moments of zero, no step taken."""
+        return {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "t": torch.zeros((), dtype=w.dtype)}
+
+    def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
+        """One step, pure."""
+        t = state["t"] + 1
+        g = g + self.weight_decay * w
+        m = self.beta1 * state["m"] + (1 - self.beta1) * g
+        v = self.beta2 * state["v"] + (1 - self.beta2) * g * g
+        root = (v / (1 - self.beta2**t)).sqrt() + self.eps
+        return w - lr * (m / (1 - self.beta1**t)) / root, {"m": m, "v": v, "t": t}
+
+    def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
+        """One step in place."""
+        t = float(state["t"].add_(1))
+        if self.weight_decay:
+            g.add_(w, alpha=self.weight_decay)
+        state["m"].lerp_(g, 1 - self.beta1)
+        state["v"].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        root = torch.sqrt(state["v"], out=g).div_((1 - self.beta2**t) ** 0.5).add_(self.eps)
+        w.addcdiv_(state["m"], root, value=-lr / (1 - self.beta1**t))
+
+
+@dataclass(frozen=True)
+class Local:
+    r"""A training recipe: epochs over the client's training data, batch size, optimiser, decay, clipping.
+
+    The learning rate of round :math:`t` is :math:`\eta\,\delta^t` (:math:`\delta` decay); gradients longer than
+    ``clip`` are scaled down to it.
+    """
+
+    epochs: int = 1
+    batch: int = 32
+    optimiser: SGD | Adam = Adam()
+    decay: float = 1.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self.epochs >= 1, "epochs", self.epochs, "1 or more")
+        check(self.batch >= 1, "batch", self.batch, "1 or more")
+        check(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
+        check(self.clip is None or self.clip > 0, "clip", self.clip, "above 0, or none")
+
+
+def clip_scale(g: Tensor, clip: float) -> Tensor:
+    r"""The factor :math:`\min(1, c / \lVert g \rVert_2)` that shortens a gradient to the length :math:`c`."""
+    return torch.clamp_max(clip / torch.linalg.vector_norm(g).clamp_min(1e-12), 1.0)
+
+
+def recipe(stage: Train) -> Local:
+    """The stage's recipe; a run fills in the data set's own before any work is done."""
+    if stage.local is None:
+        raise ValueError("this Train stage has no recipe: build the run with fedgrove.run, or set local=Local(...)")
+    return stage.local
+
+
+def epochs(net: Net, stage: Train, client: Client, number: int) -> Iterable[Batch]:
+    """The batches of a Train stage, epoch after epoch; ``number`` is the stage's place among the Trains."""
+    local = recipe(stage)
+    over = Batches("train", local.batch, shuffle=True, least=2 if net.layout.batch_norm else 1)
+    for epoch in range(local.epochs):
+        yield from client.batches(over, number, epoch)
+
+
+def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
+    """A mask over the flat vector of all parameters: ones where it names nothing."""
+    return torch.cat(
+        [(mask[k].to(v.dtype) if k in mask else torch.ones_like(v)).reshape(-1) for k, v in params.items()]
+    )
+
+
+def learning_rate(local: Local, carry: Carry) -> Tensor:
+    r""":math:`\eta_t = \eta\,\delta^t`, as a tensor."""
+    rate: Tensor = local.optimiser.lr * local.decay ** carry["settings"]["round"]
+    return rate
+
+
+# ---- the pure form: begin, step (batch after batch), which an engine may stack over clients ------------------------
+
+
+def begin(net: Net, stage: Train, carry: Carry) -> Carry:
+    """The carry before the first step: ``carry[end]`` holds the masked start, ``carry["optimiser"]`` its state.
+
+    ``carry["before"]`` keeps what ``carry[end]`` was, which is what an objective sees under that name.
+    """
+    tree = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    state = recipe(stage).optimiser.begin(trees.flat(trees.pick(tree, net.layout.params)))
+    return {**carry, "before": carry.get(stage.end, {}), stage.end: tree, "optimiser": state}
+
+
+def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
+    """One step of training as a pure function of tensors."""
+    local, tree = recipe(stage), carry[stage.end]
+    params = trees.pick(tree, net.layout.params)
+
+    def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
+        buffers = {k: tree[k].clone() for k in net.layout.buffers}
+        out = net(params | buffers, batch.x, train=True)
+        value, aux = stage.objective(out, params, batch, {**carry, stage.end: carry["before"]})
+        return value, (aux, buffers)
+
+    grads, (aux, buffers) = grad(loss, has_aux=True)(params)
+    g = trees.flat(trees.pick(grads, params))
+    if stage.mask in carry:
+        g = g * flat_mask(carry[stage.mask], params)
+    if local.clip is not None:
+        g = g * clip_scale(g, local.clip)
+    w, state = local.optimiser.step(trees.flat(params), g, carry["optimiser"], learning_rate(local, carry))
+    moved = _unflat(w, params)
+    return {**carry, stage.end: moved | buffers, "aux": carry["aux"] | aux, "optimiser": state}
+
+
+def _unflat(w: Tensor, like: Mapping[str, Tensor]) -> Tree:
+    pieces = torch.split(w, [v.numel() for v in like.values()])
+    return {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
+
+
+# ---- the in-place form: the same steps, lean, on one client --------------------------------------------------------
+
+
+def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
+    """All steps of a Train stage on one client: equal to :func:`begin` and :func:`step` over ``batches``."""
+    local = recipe(stage)
+    first = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    w = trees.flat(trees.pick(first, net.layout.params))
+    params = {k: v.detach().requires_grad_() for k, v in _unflat(w, trees.pick(first, net.layout.params)).items()}
+    tree: dict[str, Any] = params | {k: first[k].clone() for k in net.layout.buffers}
+    leaves, state, g = list(params.values()), local.optimiser.begin(w), torch.empty_like(w)
+    mask = flat_mask(carry[stage.mask], params) if stage.mask in carry else None
+    lr = float(learning_rate(local, carry))
+    for batch in batches:
+        loss, aux = stage.objective(net(tree, batch.x, train=True), params, batch, carry)
+        grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        torch.cat([v.reshape(-1) for v in grads], out=g)
+        if mask is not None:
+            g.mul_(mask)
+        if local.clip is not None:
+            g.mul_(clip_scale(g, local.clip))
+        local.optimiser.step_(w, g, state, lr)
+        if aux:
+            carry = {**carry, "aux": carry["aux"] | {k: v.detach() for k, v in aux.items()}}
+    return {**carry, stage.end: {k: v.detach() for k, v in tree.items()}}

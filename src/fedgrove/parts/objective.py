@@ -1,0 +1,81 @@
+"""What local training minimises. Objectives add: ``CrossEntropy() + Proximal(0.1)``.
+
+An objective is called once per step with the output of that step's one forward pass and returns ``(loss, aux)``;
+``aux`` is merged into ``carry["aux"]`` and comes back in the next step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import trees
+from ..core import Batch, Carry
+from ..errors import check
+from ..trees import Tree
+
+if TYPE_CHECKING:
+    from ..nets import Output
+
+
+class Objective(ABC):
+    """A term of a local loss: a pure function of tensors, with no Python branch on data."""
+
+    @abstractmethod
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """The loss of one batch, and what to remember for the next step."""
+
+    def __add__(self, other: Objective) -> Objective:
+        return Sum((*_terms(self), *_terms(other)))
+
+
+def _terms(objective: Objective) -> tuple[Objective, ...]:
+    return objective.terms if isinstance(objective, Sum) else (objective,)
+
+
+@dataclass(frozen=True)
+class Sum(Objective):
+    """The sum of its terms."""
+
+    terms: tuple[Objective, ...]
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """The terms' losses, added; what they remember, joined."""
+        parts = [term(out, params, batch, carry) for term in self.terms]
+        loss, aux = parts[0][0], dict(parts[0][1])
+        for more, said in parts[1:]:
+            loss, aux = loss + more, aux | said
+        return loss, aux
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`, :math:`v` = ``batch.weight``."""
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """The mean over the examples that are not padding."""
+        each = F.cross_entropy(out.logits, batch.y, reduction="none")
+        return (each * batch.weight).sum() / batch.weight.sum(), {}
+
+
+@dataclass(frozen=True)
+class Proximal(Objective):
+    r"""Pull to a reference: :math:`\frac{\mu}{2} \lVert w - w_{ref} \rVert_2^2` (FedProx, Li et al. 2020, Eq. 2).
+
+    :math:`w` -> ``params`` (without buffers), :math:`w_{ref}` -> ``carry[to]``.
+    """
+
+    mu: float = 0.01
+    to: str = "model"
+
+    def __post_init__(self) -> None:
+        check(self.mu >= 0, "mu", self.mu, "0 or more")
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """Half mu times the squared distance."""
+        reference = trees.pick(carry[self.to], params)
+        return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}

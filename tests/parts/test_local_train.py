@@ -1,0 +1,235 @@
+"""The Train stage in its two forms, under masks, and with BatchNorm."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import make_run
+from torch import Tensor, nn
+
+from fedgrove import methods, trees
+from fedgrove.core import Batch, Carry, Client, Packet, Task, Train
+from fedgrove.engines.work import begin as first_carry
+from fedgrove.nets import Net, Output
+from fedgrove.nets.norms import settle
+from fedgrove.parts import local
+from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
+from fedgrove.rounds import Run
+
+F64 = torch.float64
+RECIPES = {
+    "adam": Local(2, 8, Adam(1e-2)),
+    "adam-all": Local(2, 8, Adam(1e-2, weight_decay=1e-2), decay=0.9, clip=0.5),
+    "sgd-all": Local(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
+}
+
+
+def drawn_mask(run: Run, density: float, seed: int = 0) -> trees.Mask:
+    g = torch.Generator().manual_seed(seed)
+    return {k: torch.rand(run.params[k].shape, generator=g) < density for k in run.net.layout.prunable}
+
+
+def task_of(run: Run, mask: trees.Mask | None = None, round: int = 2) -> tuple[Client, Carry]:
+    task = Task(1, {"model": Packet(run.params, mask)}, round=round)
+    return run.client(task, {}), first_carry(task, {}, F64)
+
+
+def lean(run: Run, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
+    return local.train(run.net, stage, carry, batches)
+
+
+def pure(run: Run, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
+    carry = local.begin(run.net, stage, carry)
+    for batch in batches:
+        carry = local.step(run.net, stage, carry, batch)
+    return carry
+
+
+@pytest.mark.parametrize("density", [None, 0.3])
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("net", ["mlp", "bn-cnn2", "har-cnn"])
+def test_train_equals_begin_and_steps(net: str, recipe: Local, density: float | None, tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, net=net)
+    client, carry = task_of(run, None if density is None else drawn_mask(run, density))
+    before = copy.deepcopy(carry)
+    stage = Train(CrossEntropy() + Proximal(0.1), recipe)
+    results = [form(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"] for form in (lean, pure)]
+    assert trees.distance(*results) < 1e-12
+    assert list(results[0]) == list(results[1]) == list(run.net.layout.shapes)
+    assert trees.distance(results[0], run.params) > 1e-3
+    assert all(trees.equal(carry[k], before[k]) for k in before)
+    assert carry.keys() == before.keys()
+
+
+def both(net: Net, stage: Train, carry: Carry, batch: Batch) -> tuple[Carry, Carry]:
+    """One step in either form."""
+    return local.train(net, stage, carry, [batch]), local.step(net, stage, local.begin(net, stage, carry), batch)
+
+
+def test_no_batches_give_the_masked_start(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    mask = drawn_mask(run, 0.5)
+    _, carry = task_of(run, mask)
+    for form in (lean, pure):
+        found = form(run, Train(CrossEntropy(), Local()), carry, [])["local"]
+        assert trees.equal(found, trees.masked(run.params, mask))
+
+
+def test_one_step_by_hand() -> None:
+    # logits = w x with w = (0, 0)^T (one input, two classes), x = 2, y = 0: softmax (1/2, 1/2), so the gradient is
+    # (p - onehot) x = (-1/2, 1/2) * 2 = (-1, 1); lr 0.1 * decay 0.5^1 = 0.05: w = (0.05, -0.05).
+    # Clipped to length 1 (it is sqrt 2 long): (0.05, -0.05) / sqrt 2.
+    net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
+    batch = Batch(torch.full((1, 1), 2.0, dtype=F64), torch.tensor([0]), torch.ones(1, dtype=F64), *torch.zeros(2, 1))
+    start = {"weight": torch.zeros(2, 1, dtype=F64)}
+    carry = first_carry(Task(0, {"model": Packet(start)}, round=1), {}, F64)
+    for clip, expected in ((None, 0.05), (1.0, 0.05 / 2**0.5)):
+        stage = Train(CrossEntropy(), Local(1, 1, SGD(0.1), decay=0.5, clip=clip))
+        for found in both(net, stage, carry, batch):
+            assert found["local"]["weight"].flatten().tolist() == pytest.approx([expected, -expected], abs=1e-15)
+    assert start["weight"].tolist() == [[0.0], [0.0]]
+
+
+def test_start_and_end_name_trees_of_the_carry(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    client, carry = task_of(run)
+    carry["personal"] = {k: v + 1 for k, v in run.params.items()}
+    stage = Train(CrossEntropy(), Local(1, 8, SGD(1e-6)), start="personal", end="tuned")
+    for form in (lean, pure):
+        found = form(run, stage, carry, local.epochs(run.net, stage, client, 0))
+        assert trees.distance(found["tuned"], carry["personal"]) < 1e-2
+        assert "local" not in found
+
+
+def test_a_stage_may_end_where_it_starts_and_be_pulled_to_there(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    client, carry = task_of(run)
+    stage = Train(CrossEntropy() + Proximal(5.0), Local(1, 8, SGD(0.05)), start="model", end="model")
+    results = [form(run, stage, carry, local.epochs(run.net, stage, client, 0))["model"] for form in (lean, pure)]
+    assert trees.distance(*results) < 1e-12
+
+
+# ---- what objectives remember ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Count(Objective):
+    """A loss of zero that counts its calls."""
+
+    def __call__(self, out: Output, params: trees.Tree, batch: Batch, carry: Carry) -> tuple[Tensor, trees.Tree]:
+        return out.logits.sum() * 0, {"calls": carry["aux"].get("calls", torch.zeros((), dtype=F64)) + 1}
+
+
+def test_aux_comes_back_in_the_next_step(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    client, carry = task_of(run)
+    carry["aux"] = {"other": torch.tensor(7.0)}
+    stage = Train(CrossEntropy() + Count(), Local(2, 8))
+    steps = len(list(local.epochs(run.net, stage, client, 0)))
+    assert steps > 2
+    for form in (lean, pure):
+        aux = form(run, stage, carry, local.epochs(run.net, stage, client, 0))["aux"]
+        assert {k: v.item() for k, v in aux.items()} == {"other": 7.0, "calls": steps}
+        assert not any(v.requires_grad for v in aux.values())
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+HARD = Local(1, 8, Adam(0.05, weight_decay=0.1), clip=0.1)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(methods.FedAvg(), tmp_path_factory.mktemp("small"), options={"hidden": 5}, sizes=(20, 20))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_pruned_weights_are_exactly_zero_after_training(small: Run, data: st.DataObject) -> None:
+    mask = {}
+    for name in data.draw(st.sets(st.sampled_from(small.net.layout.params), min_size=1)):
+        n = small.params[name].numel()
+        bits = data.draw(st.integers(0, 2**n - 1))
+        mask[name] = torch.tensor([bool(bits >> i & 1) for i in range(n)]).view(small.params[name].shape)
+    client, carry = task_of(small, mask)
+    stage = Train(CrossEntropy(), HARD)
+    results = [form(small, stage, carry, local.epochs(small.net, stage, client, 0))["local"] for form in (lean, pure)]
+    for values in results:
+        assert all(bool((values[k][~m] == 0).all()) for k, m in mask.items())
+        assert all(bool(torch.isfinite(v).all()) for v in values.values())
+    assert trees.distance(*results) < 1e-11
+
+
+def test_a_mask_of_ones_changes_nothing(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2")
+    whole = {k: torch.ones_like(v, dtype=torch.bool) for k, v in run.params.items()}
+    stage = Train(CrossEntropy(), HARD)
+    found = []
+    for mask in (None, whole):
+        client, carry = task_of(run, mask)
+        found.append(lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"])
+    assert trees.equal(*found)
+
+
+def test_clipping_measures_what_the_mask_leaves() -> None:
+    # as in test_one_step_by_hand, gradient (-1, 1); the mask keeps the first: (-1, 0) has length 1, so a clip of 1
+    # leaves it whole and w = (0.1, 0). Clipped before masking it would be (0.0707, 0).
+    net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
+    batch = Batch(torch.full((1, 1), 2.0, dtype=F64), torch.tensor([0]), torch.ones(1, dtype=F64), *torch.zeros(2, 1))
+    packet = Packet({"weight": torch.zeros(2, 1, dtype=F64)}, {"weight": torch.tensor([[True], [False]])})
+    carry = first_carry(Task(0, {"model": packet}), {}, F64)
+    stage = Train(CrossEntropy(), Local(1, 1, SGD(0.1), clip=1.0))
+    for found in both(net, stage, carry, batch):
+        assert found["local"]["weight"].flatten().tolist() == pytest.approx([0.1, 0.0], abs=1e-15)
+
+
+# ---- BatchNorm -------------------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_statistics_move_per_client_and_inputs_stay(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2")
+    buffers = run.net.layout.buffers
+    assert buffers
+    before = {k: v.clone() for k, v in run.params.items()}
+    stage = Train(CrossEntropy(), Local(1, 8, SGD(1e-2)))
+    moved = []
+    for k in (0, 1):
+        task = Task(k, {"model": Packet(run.params)})
+        carry, client = first_carry(task, {}, F64), run.client(task, {})
+        moved.append(trees.pick(lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"], buffers))
+    start = trees.pick(before, buffers)
+    assert all(not torch.equal(moved[0][k], start[k]) for k in buffers)
+    assert all(not torch.equal(moved[0][k], moved[1][k]) for k in buffers)
+    assert trees.equal(run.params, before)
+    assert trees.equal(run.net.params(), before)
+
+
+def test_running_statistics_by_hand() -> None:
+    # one channel, inputs 1 and 3 (mean 2, unbiased variance 2), momentum 0.1: mean 0.9 * 0 + 0.1 * 2 = 0.2,
+    # variance 0.9 * 1 + 0.1 * 2 = 1.1
+    module = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
+    settle(module)
+    net = Net(module, (1,))
+    x, y = torch.tensor([[1.0], [3.0]], dtype=F64), torch.tensor([0, 1])
+    batch = Batch(x, y, torch.ones(2, dtype=F64), torch.arange(2), torch.tensor(0))
+    carry = first_carry(Task(0, {"model": Packet(net.params())}), {}, F64)
+    stage = Train(CrossEntropy(), Local(1, 2, SGD(1e-9)))
+    for found in both(net, stage, carry, batch):
+        assert found["local"]["0.running_mean"].tolist() == pytest.approx([0.2], abs=1e-15)
+        assert found["local"]["0.running_var"].tolist() == pytest.approx([1.1], abs=1e-15)
+
+
+def test_a_client_with_one_example_and_batch_norm_trains_on_nothing(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2", sizes=(12, 1), cohort=2)
+    client, carry = task_of(run)
+    stage = Train(CrossEntropy(), replace(HARD, epochs=2))
+    found = lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
+    assert trees.equal(found, run.params)

@@ -1,0 +1,276 @@
+"""Quantisers: bounds of the error, no bias where none is claimed, and nothing lost with feedback."""
+
+from __future__ import annotations
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from fedgrove.core import Packet
+from fedgrove.errors import InputError
+from fedgrove.parts.codec import Smallest
+from fedgrove.parts.quantise import Centroids, Half, Quantiser, Sign, Ternary, TopK, Uniform, cluster, feedback, largest
+
+ALL: list[Quantiser] = [
+    Half(),
+    Half("bfloat16"),
+    Uniform(2),
+    Uniform(8),
+    Uniform(4, stochastic=False),
+    TopK(0.2),
+    Sign(),
+    Ternary(),
+    Centroids(8),
+]
+floats = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(torch.tensor)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def one(quantiser: Quantiser, x: Tensor, seed: int = 0) -> Tensor:
+    return quantiser({"w": x}, rng(seed))["w"]
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("quantiser", ALL, ids=repr)
+def test_shapes_counters_and_inputs_are_left_alone(quantiser: Quantiser) -> None:
+    w = torch.randn(4, 3, 2, generator=rng())
+    tree = {"w": w, "n": torch.arange(5), "none": torch.zeros(0, 3), "s": torch.ones(())}
+    before = {k: v.clone() for k, v in tree.items()}
+    found = quantiser(tree, rng())
+    assert list(found) == list(tree)
+    assert all(found[k].shape == tree[k].shape for k in tree)
+    assert torch.equal(found["n"], tree["n"])
+    assert all(torch.equal(tree[k], before[k]) for k in tree)
+
+
+@pytest.mark.parametrize("quantiser", ALL, ids=repr)
+def test_the_same_draw_gives_the_same_tree(quantiser: Quantiser) -> None:
+    x = torch.randn(200, generator=rng())
+    assert torch.equal(one(quantiser, x, 3), one(quantiser, x, 3))
+
+
+@pytest.mark.parametrize("quantiser", ALL, ids=repr)
+def test_zeros_stay_zeros(quantiser: Quantiser) -> None:
+    assert one(quantiser, torch.zeros(5)).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("quantiser", ALL, ids=repr)
+def test_feedback_loses_nothing(quantiser: Quantiser) -> None:
+    """Sum of what was sent + what is left = sum of what was to be sent."""
+    steps = torch.randn(30, 50, generator=rng(), dtype=torch.float64)
+    sent, left = torch.zeros(50, dtype=torch.float64), None
+    for i, x in enumerate(steps):
+        out, left = feedback(quantiser, {"w": x}, left, rng(i))
+        sent += out["w"].double()
+    assert left is not None
+    assert torch.allclose(sent + left["w"], steps.sum(0), atol=1e-9)
+    assert left["w"].abs().max() < 60  # and it does not pile up: 30 steps of up to 4 would reach 120 unsent
+
+
+def test_feedback_golden() -> None:
+    # Top 1 of 2. Round 1: (3, 2) -> sent (3, 0), left (0, 2). Round 2: (1, 1) + (0, 2) = (1, 3) -> sent (0, 3).
+    sent, left = feedback(TopK(0.5), {"w": torch.tensor([3.0, 2.0])}, None)
+    assert sent["w"].tolist() == [3, 0]
+    assert left["w"].tolist() == [0, 2]
+    sent, left = feedback(TopK(0.5), {"w": torch.tensor([1.0, 1.0])}, left)
+    assert sent["w"].tolist() == [0, 3]
+    assert left["w"].tolist() == [1, 0]
+
+
+def test_feedback_passes_counters_through() -> None:
+    sent, left = feedback(Sign(), {"n": torch.tensor([3]), "w": torch.tensor([1.0])}, None)
+    assert sent["n"].tolist() == [3]
+    assert list(left) == ["w"]
+
+
+@pytest.mark.parametrize("quantiser", [Uniform(), Ternary()], ids=repr)
+def test_random_ones_need_a_generator(quantiser: Quantiser) -> None:
+    with pytest.raises(InputError, match="pass draw="):
+        quantiser({"w": torch.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Uniform(1), "bits is 1"),
+        (lambda: TopK(0.0), "density is 0.0"),
+        (lambda: Centroids(1), "k is 1"),
+        (lambda: Half("float17"), "did you mean 'float16'"),
+        (lambda: cluster(torch.ones(3), 1), "k is 1"),
+        (lambda: cluster(torch.tensor([float("nan")]), 4), "NaN"),
+    ],
+)
+def test_bad_values_are_refused(make: object, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        make()  # type: ignore[operator]
+
+
+# --- error and bias ------------------------------------------------------------------------------------------------
+
+
+@given(floats)
+@settings(max_examples=60, deadline=None)
+def test_half_is_near(x: Tensor) -> None:
+    x = torch.where(x.abs() < 1e-3, 0.0, x)  # float16 is in its normal range
+    for kind, bits in (("float16", 11), ("bfloat16", 8)):
+        found = one(Half(kind), x)
+        assert found.dtype == getattr(torch, kind)
+        assert bool(((found.double() - x.double()).abs() <= x.double().abs() * 2.0**-bits).all())
+
+
+@given(floats, st.integers(2, 16), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_uniform_is_within_a_step(x: Tensor, bits: int, stochastic: bool) -> None:
+    found = one(Uniform(bits, stochastic), x).double()
+    step = float(x.abs().max()) / (2 ** (bits - 1) - 1)
+    allowed = (step if stochastic else step / 2) + 1e-6 * float(x.abs().max())
+    assert float((found - x.double()).abs().max()) <= allowed
+    assert len(found.unique()) <= 2**bits - 1
+    assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("quantiser", [Uniform(2), Uniform(4), Ternary()], ids=repr)
+def test_no_bias(quantiser: Quantiser) -> None:
+    """The mean of n draws is within 5 of its own standard errors; a grid step is at most max |x| = 1."""
+    x, n = torch.linspace(-1, 1, 21), 4000
+    mean = one(quantiser, x.repeat(n, 1)).double().mean(0)
+    assert float((mean - x.double()).abs().max()) < 5 * 0.5 / n**0.5
+
+
+def test_nearest_rounding_is_biased_and_so_is_not_called_unbiased() -> None:
+    x = torch.tensor([1.0, 0.4]).repeat(10, 1)
+    assert one(Uniform(2, stochastic=False), x)[:, 1].tolist() == [0] * 10
+
+
+def test_uniform_golden() -> None:
+    # 3 bits: levels -3..3, s = 6 / 3 = 2: 6 -> 6, 2.9 / 2 = 1.45 -> 1 -> 2, -5.1 / 2 = -2.55 -> -3 -> -6
+    assert one(Uniform(3, stochastic=False), torch.tensor([6.0, 2.9, -5.1])).tolist() == [6, 2, -6]
+
+
+@given(floats, st.floats(0.01, 1))
+@settings(max_examples=100, deadline=None)
+def test_top_k_keeps_the_largest(x: Tensor, density: float) -> None:
+    found, n = one(TopK(density), x), max(1, round(density * x.numel()))
+    assert int((found != 0).sum()) <= n
+    kept = largest(x, n)
+    assert int(kept.sum()) == n
+    assert torch.equal(found, torch.where(kept, x, 0.0))
+    left = ((found - x).double() ** 2).sum()
+    assert left <= (1 - n / x.numel()) * (x.double() ** 2).sum() + 1e-9
+    if n < x.numel():
+        assert x[kept].abs().min() >= x[~kept].abs().max()
+
+
+def test_ties_go_to_the_first() -> None:
+    assert largest(torch.tensor([1.0, -2.0, 2.0, 1.0, 2.0]), 2).tolist() == [False, True, True, False, False]
+
+
+def test_sign_golden() -> None:
+    # mean |x| = (1 + 2 + 3 + 0) / 4 = 1.5
+    assert one(Sign(), torch.tensor([1.0, -2.0, 3.0, 0.0])).tolist() == [1.5, -1.5, 1.5, 0]
+
+
+@given(floats)
+@settings(max_examples=60, deadline=None)
+def test_sign_is_a_contraction(x: Tensor) -> None:
+    # ||q - x||^2 <= (1 - ||x||_1^2 / (d ||x||_2^2)) ||x||_2^2, with equality when no value is 0
+    y = x.double()
+    left = ((one(Sign(), y) - y) ** 2).sum()
+    assert left <= (y**2).sum() - y.abs().sum() ** 2 / y.numel() + 1e-6
+
+
+@given(floats, st.integers(0, 20))
+@settings(max_examples=60, deadline=None)
+def test_ternary_has_three_values(x: Tensor, seed: int) -> None:
+    found, most = one(Ternary(), x, seed), float(x.abs().max())
+    assert set(found.abs().tolist()) <= {0.0, most}
+    assert bool((found * x >= 0).all())
+    assert bool((found[x.abs() == most].abs() == most).all())  # the largest is always kept
+
+
+# --- centroids -----------------------------------------------------------------------------------------------------
+
+
+def error(x: Tensor, values: Tensor) -> float:
+    return float(((x.double() - values.double()) ** 2).sum())
+
+
+def exhaustive(x: Tensor, k: int, zero: bool) -> float:
+    """The least error over all ways to cut the sorted values in k intervals, one of them about 0."""
+    rising, best = np.sort(x.double().numpy()), np.inf
+    for cuts in itertools.combinations_with_replacement(range(len(rising) + 1), k - 1):
+        edges = [0, *cuts, len(rising)]
+        parts = [rising[a:b] for a, b in itertools.pairwise(edges)]
+        about_mean = [float(((p - p.mean()) ** 2).sum()) if len(p) else 0.0 for p in parts]
+        about_zero = [float((p**2).sum()) for p in parts]
+        swaps = [z - m for z, m in zip(about_zero, about_mean, strict=True)]
+        best = min(best, sum(about_mean) + (min(swaps) if zero else 0.0))
+    return best
+
+
+@given(st.lists(st.floats(-9, 9), min_size=1, max_size=8), st.integers(2, 4), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_clusters_are_optimal(x: list[float], k: int, zero: bool) -> None:
+    values = torch.tensor(x, dtype=torch.float64)
+    found = cluster(values, k, zero)
+    assert error(values, found.values) <= exhaustive(values, k, zero) + 1e-9
+    assert len(found.centroids) <= k
+    nearest = (values[:, None] - found.centroids).abs().min(1).values
+    assert torch.allclose((values - found.values).abs(), nearest)
+    if zero:
+        assert found.centroids[0] == 0
+        assert bool((found.centroids[1:].diff() > 0).all())
+
+
+def test_clusters_golden() -> None:
+    # two free centroids and 0: {-1, 1} -> 0 costs 2, {9, 11} -> 10 costs 2, {-20} -> -20
+    found = cluster(torch.tensor([-1.0, 1.0, 9.0, 11.0, -20.0]), 3)
+    assert found.centroids.tolist() == [0, -20, 10]
+    assert found.index.tolist() == [0, 0, 2, 2, 1]
+
+
+def test_a_histogram_costs_almost_nothing() -> None:
+    x = torch.randn(16_000, generator=rng())
+    for k in (4, 16):
+        coarse = error(x, cluster(x, k).values)
+        fine = error(x, cluster(x, k, bins=2500).values)
+        assert coarse <= 1.003 * fine
+
+
+def test_many_normal_values_reach_the_known_optimum() -> None:
+    # Lloyd and Max: sixteen levels leave .009497 of a normal variable's variance; one of them at 0 costs a little
+    x = torch.randn(300_000, generator=rng())
+    assert 0.0093 < error(x, cluster(x, 16, zero=False).values) / 300_000 < 0.0098
+    assert error(x, cluster(x, 16).values) / 300_000 < 0.0100
+
+
+def test_degenerate_layers() -> None:
+    assert cluster(torch.zeros(7), 4).centroids.tolist() == [0]
+    assert cluster(torch.full((7,), 2.5), 4).values.tolist() == [2.5] * 7
+    assert cluster(torch.zeros(0, 3), 4).index.shape == (0, 3)
+    assert cluster(torch.full((20_000,), 2.5), 4).values.unique().tolist() == [2.5]
+    halves = cluster(torch.randn(500, generator=rng()).bfloat16(), 16)
+    assert halves.values.dtype == torch.bfloat16
+
+
+# --- what the codec makes of it ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quantiser", "share"),
+    [(Half(), 0.5), (Uniform(8), 0.26), (Uniform(4), 0.12), (TopK(0.1), 0.11), (Sign(), 0.035), (Ternary(), 0.05)],
+    ids=repr,
+)
+def test_the_codec_finds_what_was_left_out(quantiser: Quantiser, share: float) -> None:
+    x = torch.randn(20_000, generator=rng())
+    assert len(Smallest().encode(Packet(quantiser({"w": x}, rng()))).data) < share * 4 * 20_000
