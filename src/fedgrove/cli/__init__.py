@@ -1,0 +1,60 @@
+"""The command line: thin over the library, the same verbs, the same words.
+
+Whatever is refused ends with one sentence on stderr: code 2 for what was asked wrongly, 1 for work that could not be
+finished, 130 for an interruption.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from ..errors import EngineError, FedgroveError, InputError, unknown
+
+__all__ = ["main"]
+
+# typer brings its own copy of click or uses the real one, by version; this is the root of either's errors.
+ClickError: Any = typer.BadParameter.__mro__[2]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the arguments (by default those of the process) say; the exit code."""
+    from .app import app
+
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(None if argv is None else list(argv), prog_name="fedgrove", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except EngineError as error:
+        return _say(error, 130 if isinstance(error.__cause__, KeyboardInterrupt) else 1)
+    except FedgroveError as error:
+        return _say(error, 2)
+    except ClickError as error:
+        return _say(_sentence(error), 2)
+
+
+def _say(what: object, code: int) -> int:
+    print(f"fedgrove: {' '.join(str(what).split())}", file=sys.stderr)
+    return code
+
+
+def _sentence(error: Any) -> object:
+    """What a parser's error says, in our words."""
+    parameter = getattr(error, "param", None)
+    match type(error).__name__:
+        case "NoSuchOption":
+            return unknown("option", error.option_name, _options(error))
+        case "MissingParameter" if parameter is not None:
+            where = error.ctx.command_path if error.ctx else "fedgrove"
+            return f"{parameter.metavar or parameter.opts[0]} is missing; see: {where} --help"
+        case "BadParameter" if parameter is not None:
+            return f"{parameter.opts[0]} {error.message}"
+    return InputError(error.format_message())
+
+
+def _options(error: Any) -> list[str]:
+    parameters = error.ctx.command.params if error.ctx else []
+    return [option for p in parameters for option in p.opts if option.startswith("--")]

@@ -1,0 +1,198 @@
+"""The commands. What needs torch is imported when a command runs, so that help comes at once."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import EngineError, unknown
+from . import about
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..api import Result
+
+
+class Commands(TyperGroup):
+    """The commands, in the order they are written here."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, or a sentence that names the nearest."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None:
+            raise unknown("command", cmd_name, self.list_commands(ctx))
+        return found
+
+    def invoke(self, ctx: Any) -> Any:
+        """Do the command; an interruption becomes a sentence here, for typer would drop what it says."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise EngineError(str(stop) or "interrupted before anything was trained.") from stop
+
+
+app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
+
+
+@app.callback(invoke_without_command=True)
+def top(ctx: typer.Context, version: Version = False) -> None:
+    """Federated learning that grows a small, personal model for every device."""
+    if version:
+        from .. import __version__
+
+        print(__version__)
+    elif ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    method: o.Method = "ditto",
+    data: o.Data = None,
+    net: o.Net = None,
+    partition: o.Partition = None,
+    scenario: o.Scenario = None,
+    split: o.Split = None,
+    clients: o.Clients = None,
+    cohort: o.Cohort = None,
+    rounds: o.Rounds = None,
+    epochs: o.Epochs = None,
+    batch: o.BatchSize = None,
+    lr: o.Lr = None,
+    finetune: o.Finetune = None,
+    profile: o.Profile = None,
+    seed: o.Seed = None,
+    engine: o.Engine = "auto",
+    device: o.Device = "auto",
+    data_dir: o.DataDir = None,
+    out: o.Out = None,
+    set: o.Set = None,
+    evaluate: o.Evaluate = None,
+    no_standardise: o.NoStandardise = False,
+    dry_run: o.DryRun = False,
+    json: o.Json = False,
+) -> None:
+    """Train a federation and say how well every client is served, and what it cost. METHOD is ditto by default."""
+    from ..api import begin
+    from . import asked
+    from .progress import watching
+
+    wanted = asked.experiment(ctx.params)
+    if dry_run:
+        return _dry(*asked.resolved(wanted, data_dir), json)
+    total = wanted.rounds or asked.defaults(wanted, data_dir).rounds
+    with watching(total, quiet=json) as watch:
+        result = begin(wanted, asked.out_folder(wanted, out), engine=engine, data_dir=data_dir, watch=watch)
+    _show(result, json)
+
+
+@app.command()
+def resume(run: o.Run, engine: o.Engine = "auto", data_dir: o.DataDir = None, json: o.Json = False) -> None:
+    """Go on with an interrupted run; the result is the one it would have had."""
+    from .. import api
+    from ..config import read_words
+    from ..folder import RunFolder
+    from .progress import watching
+
+    folder = RunFolder.open(Path(run))
+    total = int(read_words(folder.config).get("rounds", 1))
+    with watching(total, folder.metrics(), quiet=json) as watch:
+        result = api.resume(run, engine=engine, data_dir=data_dir, watch=watch)
+    _show(result, json)
+
+
+@app.command()
+def compare(runs: o.Runs, json: o.Json = False) -> None:
+    """Put runs side by side."""
+    from ..report.tables import print_summaries
+
+    found = [_summary(path) for path in runs]
+    if json:
+        print(jsonlib.dumps(found, indent=1))
+    else:
+        print_summaries(found)
+
+
+@app.command()
+def cost(
+    ctx: typer.Context,
+    method: o.Method,
+    data: o.Data = None,
+    net: o.Net = None,
+    input: o.Input = None,
+    classes: o.Classes = None,
+    partition: o.Partition = None,
+    scenario: o.Scenario = None,
+    split: o.Split = None,
+    clients: o.Clients = None,
+    cohort: o.Cohort = None,
+    rounds: o.Rounds = None,
+    epochs: o.Epochs = None,
+    batch: o.BatchSize = None,
+    lr: o.Lr = None,
+    profile: o.Profile = None,
+    seed: o.Seed = None,
+    data_dir: o.DataDir = None,
+    set: o.Set = None,
+    json: o.Json = False,
+) -> None:
+    """Say what a method would send and need; nothing is trained."""
+    from ..report.tables import print_cost
+    from . import asked
+
+    words = ctx.params
+    if input is None:
+        found = asked.resolved(asked.experiment(words), data_dir)[1]
+    else:
+        found = asked.cost_of_shape(words)
+    found = {"method": method, **found}
+    if json:
+        print(jsonlib.dumps(found, indent=1))
+    else:
+        print_cost(found)
+
+
+app.command("list")(about.list_)
+app.command("show")(about.show)
+app.command("doctor")(about.doctor)
+
+
+def _dry(wanted: Any, found: dict[str, Any], json: bool) -> None:
+    import tomllib
+
+    from ..config import to_toml
+    from ..report.tables import print_cost
+
+    text = to_toml(wanted)
+    if json:
+        print(jsonlib.dumps({"config": tomllib.loads(text), "cost": found}, indent=1))
+    else:
+        print(text)
+        print_cost(found)
+
+
+def _show(result: Result, json: bool) -> None:
+    if json:
+        print(jsonlib.dumps(result.summary, indent=1))
+    else:
+        result.table()
+        print(result.folder.path)
+
+
+def _summary(path: str) -> dict[str, Any]:
+    """A run's figures, or how far it got; with the words of its config that the figures lack."""
+    from ..config import read_words
+    from ..folder import RunFolder
+    from ..report.tables import NAMES
+
+    folder = RunFolder.open(Path(path))
+    words = {k: v for k, v in read_words(folder.config).items() if k in NAMES}
+    if folder.summary is not None:
+        return {"run": path, "finished": True, **words, **folder.summary}
+    return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

@@ -1,0 +1,56 @@
+"""Methods, one file each. ``fedgrove list methods`` names them; ``fedgrove show NAME`` prints their equations.
+
+The folder is the registry: ``ca-afp`` on the command line is ``ca_afp.py``, which defines one method class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+from ..errors import unknown
+from .ditto import Ditto
+from .fedavg import FedAvg
+from .fedbn import FedBN
+from .fedprox import FedProx
+from .fixedprune import FixedPrune
+from .lg_fedavg import LGFedAvg
+from .local import Local
+
+__all__ = ["Ditto", "FedAvg", "FedBN", "FedProx", "FixedPrune", "LGFedAvg", "Local", "find", "name_of", "names"]
+
+
+def names() -> list[str]:
+    """The methods there are, as the command line calls them."""
+    return sorted(m.name.replace("_", "-") for m in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> type[Any]:
+    """The class of a method.
+
+    >>> find("lg-fedavg").__name__
+    'LGFedAvg'
+    """
+    if name not in names():
+        raise unknown("method", name, names())
+    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    found: list[type[Any]] = [v for v in vars(module).values() if _is_method(v) and v.__module__ == module.__name__]
+    return found[0]
+
+
+def name_of(method: object) -> str:
+    """What the command line calls a method.
+
+    A method of the user's own goes by its class.
+
+    >>> name_of(LGFedAvg())
+    'lg-fedavg'
+    """
+    package, _, file = type(method).__module__.rpartition(".")
+    return file.replace("_", "-") if package == __name__ else type(method).__name__.lower()
+
+
+def _is_method(value: object) -> bool:
+    return isinstance(value, type) and dataclasses.is_dataclass(value) and hasattr(value, "paper_bytes")

@@ -1,0 +1,80 @@
+r"""Ditto: a personal model beside the global one (Li et al., "Ditto: Fair and Robust Federated Learning Through
+Personalization", ICML 2021, Alg. 1).
+
+Round :math:`t`, cohort :math:`S_t`; w global, v_k personal::
+
+    w_k  = E epochs of min CE(w; D_k) from w                          -> Train(CrossEntropy)
+    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k       -> Train(CrossEntropy + Proximal)
+    w    = sum_k n_k w_k / sum_k n_k                                   -> average
+
+The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..layout import Layout
+from ..parts.codec import Codec, Dense
+from ..parts.local import Local
+from ..parts.objective import CrossEntropy, Objective, Proximal
+from .fedavg import State, average, dense_bytes
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """A global model, and beside it a personal one pulled towards it."""
+
+    pull: Proximal = Proximal(mu=0.1)
+    objective: Objective = CrossEntropy()
+    local: Local | None = None
+    codec: Codec = Dense()
+
+    def init(self, start: Start) -> State:
+        """Start at the network's initial parameters."""
+        return State(0, start.params)
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """Everybody gets the global model."""
+        return {"model": Packet(state.model)}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains."""
+        return [Task(k, self.deliver(state, k)) for k in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The weighted mean is the next global model."""
+        return average(state, reports)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train the global model, then the personal one; send the first, keep the second."""
+        return {
+            "train": (
+                Train(self.objective, self.local),
+                Edit(begin_personal),
+                Train(self.objective + self.pull, self.local, start="personal", end="personal"),
+                Give(send_and_keep),
+            ),
+            "use": (Edit(use_personal),),
+        }[verb]
+
+    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+        """As FedAvg: the personal model does not travel."""
+        return dense_bytes(layout.size, cohort, rounds)
+
+
+def begin_personal(carry: Carry, client: Client) -> Carry:
+    """A first personal model starts at the global one."""
+    return {"personal": carry["model"], **carry}
+
+
+def use_personal(carry: Carry, client: Client) -> Carry:
+    """The personal model is the client's own, once there is one."""
+    return {**carry, "model": carry.get("personal", carry["model"])}
+
+
+def send_and_keep(carry: Carry, client: Client) -> Outcome:
+    """The global model travels, the personal one stays."""
+    return Outcome({"model": Packet(carry["local"])}, memory={"personal": carry["personal"]})

@@ -1,0 +1,57 @@
+r"""FedBN: normalisation stays at home (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
+Normalization", ICLR 2021, Alg. 1).
+
+Round :math:`t`, cohort :math:`S_t`; u the norm layers' parameters and statistics, v the rest::
+
+    (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, part_ways
+    v           = sum_k n_k v_k / sum_k n_k            -> average
+
+A client that has not trained yet uses the initial u. On a network without norm layers this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..layout import Layout
+from ..parts.codec import Codec, Dense
+from ..parts.local import Local
+from ..parts.objective import CrossEntropy, Objective
+from ..parts.personal import complete, part_ways
+from .fedavg import State, average, dense_bytes
+
+
+@dataclass(frozen=True)
+class FedBN:
+    """One model for all, except its norm layers, which every client keeps to itself."""
+
+    objective: Objective = CrossEntropy()
+    local: Local | None = None
+    codec: Codec = Dense()
+
+    def init(self, start: Start) -> State:
+        """What is not a norm layer's is shared."""
+        return State(0, {k: v for k, v in start.params.items() if k not in start.layout.norms})
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """Everybody gets the shared part."""
+        return {"model": Packet(state.model)}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains."""
+        return [Task(k, self.deliver(state, k)) for k in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The weighted mean of the shared parts."""
+        return average(state, reports)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Put the own norms in, train all, send all but the norms."""
+        join = Edit(complete)
+        return {"train": (join, Train(self.objective, self.local), Give(part_ways)), "use": (join,)}[verb]
+
+    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+        """The parameters outside the norm layers."""
+        return dense_bytes(layout.count(set(layout.params) - set(layout.norms)), cohort, rounds)

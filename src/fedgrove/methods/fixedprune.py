@@ -1,0 +1,91 @@
+r"""FixedPrune: FedAvg with magnitude pruning to one fixed density in every layer, every round (the baseline of
+FedLayerPrune's tables).
+
+Round :math:`t`, cohort :math:`S_t`, density :math:`\rho`; prune keeps the largest :math:`\rho` of each layer::
+
+    w_k  = prune(E epochs of min CE(w; D_k) from w)    -> Train, Magnitude, Uniform, top
+    w    = prune(sum_k n_k w_k / sum_k n_k)             -> Mean, then the same
+
+Clients train without a mask, so that a pruned weight may come back; what travels is sparse both ways. Biases and norm
+layers are never pruned. The first broadcast is the pruned initial model. With density 1 this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .. import trees
+from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..errors import check
+from ..layout import Layout
+from ..parts.allocate import GlobalRank, Uniform
+from ..parts.codec import Codec, Smallest
+from ..parts.local import Local
+from ..parts.mask import top
+from ..parts.objective import CrossEntropy, Objective
+from ..parts.score import Magnitude
+from ..trees import Mask, Tree
+from .fedavg import State as Dense
+from .fedavg import average, dense_bytes
+
+
+@dataclass(frozen=True)
+class State:
+    """The round, the one model and its mask."""
+
+    round: int
+    model: Tree
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class FixedPrune:
+    """One sparse model for all, pruned by magnitude to the same density every round."""
+
+    density: float = 0.3
+    score: Magnitude = Magnitude()
+    allocation: Uniform | GlobalRank = Uniform()
+    objective: Objective = CrossEntropy()
+    local: Local | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
+
+    def prune(self, model: Tree, prunable: Iterable[str]) -> Packet:
+        """The largest weights of each layer, and the mask that says which."""
+        scores = self.score(trees.pick(model, prunable))
+        mask = top(scores, self.allocation(scores, self.density))
+        return Packet(trees.masked(model, mask), mask)
+
+    def init(self, start: Start) -> State:
+        """The pruned initial model."""
+        packet = self.prune(start.params, start.layout.prunable)
+        return State(0, packet.values, packet.mask or {})
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """Everybody gets the sparse model."""
+        return {"model": Packet(state.model, state.mask)}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains."""
+        return [Task(k, self.deliver(state, k)) for k in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The weighted mean, pruned again."""
+        mean = average(Dense(state.round, state.model), reports)
+        packet = self.prune(mean.model, state.mask)
+        return State(mean.round, packet.values, packet.mask or {})
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train without a mask, prune, send."""
+
+        def give(carry: Carry, client: Client) -> Outcome:
+            return Outcome({"model": self.prune(carry["local"], client.layout.prunable)})
+
+        return {"train": (Train(self.objective, self.local, mask=""), Give(give)), "use": ()}[verb]
+
+    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+        """The kept share of all parameters, biases included; masks are not counted."""
+        return round(self.density * dense_bytes(layout.size, cohort, rounds))

@@ -1,0 +1,64 @@
+r"""Local: no federation. Every client trains alone, as often as the cohort's draw calls it.
+
+Round :math:`t`, cohort :math:`S_t`::
+
+    w_k  = E epochs of min CE(w; D_k) from w_k     -> complete, Train, part_ways
+
+It stands in every table: a federation that does not beat it need not be built. A client does the same local work
+here as under FedAvg with the same cohort; nothing travels but the call itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..layout import Layout
+from ..parts.codec import Codec, Dense
+from ..parts.local import Local as Recipe
+from ..parts.objective import CrossEntropy, Objective
+from ..parts.personal import complete, part_ways
+
+
+@dataclass(frozen=True)
+class State:
+    """Only the round: models stay with the clients."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Local:
+    """Every client for itself: the baseline the papers leave out."""
+
+    objective: Objective = CrossEntropy()
+    local: Recipe | None = None
+    codec: Codec = Dense()
+
+    def init(self, start: Start) -> State:
+        """Nothing is shared."""
+        return State(0)
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """A client uses its own model."""
+        return {}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains."""
+        return [Task(k) for k in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """Nothing to fold but the round."""
+        for _ in reports:
+            pass  # the work happens as reports are asked for
+        return State(state.round + 1)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train the own model and keep it."""
+        join = Edit(complete)
+        return {"train": (join, Train(self.objective, self.local), Give(part_ways)), "use": (join,)}[verb]
+
+    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+        """Nothing travels."""
+        return 0

@@ -1,0 +1,70 @@
+"""list, show, doctor, help."""
+
+from pathlib import Path
+
+import pytest
+
+from fedgrove import __version__, data, methods, nets
+from fedgrove.cli import main
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(list(args)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("methods", methods.names()),
+        ("data", data.names()),
+        ("nets", nets.names()),
+        ("engines", ["auto", "pool", "serial"]),
+        ("parts", ["objective", "local", "optimiser", "codec"]),
+    ],
+)
+def test_list_names_everything(kind: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    lines = said(capsys, "list", kind).splitlines()
+    assert set(names) <= {line.split()[0] for line in lines}
+    assert all(len(line.split()) > 1 for line in lines)
+
+
+def test_list_parts_says_what_each_field_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = dict(line.split(maxsplit=1) for line in said(capsys, "list", "parts").splitlines())
+    assert rows["optimiser"].strip() == "SGD, Adam"
+    assert "Encoded" not in rows["codec"]
+
+
+def test_show_prints_equations_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "show", "ditto")
+    assert "mu/2 |v - w|^2" in out
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if line.startswith(("pull.", "local.")))
+    assert rows["pull.mu"].strip() == "0.1  (a number)"
+    assert rows["local.epochs"].strip() == "5  (a whole number)"
+    assert "local.batch" in rows
+    assert "32  (a whole number)" in said(capsys, "show", "fedavg", "--data", "uci-har")
+
+
+def test_doctor_says_what_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "mnist.npz").touch()
+    out = said(capsys, "doctor", "--data-dir", str(tmp_path))
+    rows = dict(line.rstrip().split("  ", maxsplit=1) for line in out.splitlines())
+    assert rows["data mnist"].strip() == "there"
+    assert rows["data uci-har"].strip().startswith("not there; https://")
+    assert rows["a small run"].strip().startswith("works: ")
+    assert "extra report" in rows
+    monkeypatch.setenv("FEDGROVE_DATA", str(tmp_path / "nowhere"))
+    assert "which is not a folder" in said(capsys, "doctor")
+
+
+def test_help_names_the_commands_and_their_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for args in ([], ["--help"]):
+        out = said(capsys, *args)
+        assert all(f"  {name} " in out for name in ("run", "resume", "compare", "cost", "list", "show", "doctor"))
+    out = said(capsys, "run", "--help")
+    words = "data net partition scenario split clients cohort rounds epochs batch lr finetune profile seed engine"
+    assert all(f"--{word} " in out for word in [*words.split(), "device", "out", "set", "dry-run", "json", "data-dir"])
+    assert said(capsys, "--version").strip() == __version__

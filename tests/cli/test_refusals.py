@@ -1,0 +1,97 @@
+"""Every mistake ends with code 2 and one sentence, and leaves nothing behind."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedgrove.cli import main
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(list(args)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert line.startswith("fedgrove: ")
+    assert list(Path().iterdir()) == []
+    return line.removeprefix("fedgrove: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("run fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'? There are: ditto, fedavg, "),
+        ("run --set lr=-1", "local.optimiser.lr is -1.0; it must be above 0."),
+        ("run --lr -1", "local.optimiser.lr is -1.0; it must be above 0."),
+        ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
+        ("run --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
+        ("run --set lr", "--set was given 'lr'; it takes key=value"),
+        ("run --data nope", "there is no data set 'nope'"),
+        ("run --data nope.npz", "there is no file 'nope.npz'"),
+        ("run --net har-cnn", "net 'har-cnn' takes (channels, length)"),
+        ("run --net nope", "there is no net 'nope'"),
+        ("run --partition iidd", "there is no partition 'iidd'; did you mean 'iid'?"),
+        ("run --rounds 0", "rounds is 0; it must be 1 or more."),
+        ("run --rounds ten", "--rounds is 'ten'; it must be a whole number."),
+        ("run --lr x", "--lr is 'x'; it must be a number."),
+        ("run --finetune 0,x", "--finetune is '0,x'; it must be whole numbers with commas between, as 0,3,25."),
+        ("run --finetune -1", "finetune is (-1,); it must be lengths of 0 or more epochs."),
+        ("run --cohort 21", "cohort is 21; it must be between 1 and the number of clients, 20."),
+        ("run --seed -1", "seed is -1; it must be 0 or more."),
+        ("run --clients 0", "clients is 0; it must be 1 or more."),
+        ("run --engine fast", "there is no engine 'fast'"),
+        ("run --device cuda", "--device is 'cuda'; it must be auto or cpu: no engine trains on a GPU yet."),
+        ("run --device tpu", "there is no device 'tpu'; did you mean 'cpu'?"),
+        ("run --round 3", "there is no option '--round'; did you mean '--rounds'?"),
+        ("run --rounds", "Option '--rounds' requires an argument."),
+        ("run fedavg local", "Got unexpected extra argument"),
+        ("rnu", "there is no command 'rnu'; did you mean 'run'? There are: compare, cost, doctor, "),
+        ("resume nothing", "nothing is not a run folder: it does not exist."),
+        ("resume", "RUN is missing; see: fedgrove resume --help"),
+        ("compare nothing", "nothing is not a run folder: it does not exist."),
+        ("compare", "RUN... is missing; see: fedgrove compare --help"),
+        ("cost", "METHOD is missing; see: fedgrove cost --help"),
+        ("cost fedavg --input 3x", "--input is '3x'; it must be a shape CxL or CxHxW, as 3x200 or 1x28x28."),
+        ("cost fedavg --input 3x200", "--input came without --net and --classes; give them too"),
+        ("cost fedavg --input 64 --net mlp --classes 2 --data digits", "--data is 'digits'; it must be left out"),
+        ("cost fedavg --input 64 --net mlp --classes 2 --clients 0", "clients is 0; it must be 1 or more."),
+        ("list things", "there is no list 'things'"),
+        ("show fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'?"),
+    ],
+)
+def test_a_mistake_is_one_sentence(args: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(capsys, *args.split()).startswith(sentence)
+
+
+def test_a_folder_that_exists_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/note").write_text("keep")
+    assert main(["run", "--out", "mine"]) == 2
+    assert "fedgrove: the run folder mine exists; runs are never overwritten." in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["note"]
+
+
+def test_a_net_that_does_not_fit_the_users_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(60, 1, 28, 28)), y=np.arange(60) % 3, client=np.arange(60) // 20)
+    assert main(["run", "--data", "own.npz", "--net", "har-cnn"]) == 2
+    assert "net 'har-cnn' takes (channels, length)" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["own.npz"]
+
+
+def test_files_that_are_nowhere_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDGROVE_DATA", raising=False)
+    assert main(["run", "--data", "uci-har"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: uci-har was not found: looked for ")
+    assert "FEDGROVE_DATA or --data-dir" in line

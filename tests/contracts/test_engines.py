@@ -1,0 +1,191 @@
+"""Every engine gives the same answer, and the seams the coming engines need hold for every method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import make_run, play, remembered, reports, tensors
+from torch.func import vmap
+
+from fedgrove import methods, trees
+from fedgrove.core import Batch, Carry, Edit, Give, Measure, Outcome, Packet, Report, Task, Train
+from fedgrove.engines import Pool, Serial
+from fedgrove.engines.message import read_report, read_task, write_report, write_task
+from fedgrove.engines.work import begin, numbered, perform
+from fedgrove.parts import local
+from fedgrove.parts.codec import Bitmap, Dense, Smallest
+from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.rounds import Run, evaluation, plan
+from fedgrove.store import Held
+
+EVERY = [pytest.param(methods.find(name)(), id=name) for name in methods.names()]
+
+
+# ---- serial = pool, to the bit, dropout included -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
+    found = []
+    for engine in (Serial(), Pool(workers=2)):
+        run = make_run(method, tmp_path / engine.name, net="har-cnn", options={}, dtype=torch.float32, rounds=2)
+        assert any(type(m).__name__ == "Dropout" for m in run.net.module.modules())
+        state = play(run, engine)
+        scores = [(r.of, dict(r.metrics), r.cost) for r in reports(run, engine, evaluation(run, state, "finetune"))]
+        found.append((tensors(state), remembered(run), scores))
+        engine.close()
+    (a, kept_a, scores_a), (b, kept_b, scores_b) = found
+    assert trees.equal(a, b)
+    assert trees.equal(kept_a, kept_b)
+    assert kept_a
+    assert scores_a == scores_b
+
+
+def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
+    states = []
+    for engine in (Serial(), Pool(workers=2)):
+        run = make_run(methods.FedBN(), tmp_path / engine.name, net="bn-cnn2", dtype=torch.float32, rounds=2)
+        states.append((tensors(play(run, engine)), remembered(run)))
+        engine.close()
+    assert trees.equal(*(s[0] for s in states))
+    assert trees.equal(*(s[1] for s in states))
+
+
+# ---- Train and Measure under vmap over three clients, against three clients alone ----------------------------------
+
+
+def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) -> list[Report]:
+    """What a batching engine does: Train and Measure on stacked carries, Edit and Give one client at a time."""
+    clients = [run.client(task, memory) for task, memory in zip(tasks, memories, strict=True)]
+    carries = [begin(task, m, torch.float64) for task, m in zip(tasks, memories, strict=True)]
+    outcomes = [Outcome()] * len(tasks)
+    for number, stage in numbered(run.work(tasks[0].verb)):
+        match stage:
+            case Train():
+                carry = stack([local.begin(run.net, stage, c) for c in carries])
+                for batches in zip(*(local.epochs(run.net, stage, c, number) for c in clients), strict=True):
+                    carry = vmap(lambda c, b, s=stage: local.step(run.net, s, c, b))(carry, join(batches))
+                carries = unstack(carry, len(tasks))
+            case Measure():
+                carry = stack(carries)
+                total = None
+                for batches in zip(*(c.batches(stage.over, number) for c in clients), strict=True):
+                    one = vmap(lambda c, b, s=stage: s.f(run.net, c[s.of], b, c))(carry, join(batches))
+                    total = one if total is None else trees.map(torch.add, total, one)
+                carries = [{**c, stage.name: t} for c, t in zip(carries, trees.unstack(total or {}, 3), strict=True)]
+            case Edit():
+                carries = [stage.f(c, client) for c, client in zip(carries, clients, strict=True)]
+            case Give():
+                outcomes = [stage.f(c, client) for c, client in zip(carries, clients, strict=True)]
+    return [Report(t.to, o.give, 20, {**o.metrics, **kept(o)}) for t, o in zip(tasks, outcomes, strict=True)]
+
+
+def kept(outcome: Outcome) -> dict[str, float]:
+    return {f"{n}/{k}": float(v.double().sum()) for n, tree in outcome.memory.items() for k, v in tree.items()}
+
+
+def stack(carries: list[Carry]) -> Carry:
+    return {k: trees.stack([c[k] for c in carries]) if carries[0][k] else {} for k in carries[0]}
+
+
+def unstack(carry: Carry, n: int) -> list[Carry]:
+    return [{k: {leaf: v[i] for leaf, v in tree.items()} for k, tree in carry.items()} for i in range(n)]
+
+
+def join(batches: Iterable[Batch]) -> Batch:
+    """Batches of equal size as one."""
+    return Batch(*(torch.stack(v) for v in zip(*batches, strict=True)))
+
+
+RECIPES = [
+    Local(2, 8, Adam(1e-2)),
+    Local(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
+]
+
+
+@pytest.mark.parametrize("net", ["mlp", "har-cnn", "bn-cnn2"])
+@pytest.mark.parametrize("recipe", RECIPES, ids=["adam", "sgd"])
+@pytest.mark.parametrize("method", EVERY)
+def test_stages_under_vmap_equal_clients_alone(method, recipe: Local, net: str, tmp_path: Path) -> None:
+    run = make_run(replace(method, local=recipe), tmp_path, net=net, sizes=(20, 20, 20), cohort=3)
+    state = run.method.init(run.start)
+    for verb_tasks in (plan(run, state), evaluation(run, state, "finetune")):
+        tasks = [replace(task, round=2) for task in verb_tasks]
+        together = stacked(run, tasks, [{}, {}, {}])
+        for mine, task in zip(together, tasks, strict=True):
+            alone, memory = perform(run, task, {})
+            expected = {**alone.metrics, **kept(Outcome(memory=memory))}
+            assert mine.metrics == pytest.approx(expected, abs=1e-9)
+            assert mine.give.keys() == alone.give.keys()
+            for name, packet in alone.give.items():
+                assert trees.distance(mine.give[name].values, packet.values) < 1e-10
+
+
+# ---- every Task and Report through real bytes ----------------------------------------------------------------------
+
+
+class Wired:
+    """Serial, but every message becomes bytes and is read back; either side knows only what it got or sent."""
+
+    name = "wired"
+
+    def __init__(self) -> None:
+        self.held: dict[int, Held] = {}
+
+    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
+        for run, task in jobs:
+            codec, own = run.method.codec, self.held.setdefault(task.to, Held())
+            data = write_task(task, codec, {n: run.held.known(task.to, n) for n in task.send})
+            arrived = read_task(data, codec, {n: own.known(task.to, n) for n in task.send})
+            for held, packets in ((run.held, task.send), (own, arrived.send)):
+                for name, packet in packets.items():
+                    held.note(task.to, name, packet.mask)
+            report, memory = perform(run, arrived, run.memory.read(run.memory.files.get(task.to)))
+            if memory:
+                run.memory.accept(task.to, run.memory.write(task.to, task.round, task.verb, memory))
+            answer = write_report(report, codec, {n: own.known(task.to, n) for n in report.give})
+            back = read_report(answer, codec, {n: run.held.known(task.to, n) for n in report.give})
+            yield run, replace(back, cost={"down": {"all": len(data)}, "up": {"all": len(answer)}})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("codec", [Dense(), Bitmap(), Smallest()], ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("method", EVERY)
+def test_real_bytes_change_nothing(method, codec, tmp_path: Path) -> None:
+    method = replace(method, codec=codec)
+    plain, wired = (
+        make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32, rounds=2) for n in ("plain", "wired")
+    )
+    a, b = play(plain, Serial()), play(wired, Wired())
+    assert trees.equal(tensors(a), tensors(b))
+    assert trees.equal(remembered(plain), remembered(wired))
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_reported_bytes_are_the_length_of_the_messages(method, tmp_path: Path) -> None:
+    plain, wired = (make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32) for n in ("plain", "wired"))
+    state = plain.method.init(plain.start)
+    tasks = plan(plain, state)
+    for counted, real in zip(reports(plain, Serial(), tasks), reports(wired, Wired(), tasks), strict=True):
+        assert sum(counted.cost["down"].values()) == real.cost["down"]["all"]
+        assert sum(counted.cost["up"].values()) == real.cost["up"]["all"]
+
+
+def test_masked_packets_survive_the_pool(tmp_path: Path) -> None:
+    """Masks travel through shared memory as they travel through a codec, and are kept exactly while training."""
+    run = make_run(methods.FedAvg(), tmp_path, dtype=torch.float32)
+    g = torch.Generator().manual_seed(0)
+    mask = {k: torch.rand(v.shape, generator=g) < 0.3 for k, v in run.params.items() if k in run.net.layout.prunable}
+    tasks = [Task(k, {"model": Packet(run.params, mask)}) for k in run.infos]
+    for engine in (Serial(), Pool(workers=2)):
+        for report in reports(run, engine, tasks):
+            values = report.give["model"].values
+            assert all(bool((values[k][~m] == 0).all()) for k, m in mask.items())
+            assert any(bool((values[k][m] != run.params[k][m]).any()) for k, m in mask.items())
+        engine.close()

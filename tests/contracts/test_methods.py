@@ -1,0 +1,156 @@
+"""What holds for every method: it is a value, it is pure, and with its features off it is FedAvg."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Iterator
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import make_run, play, remembered, reports, tensors
+
+from fedgrove import methods, trees
+from fedgrove.api import Experiment
+from fedgrove.config import from_toml, to_toml
+from fedgrove.core import Info, Report
+from fedgrove.engines import Serial
+from fedgrove.engines.work import perform
+from fedgrove.parts.objective import Proximal
+from fedgrove.rounds import draw_cohort, evaluation, plan
+
+EVERY = [pytest.param(methods.find(name)(), id=name) for name in methods.names()]
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_is_a_frozen_value(method) -> None:
+    assert pickle.loads(pickle.dumps(method)) == method
+    assert copy.deepcopy(method) == method
+    assert hash(method) == hash(copy.deepcopy(method))
+    with pytest.raises(FrozenInstanceError):
+        setattr(method, fields(method)[0].name, None)
+    assert methods.find(methods.name_of(method)) is type(method)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_is_rebuilt_from_its_toml(method) -> None:
+    assert from_toml(to_toml(Experiment(method))).method == method
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -> None:
+    run = make_run(method, tmp_path)
+    state = run.method.init(run.start)
+    before_state, before_rng = copy.deepcopy(tensors(state)), torch.get_rng_state()
+    tasks = plan(run, state)
+    sent = copy.deepcopy([packet.values for task in tasks for packet in task.send.values()])
+    after = run.method.fold(state, reports(run, Serial(), tasks))
+    assert trees.equal(tensors(state), before_state)
+    assert all(trees.equal(a, p.values) for a, p in zip(sent, (p for t in tasks for p in t.send.values()), strict=True))
+    assert torch.equal(torch.get_rng_state(), before_rng)
+    assert (state.round, after.round) == (0, 1)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_the_order_of_reports_does_not_matter(method, tmp_path: Path) -> None:
+    run = make_run(method, tmp_path)
+    state = run.method.init(run.start)
+    answers = list(reports(run, Serial(), plan(run, state)))
+    one, other = (tensors(run.method.fold(state, order)) for order in (answers, answers[::-1]))
+    assert trees.distance(one, other) < 1e-14
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_fold_keeps_no_reports(method, tmp_path: Path) -> None:
+    """At no time are more than two reports alive: the server's memory does not grow with the clients."""
+    run = make_run(method, tmp_path)
+    state = run.method.init(run.start)
+    (first, *_) = reports(run, Serial(), plan(run, state))
+    alive: list[weakref.ref[Report]] = []
+    most = 0
+
+    def stream() -> Iterator[Report]:
+        nonlocal most
+        for _ in range(12):
+            report = copy.deepcopy(first)
+            alive.append(weakref.ref(report))
+            yield report
+            del report
+            gc.collect()
+            most = max(most, sum(ref() is not None for ref in alive))
+
+    run.method.fold(state, stream())
+    assert most <= 2
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_one_client_is_local_training(method, tmp_path: Path) -> None:
+    """With one client, averaging changes nothing: every method trains as `local` does."""
+    if isinstance(method, methods.FedProx):
+        method = replace(method, pull=Proximal(0.0))  # its pull is to last round's model, which local does not have
+    if isinstance(method, methods.FixedPrune):
+        method = replace(method, density=1.0)  # local prunes nothing
+    alone = make_run(methods.Local(), tmp_path / "alone", sizes=(20,), dtype=torch.float32)
+    run = make_run(method, tmp_path / "run", sizes=(20,), dtype=torch.float32)
+    play(alone, Serial())
+    state = play(run, Serial())
+    (task,) = evaluation(run, state)
+    whole = remembered(alone)
+    mine = dict(task.send["model"].values if "model" in task.send else {})
+    mine |= {k.split("/", 2)[2]: v for k, v in remembered(run).items() if k.startswith("0/kept")}
+    assert trees.equal({k: mine[k] for k in run.net.layout.shapes}, {k.split("/", 2)[2]: v for k, v in whole.items()})
+
+
+OFF = {
+    "fedprox": methods.FedProx(pull=Proximal(0.0)),
+    "fedbn": methods.FedBN(),  # the network has no norm layers
+    "lg-fedavg": methods.LGFedAvg(shared=3),  # all three layers of the network
+    "fixedprune": methods.FixedPrune(density=1.0),
+    "ditto": methods.Ditto(),  # its global model is never touched by the personal one
+}
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_with_its_features_off_it_is_fedavg(name: str, tmp_path: Path) -> None:
+    plain = play(make_run(methods.FedAvg(), tmp_path / "a", dtype=torch.float32), Serial())
+    other = play(make_run(OFF[name], tmp_path / "b", dtype=torch.float32), Serial())
+    assert trees.equal({k: other.model[k] for k in plain.model}, plain.model)
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_every_client_can_use_its_model_before_any_training(method, tmp_path: Path) -> None:
+    run = make_run(method, tmp_path)
+    state = run.method.init(run.start)
+    for task in evaluation(run, state):
+        report, kept = perform(run, task, {})
+        assert 0 <= report.metrics["test0"] <= 1
+        assert not kept
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_the_papers_bytes(method, tmp_path: Path) -> None:
+    """8 bytes per parameter that travels, client and round; buffers are not counted.
+
+    mlp (12, 3): 64*12+64 = 832, 64*64+64 = 4160, 3*64+3 = 195: 5187 in all; its last two layers 4355.
+    """
+    run = make_run(method, tmp_path)
+    travels = {"local": 0, "lg-fedavg": 4355}.get(methods.name_of(method), 5187)
+    share = 0.3 if isinstance(method, methods.FixedPrune) else 1
+    assert run.method.paper_bytes(run.net.layout, 4, 3, 50) == round(share * 8 * travels * 3 * 50)
+
+
+def test_a_cohort_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, sizes=(12,) * 9, cohort=4)
+    cohorts = [draw_cohort(run, t) for t in range(6)]
+    assert cohorts == [draw_cohort(run, t) for t in range(6)]
+    assert all(len(set(c)) == 4 and c == sorted(c) and set(c) <= set(range(9)) for c in cohorts)
+    assert len({tuple(c) for c in cohorts}) > 1
+    assert cohorts != [draw_cohort(replace(run, seed=1), t) for t in range(6)]
+
+
+def test_info_is_what_the_server_knows() -> None:
+    assert Info(3).bandwidth > 0

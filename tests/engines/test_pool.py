@@ -1,0 +1,292 @@
+"""A worker process per core: order, failures, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import make_run, play, remembered, reports, tensors
+
+from fedgrove import methods, trees
+from fedgrove.core import Carry, Client, Edit, Give, Outcome, Packet, Stage, Task, Train
+from fedgrove.engines import Pool, Serial, choose, names
+from fedgrove.engines.pool import cores
+from fedgrove.errors import EngineError, InputError
+from fedgrove.parts.codec import Codec, Dense
+from fedgrove.rounds import Run
+
+
+@dataclass(frozen=True)
+class Odd(methods.FedAvg):
+    """A method whose clients do what their number says; task settings choose the number."""
+
+    codec: Codec = Dense()
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        if verb == "use":
+            return ()
+        return (Edit(behave), *((Train(self.objective, self.local),) if verb == "train" else ()), Give(answer))
+
+
+def behave(carry: Carry, client: Client) -> Carry:
+    match int(carry["settings"].get("act", torch.tensor(0))):
+        case 1:
+            raise ZeroDivisionError("a bug in a method")
+        case 2:
+            raise InputError("a sentence for the user.")
+        case 3:
+            time.sleep(60)
+        case 4:
+            os._exit(7)
+        case 5:
+            time.sleep(0.1)
+            raise ZeroDivisionError("a bug in a method")
+        case 6:
+            time.sleep(0.1)
+    return carry
+
+
+def answer(carry: Carry, client: Client) -> Outcome:
+    give = {"model": Packet(carry.get("local", carry.get("model", {"id": torch.tensor([float(client.id)])})))}
+    return Outcome(give, {"pid": float(os.getpid())}, {"seen": {"round": carry["settings"]["round"]}})
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    engine = Pool(workers=2)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """What of this test's own lies in shared memory: its blocks, and its workers', carry a name of their own."""
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("shared memory cannot be listed here")
+    prefix = "fg" + secrets.token_hex(2)
+    monkeypatch.setattr("fedgrove.engines.shared.PREFIX", prefix)
+    return lambda: [p.name for p in Path("/dev/shm").iterdir() if p.name.startswith(prefix)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return make_run(Odd(), tmp_path, sizes=(5, 40, 8, 60, 5, 30), dtype=torch.float32, cohort=6)
+
+
+def task(client: int, act: int = 0, verb: str = "train", params: trees.Tree | None = None, round: int = 0) -> Task:
+    send = {} if params is None else {"model": Packet(params)}
+    return Task(client, send, {"act": act}, verb, round)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# ---- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_reports_come_in_job_order_whoever_is_long(run: Run, pool: Pool) -> None:
+    order = [3, 0, 5, 1, 4, 2]
+    jobs = [(run, task(k, params=run.params)) for k in order]
+    found = list(pool.map(jobs))
+    assert [report.of for _, report in found] == order
+    assert all(r is run for r, _ in found)
+    expected = [report for _, report in Serial().map(jobs)]
+    for (_, mine), other in zip(found, expected, strict=True):
+        assert trees.equal(mine.give["model"].values, other.give["model"].values)
+        assert mine.cost["down"] == other.cost["down"]
+    pids = {report.metrics["pid"] for _, report in found}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_jobs_are_asked_for_as_reports_are_taken(run: Run, pool: Pool) -> None:
+    asked = 0
+
+    def jobs() -> Iterator[tuple[Run, Task]]:
+        nonlocal asked
+        for i in range(60):
+            asked += 1
+            yield run, task(i % 6, verb="probe", round=i)
+
+    stream = pool.map(jobs())
+    next(stream)
+    assert asked <= 17
+    assert sum(1 for _ in stream) == 59
+
+
+def test_no_jobs_need_no_workers(pool: Pool) -> None:
+    assert list(pool.map([])) == []
+    assert pool._team == []
+
+
+def test_bytes_are_counted_right_when_tasks_are_made_as_they_are_needed(run: Run, pool: Pool) -> None:
+    def jobs() -> Iterator[tuple[Run, Task]]:
+        for i in range(150):
+            yield run, task(i % 6, verb="probe", params={"w": torch.zeros(1 + 7 * i)}, round=i)
+
+    mine = [dict(report.cost["down"]) for _, report in pool.map(jobs())]
+    assert mine == [dict(report.cost["down"]) for _, report in Serial().map(jobs())]
+
+
+# ---- one pool, several runs ------------------------------------------------------------------------------------------
+
+
+def test_workers_stay_for_the_next_exchange_and_know_a_second_run(tmp_path: Path, pool: Pool) -> None:
+    first, second = (make_run(methods.Ditto(), tmp_path / n, seed=s) for n, s in (("first", 0), ("second", 1)))
+    one = play(first, pool)
+    workers = [w.process.pid for w in pool._team]
+    list(reports(first, pool, [Task(0, {"model": Packet(first.params)})]))
+    assert [w.process.pid for w in pool._team] == workers
+    two = play(second, pool)
+    for name, run, state, seed in (("a", first, one, 0), ("b", second, two, 1)):
+        alone = make_run(methods.Ditto(), tmp_path / name, seed=seed)
+        assert trees.equal(tensors(play(alone, Serial())), tensors(state))
+        assert remembered(run).keys() == remembered(alone).keys()
+    assert not any(alive(pid) for pid in workers if pid is not None)  # they did not know the second run
+
+
+def test_several_runs_travel_together(tmp_path: Path, pool: Pool) -> None:
+    runs = [make_run(methods.FedAvg(), tmp_path / str(s), seed=s) for s in range(3)]
+    jobs = [(run, Task(k, {"model": Packet(run.params)})) for k in range(3) for run in runs]
+    for (run, mine), (other, expected) in zip(pool.map(jobs), Serial().map(jobs), strict=True):
+        assert run is other
+        assert trees.equal(mine.give["model"].values, expected.give["model"].values)
+
+
+def test_two_tasks_for_one_client_are_done_one_after_the_other(tmp_path: Path, pool: Pool) -> None:
+    kept = []
+    for engine in (pool, Serial()):
+        run = make_run(methods.Local(), tmp_path / engine.name, dtype=torch.float32)
+        list(engine.map([(run, Task(0, round=t)) for t in range(3)]))
+        kept.append(remembered(run))
+    assert trees.equal(*kept)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_an_exception_in_a_worker_names_client_verb_and_place(run: Run, pool: Pool) -> None:
+    with pytest.raises(EngineError) as caught:
+        list(pool.map([(run, task(k, act=k == 1, params=run.params)) for k in (0, 1, 2)]))
+    first, *trace = str(caught.value).splitlines()
+    assert first == "client 1 could not train: ZeroDivisionError: a bug in a method"
+    assert any("behave" in line for line in trace)
+    assert pool._team == []
+
+
+def test_a_sentence_of_our_own_comes_without_a_trace(run: Run, pool: Pool) -> None:
+    with pytest.raises(EngineError) as caught:
+        list(pool.map([(run, task(4, act=2, verb="probe"))]))
+    assert str(caught.value) == "client 4 could not probe: InputError: a sentence for the user."
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_task(run: Run, pool: Pool, blocks: Callable[[], list[str]]) -> None:
+    stream = pool.map([(run, task(0, verb="probe", params=run.params)), (run, task(1, act=3, params=run.params))])
+    assert next(stream)[1].of == 0
+    (busy,) = (w for w in pool._team if w.job is not None)
+    team = [w.process.pid for w in pool._team]
+    assert busy.process.pid is not None
+    os.kill(busy.process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=rf"worker process {busy.process.pid} died \(exit code -9\) .* for client 1;"):
+        next(stream)
+    assert time.monotonic() - began < 5
+    assert not any(alive(pid) for pid in team if pid is not None)
+    assert blocks() == []
+    assert [r.of for r in reports(run, pool, [task(1, verb="probe")])] == [1]  # the pool can be used again
+
+
+def test_a_worker_that_ends_itself(run: Run, pool: Pool) -> None:
+    with pytest.raises(EngineError, match=r"died \(exit code 7\) while it worked for client 2;"):
+        list(pool.map([(run, task(2, act=4, verb="probe"))]))
+
+
+def test_a_worker_that_was_killed_while_idle_is_named_or_replaced(run: Run, pool: Pool) -> None:
+    list(pool.map([(run, task(k, verb="probe")) for k in range(4)]))
+    victim = pool._team[0].process
+    assert victim.pid is not None
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join(5)
+    with contextlib.suppress(EngineError):
+        assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [0, 1, 2, 3]
+    assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [0, 1, 2, 3]
+
+
+# ---- nothing is left behind ------------------------------------------------------------------------------------------
+
+
+def test_close_ends_every_process_and_may_be_repeated(run: Run, pool: Pool) -> None:
+    list(pool.map([(run, task(k, verb="probe")) for k in range(4)]))
+    processes = [w.process for w in pool._team]
+    assert len(processes) == 2
+    assert all(p.is_alive() for p in processes)
+    pool.close()
+    pool.close()
+    assert not any(p.is_alive() for p in processes)
+    assert [r.of for r in reports(run, pool, [task(3, verb="probe")])] == [3]
+
+
+def test_shared_memory_is_empty_after_the_last_report(run: Run, pool: Pool, blocks: Callable[[], list[str]]) -> None:
+    assert len(list(pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)))) == 6
+    assert blocks() == []
+
+
+def test_shared_memory_is_empty_after_a_caller_that_stops_early(
+    run: Run, pool: Pool, blocks: Callable[[], list[str]]
+) -> None:
+    stream = pool.map([(run, task(k, act=6 * (k == 1), verb="probe", params=run.params)) for k in (3, 1)])
+    next(stream)
+    time.sleep(0.3)  # by now the other worker has answered, and nobody has read it
+    stream.close()
+    assert pool._team == []
+    assert blocks() == []
+
+
+def test_shared_memory_is_empty_after_a_failure(run: Run, blocks: Callable[[], list[str]]) -> None:
+    pool = Pool(workers=3)
+    stream = pool.map([(run, task(k, act=act, verb="probe", params=run.params)) for k, act in ((3, 0), (1, 5), (5, 6))])
+    next(stream)
+    time.sleep(0.4)  # by now client 1 has failed and client 5 has answered
+    with pytest.raises(EngineError, match="client 1 could not probe"):
+        next(stream)
+    assert blocks() == []
+
+
+def test_a_tree_that_goes_to_everybody_is_shared_once(run: Run, pool: Pool, blocks: Callable[[], list[str]]) -> None:
+    most = 0
+    for _ in pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)):
+        most = max(most, len(blocks()))
+    assert most <= 3  # the broadcast, and an answer of each of two workers
+
+
+def test_global_randomness_is_left_alone(run: Run, pool: Pool) -> None:
+    before = torch.get_rng_state()
+    list(pool.map([(run, task(0, params=run.params))]))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---- choosing --------------------------------------------------------------------------------------------------------
+
+
+def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"auto", "pool", "serial"} <= set(names())
+    assert isinstance(choose("serial"), Serial)
+    assert isinstance(choose("pool"), Pool)
+    assert cores() >= 1
+    monkeypatch.setattr("fedgrove.engines.cores", lambda: 1)
+    assert isinstance(choose(), Serial)
+    with pytest.raises(InputError, match=r"there is no engine 'seriall'; did you mean 'serial'\?"):
+        choose("seriall")

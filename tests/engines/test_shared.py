@@ -1,0 +1,146 @@
+"""Trees in shared memory."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgrove import trees
+from fedgrove.engines.shared import ALIGN, Block, drop, get, put
+
+TYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+]
+
+
+def gone(block: Block) -> bool:
+    try:
+        get(block)
+    except FileNotFoundError:
+        return block.name is None or not (Path("/dev/shm") / block.name).exists()
+    return block.name is None
+
+
+def there_and_back(*forest: trees.Tree) -> list[trees.Tree]:
+    block = put(forest)
+    found = get(block)
+    drop(block.name)
+    assert gone(block)
+    return found
+
+
+def test_every_type_comes_back_in_order() -> None:
+    tree = {f"{i}": (torch.arange(7) % 2).to(dtype) for i, dtype in enumerate(TYPES)}
+    (back,) = there_and_back(tree)
+    assert list(back) == list(tree)
+    assert [v.dtype for v in back.values()] == TYPES
+    assert trees.equal(back, tree)
+
+
+def test_odd_shapes_and_values_come_back_to_the_bit() -> None:
+    odd = torch.tensor([float("nan"), float("inf"), -0.0, 1e-45])
+    tree = {
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        "odd": odd,
+        "turned": torch.arange(6.0).view(2, 3).T,
+        "part": torch.arange(10)[3:7],
+        "moved": torch.ones(2, requires_grad=True),
+        "last": torch.zeros(0),
+    }
+    (back,) = there_and_back(tree)
+    for k, v in tree.items():
+        assert back[k].shape == v.shape
+        assert not back[k].requires_grad
+    assert back["odd"].view(torch.int32).tolist() == odd.view(torch.int32).tolist()
+    assert torch.equal(back["turned"], tree["turned"])
+    assert torch.equal(back["part"], torch.tensor([3, 4, 5, 6]))
+
+
+def test_several_trees_in_one_block() -> None:
+    forest = [{"w": torch.ones(3)}, {}, {"w": torch.zeros(2), "m": torch.tensor([True])}]
+    back = there_and_back(*forest)
+    assert len(back) == 3
+    assert all(trees.equal(a, b) for a, b in zip(forest, back, strict=True))
+
+
+@pytest.mark.parametrize("forest", [[], [{}], [{}, {}], [{"none": torch.zeros(0, 3, dtype=torch.int8)}]])
+def test_nothing_to_share_takes_no_memory(forest: list[trees.Tree]) -> None:
+    block = put(forest)
+    assert block.name is None
+    back = get(block)
+    drop(block.name)
+    assert [{k: (v.shape, v.dtype) for k, v in t.items()} for t in back] == [
+        {k: (v.shape, v.dtype) for k, v in t.items()} for t in forest
+    ]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6))
+def test_leaves_do_not_overlap_and_are_aligned(leaves: list[tuple[torch.dtype, list[int]]]) -> None:
+    tree = {f"{i}": torch.full(shape, i % 2).to(dtype) for i, (dtype, shape) in enumerate(leaves)}
+    block = put([tree])
+    assert all(at % ALIGN == 0 for _, _, _, at in block.index[0])
+    assert trees.equal(get(block)[0], tree)
+    drop(block.name)
+    assert gone(block)
+
+
+def test_what_is_read_is_a_copy() -> None:
+    block = put([{"w": torch.zeros(2)}])
+    (first,) = get(block)
+    first["w"].add_(1)
+    (second,) = get(block)
+    drop(block.name)
+    assert second["w"].tolist() == [0.0, 0.0]
+    assert first["w"].tolist() == [1.0, 1.0]
+
+
+def test_a_block_that_is_gone_is_no_matter() -> None:
+    block = put([{"w": torch.zeros(2)}])
+    drop(block.name)
+    drop(block.name)
+    drop("psm_never_was")
+    with pytest.raises(FileNotFoundError):
+        get(block)
+
+
+def double(block: Block, pipe) -> None:
+    torch.set_num_threads(1)
+    (tree,) = get(block)
+    pipe.send(put([{k: v * 2 for k, v in tree.items()}]))
+
+
+def test_another_process_reads_it_and_answers() -> None:
+    if "fork" not in mp.get_all_start_methods():
+        pytest.skip("there is no fork on this system")
+    block = put([{"w": torch.tensor([1.5, 2.0])}])
+    context = mp.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=double, args=(block, there))
+    process.start()
+    assert here.poll(30)
+    answer = here.recv()
+    process.join(30)
+    (tree,) = get(answer)
+    drop(answer.name)
+    drop(block.name)
+    assert process.exitcode == 0
+    assert tree["w"].tolist() == [3.0, 4.0]
+    assert gone(answer)
+    assert gone(block)

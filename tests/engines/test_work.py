@@ -1,0 +1,238 @@
+"""One client's work, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import make_run
+
+from fedgrove import methods, trees
+from fedgrove.core import (
+    Batch,
+    Batches,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Task,
+    Train,
+)
+from fedgrove.engines.message import write_report, write_task
+from fedgrove.engines.work import Sent, begin, count_down, count_up, numbered, one_thread, own_randomness, perform
+from fedgrove.nets import Net
+from fedgrove.parts.codec import Delta, Dense
+from fedgrove.parts.local import SGD, Local
+from fedgrove.parts.objective import CrossEntropy
+from fedgrove.rounds import Run
+
+W = {"w": torch.ones(2)}
+MASK = {"w": torch.tensor([True, False])}
+
+
+# ---- the carry -------------------------------------------------------------------------------------------------------
+
+
+def test_the_carry_a_task_starts_with() -> None:
+    kept, other = {"k": torch.zeros(1)}, {"w": torch.zeros(2)}
+    task = Task(0, {"model": Packet(W, MASK), "extra": Packet(W)}, {"lr": 0.5, "phases": [1, 2]}, round=3)
+    carry = begin(task, {"kept": kept, "extra": other}, torch.float64)
+    assert set(carry) == {"kept", "extra", "model", "model.mask", "settings", "aux"}
+    assert carry["kept"] is kept
+    assert carry["extra"] is task.send["extra"].values  # a packet wins over what is remembered under its name
+    assert carry["model.mask"] is MASK
+    assert {k: v.tolist() for k, v in carry["settings"].items()} == {"round": 3.0, "lr": 0.5, "phases": [1.0, 2.0]}
+    assert all(v.dtype == torch.float64 for v in carry["settings"].values())
+    assert carry["aux"] == {}
+
+
+def test_the_carry_of_an_empty_task() -> None:
+    assert set(begin(Task(0), {}, torch.float32)) == {"settings", "aux"}
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def nothing(carry: Carry, client: Client) -> Carry:
+    return carry
+
+
+def give_all(carry: Carry, client: Client) -> Outcome:
+    return Outcome({"model": Packet(carry["local"])}, {"n": float(client.info.examples)}, {"own": carry["local"]})
+
+
+def test_stages_are_numbered_among_their_kind() -> None:
+    train, edit, give = Train(CrossEntropy(), None), Edit(nothing), Give(give_all)
+    measure = Measure("m", lambda *a: {})
+    found = [(n, type(s).__name__) for n, s in numbered((edit, train, measure, edit, train, measure, give))]
+    assert found == [
+        (0, "Edit"),
+        (0, "Train"),
+        (0, "Measure"),
+        (1, "Edit"),
+        (1, "Train"),
+        (1, "Measure"),
+        (0, "Give"),
+    ]
+
+
+def total(net: Net, params: trees.Tree, batch: Batch, carry: Carry) -> trees.Tree:
+    return {"sum": batch.x.sum(), "n": batch.weight.sum(), "grad": torch.tensor(float(torch.is_grad_enabled()))}
+
+
+@dataclass(frozen=True)
+class Staged(methods.FedAvg):
+    """FedAvg whose work is given as stages."""
+
+    stages: tuple[Stage, ...] = ()
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        return self.stages
+
+
+def staged(tmp_path: Path, *stages: Stage, **words) -> Run:
+    return make_run(Staged(stages=stages), tmp_path, **words)
+
+
+def test_a_measure_is_the_sum_over_its_batches(tmp_path: Path) -> None:
+    seen: list[trees.Tree] = []
+
+    def look(carry: Carry, client: Client) -> Outcome:
+        seen.extend([carry["all"], carry["two"], carry["none"]])
+        return Outcome()
+
+    run = staged(
+        tmp_path,
+        Measure("all", total, Batches(size=6)),
+        Measure("two", total, Batches("validation", size=2, limit=1)),
+        Measure("none", total, Batches(limit=0)),
+        Give(look),
+    )
+    perform(run, Task(0, {"model": Packet(run.params)}), {})
+    data = run.federation.clients[0]
+    everything, two, none = seen
+    assert everything["sum"].item() == pytest.approx(data.train.x.sum().item(), abs=1e-9)
+    assert everything["n"].item() == len(data.train)
+    assert everything["grad"].item() == 0
+    assert two["sum"].item() == pytest.approx(data.validation.x[:2].sum().item(), abs=1e-12)
+    assert none == {}
+
+
+def test_edits_see_what_came_before_and_reports_say_who_and_how_many(tmp_path: Path) -> None:
+    def mark(carry: Carry, client: Client) -> Carry:
+        return {**carry, "local": {"w": torch.tensor([float(client.id)])}}
+
+    run = staged(tmp_path, Edit(mark), Give(give_all))
+    report, kept = perform(run, Task(2), {"old": W})
+    assert (report.of, report.examples, report.metrics) == (2, run.infos[2].examples, {"n": run.infos[2].examples})
+    assert report.give["model"].values["w"].item() == 2.0
+    assert set(kept) == {"old", "own"}  # a name left out stays as it was
+
+
+def test_a_client_that_keeps_nothing_new_changes_nothing(tmp_path: Path) -> None:
+    report, kept = perform(staged(tmp_path, Give(lambda c, k: Outcome())), Task(0), {"old": W})
+    assert (dict(kept), report.give) == ({}, {})
+
+
+def test_work_without_a_give_reports_nothing(tmp_path: Path) -> None:
+    report, kept = perform(staged(tmp_path), Task(1), {})
+    assert (report, kept) == (Report(1, {}, 13), {})
+
+
+def test_an_edit_more_or_less_does_not_change_what_a_train_draws(tmp_path: Path) -> None:
+    train, give = Train(CrossEntropy(), Local(1, 8)), Give(give_all)
+    trees_ = []
+    for i, stages in enumerate(((train, give), (Edit(nothing), train, Edit(nothing), give))):
+        run = staged(tmp_path / str(i), *stages, net="har-cnn", options={}, dtype=torch.float32)  # with dropout
+        trees_.append(perform(run, Task(0, {"model": Packet(run.params)}), {})[0].give["model"].values)
+    assert trees.equal(*trees_)
+
+
+def test_the_same_task_gives_the_same_bits_and_another_round_others(tmp_path: Path) -> None:
+    stages = (Train(CrossEntropy(), Local(1, 8)), Give(give_all))
+    run = staged(tmp_path, *stages, net="har-cnn", options={}, dtype=torch.float32)
+    task = Task(0, {"model": Packet(run.params)})
+    first, again, later = (perform(run, t, {})[0].give["model"].values for t in (task, task, replace(task, round=1)))
+    assert trees.equal(first, again)
+    assert not trees.equal(first, later)
+
+
+def test_two_trains_in_a_row_draw_other_batches(tmp_path: Path) -> None:
+    # two stages of one epoch from the same start: another order of examples, so another result
+    recipe = Local(1, 8, SGD(0.1))
+    stages = (Train(CrossEntropy(), recipe, end="a"), Train(CrossEntropy(), recipe, end="local"))
+    found: list[Carry] = []
+    run = staged(tmp_path, *stages, Edit(lambda c, k: (found.append(c), c)[1]))
+    perform(run, Task(0, {"model": Packet(run.params)}), {})
+    assert trees.distance(found[0]["a"], found[0]["local"]) > 1e-6
+
+
+def test_threads_and_randomness_are_left_as_they_were(tmp_path: Path) -> None:
+    run = staged(tmp_path, Train(CrossEntropy(), Local(1, 8)), Edit(lambda c, k: 1 / 0))  # type: ignore[arg-type,return-value]
+    before = torch.get_rng_state()
+    torch.set_num_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        perform(run, Task(0, {"model": Packet(run.params)}), {})
+    assert torch.get_num_threads() == 2
+    assert torch.equal(torch.get_rng_state(), before)
+    with one_thread(), own_randomness():
+        assert torch.get_num_threads() == 1
+        torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def test_both_directions_are_counted_to_the_byte(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, dtype=torch.float32)
+    task = Task(0, {"model": Packet(run.params)}, {"lr": 0.1}, round=12)
+    report = Report(0, {"model": Packet(run.params)}, 20, {"loss": 1.5})
+    assert sum(count_down(run, task, Sent()).values()) == len(write_task(task, Dense()))
+    assert sum(count_up(run, task, report).values()) == len(write_report(report, Dense()))
+
+
+def test_a_broadcast_is_encoded_once(tmp_path: Path) -> None:
+    encoded = []
+
+    @dataclass(frozen=True)
+    class Counting(Dense):
+        def encode(self, packet, known=None):
+            encoded.append(packet)
+            return super().encode(packet, known)
+
+    run = make_run(methods.FedAvg(codec=Counting()), tmp_path)
+    packet, sent = Packet(run.params), Sent()
+    costs = [count_down(run, Task(k, {"model": packet}), sent) for k in range(4)]
+    assert len(encoded) == 1
+    assert all(cost == costs[0] for cost in costs)
+    count_down(run, Task(0, {"model": Packet(dict(run.params))}), sent)
+    assert len(encoded) == 2
+
+
+def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(codec=Delta()), tmp_path, dtype=torch.float32)
+    drawn = torch.rand(run.params["fc1.weight"].shape, generator=torch.Generator().manual_seed(0))
+    mask = {"fc1.weight": drawn < 0.5}
+    packet = Packet(trees.masked(run.params, mask), mask)
+    scored, first, second, other = (
+        count_down(run, task, Sent())["mask"]
+        for task in (
+            Task(0, {"model": packet}, verb="evaluate"),  # leaves no trace
+            Task(0, {"model": packet}),
+            Task(0, {"model": packet}, round=1),
+            Task(1, {"model": packet}, round=1),
+        )
+    )
+    assert scored == first == other
+    assert first > run.params["fc1.weight"].numel() // 8
+    assert second < first / 10
+    back = count_up(run, Task(0, {"model": packet}), Report(0, {"model": packet}, 20))
+    assert back["mask"] == second  # the server knows what it sent

@@ -1,0 +1,114 @@
+"""Real processes, really killed: what was saved is whole, and a resumed run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = ["run", "ditto", "--data", "digits", "--rounds", "10", "--finetune", "0,1", "--epochs", "2"]
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedgrove.cli", *WORDS, "--out", str(folder), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def resume(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedgrove.cli", "resume", str(folder), "--json", *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def wait_for(folder: Path, rounds: int, process: subprocess.Popen[str]) -> None:
+    """Until so many rounds are in the checkpoint."""
+    latest, end = folder / "checkpoint" / "latest.json", time.monotonic() + 100
+    while time.monotonic() < end:
+        assert process.poll() is None, process.communicate()[1]
+        if latest.is_file() and json.loads(latest.read_text())["round"] >= rounds:
+            return
+        time.sleep(0.02)
+    pytest.fail("the run made no progress")
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    rows = [line.split(maxsplit=1) for line in found.splitlines()]
+    return [int(p) for p, args in rows if "resource_tracker" not in args and not args.startswith("ps ")]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Final weights, and the summary apart from what measures time or names the engine."""
+    models = {p.name: p.read_bytes() for p in sorted((folder / "models").iterdir())}
+    summary = json.loads((folder / "summary.json").read_text())
+    rest = {k: v for k, v in summary.items() if k not in ("seconds", "engine")}
+    return models | {"summary": json.dumps(rest).encode()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The same run, never disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    process = start(folder, "--json")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    found = contents(folder)
+    assert sum(name.startswith("client-") for name in found) == 20
+    return found
+
+
+@pytest.mark.parametrize(("engine", "other"), [("serial", "pool"), ("pool", "serial")])
+def test_kill_9_then_resume_is_the_uninterrupted_run(
+    engine: str, other: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, "--engine", engine)
+    wait_for(folder, 3, process)
+    workers = children(process.pid)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not (folder / "summary.json").exists()
+    # Workers notice that the server is gone and end by themselves.
+    end = time.monotonic() + 30
+    while any(Path(f"/proc/{w}").exists() for w in workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [w for w in workers if Path(f"/proc/{w}").exists()]
+    done = resume(folder, "--engine", other)
+    assert done.returncode == 0, done.stderr
+    assert contents(folder) == whole
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in lines] == list(range(1, 11))
+
+
+def test_a_killed_worker_leaves_a_checkpoint_and_a_sentence(whole: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, "--engine", "pool")
+    wait_for(folder, 2, process)
+    os.kill(children(process.pid)[0], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "died" in err
+    assert f"fedgrove resume {folder}" in err
+    assert "Traceback" not in err
+    assert resume(folder).returncode == 0
+    assert contents(folder) == whole
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_a_sentence(whole: dict[str, bytes], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder, "--engine", "pool")
+    wait_for(folder, 2, process)
+    workers = children(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"fedgrove resume {folder}" in err
+    assert "Traceback" not in err
+    assert not [w for w in workers if Path(f"/proc/{w}").exists()]
+    assert resume(folder).returncode == 0
+    assert contents(folder) == whole

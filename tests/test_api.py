@@ -1,0 +1,241 @@
+"""The verbs in Python."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import math
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import federation
+
+import fedgrove as fg
+from fedgrove import api, methods
+from fedgrove.api import Experiment
+from fedgrove.data import Federation
+from fedgrove.engines import Serial
+from fedgrove.errors import EngineError, InputError
+from fedgrove.folder import RunFolder
+from fedgrove.parts.local import SGD, Local
+from fedgrove.store import Memory, read_tree
+
+PROMISED = {"method", "data", "engine", "seed", "rounds", "clients", "groups", "density", "params_mean", "seconds"} | {
+    *(f"accuracy_{k}" for k in ("mean", "std", "worst", "worst10")),
+    *(f"bytes_{k}" for k in ("up", "down", "paper")),
+}
+
+
+def tiny() -> Federation:
+    return federation((12,), (20, 13, 24), dtype=torch.float32)
+
+
+def quick(out: Path, method: Any = "fedavg", **words: Any) -> api.Result:
+    return api.run(method, data=tiny(), out=out, engine=words.pop("engine", "serial"), **({"rounds": 2} | words))
+
+
+def timeless(summary: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in summary.items() if k not in ("seconds", "engine")}
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_verbs_are_there_whatever_was_imported_before() -> None:
+    for module in ("api", "rounds", "methods", "engines"):
+        importlib.import_module(f"fedgrove.{module}")
+    assert fg.run is api.run
+    assert fg.resume is api.resume
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in fg.__all__ if not hasattr(fg, name)] == []
+    assert set(fg.__all__) <= set(dir(fg))
+
+
+# ---- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_a_whole_folder(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    result = quick(tmp_path / "run", finetune=(0, 1), watch=seen.append)
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {"config.toml", "metrics.jsonl", "checkpoint", "models", "summary.json"}
+    assert result.summary.keys() >= PROMISED
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
+    assert seen == result.folder.metrics()
+    assert [line["round"] for line in seen] == [1, 2]
+    assert result.summary["finetune"].keys() == {"0", "1"}
+    assert result.summary["accuracy_mean"] == result.summary["finetune"]["1"]["accuracy_mean"]
+    models = json.loads((tmp_path / "run" / "models" / "index.json").read_text())
+    assert models.keys() == {"0", "1", "2"}
+    assert "fc1.weight" in read_tree(tmp_path / "run" / "models" / models["0"])
+
+
+def test_bytes_add_up(tmp_path: Path) -> None:
+    result = quick(tmp_path / "run")
+    lines, summary = result.folder.metrics(), result.summary
+    for way in ("up", "down"):
+        assert summary[f"bytes_{way}"] == sum(line[f"bytes_{way}"] for line in lines)
+        assert summary[f"bytes_{way}"] == sum(summary[f"bytes_{way}_parts"].values())
+    # a cohort of 2 of 3 clients in each of 2 rounds; 5187 float32 parameters each: at least 4 * 4 * 5187 bytes
+    assert 4 * 4 * 5187 < summary["bytes_up"] < 4 * 4 * 5187 * 1.1
+    assert summary["bytes_paper"] == 8 * 5187 * 2 * 2
+
+
+@pytest.mark.parametrize(("evaluate", "scored"), [(0, []), (1, [1, 2, 3]), (2, [2, 3])])
+def test_clients_are_scored_every_so_many_rounds(evaluate: int, scored: list[int], tmp_path: Path) -> None:
+    lines = quick(tmp_path / "run", rounds=3, evaluate=evaluate).folder.metrics()
+    assert [line["round"] for line in lines if "accuracy_mean" in line] == scored
+
+
+def test_the_same_words_give_the_same_result_and_another_seed_another(tmp_path: Path) -> None:
+    one, two, other = (quick(tmp_path / n, seed=seed).summary for n, seed in (("a", 0), ("b", 0), ("c", 1)))
+    assert timeless(one) == timeless(two)
+    assert timeless(one) != timeless(other)
+
+
+def test_words_are_checked_before_a_folder_is_made(tmp_path: Path) -> None:
+    for words, sentence in (
+        ({"rouns": 3}, "there is no word of run 'rouns'; did you mean 'rounds'?"),
+        ({"rounds": 0}, "rounds is 0"),
+        ({"cohort": 9}, "cohort is 9"),
+        ({"seed": -1}, "seed is -1"),
+        ({"clients": 0}, "clients is 0"),
+        ({"evaluate": -1}, "evaluate is -1"),
+        ({"net": "mpl"}, "mpl"),
+        ({"engine": "poool"}, "there is no engine 'poool'; did you mean 'pool'?"),
+    ):
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            quick(tmp_path / "run", **words)
+    with pytest.raises(InputError, match=re.escape("did you mean 'fedavg'?")):
+        quick(tmp_path / "run", method="fedavgg")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
+    result = quick(tmp_path / "run", rounds=1)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(InputError, match="never overwritten"):
+        quick(tmp_path / "run", rounds=1)
+    with pytest.raises(InputError, match="never overwritten"):
+        result.save(tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_without_a_folder_is_temporary_and_can_be_saved(tmp_path: Path) -> None:
+    result = api.run("fedavg", data=tiny(), rounds=1, engine="serial")
+    held = result.folder.path
+    copy = result.save(tmp_path / "deep" / "kept")
+    assert copy.summary == result.summary
+    assert held.exists()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        del result
+        gc.collect()
+    assert not held.exists()
+    # it goes away by itself, which is the way it is meant to go: nothing to warn of
+    assert [w for w in said if issubclass(w.category, ResourceWarning)] == []
+
+
+def test_an_engine_of_the_callers_own_is_not_closed(tmp_path: Path) -> None:
+    class Watched(Serial):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    engine = Watched()
+    quick(tmp_path / "run", rounds=1, engine=engine)
+    assert not engine.closed
+
+
+def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
+    spoilt = Local(1, 8, SGD(lr=1e30))
+    with pytest.raises(EngineError, match=r"no usable report.*0 of 2 rounds are saved; go on with: fedgrove resume "):
+        quick(tmp_path / "run", method=methods.FedAvg(local=spoilt))
+    assert RunFolder.open(tmp_path / "run").summary is None
+
+
+def test_a_failed_temporary_run_does_not_point_to_a_folder_that_is_gone() -> None:
+    spoilt = methods.FedAvg(local=Local(1, 8, SGD(lr=1e30)))
+    with pytest.raises(EngineError) as caught:
+        api.run(spoilt, data=tiny(), rounds=1, engine="serial")
+    sentence = str(caught.value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del caught
+        gc.collect()
+    # a folder that is deleted with the error cannot be resumed, so the sentence must not say so
+    named = re.search(r"fedgrove resume (\S+)", sentence)
+    assert named is None or Path(named[1]).exists()
+
+
+# ---- resume ----------------------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """Stands for a process that ends in the middle of a run."""
+
+
+def stop_at(round: int) -> Any:
+    def watch(line: Any) -> None:
+        if line["round"] == round:
+            raise Killed
+
+    return watch
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "lg-fedavg"])
+def test_a_resumed_run_is_the_run_it_would_have_been(method: str, tmp_path: Path) -> None:
+    whole = quick(tmp_path / "whole", method=method, rounds=3)
+    with pytest.raises(Killed):
+        quick(tmp_path / "cut", method=method, rounds=3, watch=stop_at(2))
+    resumed = api.resume(tmp_path / "cut", data=tiny(), engine="serial")
+    assert timeless(resumed.summary) == timeless(whole.summary)
+    assert (resumed.folder.config, len(resumed.folder.metrics())) == (whole.folder.config, 3)
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    def interrupt(line: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match=r"^Interrupted\. 1 of 2 rounds are saved; go on with: fedgrove resume"):
+        quick(tmp_path / "run", watch=interrupt)
+    assert api.resume(tmp_path / "run", data=tiny(), engine="serial").summary["rounds"] == 2
+
+
+def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path) -> None:
+    quick(tmp_path / "run", rounds=1)
+    with pytest.raises(InputError, match="is finished; there is nothing to resume"):
+        api.resume(tmp_path / "run", data=tiny())
+    with pytest.raises(InputError, match="is not a run folder"):
+        api.resume(tmp_path / "nowhere")
+
+
+# ---- experiments -----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_open_once_resolved(tmp_path: Path) -> None:
+    data = tiny()
+    experiment = Experiment(methods.FedAvg(), data)
+    run = experiment.build(data, Memory(tmp_path))
+    resolved = experiment.resolved(run)
+    assert (resolved.net, resolved.rounds, resolved.cohort) == ("mlp", 3, 2)
+    assert resolved.method.local == run.method.local
+    assert resolved == replace(resolved)
+    assert not math.isnan(resolved.rounds or math.nan)
+
+
+def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = quick(tmp_path / "run", rounds=1)
+    result.table()
+    said = capsys.readouterr().out
+    assert "accuracy" in said
+    assert f"{100 * result.summary['accuracy_mean']:.2f}" in said

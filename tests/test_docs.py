@@ -1,0 +1,261 @@
+"""What the pages say is so: code runs, commands parse, links lead somewhere, named tests and functions exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+
+import fedgrove as fg
+from fedgrove import data, engines, methods, nets
+from fedgrove.cli.app import app
+from fedgrove.config import assign
+from fedgrove.parts.local import Local
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+FENCE = re.compile(r"^(?P<before>(?:<!-- not run: .+? -->\n)?)```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+NOT_COMMANDS = {"--help", "--version"}
+
+
+class Block(NamedTuple):
+    kind: str
+    body: str
+    line: int
+    skipped: bool
+
+
+def called(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, *kinds: str) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(m["kind"], m["body"], text.count("\n", 0, m.start("body")), bool(m["before"]))
+        for m in FENCE.finditer(text)
+        if m["kind"] in kinds
+    ]
+
+
+def prose(page: Path) -> str:
+    return FENCE.sub("", page.read_text())
+
+
+EVERY = pytest.mark.parametrize("page", PAGES, ids=called)
+
+
+def test_there_are_pages() -> None:
+    assert {"README.md", "docs/index.md", "docs/tutorial-new-method.md"} <= {called(page) for page in PAGES}
+
+
+@EVERY
+def test_fences_are_closed_and_found(page: Path) -> None:
+    """Else a block could hide from the tests below."""
+    fences = [line for line in page.read_text().splitlines() if line.lstrip().startswith("```")]
+    assert len(fences) == 2 * len(list(FENCE.finditer(page.read_text())))
+
+
+# ---- python ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The namespace of a page, in an empty working directory from which its own files can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)  # where dataclasses look up the types of their fields
+    before = set(sys.modules)
+    yield vars(module)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "") or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=called)
+def test_python_runs(page: Path, place: dict[str, Any]) -> None:
+    """A block that opens with ``# name.py`` is saved under that name; all others run, one after another."""
+    for block in blocks(page, "python"):
+        first, _, _ = block.body.partition("\n")
+        if block.skipped:
+            continue
+        if re.fullmatch(r"# \w+\.py", first):
+            Path(first[2:]).write_text(block.body)
+        else:
+            exec(compile("\n" * block.line + block.body, str(page), "exec"), place)
+
+
+# ---- command lines --------------------------------------------------------------------------------------------------
+
+
+def lines(page: Path) -> list[str]:
+    """The lines of sh blocks, and those of console blocks that begin with $."""
+    found = []
+    for block in blocks(page, "sh", "bash", "shell", "console"):
+        for line in block.body.replace("\\\n", " ").splitlines():
+            if block.kind == "console" and not line.startswith("$ "):
+                continue
+            found.append(line.removeprefix("$ ").strip())
+    return [line for line in found if line and not line.startswith("#")]
+
+
+def commands(page: Path, program: str) -> list[list[str]]:
+    """The arguments of each call of a program; ``A=b`` before it sets a variable."""
+    found = []
+    for line in lines(page):
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words and words[0] == program:
+            found.append(words[1:])
+    return found
+
+
+FEDGROVE = [
+    pytest.param(words, id=f"{called(page)}: {' '.join(words)}")
+    for page in PAGES
+    for words in commands(page, "fedgrove")
+]
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What the command line makes of the words, without doing it; a word it does not know raises."""
+    group: Any = typer.main.get_command(app)
+    with group.make_context("fedgrove", list(words), resilient_parsing=False) as context:
+        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        with command.make_context(name, rest, parent=context) as inner:
+            told = command.get_help(inner)
+            flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
+            assert [flag for flag in flags if not re.search(rf"{flag}\b", told)] == []
+            return {"command": name, **inner.params}
+
+
+@pytest.mark.parametrize("words", FEDGROVE)
+def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
+    if set(words) & NOT_COMMANDS:
+        return
+    found = parsed(words)
+    known = {"method": methods.names(), "data": data.names(), "net": list(nets.names()), "engine": engines.names()}
+    for key, names in known.items():
+        given = found.get(key)
+        assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), f"{key} {given}"
+    for text in found.get("set") or ():
+        assign(methods.find(found["method"])(), text, Local())
+
+
+def test_there_are_commands_to_parse_and_a_wrong_one_does_not() -> None:
+    assert len(FEDGROVE) > 8
+    for words in (["run", "--no-such-flag"], ["runn"], ["run", "--rounds", "x"], ["cost"]):
+        with pytest.raises(Exception, match=r"no-such|runn|whole|METHOD|method"):
+            parsed(words)
+
+
+@EVERY
+def test_commands_in_the_text_exist(page: Path) -> None:
+    known = {*typer.main.get_command(app).commands, *NOT_COMMANDS}  # type: ignore[attr-defined]
+    named = re.findall(r"`fedgrove (\S+?)(?: [^`]*)?`", prose(page))
+    assert [name for name in named if name not in known] == []
+
+
+@EVERY
+def test_make_targets_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = [words[0] for words in commands(page, "make")] + re.findall(r"`make ([\w-]+)", prose(page))
+    assert [name for name in named if name not in targets] == []
+
+
+# ---- links and names ------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@EVERY
+def test_relative_links_resolve(page: Path) -> None:
+    missing = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            missing.append(target)
+    assert missing == []
+
+
+@EVERY
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)(?:::\w+)?`", prose(page))
+    assert [name for name in named if "my" not in name and not (ROOT / name).exists()] == []
+
+
+@EVERY
+def test_named_tests_exist(page: Path) -> None:
+    named = re.findall(r"`(tests/[\w./]+)::(\w+)`", page.read_text())
+    assert [n for n in named if not re.search(rf"^ *def {n[1]}\(", (ROOT / n[0]).read_text(), re.M)] == []
+
+
+@EVERY
+def test_named_functions_exist(page: Path) -> None:
+    named = re.findall(r"`(fedgrove(?!\.v\d)(?:\.\w+)+)(?:\([^`]*)?`", prose(page))  # fedgrove.v1 is the wire's tag
+    assert [name for name in named if not resolves(name)] == []
+
+
+def resolves(name: str) -> bool:
+    words = name.split(".")
+    for cut in range(len(words), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(words[:cut]))
+        except ImportError:
+            continue
+        for word in words[cut:]:
+            # a dataclass's field without a default is no attribute of its class
+            found = getattr(found, word, None) or getattr(found, "__dataclass_fields__", {}).get(word)
+        return found is not None
+    return False
+
+
+def test_a_name_that_is_nowhere_is_noticed() -> None:
+    assert resolves("fedgrove.parts.objective.Proximal")
+    assert not resolves("fedgrove.parts.objective.Proximity")
+    assert not resolves("fedgrove.nowhere.Proximal")
+
+
+# ---- what pages list is what there is -------------------------------------------------------------------------------
+
+
+def column(page: str) -> set[str]:
+    """The names in the first column of a page's tables."""
+    rows = re.findall(r"^\| (`[^|]+`) \|", (ROOT / page).read_text(), re.M)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def test_every_method_is_listed_and_no_other(page: str) -> None:
+    assert column(page) == set(methods.names())
+
+
+def test_every_method_but_local_has_a_paper_page() -> None:
+    assert {p.stem for p in ROOT.glob("docs/papers/*.md")} == set(methods.names()) - {"local"}
+
+
+def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
+    summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
+    files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
+    assert column("docs/runs.md") == set(summary) | files
+
+
+def test_no_machine_or_registry_is_named() -> None:
+    for page in PAGES:
+        assert not re.search(r"/home/|/tmp/|/work/|pypi|/usr/", page.read_text()), called(page)
