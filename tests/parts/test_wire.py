@@ -85,6 +85,14 @@ def test_codebook_golden() -> None:
     assert Codebook().encode(packet).data == sealed(want)
 
 
+def test_codebook_of_five_packs_three_bits_each() -> None:
+    # 0 1 2 3 4 0 0 0 0 1, three bits each, low bit first: 000 100 010 110 001 000 000 000 000 100; as bytes, low bit
+    # first, 00010001 01100010 00000000 00010000 (two bits are left over) = 88 46 00 08
+    packet = Packet({"w": torch.tensor([0.0, 1, 2, 3, 4, 0, 0, 0, 0, 1])})
+    assert Codebook().encode(packet).data[-8:-4].hex(" ") == "88 46 00 08"
+    assert Dense().decode(Codebook().encode(packet).data).values["w"].tolist() == [0, 1, 2, 3, 4, 0, 0, 0, 0, 1]
+
+
 def test_second_name_shares_a_prefix() -> None:
     # "fc.bias" after "fc.weight" shares 3 bytes and adds "bias"
     data = Dense().encode(Packet({"fc.weight": torch.zeros(1), "fc.bias": torch.zeros(1)})).data
@@ -152,9 +160,9 @@ def test_a_stranger_reads_bits(density: float) -> None:
 
 
 def test_frequency_table_golden() -> None:
-    # scale 14; symbol 0: 12288 = 80 60 as a varint; a zero, 0 more zeros; symbol 2: 4096 = 80 20
+    # scale 10; symbol 0: 768 = 6 * 128 = 80 06 as a varint; a zero, 0 more zeros; symbol 2: 256 = 80 02
     f = entropy.frequencies(np.array([3, 0, 1] + [0] * 253))
-    assert entropy.table_bytes(f).hex(" ") == "0e 80 60 00 00 80 20"
+    assert entropy.table_bytes(f).hex(" ") == "0a 80 06 00 00 80 02"
     table = entropy.read_table(entropy.Cursor(memoryview(entropy.table_bytes(f))), 256, "x")
     assert table.tolist() == f.tolist()
 

@@ -34,7 +34,7 @@ class Mean:
             raise ValueError(f"trees to average differ in names: {sorted(set(tree) ^ set(self._sums))}")
         for k, v in tree.items():
             if k in self._sums:
-                self._sums[k].add_(v.double(), alpha=weight)
+                self._sums[k].add_(v, alpha=weight)  # in double: the sum's type, not the leaf's, decides
             else:
                 self._sums[k], self._types[k] = v.double() * weight, v.dtype
         self.weight += weight

@@ -27,7 +27,7 @@ from .streams import (
 from .wire import Entry, MaskForm, ValueForm
 
 MAX_BOOK = 256
-GLANCE, SAMPLE = 320, 1 << 12
+GLANCE, BRIEF, SAMPLE = 1 << 7, 1 << 10, 1 << 12
 HASHES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
 UNSIGNED = {w: np.dtype(f"u{w}") for w in (1, 2, 4, 8)}
 SIGNED = {1: np.dtype("u1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}  # what torch takes from numpy
@@ -126,6 +126,9 @@ def to_bits(mask: Tensor) -> Bits:
 def _write_mask(bits: Bits, shape: tuple[int, ...], held: Bits | None, allow: Allow) -> tuple[MaskForm, Chunks]:
     """The form that will be smallest by count: a bit per element, per channel, or per change."""
     ones = int(np.count_nonzero(bits))
+    channels = _channels(bits, shape, ones) if allow.channels else None
+    if channels is None and (held is None or not allow.known):
+        return MaskForm.BITS, write_bits(bits, allow.tools, ones)
     guesses = {MaskForm.BITS: _guess(ones, len(bits), allow.tools)}
     parts = {MaskForm.BITS: [(bits, ones)]}
     if allow.known and held is not None:
@@ -135,7 +138,6 @@ def _write_mask(bits: Bits, shape: tuple[int, ...], held: Bits | None, allow: Al
             return MaskForm.SAME, []
         guesses[MaskForm.FLIPS] = _guess(changed, len(bits), allow.tools)
         parts[MaskForm.FLIPS] = [(flips, changed)]
-    channels = _channels(bits, shape, ones) if allow.channels else None
     if channels is not None:
         parts[MaskForm.CHANNELS] = [(c, int(np.count_nonzero(c))) for c in channels]
         guesses[MaskForm.CHANNELS] = sum(_guess(k, len(c), allow.tools) for c, k in parts[MaskForm.CHANNELS])
@@ -193,11 +195,10 @@ def _worth_dropping(words: Words) -> bool:
 
 def _write_book(words: Words, allow: Allow) -> dict[str, Chunks] | None:
     """Codebook and indices, if the numbers take few enough values for that to be smaller."""
-    few = words if len(words) <= GLANCE else words[:: len(words) // GLANCE]
-    if len(_distinct(few)) > min(MAX_BOOK, len(words) // 2):  # without repeats it is no codebook, only a sorted list
-        return None
-    found = find_book(words)
-    if found is None or 2 * len(found[0]) > len(words):
+    # Of 128 draws from at most 256 values two are the same, but for one time in 10^14.
+    few = words[:: max(1, len(words) // GLANCE)].tolist()
+    found = find_book(words) if len(set(few)) < len(few) else None
+    if found is None or 2 * len(found[0]) > len(words):  # without repeats it is no codebook, only a sorted list
         return None
     book, index = found
     codebook: Chunks = [bytes([len(book) - 1]), *write_values(book, allow.tools)]
@@ -225,8 +226,8 @@ def find_book(words: Words) -> tuple[Words, Bytes] | None:
     book = _distinct(words[:: max(1, len(words) // SAMPLE)])
     while len(book) <= MAX_BOOK:
         index = _places(words, book)
-        strange = book.take(index) != words
-        if not strange.any():
+        strange = None if len(words) < SAMPLE else book.take(index) != words
+        if strange is None or not strange.any():
             return book, index
         # The sample missed rare values: take them in, all at once, and look again.
         book = _distinct(np.concatenate([book, _distinct(words[strange])]))
@@ -235,7 +236,8 @@ def find_book(words: Words) -> tuple[Words, Bytes] | None:
 
 def _distinct(words: Words) -> Words:
     # numpy's own unique hashes, which is ten times slower on a few thousand numbers
-    rising: Words = np.sort(words)
+    rising = words.copy()
+    rising.sort()
     first = np.empty(len(words), np.bool_)
     first[0] = True
     np.not_equal(rising[1:], rising[:-1], out=first[1:])
@@ -243,7 +245,12 @@ def _distinct(words: Words) -> Words:
 
 
 def _places(words: Words, book: Words) -> Bytes:
-    """Each number's place in the book, anything for a stranger; by a table of 2^16 where the book has no collisions."""
+    """Each number's place in the book, anything for a stranger; by a table of 2^16 where the book has no collisions.
+
+    Not for few numbers, which are all in the book, since a table takes its time to make.
+    """
+    if len(words) <= BRIEF:
+        return np.searchsorted(book, words).astype(np.uint8)
     for key in (0, *HASHES) if words.itemsize <= 2 else HASHES:
         slots = _slot(book, key)
         if len(_distinct(slots)) == len(book):

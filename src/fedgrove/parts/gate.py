@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..core import Info, Packet, Report
 from ..layout import Layout
+
+
+def _finite(v: Tensor) -> bool:
+    """Whether all numbers are finite: if their sum is, they are; a sum that is not may only be too large."""
+    return math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all())
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,6 @@ class Gate:
                     return f"{what} of shape {tuple(v.shape)} in {k}; the network has {tuple(layout.shapes[k])}."
         if self.finite:
             for k, v in packet.values.items():
-                if v.is_floating_point() and not bool(torch.isfinite(v).all()):
+                if v.is_floating_point() and not _finite(v):
                     return f"values that are not finite in {k}; a lower lr or a gradient clip may help."
         return None

@@ -47,6 +47,11 @@ class Optimiser(Protocol):
         """The same step; ``w``, ``g`` and ``state`` are overwritten."""
 
 
+def _decayed(g: Tensor, w: Tensor, weight_decay: Number) -> Tensor:
+    """The gradient with the weights' own pull; a decay of the number 0 costs nothing."""
+    return g if isinstance(weight_decay, float) and not weight_decay else g + weight_decay * w
+
+
 @dataclass(frozen=True)
 class SGD:
     r"""Stochastic gradient descent with momentum and weight decay.
@@ -79,7 +84,7 @@ class SGD:
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
         """One step, pure."""
-        g = g + self.weight_decay * w
+        g = _decayed(g, w, self.weight_decay)
         v = self.momentum * state["v"] + g
         return w - lr * v, {"v": v}
 
@@ -120,12 +125,12 @@ class Adam:
 
     def begin(self, w: Tensor) -> Tree:
         """Moments of zero, no step taken."""
-        return {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "t": torch.zeros((), dtype=w.dtype)}
+        return {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "t": w.new_zeros(())}
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
         """One step, pure."""
         t = state["t"] + 1
-        g = g + self.weight_decay * w
+        g = _decayed(g, w, self.weight_decay)
         m = self.beta1 * state["m"] + (1 - self.beta1) * g
         v = self.beta2 * state["v"] + (1 - self.beta2) * g * g
         root = (v / (1 - self.beta2**t)).sqrt() + self.eps
@@ -177,10 +182,13 @@ def recipe(stage: Train) -> Local:
 
 def epochs(net: Net, stage: Train, client: Client, number: int) -> Iterable[Batch]:
     """The batches of a Train stage, epoch after epoch; ``number`` is the stage's place among the Trains."""
-    local = recipe(stage)
-    over = Batches("train", local.batch, shuffle=True, least=2 if net.layout.batch_norm else 1)
-    for epoch in range(local.epochs):
-        yield from client.batches(over, number, epoch)
+    for epoch in range(recipe(stage).epochs):
+        yield from client.batches(batches_of(net, stage), number, epoch)
+
+
+def batches_of(net: Net, stage: Train) -> Batches:
+    """The training data in the recipe's batches; BatchNorm cannot train on a batch of one."""
+    return Batches("train", recipe(stage).batch, shuffle=True, least=2 if net.layout.batch_norm else 1)
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
@@ -211,8 +219,7 @@ def begin(net: Net, stage: Train, carry: Carry) -> Carry:
 
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     """One step of training as a pure function of tensors."""
-    local, tree = recipe(stage), carry[stage.end]
-    params = trees.pick(tree, net.layout.params)
+    tree = carry[stage.end]
 
     def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
@@ -220,15 +227,20 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
         value, aux = stage.objective(out, params, batch, {**carry, stage.end: carry["before"]})
         return value, (aux, buffers)
 
-    grads, (aux, buffers) = grad(loss, has_aux=True)(params)
+    grads, (aux, buffers) = grad(loss, has_aux=True)(trees.pick(tree, net.layout.params))
+    return moved(net, stage, carry, grads, aux, buffers)
+
+
+def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers: Tree) -> Carry:
+    """What follows once the gradients are there: mask, clip, the optimiser's step; pure."""
+    local, params = recipe(stage), trees.pick(carry[stage.end], net.layout.params)
     g = trees.flat(trees.pick(grads, params))
     if stage.mask in carry:
         g = g * flat_mask(carry[stage.mask], params)
     if local.clip is not None:
         g = g * clip_scale(g, local.clip)
     w, state = local.optimiser.step(trees.flat(params), g, carry["optimiser"], learning_rate(local, carry))
-    moved = _unflat(w, params)
-    return {**carry, stage.end: moved | buffers, "aux": carry["aux"] | aux, "optimiser": state}
+    return {**carry, stage.end: _unflat(w, params) | buffers, "aux": carry["aux"] | aux, "optimiser": state}
 
 
 def _unflat(w: Tensor, like: Mapping[str, Tensor]) -> Tree:

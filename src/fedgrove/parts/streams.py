@@ -50,8 +50,8 @@ class Tools:
     zstd: bool = False
     planes: bool = False
     slack: float = 0.0
-    long: int = 1 << 16
-    short: int = 1 << 9
+    long: int = 1 << 13
+    short: int = 1 << 11
 
 
 def size(chunks: Chunks) -> int:
@@ -66,20 +66,25 @@ def write_bytes(x: Bytes, tools: Tools) -> Chunks:
 
 def read_bytes(cursor: Cursor, n: int, what: str) -> Bytes:
     """The inverse of :func:`write_bytes`."""
-    return _read(cursor, n, n, 256, what) if n else np.empty(0, np.uint8)
+    return _read(cursor, n, 256, what) if n else np.empty(0, np.uint8)
 
 
 def write_symbols(x: Bytes, k: int, tools: Tools) -> Chunks:
-    """Numbers below ``k``; raw means packed 1, 2, 4 or 8 bits each; for k = 1 nothing is written."""
-    return _smallest(x, _pack(x, _width(k)), tools, tools.ans) if len(x) and k > 1 else []
+    """Numbers below ``k``, raw in the fewest bits each; for k = 1 nothing is written.
+
+    zstandard gets 1, 2, 4 or 8 bits each: it looks for what repeats in whole bytes.
+    """
+    if not len(x) or k < 2:
+        return []
+    best, bits = _smallest(x, _pack(x, _width(k)), tools, tools.ans), (k - 1).bit_length()
+    return _raw(_pack(x, bits)) if best[0][0] == Method.RAW or 1 + _bytes(len(x), bits) < size(best) else best
 
 
 def read_symbols(cursor: Cursor, n: int, k: int, what: str) -> Bytes:
     """The inverse of :func:`write_symbols`."""
     if n == 0 or k == 1:
         return np.zeros(n, np.uint8)
-    width = _width(k)
-    x = _read(cursor, n, -(-n * width // 8), k, what, width)
+    x = _read(cursor, n, k, what, (k - 1).bit_length(), _width(k))
     if int(x.max()) >= k:
         raise WireError(f"{what} holds the index {int(x.max())}; the codebook has {k} entries.")
     return x
@@ -120,7 +125,7 @@ def read_bits(cursor: Cursor, n: int, what: str) -> Bits:
             raise WireError(f"the frequency of {what} is 0; it must be in 1..65535.")
         packed = read_bit_ans(cursor, -(-n // 8), ones, what)
     else:
-        packed = _read(cursor, -(-n // 8), -(-n // 8), 256, what)
+        packed = _read(cursor, -(-n // 8), 256, what)
     return np.unpackbits(packed, count=n, bitorder="little").view(np.bool_)
 
 
@@ -186,10 +191,15 @@ def _slack(n: int, tools: Tools) -> float:
 
 
 def _promising(packed: Bytes, rival: float) -> bool:
-    """Whether zstandard may come near the rival: tried on a piece of a long stream, since on noise it is slow."""
+    """Whether zstandard may come near the rival: tried on a piece of a long stream, since on noise it is slow.
+
+    In a short one its tables weigh too much.
+    """
     n = 1 << 14
+    if len(packed) < 4 * n:
+        return len(packed) >= 1 << 9 or rival >= len(packed)
     piece = packed[len(packed) // 2 :][:n]
-    return len(packed) < 4 * n or len(deflate(piece.data)) / len(piece) < 1.05 * rival / len(packed)
+    return len(deflate(piece.data)) / len(piece) < 1.05 * rival / len(packed)
 
 
 def _noise(x: Bytes) -> bool:
@@ -197,24 +207,28 @@ def _noise(x: Bytes) -> bool:
 
     Two of m draws agree with a probability of 1/256 if all bytes are equally likely, else more often.
     """
-    if len(x) < 1 << 15:
+    if len(x) < 1 << 12:
         return False
-    sample = x[:: len(x) >> 12]
+    sample = x[:: len(x) >> 10]
     counts, m = np.bincount(sample), len(sample)
     return 256 * (int(counts @ counts) - m) <= 1.08 * m * (m - 1)
 
 
-def _read(cursor: Cursor, n: int, raw: int, symbols: int, what: str, width: int = 8) -> Bytes:
-    """``n`` symbols that raw or framed would take ``raw`` bytes."""
+def _read(cursor: Cursor, n: int, symbols: int, what: str, bits: int = 8, width: int = 8) -> Bytes:
+    """``n`` symbols of ``bits`` bits each if they are raw, ``width`` if framed."""
     method = cursor.method([Method.RAW, Method.ZSTD, Method.ANS, Method.FILL], what)
     if method == Method.RAW:
-        return _unpack(np.frombuffer(cursor.take(raw, what), np.uint8).copy(), n, width)
+        return _unpack(np.frombuffer(cursor.take(_bytes(n, bits), what), np.uint8).copy(), n, bits)
     if method == Method.ZSTD:
         frame = cursor.take(cursor.varint(len(cursor.data), f"the length of {what}"), what)
-        return _unpack(np.frombuffer(inflate(frame, raw, what), np.uint8).copy(), n, width)
+        return _unpack(np.frombuffer(inflate(frame, _bytes(n, width), what), np.uint8).copy(), n, width)
     if method == Method.FILL:
         return np.full(n, cursor.byte(what), np.uint8)
     return read_ans(cursor, n, read_table(cursor, symbols, what), what)
+
+
+def _bytes(n: int, bits: int) -> int:
+    return -(-n * bits // 8)
 
 
 def _width(k: int) -> int:
@@ -223,9 +237,12 @@ def _width(k: int) -> int:
 
 def _pack(x: Bytes, width: int) -> Bytes:
     """``width`` bits each, the first in the low bits."""
-    per = 8 // width
-    if per == 1:
+    if width == 8:
         return x
+    if 8 % width:
+        flags = np.unpackbits(x[:, None], axis=1, count=width, bitorder="little")
+        return np.packbits(flags.reshape(-1), bitorder="little")
+    per = 8 // width
     packed = np.zeros(-(-len(x) // per), np.uint8)
     for i in range(per):
         piece = x[i::per]
@@ -234,7 +251,12 @@ def _pack(x: Bytes, width: int) -> Bytes:
 
 
 def _unpack(packed: Bytes, n: int, width: int) -> Bytes:
-    return packed if width == 8 else _unpacked(width).take(packed).view(np.uint8)[:n]
+    if width == 8:
+        return packed
+    if 8 % width:
+        flags = np.unpackbits(packed, count=n * width, bitorder="little").reshape(n, width)
+        return np.packbits(flags, axis=1, bitorder="little").reshape(-1)
+    return _unpacked(width).take(packed).view(np.uint8)[:n]
 
 
 @lru_cache

@@ -35,6 +35,10 @@ DTYPES: tuple[torch.dtype, ...] = (
 """A dtype's place here is its code in the index; new ones are added at the end."""
 
 
+Row = tuple[str, torch.dtype, tuple[int, ...], int]
+"""Name, dtype, shape and form of a tensor, which hash faster than an :class:`Entry`."""
+
+
 class MaskForm(IntEnum):
     """How the mask of a tensor is written."""
 
@@ -83,7 +87,7 @@ class Opened:
 def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | None) -> bytes:
     """A container: header, index, body, checksum."""
     check(len(entries) <= MAX_TENSORS, "the number of tensors", len(entries), f"at most {MAX_TENSORS}")
-    packed, index = _squeezed(tuple(entries))
+    packed, index = _squeezed(tuple((e.name, e.dtype, e.shape, e.mask | e.values << 4) for e in entries))
     flags = HAS_MASK * masked | SHORT_INDEX * packed | HAS_KNOWN * (known is not None)
     head = MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(entries)) + index
     chunks = [head, *body]
@@ -117,7 +121,7 @@ def _check_frame(data: bytes) -> None:
 
 
 @lru_cache(maxsize=64)
-def _squeezed(entries: tuple[Entry, ...]) -> tuple[bool, bytes]:
+def _squeezed(entries: tuple[Row, ...]) -> tuple[bool, bytes]:
     """Lengths and index, and whether it is squeezed. Kept, for the packets of a run differ in their numbers only."""
     index = _write_index(entries)
     short = deflate(index)
@@ -125,18 +129,17 @@ def _squeezed(entries: tuple[Entry, ...]) -> tuple[bool, bytes]:
     return packed, varint(len(index)) + (varint(len(short)) + short if packed else index)
 
 
-def _write_index(entries: Sequence[Entry]) -> bytes:
+def _write_index(entries: Sequence[Row]) -> bytes:
     out, last = bytearray(), b""
-    for e in entries:
-        name = e.name.encode()
+    for called, dtype, shape, form in entries:
+        name = called.encode()
         check(len(name) <= MAX_NAME, "the length of a tensor's name", len(name), f"at most {MAX_NAME} bytes")
-        check(len(e.shape) <= MAX_DIMS, f"the number of dimensions of {e.name}", len(e.shape), f"at most {MAX_DIMS}")
-        if e.dtype not in DTYPES:
-            raise InputError(f"{e.name} has dtype {e.dtype}; allowed: {', '.join(str(d)[6:] for d in DTYPES)}.")
+        check(len(shape) <= MAX_DIMS, f"the number of dimensions of {called}", len(shape), f"at most {MAX_DIMS}")
+        if dtype not in DTYPES:
+            raise InputError(f"{called} has dtype {dtype}; allowed: {', '.join(str(d)[6:] for d in DTYPES)}.")
         shared = _shared(last, name)
         out += varint(shared) + varint(len(name) - shared) + name[shared:]
-        out += bytes([DTYPES.index(e.dtype), e.mask | e.values << 4, len(e.shape)])
-        out += b"".join(varint(d) for d in e.shape)
+        out += bytes([DTYPES.index(dtype), form, len(shape)]) + b"".join(varint(d) for d in shape)
         last = name
     return bytes(out)
 
