@@ -27,6 +27,7 @@ run: .venv/core.stamp
 ## check: style and types
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
+	$(BIN)/ruff format -q --check src tests examples
 	$(BIN)/mypy
 
 ## test: check, then the tests that fit in ten minutes
@@ -38,8 +39,8 @@ test-all: check
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
 ## bench: what is measured side by side, never a timed test
-bench: .venv/dev.stamp
-	$(BIN)/python benchmarks/engine.py
+bench: .venv/core.stamp
+	$(BIN)/fedgrove bench engine $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 import weakref
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from . import engines, measure, methods
-from .core import AnyMethod, Engine, Report, Task
+from . import engines, methods
+from .core import AnyMethod, Engine
 from .data import Federation, load
 from .errors import EngineError, FedgroveError, InputError, check, unknown
 from .folder import RunFolder
-from .measure import Ledger
-from .rounds import Run, build, evaluation, rounds
+from .lockstep import Member, Watch, together
+from .rounds import Run, build
 from .store import Memory
-
-Watch = Callable[[Mapping[str, Any]], None]
-"""Called with each line of metrics.jsonl as it is written."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +79,8 @@ class Experiment:
         """The same with nothing left open, as it is written to config.toml."""
         net = self.net if self.net is not None else run.federation.defaults.net
         d = run.federation
-        dealt = {"partition": d.partition, "scenario": d.scenario, "split": d.split}
-        return replace(self, method=run.method, net=net, rounds=run.rounds, cohort=run.cohort, **dealt)
+        dealt = replace(self, partition=d.partition, scenario=d.scenario, split=d.split)
+        return replace(dealt, method=run.method, net=net, rounds=run.rounds, cohort=run.cohort)
 
 
 @dataclass(frozen=True)
@@ -203,85 +198,9 @@ def _way_on(folder: RunFolder, run: Run) -> str:
 
 def execute(run: Run, folder: RunFolder, engine: Engine, every: int, watch: Watch) -> dict[str, Any]:
     """Run to the end from the folder's last checkpoint, commit after every exchange, and write the result."""
-    loop = rounds(run, folder.restore(run))
-    exchange = next(loop)
-    while exchange.tasks:
-        began, before, ledger = time.perf_counter(), exchange.state.round, Ledger()
-        exchange = loop.send(ledger.tally(_reports(engine, run, exchange.tasks)))
-        state = exchange.state
-        line = {"round": state.round, "counts": state.round > before, **ledger.totals()}
-        if exchange.refused:
-            line["refused"] = list(exchange.refused)
-        if every and state.round > before and (state.round % every == 0 or state.round == run.rounds):
-            line |= _scores(run, engine, state)
-        line["seconds"] = round(time.perf_counter() - began, 4)
-        folder.log(line)
-        folder.save(run, state)
-        watch(line)
-    summary = summarise(run, folder, engine, exchange.state)
-    folder.save_models(run, exchange.state)
-    folder.finish(summary)
-    return summary
-
-
-def _reports(engine: Engine, run: Run, tasks: list[Task]) -> Any:
-    return (report for _, report in engine.map((run, task) for task in tasks))
-
-
-def _scores(run: Run, engine: Engine, state: Any) -> dict[str, Any]:
-    ledger = Ledger()
-    reports = list(ledger.tally(_reports(engine, run, evaluation(run, state))))
-    scores = measure.spread(_each(reports, "test0"))
-    return {
-        **scores,
-        "validation_mean": measure.spread(_each(reports, "validation0"))["accuracy_mean"],
-        "loss_mean": round(sum(_each(reports, "test_loss0")) / len(reports), 8),
-        "density": round(sum(_each(reports, "density")) / len(reports), 8),
-        **{k: v for k, v in ledger.totals("bytes_evaluate").items() if not k.endswith("parts")},
-    }
-
-
-def _each(reports: list[Report], metric: str) -> list[float]:
-    return [report.metrics[metric] for report in reports]
-
-
-def summarise(run: Run, folder: RunFolder, engine: Engine, state: Any) -> dict[str, Any]:
-    """The figures of a finished run: fine-tune, score every client with its own model, and add up."""
-    began, delivery = time.perf_counter(), Ledger()
-    reports = list(delivery.tally(_reports(engine, run, evaluation(run, state, "finetune"))))
-    lines, total = folder.metrics(), Ledger()
-    for line in lines:
-        total.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
-    delivered = [run.method.deliver(state, k).get("model") for k in run.infos]
-    groups = len({id(p.values) for p in delivered if p is not None}) + sum(p is None for p in delivered)
-    last = run.finetune[-1]
-    tuned = {str(n): measure.spread(_each(reports, f"test{n}")) for n in run.finetune}
-    return {
-        "method": methods.name_of(run.method),
-        "data": run.federation.name,
-        "partition": run.federation.partition,
-        "scenario": run.federation.scenario,
-        "split": run.federation.split,
-        "engine": engine.name,
-        "seed": run.seed,
-        "rounds": run.rounds,
-        "clients": len(run.infos),
-        "cohort": run.cohort,
-        "groups": groups,
-        **tuned[str(last)],
-        "validation_mean": measure.spread(_each(reports, f"validation{last}"))["accuracy_mean"],
-        "finetune": tuned,
-        "density": round(sum(_each(reports, "density")) / len(reports), 8),
-        "params": run.net.layout.size,
-        "params_mean": sum(_each(reports, "params")) / len(reports),
-        "macs": run.net.layout.macs,
-        **total.totals(),
-        "bytes_paper": run.method.paper_bytes(run.net.layout, len(run.infos), run.cohort, run.rounds),
-        "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
-        "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
-        **{k: v for k, v in delivery.totals("bytes_deliver").items() if not k.endswith("parts")},
-        "refused": sum(len(line.get("refused", [])) for line in lines),
-        "accuracy_clients": {str(r.of): round(r.metrics[f"test{last}"], 8) for r in reports},
-        "notes": list(run.federation.notes),
-        "seconds": round(sum(line["seconds"] for line in lines) + time.perf_counter() - began, 3),
-    }
+    member = Member(run, folder, every, watch)
+    for _ in together([member], engine):
+        if member.error is not None:
+            raise member.error
+    assert member.summary is not None
+    return member.summary

@@ -127,21 +127,23 @@ class Client:
     seed: int
     """Of this client in this task: derived from (seed, round, client, verb)."""
 
-    def indices(self, over: Batches, *purpose: int | str) -> Iterator[Tensor]:
-        """Which examples of the split each batch of one pass holds; a shuffle depends on seed and ``purpose`` alone."""
+    def order(self, over: Batches, *purpose: int | str) -> Tensor:
+        """The examples of one pass over a split, in order; a shuffle depends on seed and ``purpose`` alone."""
         n = len(getattr(self.data, over.split))
         shuffle = torch_rng(self.seed, "shuffle", *purpose) if over.shuffle else None
         order = torch.arange(n) if shuffle is None else torch.randperm(n, generator=shuffle)
-        for position, index in enumerate(torch.split(order, over.size)):
-            if position == over.limit or len(index) < over.least:
-                return
-            yield index
+        if over.limit is not None:
+            order = order[: over.limit * over.size]
+        if over.size < over.least:
+            return order[:0]
+        short = len(order) % over.size
+        return order if not short or short >= over.least else order[: len(order) - short]
 
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
         """One pass over a split, batch by batch."""
         part = getattr(self.data, over.split)
-        ones = torch.ones(min(over.size, len(part)), dtype=part.x.dtype)
-        for position, index in enumerate(self.indices(over, *purpose)):
+        ones, order = torch.ones(min(over.size, len(part)), dtype=part.x.dtype), self.order(over, *purpose)
+        for position, index in enumerate(torch.split(order, over.size) if len(order) else ()):
             yield Batch(part.x[index], part.y[index], ones[: len(index)], index, torch.tensor(position))
 
 

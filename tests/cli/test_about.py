@@ -19,7 +19,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("methods", methods.names()),
         ("data", data.names()),
         ("nets", nets.names()),
-        ("engines", ["auto", "pool", "serial"]),
+        ("engines", ["auto", "batched", "pool", "serial"]),
         ("parts", ["objective", "local", "optimiser", "codec"]),
     ],
 )

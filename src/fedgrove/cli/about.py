@@ -114,7 +114,8 @@ def _engines() -> list[tuple[str, str]]:
     from .. import engines
 
     said = {
-        "auto": "pool, or serial where there is one core",
+        "auto": "batched where there is a GPU, else pool, or serial where there is one core",
+        "batched": "all clients stacked, on a GPU or for comparison on a CPU",
         "pool": "a worker process per core",
         "serial": "one client after another in this process: the reference",
     }

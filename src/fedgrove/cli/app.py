@@ -12,6 +12,8 @@ from typer.core import TyperGroup
 from ..errors import EngineError, unknown
 from . import about
 from . import options as o
+from .bench import bench
+from .sweep import resume_sweep, sweep
 
 if TYPE_CHECKING:
     from ..api import Result
@@ -70,6 +72,7 @@ def run(
     seed: o.Seed = None,
     engine: o.Engine = "auto",
     device: o.Device = "auto",
+    precision: o.Precision = "fp32",
     data_dir: o.DataDir = None,
     out: o.Out = None,
     set: o.Set = None,
@@ -87,23 +90,34 @@ def run(
     if dry_run:
         return _dry(*asked.resolved(wanted, data_dir), json)
     total = wanted.rounds or asked.defaults(wanted, data_dir).rounds
-    with watching(total, quiet=json) as watch:
-        result = begin(wanted, asked.out_folder(wanted, out), engine=engine, data_dir=data_dir, watch=watch)
+    with asked.engine(ctx.params) as chosen, watching(total, quiet=json) as watch:
+        result = begin(wanted, asked.out_folder(wanted, out), engine=chosen, data_dir=data_dir, watch=watch)
     _show(result, json)
 
 
 @app.command()
-def resume(run: o.Run, engine: o.Engine = "auto", data_dir: o.DataDir = None, json: o.Json = False) -> None:
-    """Go on with an interrupted run; the result is the one it would have had."""
+def resume(
+    ctx: typer.Context,
+    run: o.Run,
+    engine: o.Engine = "auto",
+    device: o.Device = "auto",
+    precision: o.Precision = "fp32",
+    data_dir: o.DataDir = None,
+    json: o.Json = False,
+) -> None:
+    """Go on with an interrupted run or sweep; the result is the one it would have had."""
+    if (Path(run) / "sweep.json").is_file():
+        return resume_sweep(run, ctx.params, json)
     from .. import api
     from ..config import read_words
     from ..folder import RunFolder
+    from . import asked
     from .progress import watching
 
     folder = RunFolder.open(Path(run))
     total = int(read_words(folder.config).get("rounds", 1))
-    with watching(total, folder.metrics(), quiet=json) as watch:
-        result = api.resume(run, engine=engine, data_dir=data_dir, watch=watch)
+    with asked.engine(ctx.params) as chosen, watching(total, folder.metrics(), quiet=json) as watch:
+        result = api.resume(run, engine=chosen, data_dir=data_dir, watch=watch)
     _show(result, json)
 
 
@@ -161,6 +175,8 @@ def cost(
 app.command("list")(about.list_)
 app.command("show")(about.show)
 app.command("doctor")(about.doctor)
+app.add_typer(bench, name="bench", cls=Commands)
+app.command("sweep")(sweep)
 
 
 def _dry(wanted: Any, found: dict[str, Any], json: bool) -> None:

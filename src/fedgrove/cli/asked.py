@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +12,23 @@ from typing import Any
 from .. import cost, methods
 from ..api import Experiment
 from ..config import assign
-from ..core import AnyMethod
+from ..core import AnyMethod, Engine
 from ..data import Defaults, Federation
 from ..data.sets import SETS
-from ..errors import InputError, check, unknown
+from ..engines import choose
+from ..errors import InputError, check
 from ..folder import fresh_name
 from ..parts.local import Local
 from ..rounds import Run, recipe_of
 from ..store import Memory
 
 WORDS = [word for word in Experiment.__dataclass_fields__ if word not in ("method", "standardise")]
+ENGINE = {"engine": "auto", "device": "auto", "precision": "fp32"}
 SUGAR = {"epochs": "local.epochs", "batch": "local.batch", "lr": "local.optimiser.lr"}
 
 
 def experiment(words: Mapping[str, Any]) -> Experiment:
     """The experiment the words ask for; those not given are left to the library."""
-    device(words.get("device") or "auto")
     given = {k: words[k] for k in WORDS if words.get(k) is not None}
     method = methods.find(words["method"])()
     asked = Experiment(method, **given, standardise=not words.get("no_standardise"))
@@ -43,11 +45,9 @@ def with_settings(method: AnyMethod, words: Mapping[str, Any], local: Local) -> 
     return method
 
 
-def device(name: str) -> None:
-    """Refuse what no engine can use yet."""
-    if name not in ("auto", "cpu", "cuda"):
-        raise unknown("device", name, ["auto", "cpu", "cuda"])
-    check(name != "cuda", "--device", name, "auto or cpu: no engine trains on a GPU yet")
+def engine(words: Mapping[str, Any]) -> closing[Engine]:
+    """The engine the words ask for, closed when it is done with."""
+    return closing(choose(*(words.get(k) or v for k, v in ENGINE.items())))
 
 
 def defaults(asked: Experiment, data_dir: str | None) -> Defaults:

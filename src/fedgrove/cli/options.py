@@ -68,6 +68,7 @@ Finetune = Annotated[Any, _option("--finetune", "Epochs of fine-tuning to report
 Profile = Annotated[str | None, _option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")]
 Seed = Annotated[int | None, _option("--seed", "All randomness follows from it; 0 by default.", "S", whole)]
 Engine = Annotated[str, _option("--engine", "auto, pool or serial.", "NAME")]
+Precision = Annotated[str, _option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")]
 Device = Annotated[str, _option("--device", "auto, cpu or cuda.", "NAME")]
 DataDir = Annotated[str | None, _option("--data-dir", "Where the data files are; else FEDGROVE_DATA.", "DIR")]
 Out = Annotated[str | None, _option("--out", "The run folder to make; one that exists is never touched.", "DIR")]

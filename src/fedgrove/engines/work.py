@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 
 import torch
 
 from .. import seeds, trees
 from ..core import Carry, Client, Edit, Give, Measure, Outcome, Packet, Report, Stage, Task, Train
 from ..parts import local
-from ..parts.codec import Known
+from ..parts.codec import Codec, Dense, Known
 from ..rounds import SCORING, Run
 from ..trees import Tree
 from . import message
@@ -71,6 +72,22 @@ def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: in
     return total if total is not None else {}
 
 
+def cost_of(codec: Codec, packet: Packet, known: Known | None) -> Cost:
+    """The length of an encoded packet, by part; a size that follows from the shapes alone is found once."""
+    if type(codec) is not Dense:
+        return codec.encode(packet, known).cost
+    mask = packet.mask or {}
+    shapes = tuple((k, tuple(v.shape), v.dtype, k in mask) for k, v in packet.values.items())
+    return _dense_cost(shapes, packet.mask is not None)
+
+
+@lru_cache(maxsize=64)
+def _dense_cost(shapes: tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...], masked: bool) -> Cost:
+    values = {k: torch.zeros(shape, dtype=dtype) for k, shape, dtype, _ in shapes}
+    mask = {k: torch.zeros(shape, dtype=torch.bool) for k, shape, _, has in shapes if has}
+    return Dense().encode(Packet(values, mask if masked else None)).cost
+
+
 class Sent:
     """What the last packets cost, by the identity of their trees and the receiver's mask: a broadcast is encoded once.
 
@@ -87,7 +104,7 @@ class Sent:
         if key not in self._costs:
             if len(self._costs) == self.most:
                 del self._costs[next(iter(self._costs))]
-            self._costs[key] = (packet, run.method.codec.encode(packet, known).cost)
+            self._costs[key] = (packet, cost_of(run.method.codec, packet, known))
         return self._costs[key][1]
 
 
@@ -97,7 +114,7 @@ def count_up(run: Run, task: Task, report: Report) -> Cost:
     def cost(name: str, packet: Packet) -> Cost:
         sent = task.send[name].mask if name in task.send else None
         known = run.held.digest(sent) if packet.mask is not None and sent is not None else None
-        return run.method.codec.encode(packet, known).cost
+        return cost_of(run.method.codec, packet, known)
 
     return message.measure(message.report_head(report), report.give, cost)
 

@@ -26,8 +26,8 @@ class MnistCnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images ``(batch, channels, height, width)``."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         logits: Tensor = self.head(F.relu(self.fc1(x.flatten(1))))
         return logits
 
@@ -54,8 +54,8 @@ class LeNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images ``(batch, channels, height, width)``."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc1(x.flatten(1)))
         logits: Tensor = self.head(F.relu(self.fc2(x)))
         return logits
@@ -77,8 +77,8 @@ class LeafCnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of images ``(batch, channels, height, width)``."""
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu(F.max_pool2d(self.conv2(x), 2))
         logits: Tensor = self.head(F.relu(self.fc1(x.flatten(1))))
         return logits
 
@@ -109,6 +109,6 @@ class BnCnn(nn.Module):
         """Logits of images ``(batch, channels, height, width)``."""
         for i in range(1, self.blocks + 1):
             x = self.get_submodule(f"norm{i}")(self.get_submodule(f"conv{i}")(x))
-            x = F.max_pool2d(F.relu(x), 2)
+            x = F.relu(F.max_pool2d(x, 2))
         logits: Tensor = self.head(x.flatten(1))
         return logits

@@ -54,21 +54,28 @@ class Net:
 
         In train mode the running statistics of BatchNorm *in* ``tree`` *are updated in place*: pass your own copies.
         """
-        if self.module.training != train:
-            self.module.train(train)
-        new = self._values(tree)
-        old = [owner[key] for _, owner, key in self._slots]
         seen: list[Tensor] = []
         # Registered for the call alone, so that the module stays picklable and holds on to no activations.
         hook = self._head.register_forward_pre_hook(lambda _, args: seen.append(args[0])) if self._head else None
         try:
-            self._put(new)
-            logits = self.module(x)
+            logits = self.run(tree, x, train)
         finally:
-            self._put(old)
             if hook:
                 hook.remove()
         return Output(logits, seen[-1].flatten(1) if seen else None, self, train)
+
+    def run(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Tensor:
+        """The module's own output, while it holds the tensors of ``tree``."""
+        if self.module.training != train:
+            self.module.train(train)
+        new = self._values(tree)
+        old = [owner[key] for _, owner, key in self._slots]
+        try:
+            self._put(new)
+            out: Tensor = self.module(x)
+        finally:
+            self._put(old)
+        return out
 
     def filled(self, tree: Mapping[str, Tensor]) -> nn.Module:
         """A copy of the module that holds the tree's values, to be exported or run on its own.

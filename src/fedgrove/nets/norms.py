@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError, check
@@ -10,12 +13,38 @@ from ..errors import InputError, check
 KINDS = ("batch", "group", "none")
 
 
+class BatchNorm2d(nn.BatchNorm2d):
+    """Normalises in float32 or more, whatever comes in, and gives back what came.
+
+    Under ``vmap`` and autocast torch's own scales bf16 by float32 and hands its gradient back in the wrong type.
+    """
+
+    mixed = False
+    """Whether torch's own kernel may take the types as they come."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Statistics and scaling in the parameters' type."""
+        if self.mixed:
+            return super().forward(x)
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+@contextmanager
+def native() -> Iterator[None]:
+    """Without ``vmap`` torch's kernel takes bf16 with float32 statistics, and faster."""
+    BatchNorm2d.mixed = True
+    try:
+        yield
+    finally:
+        BatchNorm2d.mixed = False
+
+
 def layer(kind: str, channels: int) -> nn.Module:
     """The norm layer for images of ``channels``: batch, group (two groups, as in FedAPTA) or none."""
     check(kind in KINDS, "norm", kind, f"one of {', '.join(KINDS)}")
     match kind:
         case "batch":
-            return nn.BatchNorm2d(channels)
+            return BatchNorm2d(channels)
         case "group":
             return nn.GroupNorm(2, channels)
         case _:

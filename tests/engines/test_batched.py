@@ -1,0 +1,189 @@
+"""The parts of the batched engine: plans, side-by-side networks, halved stacks, members that diverge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import make_run, play, reports
+from torch import Tensor, nn
+from torch.func import vmap
+
+from fedgrove import engines, methods, trees
+from fedgrove.core import Packet, Task
+from fedgrove.engines import Serial, batched, grouped
+from fedgrove.engines.batched import Batched
+from fedgrove.engines.lift import fill, lift
+from fedgrove.engines.steps import Plan
+from fedgrove.errors import EngineError, InputError
+from fedgrove.nets import Net, build
+from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.parts.objective import CrossEntropy, Proximal
+
+CPU = torch.device("cpu")
+
+
+def test_a_plan_by_hand() -> None:
+    """Two clients, batches of two: the first makes two passes over three examples, the second one over one."""
+    orders = [[torch.tensor([2, 0, 1]), torch.tensor([0, 1, 2])], [torch.tensor([0])]]
+    plan = Plan.of(orders, 2, [10, 20], torch.float32, CPU)
+    assert plan.index[0].tolist() == [[2, 0], [1, 0], [0, 1], [2, 0]]
+    assert plan.row[0].tolist() == [[12, 10], [11, 10], [10, 11], [12, 10]]
+    assert plan.weight[0].tolist() == [[1, 1], [1, 0], [1, 1], [1, 0]]
+    assert plan.position[0].tolist() == [0, 1, 0, 1]
+    assert plan.weight[1].tolist() == [[1, 0], [0, 0], [0, 0], [0, 0]]
+    assert plan.row[1, 0].tolist() == [20, 20]
+    assert plan.steps.tolist() == [4, 1]
+
+
+def test_a_plan_grows_without_changing() -> None:
+    plan = Plan.of([[torch.arange(5)]], 2, [0], torch.float32, CPU)
+    roomy = plan.roomy(16)
+    assert roomy.row.shape == (1, 16, 2)
+    assert torch.equal(roomy.row[:, :3], plan.row)
+    assert float(roomy.weight[:, 3:].sum()) == 0
+    roomy.take(Plan.of([[torch.tensor([4, 3])]], 2, [7], torch.float32, CPU))
+    assert roomy.row[0, 0].tolist() == [11, 10]
+    assert roomy.steps.tolist() == [1]
+
+
+def test_numbers_are_lifted_and_a_zero_is_a_choice() -> None:
+    numbers: list[float] = []
+    objective = CrossEntropy() + Proximal(0.5)
+    skeleton = lift((objective, Local(2, 8, SGD(0.1, momentum=0.9))), numbers)
+    assert numbers == [0.5, 0.1, 0.9, 1.0]  # mu, lr, momentum, decay; no weight decay, no clip
+    assert fill(skeleton, numbers) == (objective, Local(2, 8, SGD(0.1, momentum=0.9)))
+    assert lift(SGD(0.1, weight_decay=0.1), []) != lift(SGD(0.1), [])
+    assert lift(SGD(0.2), []) == lift(SGD(0.1), [])
+    assert hash(skeleton) == hash(lift((objective, Local(2, 8, SGD(0.1, momentum=0.9))), []))
+
+
+NETS = [
+    *(("mlp", (1, 8, 8), {}), ("har-cnn", (3, 16), {"dropout": False}), ("mnist-cnn", (1, 12, 12), {})),
+    *(("lenet", (3, 32, 32), {}), ("leafcnn", (1, 28, 28), {}), ("bn-cnn2", (1, 8, 8), {"width": 4})),
+    *(("bn-cnn4", (3, 16, 16), {"width": 4}), ("resnet18", (3, 8, 8), {"width": 4})),
+    ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), NETS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(NETS)])
+def test_side_by_side_is_each_alone(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Logits, features, gradients and running statistics of three clients, in train mode."""
+    net = Net(build(name, shape, 3, 0, **options).double(), shape)
+    g = torch.Generator().manual_seed(1)
+    tree = {k: torch.stack([v + 0.1 * i for i in range(3)]) for k, v in net.params().items()}
+    x = torch.randn(3, 4, *shape, generator=g, dtype=torch.float64)
+    assert grouped.fits(net, x)
+
+    def both(run: Any) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        params = {k: tree[k].clone().requires_grad_() for k in net.layout.params}
+        buffers = {k: tree[k].clone() for k in net.layout.buffers}
+        logits, features = run(params | buffers)
+        grads = torch.autograd.grad(logits.square().sum(), list(params.values()))
+        return logits.detach(), features.detach(), dict(zip(params, grads, strict=True)), buffers
+
+    def alone(whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        outs = [net({k: v[i] for k, v in whole.items()}, x[i], train=True) for i in range(3)]
+        return torch.stack([o.logits for o in outs]), torch.stack([o.features for o in outs])
+
+    mine, expected = both(lambda t: grouped.forward(net, t, x, train=True)), both(alone)
+    torch.testing.assert_close(mine[0], expected[0])
+    torch.testing.assert_close(mine[1], expected[1])
+    for k in expected[2]:
+        torch.testing.assert_close(mine[2][k], expected[2][k])
+    for k in expected[3]:
+        torch.testing.assert_close(mine[3][k], expected[3][k])
+
+
+class Odd(nn.Module):
+    """A network that looks across its channels: side by side, it would see other clients' channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.softmax(1))
+
+
+def test_a_network_that_does_not_fit_is_left_to_vmap(tmp_path: Path) -> None:
+    net = Net(Odd().double(), (12,))
+    assert not grouped.fits(net, torch.randn(3, 4, 12, dtype=torch.float64))
+    method = methods.FedAvg(local=Local(2, 8, Adam(1e-2, eps=1e-3)))
+    runs = [replace(make_run(method, tmp_path / n), net=net) for n in ("a", "b")]
+    assert trees.distance(*(play(r, e).model for r, e in zip(runs, (Serial(), Batched()), strict=True))) < 1e-12
+
+
+def test_too_little_memory_halves_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    real = batched.train
+
+    def tight(stack: Any) -> Any:
+        sizes.append(len(stack.numbers))
+        if len(stack.numbers) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return real(stack)
+
+    run = make_run(methods.FedAvg(local=Local(1, 8, SGD(0.1))), tmp_path, sizes=(20, 13, 24, 17, 9), cohort=5)
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    expected = list(reports(run, Serial(), tasks))
+    monkeypatch.setattr(batched, "train", tight)
+    for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
+        assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+    assert sizes == [5, 2, 3, 1, 2]
+
+
+def test_one_client_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(stack: Any) -> Any:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(batched, "train", never)
+    run = make_run(methods.FedAvg(), tmp_path)
+    with pytest.raises(EngineError, match="client 2 alone needs more memory than cpu has"):
+        list(reports(run, Batched(), [Task(2, {"model": Packet(run.params)})]))
+
+
+def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> None:
+    """Three runs in one stack; the second one's learning rate is far too large."""
+    rates = (0.1, 1e300, 0.05)
+    runs = [
+        make_run(methods.FedAvg(local=Local(2, 8, SGD(lr))), tmp_path / str(lr), seed=i) for i, lr in enumerate(rates)
+    ]
+    jobs = [(run, Task(k, {"model": Packet(run.params)})) for run in runs for k in (0, 1)]
+    found = list(Batched().map(jobs))
+    for (run, mine), (_, alone) in zip(found, Serial().map(jobs), strict=True):
+        finite = all(bool(v.isfinite().all()) for v in mine.give["model"].values.values())
+        assert finite == (run is not runs[1])
+        if finite:
+            assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+
+
+def test_bytes_may_be_left_uncounted(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    (report,) = reports(run, Batched(count_bytes=False), [Task(0, {"model": Packet(run.params)})])
+    assert report.cost == {}
+
+
+def test_choosing_an_engine() -> None:
+    assert isinstance(engines.choose("batched", "cpu"), Batched)
+    assert engines.choose("serial").name == "serial"
+    with pytest.raises(InputError, match="did you mean 'batched'"):
+        engines.choose("batchd")
+    with pytest.raises(InputError, match="there is no precision 'fp8'"):
+        engines.choose("batched", "cpu", "fp8")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="torch sees no CUDA device here; take --device cpu"):
+            engines.choose("auto", "cuda")
+
+
+def test_vmap_is_what_it_is_compared_with() -> None:
+    """The oracle of `fits` is itself three networks alone."""
+    net = Net(build("mlp", (5,), 3, 0).double(), (5,))
+    tree = {k: torch.stack([v, v + 1]) for k, v in net.params().items()}
+    x = torch.randn(2, 4, 5, dtype=torch.float64)
+    logits = vmap(lambda t, x: net(t, x, train=False).logits)(tree, x)
+    for i in range(2):
+        torch.testing.assert_close(logits[i], net({k: v[i] for k, v in tree.items()}, x[i], train=False).logits)
