@@ -1,0 +1,80 @@
+"""What several seeds say together."""
+
+from __future__ import annotations
+
+import io
+import math
+from typing import Any
+
+import pytest
+
+from fedgrove.report.over_seeds import over_seeds, paired, print_over_seeds
+
+
+def summary(method: str, seed: int, mean: float, worst: float = 0.25, up: int = 100, **more: Any) -> dict[str, Any]:
+    return {
+        "method": method, "seed": seed, "accuracy_mean": mean, "accuracy_worst": worst, "bytes_up": up, "bytes_down": 7
+    } | {"data": "digits", "partition": "iid"} | more  # fmt: skip
+
+
+def three() -> dict[str, dict[str, Any] | None]:
+    a = {f"a-mu=1-s{s}": summary("a", s, m) for s, m in enumerate((0.5, 0.6, 0.7))}
+    b = {f"b-s{s}": summary("b", s, m, worst=0.1 * s, up=s) for s, m in enumerate((0.6, 0.6, 0.9))}
+    return {**a, **b, "b-s3": None}
+
+
+def test_golden() -> None:
+    a, b = over_seeds(three())
+    assert (a["group"], a["method"], a["seeds"], a["missing"], a["paired"]) == ("a-mu=1", "a", [0, 1, 2], 0, [])
+    # mean (.5 + .6 + .7) / 3 = .6; squared deviations .01 + 0 + .01 over n - 1 = 2: .01, whose root is .1
+    assert (a["accuracy_mean"], a["accuracy_mean_std"]) == (0.6, 0.1)
+    assert (a["accuracy_worst"], a["bytes_up"], a["bytes_down"]) == (0.25, 100, 7)
+    assert (b["accuracy_mean"], b["accuracy_worst"], b["bytes_up"], b["missing"]) == (0.7, 0.1, 1, 1)
+    (pair,) = b["paired"]
+    # differences .1, 0, .2: mean .1, sd .1, standard error .1 / sqrt 3 = .0577; t = sqrt 3 with 2 degrees of freedom,
+    # whose two-sided p is 1 - t / sqrt(2 + t^2) = 1 - sqrt(3 / 5) = .2254
+    assert pair == {
+        "against": "a-mu=1",
+        "seeds": 3,
+        "difference": 0.1,
+        "standard_error": round(0.1 / math.sqrt(3), 8),
+        "p": round(1 - math.sqrt(0.6), 8),
+    }
+
+
+def test_one_seed_has_no_deviation_and_no_pair() -> None:
+    a, b = over_seeds({"a-s0": summary("a", 0, 0.5), "b-s0": summary("b", 0, 0.6)})
+    assert a["accuracy_mean_std"] is None
+    assert b["paired"] == []
+
+
+def test_only_shared_seeds_on_the_same_data_are_paired() -> None:
+    runs = {s: summary("a", s, 0.5 + 0.01 * s * s) for s in range(4)}
+    others = {s: summary("b", s, 0.5) for s in (1, 2, 3, 9)}
+    found = paired(runs, others)
+    assert found is not None
+    assert found["seeds"] == 3
+    assert paired(runs, {s: summary("b", s, 0.5, data="motion") for s in range(4)}) is None
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.125])
+def test_equal_differences_have_no_p(gap: float) -> None:
+    runs = {s: summary("a", s, 0.3 + 0.1 * s) for s in range(3)}
+    found = paired({s: {**r, "accuracy_mean": r["accuracy_mean"] + gap} for s, r in runs.items()}, runs)
+    assert found == {"seeds": 3, "difference": gap, "standard_error": 0.0, "p": None}
+
+
+def test_a_group_whose_runs_all_failed_is_left_out() -> None:
+    assert over_seeds({"a-s0": None}) == []
+
+
+def test_the_tables_say_it() -> None:
+    file = io.StringIO()
+    print_over_seeds(over_seeds(three()), file)
+    rows = [line.split() for line in file.getvalue().splitlines()]
+    assert ["b", "3", "of", "4", "70.00", "±", "17.32", "10.00", "1", "B", "7", "B"] in rows
+    assert ["b", "a-mu=1", "3", "+10.00", "5.77", "0.23"] in rows
+    file = io.StringIO()
+    print_over_seeds(over_seeds({"a-s0": summary("a", 0, 0.5)}), file)
+    assert "±" not in file.getvalue()
+    assert "paired" not in file.getvalue()
