@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import fedgrove
 from fedgrove import trees
 from fedgrove.core import AnyMethod, Engine, Info, Report
 from fedgrove.data import ClientData, Federation
@@ -91,6 +96,19 @@ def tensors(state: Any) -> dict[str, torch.Tensor]:
     found: trees.Tree = {}
     freeze(state, found)
     return found
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    """`fedgrove WORDS` as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedgrove.cli", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(fedgrove.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        # Where the tests run in the background Ctrl-C is ignored, and a child would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.conftest import started
 
-import fedgrove
 from fedgrove import api
 from fedgrove.cli import main
 from fedgrove.errors import EngineError
@@ -153,13 +151,6 @@ def test_cost_by_shape_and_by_data(here: Path, capsys: pytest.CaptureFixture[str
     assert main(["cost", "lg-fedavg", "--set", "shared=1", "--rounds", "3"]) == 0
     assert "20, 10, 3" in capsys.readouterr().out
     assert list(here.iterdir()) == []
-
-
-def started(*args: str) -> subprocess.Popen[str]:
-    source = str(Path(fedgrove.__file__).parents[1])
-    command = [sys.executable, "-m", "fedgrove.cli", *args]
-    env = {**os.environ, "PYTHONPATH": source}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def test_as_a_process_a_mistake_is_one_sentence(here: Path) -> None:

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import started
 
-import fedgrove
 from fedgrove.cli import main
 from fedgrove.folder import RunFolder
 
@@ -140,12 +139,6 @@ def test_mistakes_are_one_sentence(words: list[str], said: str, here: Path, caps
 
 GRID = ["sweep", "ditto", "fixedprune", "--seeds", "2", "--clients", "4", "--cohort", "2", "--rounds", "6"]
 GRID += ["--epochs", "1", "--evaluate", "3"]
-
-
-def started(*words: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(Path(fedgrove.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fedgrove.cli", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def wait_for(folder: Path, rounds: int, process: subprocess.Popen[str]) -> None:

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.conftest import started
 
 WORDS = ["run", "ditto", "--data", "digits", "--rounds", "10", "--finetune", "0,1", "--epochs", "2"]
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedgrove.cli", *WORDS, "--out", str(folder), *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return started(*WORDS, "--out", str(folder), *more)
 
 
 def resume(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -36,10 +36,10 @@ def wait_for(folder: Path, rounds: int, process: subprocess.Popen[str]) -> None:
     pytest.fail("the run made no progress")
 
 
-def children(pid: int) -> list[int]:
-    found = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True).stdout
-    rows = [line.split(maxsplit=1) for line in found.splitlines()]
-    return [int(p) for p, args in rows if "resource_tracker" not in args and not args.startswith("ps ")]
+def workers_of(pid: int) -> list[int]:
+    """The processes that a run has forked: they carry its own command line."""
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(c) for c in found if b"fedgrove.cli" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -69,7 +69,7 @@ def test_kill_9_then_resume_is_the_uninterrupted_run(
     folder = tmp_path / "run"
     process = start(folder, "--engine", engine)
     wait_for(folder, 3, process)
-    workers = children(process.pid)
+    workers = workers_of(process.pid)
     process.kill()
     process.communicate(timeout=60)
     assert not (folder / "summary.json").exists()
@@ -89,7 +89,7 @@ def test_a_killed_worker_leaves_a_checkpoint_and_a_sentence(whole: dict[str, byt
     folder = tmp_path / "run"
     process = start(folder, "--engine", "pool")
     wait_for(folder, 2, process)
-    os.kill(children(process.pid)[0], signal.SIGKILL)
+    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "died" in err
@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_sentence(whole: dict[str, bytes], tmp_
     folder = tmp_path / "run"
     process = start(folder, "--engine", "pool")
     wait_for(folder, 2, process)
-    workers = children(process.pid)
+    workers = workers_of(process.pid)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -141,7 +141,7 @@ class Adam:
         t = float(state["t"].add_(1))
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)
-        state["m"].lerp_(g, 1 - self.beta1)
+        state["m"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         state["v"].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         root = torch.sqrt(state["v"], out=g).div_((1 - self.beta2**t) ** 0.5).add_(self.eps)
         w.addcdiv_(state["m"], root, value=-lr / (1 - self.beta1**t))
