@@ -51,7 +51,11 @@ class Packet:
 
 @dataclass(frozen=True)
 class Task:
-    """Server to one client: packets, numbers, and the name of the work to do with them."""
+    """Server to one client: packets, numbers, and the name of the work to do with them.
+
+    A verb may have a qualifier, "train:evidence": what stands before the colon is the purpose that randomness depends
+    on, so that a method which also measures something trains as it would without.
+    """
 
     to: int
     send: Mapping[str, Packet] = field(default_factory=dict)

@@ -96,7 +96,8 @@ class Run:
     def client(self, task: Task, memory: dict[str, Tree]) -> Client:
         """The client a task is for, with what it remembers."""
         data = self.federation.clients[task.to]
-        seed = seeds.derive(self.seed, task.round, task.to, task.verb)
+        # A verb's qualifier, "train:evidence", says what else is done: training draws what it would draw without it.
+        seed = seeds.derive(self.seed, task.round, task.to, task.verb.partition(":")[0])
         return Client(task.to, data.info, data, memory, self.net.layout, self.params, seed)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -249,4 +250,6 @@ def build(
     if not federation.clients:
         raise InputError(f"{federation.name} has no clients left; ask for fewer clients or another partition.")
     length = d.rounds if rounds is None else rounds
-    return Run(method, federation, Net(module, federation.shape), memory, length, size, seed, tuple(finetune))
+    run = Run(method, federation, Net(module, federation.shape), memory, length, size, seed, tuple(finetune))
+    run.method.init(run.start)  # what a method refuses, it refuses before anything is written
+    return run

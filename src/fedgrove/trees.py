@@ -46,6 +46,12 @@ def flat(tree: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([v.reshape(-1) for v in tree.values()])
 
 
+def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> Tree:
+    """The inverse of :func:`flat`: names and shapes as in ``like``."""
+    parts = torch.split(vector, [v.numel() for v in like.values()])
+    return {k: part.view(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}
+
+
 def size(tree: Mapping[str, Tensor]) -> int:
     """How many numbers it holds."""
     return sum(v.numel() for v in tree.values())

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
 from fedgrove.parts.allocate import GlobalRank, Uniform
-from fedgrove.parts.mask import top
+from fedgrove.parts.mask import best, prune, regrow, top
+from fedgrove.parts.schedule import Churn
 from fedgrove.parts.score import Magnitude
 
 SCORES = {"a": torch.tensor([[4.0, 1.0], [3.0, 2.0]]), "b": torch.tensor([5.0, 0.5])}
@@ -62,3 +63,86 @@ def test_what_is_kept_scores_at_least_what_is_not(seed: int) -> None:
 def test_an_impossible_number_is_refused() -> None:
     with pytest.raises(InputError, match="kept in w is 6; it must be from 0 to 5"):
         top({"w": torch.ones(5)}, {"w": 6})
+
+
+# ---- prune and regrow ------------------------------------------------------------------------------------------------
+
+
+def bits(*places: int) -> torch.Tensor:
+    return torch.tensor(places).bool()
+
+
+def test_best_by_hand() -> None:
+    """Of 1, 3, 2, 3 the two best are the threes; among the others 2 is the best."""
+    score = torch.tensor([1.0, 3.0, 2.0, 3.0])
+    assert best(score, 2).tolist() == [False, True, False, True]
+    assert best(score, 1).tolist() == [False, True, False, False]  # of equal ones the first
+    assert best(score, 1, among=bits(1, 0, 1, 0)).tolist() == [False, False, True, False]
+    assert best(score, 9, among=bits(1, 0, 1, 0)).tolist() == [True, False, True, False]
+    assert not best(score, 0).any()
+
+
+def test_prune_by_hand() -> None:
+    """In use: scores 5, 1, 3, 2. The two lowest are 1 and 2; the 0 outside is not looked at."""
+    mask, score = bits(1, 1, 0, 1, 1), torch.tensor([5.0, 1.0, 0.0, 3.0, 2.0])
+    assert prune(mask, score, 2).tolist() == [True, False, False, True, False]
+    assert prune(mask, score, 0).tolist() == mask.tolist()
+    assert not prune(mask, score, 4).any()
+
+
+def test_of_equal_scores_the_last_are_pruned() -> None:
+    assert prune(bits(1, 1, 0, 1, 1), torch.ones(5), 2).tolist() == [True, True, False, False, False]
+
+
+def test_more_than_are_in_use_cannot_be_pruned() -> None:
+    """A count below 0 would keep all but a few, silently."""
+    with pytest.raises(InputError, match=r"pruned is 3; it must be from 0 to 2, those in use"):
+        prune(bits(1, 0, 1), torch.ones(3), 3)
+    with pytest.raises(InputError, match="pruned is -1"):
+        prune(bits(1, 0, 1), torch.ones(3), -1)
+
+
+def test_regrow_by_hand() -> None:
+    """Outside, |gradient| is 4, 2, 3; 4 is barred, so 3 and then 2 come; the 9 in use is not looked at."""
+    mask, gradient = bits(1, 0, 0, 0), torch.tensor([9.0, -4.0, 2.0, -3.0])
+    barred = bits(0, 1, 0, 0)
+    assert regrow(mask, gradient, 1, barred).tolist() == [True, False, False, True]
+    assert regrow(mask, gradient, 2, barred).tolist() == [True, False, True, True]
+    assert regrow(mask, gradient, 3, barred).tolist() == [True, False, True, True]  # the barred one stays out
+    assert regrow(mask, gradient, 0, barred).tolist() == mask.tolist()
+
+
+def test_a_gradient_of_zero_regrows_too_and_of_equal_ones_the_first() -> None:
+    assert regrow(bits(0, 0, 1, 0), torch.zeros(4), 2, bits(0, 0, 0, 0)).tolist() == [True, True, True, False]
+
+
+def test_inputs_are_left_alone() -> None:
+    mask, score, barred = bits(1, 0, 1, 0), torch.tensor([1.0, 2.0, 3.0, 4.0]), bits(0, 0, 0, 0)
+    prune(mask, score, 1)
+    regrow(mask, score, 1, barred)
+    assert mask.tolist() == [True, False, True, False]
+    assert score.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert not barred.any()
+
+
+STEPS = st.tuples(st.integers(1, 4), st.integers(1, 14), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+
+
+@given(st.integers(1, 120), STEPS, st.integers(0, 2**31))
+def test_density_is_exact_after_any_steps(total: int, steps: tuple[int, int, float, float, float], seed: int) -> None:
+    """Steps of a schedule with scores and gradients that tie often: every count is exact, the barred stay out."""
+    every, rounds, rate, first, last = steps
+    rule, target, g = Churn(every, rate), round(last * total), torch.Generator().manual_seed(seed)
+    mask = top({"w": torch.rand(total, generator=g)}, {"w": round(first * total)})["w"]
+    for t in rule.steps(rounds):
+        score, gradient = (torch.randint(0, 4, (total,), generator=g).float() - 2 for _ in range(2))
+        before = mask
+        cut, grow = rule.sizes(t, rounds, int(before.sum()), target, total)
+        left = prune(before, score, cut)
+        mask = regrow(left, gradient, grow, barred=before & ~left)
+        assert int((before & ~mask).sum()) == cut  # none of those pruned is back
+        assert int((mask & ~before).sum()) == grow
+        assert bool((left <= before).all())
+        assert bool((left <= mask).all())
+    if rule.steps(rounds):
+        assert int(mask.sum()) == target

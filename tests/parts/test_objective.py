@@ -14,7 +14,7 @@ from torch import Tensor
 from fedgrove.core import Batch, Carry
 from fedgrove.errors import InputError
 from fedgrove.nets import Output
-from fedgrove.parts.objective import CrossEntropy, Objective, Proximal, Sum
+from fedgrove.parts.objective import Clustered, CrossEntropy, Objective, Proximal, Sum
 from fedgrove.trees import Tree
 
 F64 = torch.float64
@@ -109,6 +109,42 @@ def test_proximal_pulls_to_the_tree_it_names_and_leaves_buffers_out() -> None:
 def test_proximal_refuses_a_negative_mu() -> None:
     with pytest.raises(InputError, match=r"^mu is -0\.1; it must be 0 or more\.$"):
         Proximal(-0.1)
+
+
+# ---- Clustered -------------------------------------------------------------------------------------------------------
+
+
+def tie(rule: Clustered, w: Tensor, u: Tensor, last: Tensor) -> Tensor:
+    far = torch.full((2,), 99.0, dtype=F64)
+    carry = {"model": {"buffer": far, "w": u}, "personal": {"buffer": far, "w": last}}
+    loss, aux = rule(output([[0.0]]), {"w": w}, batch([0], [1]), carry)
+    assert aux == {}
+    return loss
+
+
+def test_clustered_by_hand() -> None:
+    # w = (1, 2), u = (3, -1), last = (0, 4): |w|^2 = 5, w.u = 1, |w - last|^2 = 1 + 4 = 5
+    # alpha 2, beta 3, rho 4: 2*5 - 2*3*1 + 4/2*5 = 10 - 6 + 10 = 14
+    w, u, last = (torch.tensor(v, dtype=F64) for v in ([1.0, 2.0], [3.0, -1.0], [0.0, 4.0]))
+    assert tie(Clustered(2.0, 3.0, 4.0), w, u, last).item() == 14.0
+    assert tie(Clustered(2.0, 0.0, 0.0), w, u, last).item() == 10.0
+    assert tie(Clustered(0.0, 3.0, 0.0), w, u, last).item() == -6.0
+    assert tie(Clustered(0.0, 0.0, 4.0), w, u, last).item() == 10.0
+
+
+@given(st.lists(st.tuples(*[st.floats(-9, 9)] * 3), min_size=1, max_size=5), st.tuples(*[st.floats(0, 3)] * 3))
+def test_the_gradient_of_clustered(rows: list[tuple[float, float, float]], rates: tuple[float, float, float]) -> None:
+    # 2 alpha w - 2 beta u + rho (w - last)
+    w, u, last = torch.tensor(rows, dtype=F64).T.contiguous().unbind(0)
+    w = w.clone().requires_grad_()
+    alpha, beta, rho = rates
+    (g,) = torch.autograd.grad(tie(Clustered(alpha, beta, rho), w, u, last), w)
+    assert (g - (2 * alpha * w - 2 * beta * u + rho * (w - last))).abs().max() < 1e-11
+
+
+def test_clustered_refuses_a_negative_rate() -> None:
+    with pytest.raises(InputError, match=r"^alpha, beta, rho is \(0\.1, -1\.0, 0\.0\); it must be 0 or more each\.$"):
+        Clustered(0.1, -1.0, 0.0)
 
 
 # ---- Sum -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Masks from scores: exactly so many weights per layer."""
+"""Masks from scores: exactly so many weights per layer, or so many fewer and more than before."""
 
 from __future__ import annotations
 
@@ -22,6 +22,39 @@ def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:
 
 def _top(name: str, score: Tensor, n: int) -> Tensor:
     check(0 <= n <= score.numel(), f"the number of weights kept in {name}", n, f"from 0 to {score.numel()}")
+    return best(score.reshape(-1), n).view(score.shape)
+
+
+def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
+    """The ``n`` places of largest score as a mask, only ``among`` some if these are given; of equal ones the first.
+
+    >>> best(torch.tensor([1.0, 3.0, 2.0]), 1, among=torch.tensor([True, False, True]))
+    tensor([False, False,  True])
+    """
+    open_ = score if among is None else torch.where(among, score, -torch.inf)
     mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-    mask[torch.argsort(score.reshape(-1), descending=True, stable=True)[:n]] = True
-    return mask.view(score.shape)
+    mask[torch.argsort(open_, descending=True, stable=True)[:n]] = True
+    return mask if among is None else mask & among
+
+
+def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
+    """The mask without its ``n`` weights of lowest score; of equal ones the last go.
+
+    >>> prune(torch.tensor([True, True, False]), torch.tensor([2.0, 1.0, 0.0]), 1)
+    tensor([ True, False, False])
+    """
+    active = int(mask.sum())
+    check(0 <= n <= active, "the number of weights pruned", n, f"from 0 to {active}, those in use")
+    return best(score, active - n, among=mask)
+
+
+def regrow(mask: Tensor, gradient: Tensor, n: int, barred: Tensor) -> Tensor:
+    """The mask with ``n`` more weights, those of largest gradient magnitude outside it; none that is ``barred``.
+
+    (CA-AFP's healing; RigL, Evci et al. 2020, grows by the same rule.)
+
+    >>> off = torch.tensor([False, False, False])
+    >>> regrow(torch.tensor([True, False, False]), torch.tensor([9.0, 1.0, -2.0]), 1, barred=off)
+    tensor([ True, False,  True])
+    """
+    return mask | best(gradient.abs(), n, among=~mask & ~barred)

@@ -79,3 +79,26 @@ class Proximal(Objective):
         """Half mu times the squared distance."""
         reference = trees.pick(carry[self.to], params)
         return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}
+
+
+@dataclass(frozen=True)
+class Clustered(Objective):
+    r"""ClusterFL's tie: :math:`\alpha|w|^2 - 2\beta\, w \cdot u + \frac{\rho}{2}|w - w_{last}|^2` (Ouyang et al. 2023).
+
+    :math:`u`, the client's share of all models -> ``carry["model"]``; :math:`w_{last}` -> ``carry["personal"]``.
+    """
+
+    alpha: float = 1e-3
+    beta: float = 5e-4
+    rho: float = 5e-3
+
+    def __post_init__(self) -> None:
+        given = (self.alpha, self.beta, self.rho)
+        check(min(given) >= 0, "alpha, beta, rho", given, "0 or more each")
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """Small, along the cluster, and near where it was."""
+        w = trees.flat(params)
+        u, last = (trees.flat(trees.pick(carry[k], params)) for k in ("model", "personal"))
+        away = w - last
+        return self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum() + 0.5 * self.rho * (away * away).sum(), {}

@@ -1,7 +1,11 @@
-"""How much a weight matters: ``Score(params) -> Tree``, larger is more."""
+"""How much a weight matters: ``Score(params) -> Tree``, larger is more.
+
+The three signals of CA-AFP are functions of vectors: a group's evidence is kept as sums over all prunable weights.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
+from ..errors import check
 from ..trees import Tree
 
 
@@ -23,3 +28,67 @@ class Magnitude:
     def __call__(self, params: Mapping[str, Tensor]) -> Tree:
         """The score of every weight."""
         return trees.map(torch.abs, params)
+
+
+def relative(w: Tensor) -> Tensor:
+    r"""Mag (CA-AFP, Eq. 9): :math:`|w_j| / \max_u |w_u|`; all 0 where every weight is.
+
+    >>> relative(torch.tensor([-2.0, 1.0]))
+    tensor([1.0000, 0.5000])
+    """
+    largest = w.abs().max() if w.numel() else w.new_zeros(())
+    return w.abs() / torch.where(largest > 0, largest, 1.0)
+
+
+def coherence(variance: Tensor) -> Tensor:
+    r"""Coh (CA-AFP, Eq. 10): :math:`1 / (1 + \mathrm{Var}_k\, w_j^{(k)})`, 1 where all clients agree.
+
+    >>> coherence(torch.tensor([0.0, 1.0]))
+    tensor([1.0000, 0.5000])
+    """
+    return 1 / (1 + variance)
+
+
+def consistency(signs: Tensor, votes: float) -> Tensor:
+    r"""Con (CA-AFP, Eq. 11): :math:`|\frac1n \sum_k \mathrm{sign}(\partial L_k / \partial w_j)|`; n -> ``votes``.
+
+    >>> consistency(torch.tensor([3.0, -1.0]), 3)
+    tensor([1.0000, 0.3333])
+    """
+    return signs.abs() / votes
+
+
+@dataclass(frozen=True)
+class Blend:
+    r"""CA-AFP, Eq. 8: :math:`\alpha\,\mathrm{Mag} + \beta\,\mathrm{Coh} + \gamma\,\mathrm{Con}`, the weights sum to 1.
+
+    Where fewer than two clients spoke there is nothing to agree on: ``variance`` or ``signs`` is None and the term 1.
+
+    >>> Blend(0.5, 0.25, 0.25)(torch.tensor([-2.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), 2)
+    tensor([0.8750, 0.5000])
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.25
+    gamma: float = 0.25
+
+    def __post_init__(self) -> None:
+        given = (self.alpha, self.beta, self.gamma)
+        check(min(given) >= 0 and math.isclose(sum(given), 1), "weights", given, "three numbers of 0 or more, sum 1")
+
+    def __call__(self, w: Tensor, variance: Tensor | None, signs: Tensor | None, votes: float) -> Tensor:
+        """The score of every weight."""
+        agree = torch.ones_like(w) if variance is None else coherence(variance)
+        consent = torch.ones_like(w) if signs is None else consistency(signs, votes)
+        return self.alpha * relative(w) + self.beta * agree + self.gamma * consent
+
+
+def sensitivity(params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Tree:
+    r"""SNIP (Lee et al. 2019, Eq. 5): :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|`; 0 where every product is.
+
+    >>> sensitivity({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.0, 1.5])})["w"]
+    tensor([0.2500, 0.7500])
+    """
+    products = trees.map(lambda w, g: (w * g).abs(), params, gradient)
+    total = trees.flat(products).sum()
+    return trees.map(lambda v: v / torch.where(total > 0, total, 1.0), products)

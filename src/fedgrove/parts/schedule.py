@@ -1,0 +1,60 @@
+"""When and how much to prune: ``Schedule`` of a phase of rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import check
+
+
+@dataclass(frozen=True)
+class Churn:
+    r"""CA-AFP's deficit and churn (its Alg. 1, lines 44-53): steps every f rounds towards a target density.
+
+    Round t = 1..P of the phase; a step stands before the broadcast of every round that f divides::
+
+        R         = max(1, floor((P - t) / f))        steps that are left     -> left
+        N_deficit = (N_active - N_target) / R          density still to go
+        N_churn   = rho N_active                       pruned and regrown
+        prune N_churn + N_deficit, regrow N_churn                              -> sizes
+
+    f -> ``every``, rho -> ``rate``. Numbers are rounded to whole weights; the deficit is counted from the weights that
+    are there, so that the target is met to the weight at the last step. Differs from the paper: R is at least 1 (its
+    last steps would divide by 0), no more weights change places than can beside the deficit, and where the first
+    density is below the target (its Fig. 2) the deficit is regrown instead of pruned.
+    """
+
+    every: int = 5
+    rate: float = 0.05
+
+    def __post_init__(self) -> None:
+        check(self.every >= 1, "every", self.every, "1 or more rounds")
+        check(0 <= self.rate <= 1, "churn", self.rate, "in [0, 1]")
+
+    def steps(self, rounds: int) -> range:
+        """The rounds, counted from 1, before which a step stands.
+
+        >>> list(Churn(every=5).steps(12))
+        [5, 10]
+        """
+        return range(self.every, rounds + 1, self.every)
+
+    def left(self, t: int, rounds: int) -> int:
+        """Steps over which what is missing is shared out.
+
+        >>> [Churn(every=5).left(t, 15) for t in (5, 10, 15)]
+        [2, 1, 1]
+        """
+        return max(1, (rounds - t) // self.every)
+
+    def sizes(self, t: int, rounds: int, active: int, target: int, total: int) -> tuple[int, int]:
+        """How many weights to prune and to regrow before round ``t``; a density that is to rise is regrown.
+
+        >>> Churn(every=5, rate=0.1).sizes(5, 15, active=70, target=30, total=100)  # 7 churn, (70 - 30) / 2 deficit
+        (27, 7)
+        """
+        deficit = round((active - target) / self.left(t, rounds))
+        after = active - deficit
+        # So that neither side runs out: the deficit comes first, and what is left may change places.
+        churn = min(round(self.rate * active), after, total - max(active, after))
+        return churn + max(deficit, 0), churn + max(-deficit, 0)
