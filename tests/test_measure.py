@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.core import Report
-from fedgrove.measure import Ledger, spread
+from fedgrove.measure import Ledger, causes, spread
 
 ACCURACIES = st.lists(st.floats(0, 1, allow_nan=False), min_size=1, max_size=35)
 
@@ -84,3 +84,13 @@ def test_a_ledger_takes_anothers_totals_in_and_leaves_its_own_alone() -> None:
     assert cost == {"up": {"values": 1}, "down": {}}
     ledger.totals()["bytes_up_parts"].clear()  # type: ignore[union-attr]
     assert ledger.up == {"values": 2}
+
+
+def test_causes_by_hand() -> None:
+    lines = [
+        {"counts": False, "bytes_up_parts": {"values": 5, "scores": 2, "header": 1}, "bytes_down_parts": {"header": 1}},
+        {"counts": True, "bytes_up_parts": {"values": 7, "scores": 3, "header": 1}, "bytes_down_parts": {"mask": 4}},
+        {"counts": True, "bytes_up_parts": {"codebook": 1, "indices": 2}, "bytes_down_parts": {"values": 10}},
+    ]
+    # the exchange, whole: 5 + 2 + 1 + 1 = 9; values 7 + 1 + 2 + 10 = 20
+    assert causes(lines) == {"exchanges": 9, "values": 20, "masks": 4, "evidence": 3, "headers": 1}

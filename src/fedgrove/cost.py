@@ -42,9 +42,9 @@ def cost(
     """Count what a run would send and what a client needs, with stand-in clients of a few zero examples.
 
     ``bytes_up`` and ``bytes_down`` are upper bounds by the static codec (whose lengths follow from shapes and masks,
-    not from values): one client really does the first round's work, both messages are measured with every number in
-    their heads at its longest, and the sum is taken times cohort and rounds; exchanges before the first round count
-    once. Evaluation and the delivery of the last model are not in it, as in ``summary.json``.
+    not from values): the run is played to its end, one client really doing the work of each kind of task that comes up
+    and answering for all others; messages are measured with every number in their heads at its longest. Evaluation and
+    the delivery of the last model are not in it, as in ``summary.json``.
     ``reduction_paper`` is 1 - bytes_paper / (8 d cohort rounds), d parameters. ``memory`` is that of one training
     step by ``recipe``, or by the method's own ``local``.
 
@@ -111,18 +111,31 @@ def _stand_in(
 
 
 def _sent(run: Run) -> Ledger:
-    """The bytes of all rounds, from one client's real work in each exchange up to the end of the first round."""
-    total, state, counts = Ledger(), run.method.init(run.start), False
-    while not counts:
-        tasks = plan(run, state)
-        task = max(tasks, key=lambda t: sum(work.count_down(run, t, work.Sent()).values()))
-        report, _ = work.perform(run, task, {})
-        folded = run.method.fold(state, [replace(report, of=t.to) for t in tasks])
-        counts, state = folded.round > state.round, folded
-        times = len(tasks) * (run.rounds if counts else 1)
-        both = _longest(run, task, report)
-        total.add({way: {part: n * times for part, n in both[way].items()} for way in both})
+    """The bytes of all exchanges. Tasks that look alike are done once: their answers would be as long."""
+    total, state, done = Ledger(), run.method.init(run.start), dict[Any, tuple[Report, dict[str, dict[str, int]]]]()
+    while state.round < run.rounds:
+        answers = []
+        for task in plan(run, state):
+            key = _kind(task)
+            if key not in done:
+                report, _ = work.perform(run, task, {})
+                done[key] = report, _longest(run, task, report)
+            report, both = done[key]
+            total.add(both)
+            answers.append(replace(report, of=task.to))
+        state = run.method.fold(state, answers)
     return total
+
+
+def _kind(task: Task) -> Any:
+    """What the length of a task and of its report depends on: what is sent under which mask, and what is asked."""
+    numbers = tuple(sorted((k, str(v)) for k, v in task.settings.items()))
+    packets = tuple((name, _shape(p.values), _shape(p.mask or {}, count=True)) for name, p in task.send.items())
+    return task.verb, numbers, packets
+
+
+def _shape(tree: Mapping[str, torch.Tensor], count: bool = False) -> Any:
+    return tuple((k, tuple(v.shape), v.dtype, int(v.count_nonzero()) if count else 0) for k, v in tree.items())
 
 
 def _longest(run: Run, task: Task, report: Report) -> dict[str, dict[str, int]]:

@@ -7,7 +7,7 @@ over its own part. An engine may stack the clients of all runs, or spread them o
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -243,7 +243,7 @@ def summarise(run: Run, folder: RunFolder, engine: str, state: Any, tuned: Itera
     reports = list(delivery.tally(tuned))
     for line in lines:
         total.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
-    last = run.finetune[-1]
+    last, sizes = run.finetune[-1], group_sizes(run, state)
     lengths = {str(n): measure.spread(_each(reports, f"test{n}")) for n in run.finetune}
     return {
         "method": methods.name_of(run.method),
@@ -256,7 +256,8 @@ def summarise(run: Run, folder: RunFolder, engine: str, state: Any, tuned: Itera
         "rounds": run.rounds,
         "clients": len(run.infos),
         "cohort": run.cohort,
-        "groups": _groups(run, state),
+        "groups": len(sizes),
+        "group_sizes": sizes,
         **lengths[str(last)],
         "validation_mean": measure.spread(_each(reports, f"validation{last}"))["accuracy_mean"],
         "finetune": lengths,
@@ -271,11 +272,28 @@ def summarise(run: Run, folder: RunFolder, engine: str, state: Any, tuned: Itera
         **{k: v for k, v in delivery.totals("bytes_deliver").items() if not k.endswith("parts")},
         "refused": sum(len(line.get("refused", [])) for line in lines),
         "accuracy_clients": {str(r.of): round(r.metrics[f"test{last}"], 8) for r in reports},
-        "notes": list(run.federation.notes),
+        "notes": [*run.federation.notes, *_lonely(run, sizes)],
     }
 
 
-def _groups(run: Run, state: Any) -> int:
-    """How many different models are handed out; clients who only use their own count one each."""
-    delivered = [run.method.deliver(state, k).get("model") for k in run.infos]
-    return len({id(p.values) for p in delivered if p is not None}) + sum(p is None for p in delivered)
+def group_sizes(run: Run, state: Any) -> list[int]:
+    """How many clients share each model, the largest group first.
+
+    A method whose state says who is in which group is believed; else those who are handed the same model are a group,
+    and clients who only use their own are one each.
+    """
+    groups: Mapping[int, int] | None = getattr(state, "groups", None)
+    if groups:
+        return sorted(Counter(groups.values()).values(), reverse=True)
+    delivered = {k: run.method.deliver(state, k).get("model") for k in run.infos}
+    labels = [k if packet is None else -id(packet.values) for k, packet in delivered.items()]
+    return sorted(Counter(labels).values(), reverse=True)
+
+
+def _lonely(run: Run, sizes: Sequence[int]) -> list[str]:
+    """A warning where a grouping left clients on their own."""
+    alone = sum(n == 1 for n in sizes)
+    if not alone or not hasattr(run.method, "clusters") or len(sizes) == len(run.infos):
+        return []
+    said = "a group has" if alone == 1 else f"{alone} groups have"
+    return [f"{said} one client only: a warm-up before the grouping, or another linkage, gives more even groups"]

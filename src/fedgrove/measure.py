@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .core import Report
 
@@ -57,3 +58,17 @@ class Ledger:
             f"{prefix}_up_parts": dict(sorted(self.up.items())),
             f"{prefix}_down_parts": dict(sorted(self.down.items())),
         }
+
+
+def causes(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """What a run's bytes, both ways, were spent on, from the lines of metrics.jsonl; the parts add up to the total.
+
+    ``exchanges`` are those that are not rounds (a grouping, a probe), whole; of the rounds: ``values`` (with codebooks
+    and indices), ``masks``, ``evidence`` (scores) and ``headers``.
+    """
+    found = dict.fromkeys(("exchanges", "values", "masks", "evidence", "headers"), 0)
+    named = {"mask": "masks", "scores": "evidence", "header": "headers"}
+    for line in lines:
+        for part, n in (*line["bytes_up_parts"].items(), *line["bytes_down_parts"].items()):
+            found[named.get(part, "values") if line["counts"] else "exchanges"] += n
+    return found

@@ -17,10 +17,10 @@ from tests.conftest import make_run, play, remembered, reports, tensors
 from fedgrove import methods, trees
 from fedgrove.api import Experiment
 from fedgrove.config import from_toml, to_toml
-from fedgrove.core import Info, Report
+from fedgrove.core import Info, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
-from fedgrove.parts.objective import Proximal
+from fedgrove.parts.objective import Clustered, Proximal
 from fedgrove.rounds import draw_cohort, evaluation, plan
 
 EVERY = [pytest.param(methods.find(name)(), id=name) for name in methods.names()]
@@ -44,24 +44,31 @@ def test_is_rebuilt_from_its_toml(method) -> None:
 @pytest.mark.parametrize("method", EVERY)
 def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path)
-    state = run.method.init(run.start)
-    before_state, before_rng = copy.deepcopy(tensors(state)), torch.get_rng_state()
-    tasks = plan(run, state)
-    sent = copy.deepcopy([packet.values for task in tasks for packet in task.send.values()])
-    after = run.method.fold(state, reports(run, Serial(), tasks))
-    assert trees.equal(tensors(state), before_state)
-    assert all(trees.equal(a, p.values) for a, p in zip(sent, (p for t in tasks for p in t.send.values()), strict=True))
-    assert torch.equal(torch.get_rng_state(), before_rng)
-    assert (state.round, after.round) == (0, 1)
+    state, before_rng = run.method.init(run.start), torch.get_rng_state()
+    while state.round == 0:  # exchanges that are not a round come first
+        before_state = copy.deepcopy(tensors(state))
+        tasks = plan(run, state)
+        packets = [packet for task in tasks for packet in task.send.values()]
+        sent = copy.deepcopy([packet.values for packet in packets])
+        after = run.method.fold(state, reports(run, Serial(), tasks))
+        assert trees.equal(tensors(state), before_state)
+        assert all(trees.equal(a, packet.values) for a, packet in zip(sent, packets, strict=True))
+        assert torch.equal(torch.get_rng_state(), before_rng)
+        assert state.round == 0
+        assert after is not state
+        state = after
+    assert state.round == 1
 
 
 @pytest.mark.parametrize("method", EVERY)
 def test_the_order_of_reports_does_not_matter(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path)
     state = run.method.init(run.start)
-    answers = list(reports(run, Serial(), plan(run, state)))
-    one, other = (tensors(run.method.fold(state, order)) for order in (answers, answers[::-1]))
-    assert trees.distance(one, other) < 1e-14
+    while state.round == 0:
+        answers = list(reports(run, Serial(), plan(run, state)))
+        one, other = (run.method.fold(state, order) for order in (answers, answers[::-1]))
+        assert trees.distance(tensors(one), tensors(other)) < 1e-14
+        state = one
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -87,38 +94,56 @@ def test_fold_keeps_no_reports(method, tmp_path: Path) -> None:
     assert most <= 2
 
 
-@pytest.mark.parametrize("method", EVERY)
-def test_one_client_is_local_training(method, tmp_path: Path) -> None:
-    """With one client, averaging changes nothing: every method trains as `local` does."""
-    if isinstance(method, methods.FedProx):
-        method = replace(method, pull=Proximal(0.0))  # its pull is to last round's model, which local does not have
-    if isinstance(method, methods.FixedPrune):
-        method = replace(method, density=1.0)  # local prunes nothing
-    alone = make_run(methods.Local(), tmp_path / "alone", sizes=(20,), dtype=torch.float32)
-    run = make_run(method, tmp_path / "run", sizes=(20,), dtype=torch.float32)
-    play(alone, Serial())
-    state = play(run, Serial())
-    (task,) = evaluation(run, state)
-    whole = remembered(alone)
-    mine = dict(task.send["model"].values if "model" in task.send else {})
-    mine |= {k.split("/", 2)[2]: v for k, v in remembered(run).items() if k.startswith("0/kept")}
-    assert trees.equal({k: mine[k] for k in run.net.layout.shapes}, {k.split("/", 2)[2]: v for k, v in whole.items()})
+def used(task: Task) -> trees.Tree:
+    """The model a client gets; with one model to choose from, that one."""
+    packet = task.send.get("model") or task.send.get("model0")
+    return packet.values if packet else {}
 
 
+UNPULLED = replace(methods.CAAFP().pull, mu=0.0)
 OFF = {
     "fedprox": methods.FedProx(pull=Proximal(0.0)),
     "fedbn": methods.FedBN(),  # the network has no norm layers
     "lg-fedavg": methods.LGFedAvg(shared=3),  # all three layers of the network
     "fixedprune": methods.FixedPrune(density=1.0),
     "ditto": methods.Ditto(),  # its global model is never touched by the personal one
+    "ca-afp": methods.CAAFP(density=1.0, clusters=1, pull=UNPULLED),
+    "global-ft": methods.GlobalFT(density=1.0, pull=UNPULLED),
+    "fedchar": methods.FedCHAR(warmup=1, clusters=1),  # as ditto
+    "fedsnip": methods.FedSNIP(density=1.0),
+    "efficientfl": methods.EfficientFL(density=1.0, bits=0),
+    "ifca": methods.IFCA(clusters=1),
 }
+ALONE = OFF | {
+    "fedprox": methods.FedProx(pull=Proximal(0.0)),  # its pull is to last round's model, which local does not have
+    "clusterfl": methods.ClusterFL(tie=Clustered(0.0, 0.0, 0.0)),
+}
+"""Methods with what `local` does not have taken away: it prunes nothing and pulls towards nothing."""
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_one_client_is_local_training(method, tmp_path: Path) -> None:
+    """With one client, averaging changes nothing: every method trains as `local` does."""
+    method = ALONE.get(methods.name_of(method), method)
+    alone = make_run(methods.Local(), tmp_path / "alone", sizes=(20,), dtype=torch.float32)
+    run = make_run(method, tmp_path / "run", sizes=(20,), dtype=torch.float32)
+    play(alone, Serial())
+    state = play(run, Serial())
+    (task,) = evaluation(run, state)
+    whole = remembered(alone)
+    mine = dict(used(task))
+    kept = "0/kept" if task.send else ("0/kept", "0/personal")  # who is handed nothing uses its own
+    mine |= {k.split("/", 2)[2]: v for k, v in remembered(run).items() if k.startswith(kept)}
+    assert trees.equal({k: mine[k] for k in run.net.layout.shapes}, {k.split("/", 2)[2]: v for k, v in whole.items()})
 
 
 @pytest.mark.parametrize("name", OFF)
 def test_with_its_features_off_it_is_fedavg(name: str, tmp_path: Path) -> None:
     plain = play(make_run(methods.FedAvg(), tmp_path / "a", dtype=torch.float32), Serial())
-    other = play(make_run(OFF[name], tmp_path / "b", dtype=torch.float32), Serial())
-    assert trees.equal({k: other.model[k] for k in plain.model}, plain.model)
+    run = make_run(OFF[name], tmp_path / "b", dtype=torch.float32)
+    other = play(run, Serial())
+    (task, *_) = evaluation(run, other)
+    assert trees.equal({k: used(task)[k] for k in plain.model}, plain.model)
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -138,9 +163,16 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
     mlp (12, 3): 64*12+64 = 832, 64*64+64 = 4160, 3*64+3 = 195: 5187 in all; its last two layers 4355.
     """
     run = make_run(method, tmp_path)
-    travels = {"local": 0, "lg-fedavg": 4355}.get(methods.name_of(method), 5187)
-    share = 0.3 if isinstance(method, methods.FixedPrune) else 1
-    assert run.method.paper_bytes(run.net.layout, 4, 3, 50) == round(share * 8 * travels * 3 * 50)
+    name, whole = methods.name_of(method), 8 * 5187 * 3 * 50
+    expected = {
+        "local": 0,
+        "lg-fedavg": 8 * 4355 * 3 * 50,
+        **dict.fromkeys(("fixedprune", "fedsnip", "efficientfl"), 0.3 * whole),
+        **dict.fromkeys(("ca-afp", "global-ft"), 0.3 * whole + 8 * 5187 * 4),  # and a dense exchange with all four
+        "fedchar": 8 * 5187 * 3 * 51,
+        "ifca": 4 * 5187 * (3 + 1) * 3 * 50,
+    }.get(name, whole)
+    assert run.method.paper_bytes(run.net.layout, 4, 3, 50) == round(expected)
 
 
 def test_a_cohort_depends_on_seed_and_round_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import platform
 import tempfile
 from collections.abc import Callable
@@ -19,7 +20,6 @@ Kind = Annotated[str, typer.Argument(metavar="methods|data|nets|parts|engines", 
 EXTRAS = {
     "flower": "flwr",
     "report": "plotly jinja2",
-    "prune": "torch_pruning",
     "export": "onnx onnxscript onnxruntime",
     "edge": "executorch",
     "dp": "opacus",
@@ -79,7 +79,7 @@ def doctor(data_dir: o.DataDir = None) -> None:
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
 
-    return [(name, _about(methods.find(name).__module__).split(" (")[0].split(". ")[0]) for name in methods.names()]
+    return [(name, re.split(r" \(|\.\s", _about(methods.find(name).__module__))[0]) for name in methods.names()]
 
 
 def _data() -> list[tuple[str, str]]:

@@ -13,8 +13,11 @@ import torch
 from ..core import Carry
 from .steps import Stack, train
 
-KEPT = 4
-"""Captured stacks, with their buffers, that are kept at most."""
+KEPT, SPARE = 64, 1 / 3
+"""Captured stacks, with their buffers, that are kept at most, and the share of the device's memory that stays free.
+
+A sweep of many methods needs a graph for each of them in every round, and capturing one takes longer than replaying it
+for a whole round: so many are kept, as long as there is room."""
 ROOM = 16
 """Plans have room for a multiple of so many steps, so that cohorts of unlike sizes share a graph."""
 
@@ -72,6 +75,13 @@ class Graphs:
         else:
             held.stack.take(stack)
         self._captured[key] = held
-        while len(self._captured) > KEPT:
+        while len(self._captured) > 1 and (len(self._captured) > KEPT or self._crowded()):
             del self._captured[next(iter(self._captured))]
+            torch.cuda.empty_cache()
         return train(held.stack, held.advance)
+
+    def _crowded(self) -> bool:
+        """Whether what is left on the device, what torch holds in reserve included, is too little."""
+        free, total = torch.cuda.mem_get_info()
+        reserve = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free + reserve < SPARE * total

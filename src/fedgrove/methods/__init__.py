@@ -11,15 +11,40 @@ import pkgutil
 from typing import Any
 
 from ..errors import unknown
+from .ca_afp import CAAFP
+from .clusterfl import ClusterFL
 from .ditto import Ditto
+from .efficientfl import EfficientFL
 from .fedavg import FedAvg
 from .fedbn import FedBN
+from .fedchar import FedCHAR
 from .fedprox import FedProx
+from .fedsnip import FedSNIP
 from .fixedprune import FixedPrune
+from .global_ft import GlobalFT
+from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 
-__all__ = ["Ditto", "FedAvg", "FedBN", "FedProx", "FixedPrune", "LGFedAvg", "Local", "find", "name_of", "names"]
+__all__ = [
+    "CAAFP",
+    "IFCA",
+    "ClusterFL",
+    "Ditto",
+    "EfficientFL",
+    "FedAvg",
+    "FedBN",
+    "FedCHAR",
+    "FedProx",
+    "FedSNIP",
+    "FixedPrune",
+    "GlobalFT",
+    "LGFedAvg",
+    "Local",
+    "find",
+    "name_of",
+    "names",
+]
 
 
 def names() -> list[str]:

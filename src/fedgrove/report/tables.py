@@ -44,6 +44,19 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
         out.print(note)
 
 
+def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
+    """Print, run by run, what the bytes were spent on (:func:`fedgrove.measure.causes`), in MiB."""
+    words = list(summaries[0]["bytes_causes"]) if summaries else []
+    table = _table(("run", "method"), (*words, "sent\nMiB", "paper\nMiB", "sent -\npaper"))
+    for s in summaries:
+        sent = sum(s["bytes_causes"].values())
+        cells = [*s["bytes_causes"].values(), sent]
+        paper = s.get("bytes_paper")
+        last = ["", "unfinished"] if paper is None else [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
+        table.add_row(str(s["run"]), str(s.get("method", "")), *(f"{n / 2**20:,.2f}" for n in cells), *last)
+    console(file).print(table)
+
+
 def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:
     """Print names and what belongs to each, in two columns."""
     table = Table(box=None, show_header=False, pad_edge=False)

@@ -1,0 +1,144 @@
+r"""ClusterFL: clustered multi-task learning, a model per client tied to its cluster (Ouyang et al., "ClusterFL: a
+clustering-based federated learning system for human activity recognition", ACM TOSN 2023; the dense baseline of
+CA-AFP's tables).
+
+W has one row per client, F the K leading eigenvectors of :math:`W W^T`; minimised in turn over W and F::
+
+    min  sum_k L_k(w_k) + alpha tr(W W^T) - beta tr(F^T W W^T F)
+    u_k  = sum_j (F F^T)_kj w_j                                                     -> shares
+    w_k  = E epochs of min CE(w) + alpha |w|^2 - 2 beta w.u_k + rho/2 |w - w_k|^2   -> Train, Clustered
+    F    = the K leading eigenvectors of W W^T                                      -> leading
+
+u_k is what the server sends and w_k what a client returns, so a round costs what FedAvg's costs; the server keeps every
+client's model. A client uses its own w_k. For an ideal F, u_k is the mean of the client's cluster. Groups, by k-means
+on the rows of F, are only reported. With alpha = beta = rho = 0 every client trains alone, as ``local`` does.
+
+Differs from the paper: the quadratic term in F is taken at the last W, so that a client needs one vector; the cohort
+updates its rows of W and all others keep theirs; stragglers are not dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .. import trees
+from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..errors import check
+from ..layout import Layout
+from ..parts.codec import Codec, Dense
+from ..parts.group import renumbered
+from ..parts.local import Local
+from ..parts.objective import Clustered, CrossEntropy, Objective
+from ..trees import Tree
+from .fedavg import dense_bytes
+
+
+@dataclass(frozen=True)
+class State:
+    """Every client's model as a row of W, in order of ``clients``, the start they share, and their groups."""
+
+    round: int
+    clients: tuple[int, ...]
+    start: Tree
+    rows: Tensor
+    groups: dict[int, int]
+
+
+@dataclass(frozen=True)
+class ClusterFL:
+    """A model per client, tied to the others of its cluster by a spectral penalty."""
+
+    clusters: int = 3
+    tie: Clustered = Clustered()
+    objective: Objective = CrossEntropy()
+    local: Local | None = None
+    codec: Codec = Dense()
+
+    def __post_init__(self) -> None:
+        check(self.clusters >= 1, "clusters", self.clusters, "1 or more")
+
+    def init(self, start: Start) -> State:
+        """All rows equal."""
+        clients = tuple(sorted(start.clients))
+        rows = trees.flat(start.params).repeat(len(clients), 1)
+        return State(0, clients, start.params, rows, dict.fromkeys(clients, 0))
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """A client uses its own model."""
+        return {}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains, each towards its share of all models."""
+        share = shares(state.rows.double(), self.clusters)
+        u = {k: (share[state.clients.index(k)] @ state.rows.double()).to(state.rows.dtype) for k in cohort}
+        return [Task(k, {"model": Packet(trees.unflat(u[k], state.start))}) for k in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """New rows for those who trained."""
+        rows = state.rows.clone()
+        for report in reports:
+            rows[state.clients.index(report.of)] = trees.flat(report.give["model"].values)
+        labels = divided(rows.double(), self.clusters)
+        groups = dict(zip(state.clients, labels, strict=True))
+        return replace(state, round=state.round + 1, rows=rows, groups=groups)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train the own model and send it."""
+        train = Train(self.objective + self.tie, self.local, start="personal")
+        return {"train": (Edit(own), train, Give(send_own)), "use": (Edit(use_own),)}[verb]
+
+    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+        """As FedAvg: one model down, one up."""
+        return dense_bytes(layout.size, cohort, rounds)
+
+
+def leading(rows: Tensor, k: int) -> Tensor:
+    r"""F: the k leading eigenvectors of :math:`W W^T`, as columns; fewer where its rank is smaller.
+
+    Directions in which no client differs (all start equal) are left out: they add nothing to u, and are only noise.
+
+    >>> leading(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 1).abs()
+    tensor([[1.],
+            [0.]])
+    """
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    rank = int((values > 1e-12 * values[-1]).sum())
+    first: Tensor = vectors.flip(1)[:, : min(k, rank)]
+    return first
+
+
+def shares(rows: Tensor, k: int) -> Tensor:
+    r""":math:`F F^T`: how much each client's model counts in each other's u."""
+    f = leading(rows, k)
+    return f @ f.T
+
+
+def divided(rows: Tensor, k: int) -> list[int]:
+    """The clients' clusters: k-means on the rows of F."""
+    from sklearn.cluster import KMeans
+
+    found = leading(rows, k).numpy().round(9)  # equal rows must be equal to k-means, too
+    distinct = len({tuple(row) for row in found.tolist()})
+    if distinct <= 1:
+        return [0] * len(rows)
+    rule = KMeans(min(k, distinct), n_init=10, random_state=0)
+    return renumbered([int(label) for label in rule.fit_predict(found)])
+
+
+def own(carry: Carry, client: Client) -> Carry:
+    """The client's model, at first the network's start."""
+    return {"personal": client.start, **carry}
+
+
+def use_own(carry: Carry, client: Client) -> Carry:
+    """Its own model is what a client uses."""
+    return {**carry, "model": carry.get("personal", client.start)}
+
+
+def send_own(carry: Carry, client: Client) -> Outcome:
+    """What was trained is sent and kept."""
+    return Outcome({"model": Packet(carry["local"])}, memory={"personal": carry["local"]})

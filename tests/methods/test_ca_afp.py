@@ -1,0 +1,367 @@
+"""CA-AFP: phases, masks that are exact at every step, evidence when it is used, late joiners."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import make_run, play, reports
+from tests.methods.exchanges import CALM, SIZES, Filter, counts, exchanges, tiny, verbs
+
+from fedgrove import methods, trees
+from fedgrove.core import Packet, Report, Task
+from fedgrove.engines import Serial
+from fedgrove.errors import InputError
+from fedgrove.methods import CAAFP
+from fedgrove.parts.group import nearest
+from fedgrove.parts.local import SGD, Local
+from fedgrove.parts.objective import Proximal
+from fedgrove.rounds import draw_cohort, evaluation, rounds
+
+# ---- phases ----------------------------------------------------------------------------------------------------------
+
+
+def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
+    """f = 2: evidence from the last 2 of the 3 rounds of phase 2; steps before rounds 1, 2 and 4 of phase 3, so
+    evidence in its rounds 1, 2 and 3 and none in 4 and 5."""
+    run = tiny(tmp_path, phases=(2, 3, 5), every=2, start=0.7)
+    found = [(before.round, verbs(tasks)) for before, tasks, _, _ in exchanges(run)]
+    assert found == [
+        (0, {"train"}),
+        (1, {"train"}),
+        (2, {"cluster"}),
+        (2, {"train:near"}),
+        (3, {"train:evidence"}),
+        (4, {"train:evidence"}),
+        (5, {"train:evidence"}),
+        (6, {"train:evidence"}),
+        (7, {"train:evidence"}),
+        (8, {"train:near"}),
+        (9, {"train:near"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ({"phases": (0, 0, 2)}, ["cluster:evidence", "train:evidence", "train:near"]),
+        ({"phases": (0, 0, 2), "churn": 0.0}, ["cluster:evidence", "train:near", "train:near"]),
+        (
+            {"phases": (0, 0, 2), "churn": 0.0, "start": 0.7},
+            ["cluster:evidence", "train:evidence", "train:near"],
+        ),
+        ({"phases": (0, 0, 2), "every": 5}, ["cluster:evidence", "train:near", "train:near"]),
+        ({"phases": (0, 0, 2), "density": 1.0}, ["cluster", "train:near", "train:near"]),
+        # the first mask keeps everything, so nothing is asked for it
+        ({"phases": (0, 0, 2), "start": 1.0}, ["cluster", "train:evidence", "train:near"]),
+        ({"phases": (0, 1, 1)}, ["cluster", "train:evidence", "train:near"]),
+        ({"phases": (1, 1, 0)}, ["train", "cluster", "train:near"]),
+        ({"phases": (2, 0, 0)}, ["train", "train"]),
+        ({"phases": None}, ["cluster:evidence", "train:evidence", "train:evidence", "train:near"]),
+    ],
+)
+def test_evidence_is_asked_for_only_when_a_step_uses_it(words: dict, wanted: list[str], tmp_path: Path) -> None:
+    found = []
+    for _, tasks, answers, _ in exchanges(tiny(tmp_path, **words)):
+        (verb,) = verbs(tasks)
+        found.append(verb)
+        assert all(("evidence" in r.give) == verb.endswith("evidence") for r in answers)
+    assert found == wanted
+
+
+def test_evidence_gathers_from_step_to_step(tmp_path: Path) -> None:
+    """f = 3: steps before rounds 1, 3 and 6 of phase 3. Votes add up in between, and begin anew after a step."""
+    run = tiny(tmp_path, phases=(0, 3, 6), every=3, clusters=1, cohort=4)
+    gathered = [float(after.evidence[0]["votes"]) if after.evidence else 0 for *_, after in exchanges(run)]
+    assert gathered == [0, 4, 8, 0, 4, 0, 4, 8, 0, 0]
+
+
+def test_the_clustering_is_with_everyone_is_no_round_and_changes_no_weights(tmp_path: Path) -> None:
+    for phases in ((1, 1, 1), (0, 1, 1)):
+        run = tiny(tmp_path / str(phases), phases=phases)
+        for before, tasks, answers, after in exchanges(run):
+            if verbs(tasks) != {"cluster"}:
+                assert after.round == before.round + 1
+                continue
+            assert [task.to for task in tasks] == sorted(run.infos)
+            assert after.round == before.round
+            assert set(after.groups) == set(run.infos)
+            assert all(trees.equal(model, before.models[0]) for model in after.models.values())
+            assert trees.equal(after.reference, before.models[0])
+            assert not after.masks
+            assert all(r.give["update"].values[k].dtype == torch.float16 for r in answers for k in run.params)
+            # without a warm-up both sides know the reference: nothing is sent
+            assert all(bool(task.send) == bool(phases[0]) for task in tasks)
+
+
+def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_path: Path) -> None:
+    found = []
+    for epochs in (1, 3):
+        run = tiny(tmp_path / str(epochs), phases=(0, 1, 0), local=replace(CALM, epochs=epochs))
+        _, _, answers, after = next(exchanges(run))
+        found.append(([r.give["update"].values for r in answers], after.groups))
+    (short, groups), (long, same) = found
+    assert groups == same
+    assert all(trees.equal(a, b) for a, b in zip(short, long, strict=True))
+    assert all(float(trees.flat(update).abs().max()) > 0 for update in short)
+
+
+@pytest.mark.parametrize("phases", [(2, 2, 0), (0, 2, 0)])
+def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(phases: tuple, tmp_path: Path) -> None:
+    """One step of gradient descent from w_c with mu = 1 / lr: w_c - lr (g + (w_c - w_ref) / lr) = w_ref - lr g, where
+    lr g is what a step without the pull moves. The warm-up knows no pull; the reference is where it ended."""
+    lr = 0.05
+    pull = Proximal(1 / lr, "reference")
+    run = tiny(tmp_path, phases=phases, pull=pull, local=Local(1, 64, SGD(lr)), clusters=1, cohort=5)
+    free = make_run(methods.FedAvg(local=run.method.local), tmp_path / "free", sizes=SIZES)
+    for before, tasks, answers, after in exchanges(run):
+        if verbs(tasks) == {"cluster"}:
+            reference = after.reference
+            assert trees.equal(reference, before.models[0] if phases[0] else run.params)
+            for report in answers:  # one epoch is one step here: in 16 bits, what it moves from the reference
+                (alone,) = reports(free, Serial(), [Task(report.of, {"model": Packet(reference)})])
+                update = trees.sub(alone.give["model"].values, reference)
+                assert trees.distance(report.give["update"].values, update) < 2**-11 * float(
+                    trees.flat(update).abs().max()
+                )
+            continue
+        for task, report in zip(tasks, answers, strict=True):
+            (alone,) = reports(free, Serial(), [Task(task.to, task.send, round=task.round)])
+            w, moved = task.send["model"].values, alone.give["model"].values
+            step = moved if not before.groups else {k: reference[k] + moved[k] - w[k] for k in w}
+            assert trees.distance(report.give["model"].values, step) < 1e-12
+    assert not trees.equal(reference, before.models[0])
+
+
+# ---- density ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", ["mlp", "har-cnn"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"phases": (1, 1, 4), "start": 0.7, "density": 0.3},
+        {"phases": (0, 0, 5), "start": 0.7, "density": 0.3, "every": 2},
+        {"phases": (0, 1, 4), "density": 0.3},
+        {"phases": (0, 1, 4), "start": 1.0, "density": 0.5, "churn": 0.3},
+        {"phases": (1, 0, 4), "start": 0.6, "density": 0.3, "churn": 0.9},
+    ],
+    ids=str,
+)
+def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(words: dict, net: str, tmp_path: Path) -> None:
+    run = tiny(tmp_path, net=net, **words)
+    made, (warm, stable, last), total = run.method, words["phases"], run.net.layout.prunable_size
+    wanted, steps = round(made.first * total), made.schedule.steps(last)
+    goal, seen = round(made.density * total), 0
+    for before, tasks, answers, after in exchanges(run):
+        t = after.round - warm - stable + 1
+        if before.masks and after.round > before.round and t in steps:
+            wanted -= round((wanted - goal) / made.schedule.left(t, last))
+        if not after.masks:
+            continue
+        seen += 1
+        assert set(after.masks) == set(after.models) == set(after.groups.values())
+        assert set(counts(after).values()) == {wanted}
+        for g, mask in after.masks.items():
+            assert set(mask) == set(run.net.layout.prunable)
+            assert all(bool((after.models[g][k][~m] == 0).all()) for k, m in mask.items())
+        for task, report in zip(tasks, answers, strict=True):
+            if "model" in report.give and before.masks:
+                packet = report.give["model"]
+                assert trees.equal(packet.mask, before.masks[before.groups[task.to]])
+                assert all(bool((packet.values[k][~m] == 0).all()) for k, m in packet.mask.items())
+    assert seen >= last
+    assert wanted == goal
+
+
+def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(0, 1, 2), start=0.5)
+    state = play(run, Serial())
+    for report in reports(run, Serial(), evaluation(run, state, "finetune")):
+        mask = state.masks[state.groups[report.of]]
+        own = run.memory.read(run.memory.files[report.of])["own"]
+        assert all(bool((own[k][~m] == 0).all()) for k, m in mask.items())
+        assert not trees.equal(own, state.models[state.groups[report.of]])  # it was tuned
+        assert report.metrics["density"] == pytest.approx(0.3, abs=1 / run.net.layout.prunable_size)
+
+
+def test_what_a_client_sends_outside_the_mask_does_not_count(tmp_path: Path) -> None:
+    def overstep(answers: list[Report]) -> list[Report]:
+        return [
+            replace(r, give={**r.give, "model": Packet({k: v + 1 for k, v in r.give["model"].values.items()})})
+            if "model" in r.give
+            else r
+            for r in answers
+        ]
+
+    for *_, after in exchanges(tiny(tmp_path, phases=(0, 0, 2), every=5), overstep):
+        assert all(
+            bool((after.models[g][k][~m] == 0).all()) for g, mask in after.masks.items() for k, m in mask.items()
+        )
+
+
+def test_churn_changes_places_and_regrown_weights_start_at_zero(tmp_path: Path) -> None:
+    """At the target already, 10 % of the weights of a group in which two clients spoke change places in a step.
+
+    What comes from outside the mask is zero in the model that is broadcast, and has moved when it comes back.
+    """
+    run = tiny(tmp_path, phases=(0, 0, 3), clusters=1, churn=0.1, density=0.5)
+    states = [after for *_, after in exchanges(run)]
+    total = run.net.layout.prunable_size
+    for one, other in pairwise(states[:3]):
+        (a, b), (model,) = ((trees.flat(s.masks[0]) for s in (one, other)), other.models.values())
+        assert int((a & ~b).sum()) == int((b & ~a).sum()) == round(0.1 * round(0.5 * total))
+        new = trees.flat(trees.pick(model, run.net.layout.prunable))[b & ~a]
+        assert bool((new == 0).all())
+    moved = trees.flat(trees.pick(states[2].models[0], run.net.layout.prunable))
+    fresh = trees.flat(states[1].masks[0]) & ~trees.flat(states[0].masks[0]) & trees.flat(states[2].masks[0])
+    assert float((moved[fresh] != 0).double().mean()) > 0.5
+
+
+def test_the_first_mask_by_hand(tmp_path: Path) -> None:
+    """One group without a warm-up: the score is .5 |w|/max|w| + .25/(1 + Var D) + .25 |mean sign|, as the clustering
+    exchange's reports show it, and the round(.3 d) best of all layers together stay."""
+    run = tiny(tmp_path, phases=(0, 0, 1), clusters=1)
+    _, _, answers, after = next(exchanges(run))
+    names = run.net.layout.prunable
+    w = trees.flat(trees.pick(run.params, names)).double()
+    updates = torch.stack([trees.flat(trees.pick(r.give["update"].values, names)).double() for r in answers])
+    signs = torch.stack([r.give["evidence"].values["scores.signs"].double() for r in answers])
+    score = 0.5 * w.abs() / w.abs().max() + 0.25 / (1 + updates.var(0, unbiased=False)) + 0.25 * signs.mean(0).abs()
+    kept = trees.flat(after.masks[0])
+    assert int(kept.sum()) == round(0.3 * len(w))
+    assert float(score[kept].min()) >= float(score[~kept].max()) - 1e-6
+
+
+def test_a_group_of_one_keeps_its_mask_but_follows_the_schedule(tmp_path: Path) -> None:
+    """As many groups as clients: nobody agrees with anybody. Nothing regrows, and the deficit goes by magnitude."""
+    run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, start=0.7, churn=0.2)
+    steps, after = 0, None
+    for before, _, answers, after in exchanges(run):
+        for report in answers if before.masks else ():
+            g = before.groups[report.of]
+            a, b = trees.flat(before.masks[g]), trees.flat(after.masks[g])
+            assert not bool((b & ~a).any())
+            if bool((a & ~b).any()):  # the group's mean is its one client's model
+                steps += 1
+                w = trees.flat(trees.pick(report.give["model"].values, run.net.layout.prunable)).abs()
+                assert float(w[b].min()) >= float(w[a & ~b].max()) * (1 - 1e-6)
+    assert steps >= 4
+    assert set(counts(after).values()) == {round(0.3 * run.net.layout.prunable_size)}
+
+
+def test_a_group_of_one_at_the_target_keeps_its_mask(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, churn=0.2)
+    masks = [after.masks for *_, after in exchanges(run) if after.masks]
+    assert len(masks) == 5
+    assert all(trees.equal(m[g], masks[0][g]) for m in masks for g in m)
+
+
+def test_a_density_that_rises(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(0, 0, 4), clusters=1, start=0.2, density=0.6)
+    total = run.net.layout.prunable_size
+    found = [counts(after)[0] for *_, after in exchanges(run)]
+    # 20 % first; then R = 2, 1, 1: half of the 40 % that are missing, the rest, nothing
+    assert [round(n / total, 3) for n in found] == [0.2, 0.4, 0.6, 0.6, 0.6]
+    assert found[-1] == round(0.6 * total)
+
+
+# ---- late joiners ----------------------------------------------------------------------------------------------------
+
+
+def without(late: int) -> Filter:
+    """Its report on the clustering exchange gets lost."""
+
+    def lose(answers: list[Report]) -> list[Report]:
+        clustering = len(answers) == len(SIZES) and all("update" in r.give for r in answers)
+        return [r for r in answers if r.of != late] if clustering else answers
+
+    return lose
+
+
+@pytest.mark.parametrize("phases", [(1, 1, 6), (0, 0, 7)])
+def test_a_late_joiner_shows_its_update_when_it_is_drawn_and_joins_the_nearest(
+    phases: tuple[int, int, int], tmp_path: Path
+) -> None:
+    run = tiny(tmp_path, phases=phases)
+    drawn = [draw_cohort(run, t) for t in range(phases[0], sum(phases))]
+    late = next(k for k in run.infos if k not in drawn[0] and sum(k in cohort for cohort in drawn) > 1)
+    asked = []
+    for before, tasks, answers, after in exchanges(run, without(late)):
+        mine = next((task for task in tasks if task.to == late), None)
+        if mine is None or not before.groups:
+            assert late not in after.groups or late in before.groups
+            continue
+        if not asked:
+            assert set(mine.send) == ({"reference"} if phases[0] else set())
+            assert {task.to for task in tasks if task.verb == "cluster"} == {late}
+            assert after.round == before.round + 1
+            (update,) = (r.give["update"].values for r in answers if r.of == late)
+            vector = trees.flat({k: v.float() for k, v in update.items()})
+            assert after.groups == {**before.groups, late: nearest(vector, before.centres)}
+        asked.append(mine.verb.partition(":")[0])
+    assert asked[0] == "cluster"
+    assert set(asked[1:]) == {"train"}
+
+
+def test_a_late_joiner_drawn_alone_takes_up_the_round(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(0, 3, 0), cohort=1)
+    ((late,), *_) = (draw_cohort(run, t) for t in range(3))
+    states = [after for *_, after in exchanges(run, without(late))]
+    assert [state.round for state in states] == [0, 1, 2, 3]
+    assert late in states[1].groups
+    assert all(trees.equal(states[1].models[g], model) for g, model in states[0].models.items())
+
+
+def test_a_late_joiner_joins_its_twin(tmp_path: Path) -> None:
+    """Client 4 holds the data of client 0 and misses the clustering; when it is drawn it joins 0, wherever that is."""
+    run = tiny(tmp_path, phases=(0, 3, 0), cohort=5, sizes=(20, 13, 24, 17, 20), clusters=3)
+    run.federation.clients[4] = run.federation.clients[0]
+    states = [after for *_, after in exchanges(run, without(4))]
+    assert 4 not in states[0].groups
+    assert len(set(states[0].groups.values())) == 3
+    assert states[1].groups[4] == states[1].groups[0]
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"density": 0.0}, r"density is 0\.0; it must be in \(0, 1\]"),
+        ({"density": 1.2}, r"density is 1\.2; it must be in \(0, 1\]"),
+        ({"start": 0.0}, r"start is 0\.0; it must be in \(0, 1\]"),
+        ({"churn": 2.0}, r"churn is 2\.0; it must be in \[0, 1\]"),
+        ({"every": 0}, r"every is 0; it must be 1 or more rounds"),
+        ({"clusters": -1}, r"clusters is -1; it must be 0 \(chosen\) or more"),
+        (
+            {"weights": (0.5, 0.5, 0.5)},
+            r"weights is \(0\.5, 0\.5, 0\.5\); it must be three numbers of 0 or more, sum 1",
+        ),
+        ({"phases": (1, -1, 3)}, r"phases is \(1, -1, 3\); it must be three numbers of 0 or more rounds"),
+        ({"phases": (1, 2)}, r"phases is \(1, 2\); it must be three numbers of 0 or more rounds"),
+    ],
+)
+def test_impossible_values_get_a_sentence(words: dict, sentence: str) -> None:
+    with pytest.raises(InputError, match=f"^{sentence}\\.$"):
+        CAAFP(**words)
+
+
+@pytest.mark.parametrize("words", [{"phases": (0, 1, 1), "every": 1}, {"phases": (0, 0, 4), "every": 5}])
+def test_a_density_that_no_step_can_reach_gets_a_sentence(words: dict, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="start is 0.7; it must be the density, 0.3, where no step follows"):
+        CAAFP(start=0.7, **words).lengths(sum(words["phases"]))
+
+
+def test_phases_that_do_not_sum_to_the_rounds_get_a_sentence(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(1, 1, 1), length=4)
+    with pytest.raises(
+        InputError, match=r"^phases is \(1, 1, 1\); it must be three numbers that sum to the rounds, 4\.$"
+    ):
+        next(rounds(run))
+    with pytest.raises(InputError, match="sum to the rounds, 4"):
+        run.method.paper_bytes(run.net.layout, 5, 4, 4)

@@ -1,0 +1,114 @@
+"""CA-AFP on every engine, from any checkpoint, and in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import play, remembered, tensors
+from tests.methods.exchanges import exchanges, tiny, verbs
+
+import fedgrove
+from fedgrove import methods, trees
+from fedgrove.cost import cost
+from fedgrove.engines import Pool, Serial
+from fedgrove.engines.batched import Batched
+from fedgrove.methods import CAAFP
+from fedgrove.store import Held, Memory, freeze, thaw
+
+# ---- engines and checkpoints -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", ["mlp", "har-cnn"])
+def test_batched_is_serial_is_pool_with_churn_steps(net: str, tmp_path: Path) -> None:
+    """One client has more examples than a Measure's batch of 256 holds, so that its gradient is summed over two."""
+    words = {"phases": (1, 1, 3), "start": 0.6, "churn": 0.1, "net": net, "sizes": (270, 13, 24, 17, 9)}
+    found = []
+    for engine in (Serial(), Batched(), Pool(workers=2)):
+        run = tiny(tmp_path / engine.name, **words)
+        state = play(run, engine)
+        found.append((state, remembered(run)))
+        engine.close()
+    serial, kept = found[0]
+    assert set(serial.groups.values()) == {0, 1}
+    for other, also in found[1:]:
+        assert other.groups == serial.groups
+        assert all(trees.equal(other.masks[g], serial.masks[g]) for g in serial.masks)
+        assert trees.distance(tensors(other), tensors(serial)) < 1e-9
+        assert trees.distance(also, kept) < 1e-9
+
+
+def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
+    """Frozen after every exchange: in the warm-up, after the clustering, in both later phases, around every step."""
+    run = tiny(tmp_path / "whole", phases=(1, 2, 3), every=2, start=0.6)
+    points, stages = [], []
+    for before, tasks, _, after in exchanges(run):
+        kept: trees.Tree = {}
+        frozen = freeze(after, kept)
+        files = {k: run.memory.read(name) for k, name in run.memory.files.items()}
+        points.append((frozen, {k: v.clone() for k, v in kept.items()}, files))
+        stages.append((before.round, *verbs(tasks)))
+        end = after
+    assert len(points) == 7
+    for i, (frozen, kept, files) in enumerate(points[:-1]):
+        memory = Memory(tmp_path / f"from{i}")
+        memory.folder.mkdir(exist_ok=True)
+        for k, forest in files.items():
+            memory.accept(k, memory.write(k, 0, "train", forest))
+        again = replace(run, memory=memory, held=Held())
+        state = thaw(frozen, kept, run.method.init(run.start))
+        rest = list(exchanges(again, state=state))
+        assert [(before.round, *verbs(tasks)) for before, tasks, *_ in rest] == stages[i + 1 :]
+        last = rest[-1][-1]
+        assert trees.equal(tensors(last), tensors(end))
+        assert (last.groups, last.round) == (end.groups, end.round)
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+WISDM = {"net": "har-cnn", "shape": (3, 200), "classes": 6, "clients": 36, "cohort": 10, "rounds": 50}
+UCI = {"net": "har-cnn", "shape": (9, 128), "classes": 6, "clients": 30, "cohort": 10, "rounds": 50}
+TABLE = {
+    "fully pruned": (CAAFP(phases=(0, 0, 50)), 176.2, 122.6),
+    "phased": (CAAFP(phases=(15, 15, 20)), 375.2, 265.6),
+    "one group": (methods.GlobalFT(phases=(0, 0, 50)), 176.2, 122.6),
+    "fedchar": (methods.FedCHAR(), 483.3, 347.3),
+    "clusterfl": (methods.ClusterFL(), 473.8, 340.5),
+    "fedsnip": (methods.FedSNIP(), 142.1, 102.1),
+    "efficientfl": (methods.EfficientFL(), 142.1, 102.1),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_mebibytes_are_those_of_the_papers_table(name: str) -> None:
+    """Eq. 13, e.g. (15, 15, 20) on WISDM, in units of 8 * 124,198 bytes: 30 rounds of 10, 20 of 10 * .3, 36 once:
+    300 + 60 + 36 = 396 -> 375.2 MiB."""
+    made, wisdm, uci = TABLE[name]
+    assert cost(made, **WISDM)["mib_paper"] == wisdm
+    assert cost(made, **UCI)["mib_paper"] == uci
+
+
+def test_nominal_bytes_of_a_falling_density_by_hand(tmp_path: Path) -> None:
+    """Phases (1, 1, 4), .7 -> .3, f = 1, 5 clients, cohort 4, d = 5187. R before rounds 2, 3, 4 is 2, 1, 1, so the
+    density is .7, .5, .3, .3: 4 * (1 + 1 + .7 + .5 + .3 + .3) + 5 = 20.2 dense messages, both ways."""
+    run = tiny(tmp_path, phases=(1, 1, 4), start=0.7)
+    assert run.method.paper_bytes(run.net.layout, 5, 4, 6) == round(20.2 * 8 * 5187)
+
+
+@pytest.mark.parametrize(
+    "made", [CAAFP(phases=(0, 0, 2)), CAAFP(phases=(1, 0, 1)), methods.GlobalFT()], ids=["pruned", "warm", "one"]
+)
+def test_a_real_runs_nominal_bytes_are_those_of_cost(made: CAAFP, tmp_path: Path) -> None:
+    words = {"clients": 5, "cohort": 3, "rounds": 2}
+    real = fedgrove.run(made, data="digits", engine="serial", out=tmp_path / "run", evaluate=0, **words).summary
+    found = cost(made, net="mlp", shape=(1, 8, 8), classes=10, **words)
+    assert real["bytes_paper"] == found["bytes_paper"]
+    assert real["density"] == pytest.approx(0.3, abs=1e-4)
+
+
+def test_evidence_is_counted_where_it_is_sent(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(0, 0, 2), dtype=torch.float32)
+    shown = [[r.cost["up"].get("scores", 0) > 0 for r in answers] for _, _, answers, _ in exchanges(run)]
+    assert shown == [[True] * 5, [True] * 4, [False] * 4]

@@ -1,0 +1,96 @@
+"""FedCHAR: groups after the warm-up, and a personal model beside the group's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.conftest import make_run, play, reports
+
+from fedgrove import methods, trees
+from fedgrove.core import Task
+from fedgrove.engines import Serial
+from fedgrove.engines.work import perform
+from fedgrove.errors import InputError
+from fedgrove.methods.ditto import use_personal
+from fedgrove.parts.local import SGD, Local
+from fedgrove.parts.objective import Proximal
+from fedgrove.rounds import Run, evaluation, rounds
+
+
+def two_kinds(run: Run) -> Run:
+    """Odd clients call every class by the next one's name."""
+    for k, client in run.federation.clients.items():
+        if k % 2:
+            run.federation.clients[k] = replace(client, train=replace(client.train, y=(client.train.y + 1) % 3))
+    return run
+
+
+def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
+    """Two rounds in one group, an exchange with all that is no round, then two in the groups of the two kinds."""
+    run = two_kinds(
+        make_run(methods.FedCHAR(warmup=2, clusters=2), tmp_path, sizes=(40, 40, 40, 40), cohort=3, rounds=4)
+    )
+    seen, loop = [], rounds(run)
+    exchange = next(loop)
+    while exchange.tasks:
+        before = exchange.state
+        (verb,) = {task.verb for task in exchange.tasks}
+        seen.append((before.round, verb, len(exchange.tasks), len(before.models)))
+        for task in exchange.tasks:
+            assert trees.equal(task.send["model"].values, before.models[before.groups.get(task.to, 0)])
+        exchange = loop.send(reports(run, Serial(), exchange.tasks))
+        if verb == "cluster":
+            assert all(trees.equal(model, before.models[0]) for model in exchange.state.models.values())
+    assert seen == [
+        (0, "train", 3, 1),
+        (1, "train", 3, 1),
+        (2, "cluster", 4, 1),
+        (2, "train", 3, 2),
+        (3, "train", 3, 2),
+    ]
+    assert exchange.state.groups == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert not trees.equal(exchange.state.models[0], exchange.state.models[1])
+
+
+def test_a_client_uses_its_personal_model_and_only_the_groups_travels(tmp_path: Path) -> None:
+    run = make_run(methods.FedCHAR(warmup=1, clusters=1, pull=Proximal(0.5)), tmp_path, rounds=3, cohort=3)
+    state = play(run, Serial())
+    trained = sorted(run.memory.files)
+    for k in trained:
+        memory = run.memory.read(run.memory.files[k])
+        assert set(memory) == {"personal"}
+        assert not trees.equal(memory["personal"], state.models[0])
+        carry = {"model": state.models[0], **memory}
+        assert use_personal(carry, None)["model"] is memory["personal"]  # type: ignore[arg-type]
+        (task,) = (task for task in evaluation(run, state) if task.to == k)
+        with_it, without = perform(run, task, memory)[0].metrics, perform(run, task, {})[0].metrics
+        assert with_it["test_loss0"] != without["test_loss0"]
+    plain = play(make_run(methods.FedAvg(), tmp_path / "plain", rounds=3, cohort=3), Serial())
+    assert trees.equal(state.models[0], plain.model)  # which the personal models never touch
+
+
+def test_the_personal_models_first_step_by_hand(tmp_path: Path) -> None:
+    """One step of plain gradient descent from w: the pull is 0 there, so both models move alike. In the next task the
+    personal one starts where it was left: with w as it is, mu = 1 / lr and a gradient g, v - lr (g + (v - w) / lr) =
+    w - lr g, the step that would lead there from w with the gradient taken at v."""
+    lr = 0.05
+    method = methods.FedCHAR(warmup=9, pull=Proximal(1 / lr), local=Local(1, 64, SGD(lr)))
+    run = make_run(method, tmp_path, rounds=3)
+    task = Task(0, run.method.deliver(run.method.init(run.start), 0))
+    report, kept = perform(run, task, {})
+    assert trees.distance(report.give["model"].values, kept["personal"]) < 1e-15
+    _, after = perform(run, task, kept)
+    moved = methods.FedAvg(local=method.local)
+    there = Task(0, {"model": replace(task.send["model"], values=kept["personal"])})
+    from_v, _ = perform(make_run(moved, tmp_path / "v"), there, {})
+    g = {k: (kept["personal"][k] - v) / lr for k, v in from_v.give["model"].values.items()}
+    wanted = {k: run.params[k] - lr * g[k] for k in g}
+    assert trees.distance(after["personal"], wanted) < 1e-12
+
+
+@pytest.mark.parametrize(("words", "said"), [({"warmup": -1}, "warmup is -1"), ({"clusters": -1}, "clusters is -1")])
+def test_impossible_values_get_a_sentence(words: dict[str, int], said: str) -> None:
+    with pytest.raises(InputError, match=f"^{said}; it must be 0 .*or more"):
+        methods.FedCHAR(**words)
