@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	touch $@ .venv/core.stamp
 
-## run: train the built-in federation; words for the command line go into ARGS="..."
+## run: CA-AFP beside FedAvg on the built-in digits; words for the command line go into ARGS="..."
 run: .venv/core.stamp
 	$(BIN)/fedgrove run $(ARGS)
 

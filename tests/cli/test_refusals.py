@@ -27,18 +27,22 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ("run fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'? There are: ditto, fedavg, "),
+        ("run fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'? There are: "),
         ("run --set lr=-1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --lr -1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
-        ("run --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
-        ("run --set lr", "--set was given 'lr'; it takes key=value"),
+        ("run ditto --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
+        ("run --set nosuch=1", "there is no setting of ca-afp 'nosuch'. There are: "),
+        ("run --set lr=0.1,0.2", "--set takes one value here; for several: fedgrove sweep ca-afp fedavg "),
+        ("run ditto --set lr", "--set was given 'lr'; it takes key=value"),
+        ("run --set lr", "--set was given 'lr"),
         ("run --data nope", "there is no data set 'nope'"),
         ("run --data nope.npz", "there is no file 'nope.npz'"),
         ("run --net har-cnn", "net 'har-cnn' takes (channels, length)"),
         ("run --net nope", "there is no net 'nope'"),
         ("run --partition iidd", "there is no partition 'iidd'; did you mean 'iid'?"),
         ("run --rounds 0", "rounds is 0; it must be 1 or more."),
+        ("run ditto --rounds 0", "rounds is 0; it must be 1 or more."),
         ("run --rounds ten", "--rounds is 'ten'; it must be a whole number."),
         ("run --lr x", "--lr is 'x'; it must be a number."),
         ("run --finetune 0,x", "--finetune is '0,x'; it must be whole numbers with commas between, as 0,3,25."),
@@ -62,6 +66,17 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("cost fedavg --input 3x200", "--input came without --net and --classes; give them too"),
         ("cost fedavg --input 64 --net mlp --classes 2 --data digits", "--data is 'digits'; it must be left out"),
         ("cost fedavg --input 64 --net mlp --classes 2 --clients 0", "clients is 0; it must be 1 or more."),
+        ("paper ca-apf --table 2", "there is no paper 'ca-apf'; did you mean 'ca-afp'?"),
+        ("paper --table 2", "NAME is missing; see: fedgrove paper --help"),
+        ("paper ca-afp", "neither --table nor --figure was given; ca-afp has --table 2, 3, 4 and --figure 2, 3, 4."),
+        ("paper ca-afp --table 7", "--table is 7; it must be one of 2, 3, 4, those of ca-afp that are run here."),
+        ("paper ca-afp --figure 9", "--figure is 9; it must be one of 2, 3, 4, those of ca-afp that are run here."),
+        ("paper ca-afp --table two", "--table is 'two'; it must be a whole number."),
+        ("paper ca-afp --table 2 --figure 1 --quick", "--figure is 1; it must be one of 2, 3, 4"),
+        ("paper ca-afp --table 2 --data nope", "there is no data set 'nope'"),
+        ("paper ca-afp --table 2 --quick --split halves", "there is no split 'halves'"),
+        ("paper ca-afp --table 2 --quick --seeds none", "--seeds is 'none'; it must be how many"),
+        ("paper ca-afp --table 2 --quick --engine fast", "there is no engine 'fast'"),
         ("list things", "there is no list 'things'"),
         ("show fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'?"),
     ],
@@ -73,8 +88,9 @@ def test_a_mistake_is_one_sentence(args: str, sentence: str, capsys: pytest.Capt
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/note").write_text("keep")
-    assert main(["run", "--out", "mine"]) == 2
-    assert "fedgrove: the run folder mine exists; runs are never overwritten." in capsys.readouterr().err
+    for words in (["run", "ditto"], ["run"]):
+        assert main([*words, "--out", "mine"]) == 2
+        assert "fedgrove: the run folder mine exists; runs are never overwritten." in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["note"]
 
 

@@ -42,7 +42,7 @@ def test_run_prints_a_table_and_makes_a_folder(here: Path, capsys: pytest.Captur
 
 
 def test_json_is_the_summary_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *SMALL, "--out", "mine", "--json"]) == 0
+    assert main(["run", "ditto", *SMALL, "--out", "mine", "--json"]) == 0
     out, err = capsys.readouterr()
     summary = json.loads(out)
     assert summary == json.loads((here / "mine/summary.json").read_text())
@@ -85,7 +85,7 @@ def test_a_dry_run_trains_nothing_and_makes_nothing(here: Path, capsys: pytest.C
 def test_an_interrupted_run_is_resumed_to_the_same_result(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["run", *SMALL, "--rounds", "3", "--out", "whole", "--json"]) == 0
+    assert main(["run", "ditto", *SMALL, "--rounds", "3", "--out", "whole", "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
     save = RunFolder.save
     calls: list[int] = []
@@ -97,7 +97,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_result(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "save", stop)
-    assert main(["run", *SMALL, "--rounds", "3", "--out", "cut"]) == 130
+    assert main(["run", "ditto", *SMALL, "--rounds", "3", "--out", "cut"]) == 130
     err = capsys.readouterr().err.splitlines()[-1]
     assert err.lower() == "fedgrove: interrupted. 2 of 3 rounds are saved; go on with: fedgrove resume cut"
     assert main(["compare", "whole", "cut"]) == 0
@@ -119,7 +119,7 @@ def test_work_that_cannot_be_finished_ends_with_one(
         raise EngineError("a worker died.")
 
     monkeypatch.setattr(api, "execute", die)
-    assert main(["run", *SMALL]) == 1
+    assert main(["run", "ditto", *SMALL]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedgrove: a worker died. 0 of 2 rounds are saved; go on with: fedgrove resume runs/")
 

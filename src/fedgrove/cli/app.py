@@ -13,6 +13,8 @@ from ..errors import EngineError, unknown
 from . import about
 from . import options as o
 from .bench import bench
+from .first import side_by_side
+from .paper import paper
 from .sweep import resume_sweep, sweep
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+Chosen = Annotated[
+    str | None, typer.Argument(metavar="[METHOD]", help="see: fedgrove list methods", show_default=False)
+]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
 
@@ -55,7 +60,7 @@ def top(ctx: typer.Context, version: Version = False) -> None:
 @app.command()
 def run(
     ctx: typer.Context,
-    method: o.Method = "ditto",
+    method: Chosen = None,
     data: o.Data = None,
     net: o.Net = None,
     partition: o.Partition = None,
@@ -81,7 +86,9 @@ def run(
     dry_run: o.DryRun = False,
     json: o.Json = False,
 ) -> None:
-    """Train a federation and say how well every client is served, and what it cost. METHOD is ditto by default."""
+    """Train a federation and say how well every client is served and what it cost; alone: ca-afp beside fedavg."""
+    if method is None:
+        return side_by_side(ctx.params)
     from ..api import begin
     from . import asked
     from .progress import watching
@@ -122,13 +129,15 @@ def resume(
 
 
 @app.command()
-def compare(runs: o.Runs, json: o.Json = False) -> None:
+def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
     """Put runs side by side."""
-    from ..report.tables import print_summaries
+    from ..report.tables import print_causes, print_summaries
 
-    found = [_summary(path) for path in runs]
+    found = [_summary(path, bytes) for path in runs]
     if json:
         print(jsonlib.dumps(found, indent=1))
+    elif bytes:
+        print_causes(found)
     else:
         print_summaries(found)
 
@@ -177,6 +186,7 @@ app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep")(sweep)
+app.command("paper")(paper)
 
 
 def _dry(wanted: Any, found: dict[str, Any], json: bool) -> None:
@@ -201,14 +211,17 @@ def _show(result: Result, json: bool) -> None:
         print(result.folder.path)
 
 
-def _summary(path: str) -> dict[str, Any]:
+def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
     """A run's figures, or how far it got; with the words of its config that the figures lack."""
     from ..config import read_words
     from ..folder import RunFolder
+    from ..measure import causes
     from ..report.tables import NAMES
 
     folder = RunFolder.open(Path(path))
     words = {k: v for k, v in read_words(folder.config).items() if k in NAMES}
+    if bytes:
+        words["bytes_causes"] = causes(folder.metrics())
     if folder.summary is not None:
         return {"run": path, "finished": True, **words, **folder.summary}
     return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

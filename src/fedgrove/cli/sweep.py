@@ -77,9 +77,9 @@ def sweep(
     from ..folder import fresh_name
     from . import asked
 
-    wanted = _experiments(ctx.params)
+    wanted = experiments(ctx.params)
     if dry_run:
-        return _dry(wanted, data_dir, json)
+        return dry(wanted, data_dir, json)
     first = next(iter(wanted.values()))
     total = (first.rounds or asked.defaults(first, data_dir).rounds) * len(wanted)
     place = Path(out) if out is not None else fresh_name(Path("runs"), f"sweep-{Path(str(first.data)).stem}")
@@ -101,7 +101,7 @@ def resume_sweep(out: str, words: Mapping[str, Any], json: bool) -> None:
         _go(Path(out), wanted, total, run, json)
 
 
-def _experiments(words: Mapping[str, Any]) -> dict[str, Experiment]:
+def experiments(words: Mapping[str, Any]) -> dict[str, Experiment]:
     """The grid the words ask for; the data set's recipe is looked up once."""
     from ..grid import grid
     from . import asked
@@ -123,17 +123,25 @@ def _grid(words: Mapping[str, Any], wanted: Mapping[str, Experiment]) -> dict[st
 
 def _go(out: Path, wanted: Iterable[str], total: int, run: Callable[..., list[Result | Failure]], json: bool) -> None:
     """Run under a progress line, show the results, and end with code 1 where a run failed."""
-    from ..folder import RunFolder
     from ..sweep import Failure
+
+    ends = watched(out, wanted, total, run, json)
+    _show(out, ends, json)
+    if any(isinstance(end, Failure) for end in ends.values()):
+        raise typer.Exit(1)
+
+
+def watched(
+    out: Path, wanted: Iterable[str], total: int, run: Callable[..., list[Result | Failure]], quiet: bool
+) -> Ends:
+    """Run under one progress line for all; how each run ended, by name."""
+    from ..folder import RunFolder
     from .progress import watching
 
     names, summed = list(wanted), _Summed()
     past = [summed(name, line) for name in names for line in RunFolder(out / name).metrics()]
-    with watching(total, past, quiet=json) as watch:
-        ends = dict(zip(names, run(watch=lambda line: watch(summed(line["run"], line))), strict=True))
-    _show(out, ends, json)
-    if any(isinstance(end, Failure) for end in ends.values()):
-        raise typer.Exit(1)
+    with watching(total, past, quiet=quiet) as watch:
+        return dict(zip(names, run(watch=lambda line: watch(summed(line["run"], line))), strict=True))
 
 
 class _Summed:
@@ -171,7 +179,8 @@ def _show(out: Path, ends: Ends, json: bool) -> None:
     print(out)
 
 
-def _dry(wanted: Mapping[str, Experiment], data_dir: str | None, json: bool) -> None:
+def dry(wanted: Mapping[str, Experiment], data_dir: str | None, json: bool) -> None:
+    """Say what the runs would send, or print their configurations and costs; nothing is trained."""
     import tomllib
 
     from ..config import to_toml

@@ -1,0 +1,151 @@
+"""``fedgrove paper``, from arguments to folders, table, page and exit code."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import started
+
+from fedgrove.cli import main
+from fedgrove.cli.paper import _places, _studies
+from fedgrove.papers.ca_afp import PAPER
+from fedgrove.report import paper_page
+
+QUICK = ["paper", "ca-afp", "--figure", "2", "--quick"]
+NAMES = ["start=1", "start=0.5", "start=0.2", "P2=0", "P2=2", "P1=0", "P1=2"]
+
+
+def timeless(found: dict[str, Any]) -> dict[str, Any]:
+    """All but what measures time or names the engine."""
+    return {k: v for k, v in found.items() if k not in ("seconds", "engines")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A quick figure, never disturbed."""
+    folder = tmp_path_factory.mktemp("whole") / "figure2"
+    assert main([*QUICK, "--engine", "serial", "--out", str(folder)]) == 0
+    return folder
+
+
+def test_folders_table_and_page(whole: Path) -> None:
+    there = {"motion", "table.json", "table.md"} | ({"paper.html"} if paper_page.can_draw() else set())
+    assert {p.name for p in whole.iterdir()} == there
+    assert {p.name for p in (whole / "motion").iterdir()} == {*(f"{n}-s0" for n in NAMES), "sweep.json"}
+    found = json.loads((whole / "table.json").read_text())
+    assert (found["paper"], found["part"], found["quick"]) == ("ca-afp", "figure2", True)
+    assert [row["name"] for row in found["rows"]] == NAMES
+    by_name = {row["name"]: row["ours"] for row in found["rows"]}
+    assert by_name["P2=0"] == by_name["P1=0"] == by_name["start=0.5"]  # the same run thrice
+    assert by_name["start=0.2"]["mib_paper"]["mean"] < by_name["start=1"]["mib_paper"]["mean"]
+    assert "QUICK" in (whole / "table.md").read_text()
+    if paper_page.can_draw():
+        assert "QUICK" in (whole / "paper.html").read_text()
+
+
+def test_the_same_command_again_trains_nothing(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {p: p.stat().st_mtime_ns for p in whole.glob("motion/*/*")}
+    table = json.loads((whole / "table.json").read_text())
+    capsys.readouterr()
+    assert main([*QUICK, "--out", str(whole), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out) == [table]
+    assert err == ""
+    assert {p: p.stat().st_mtime_ns for p in whole.glob("motion/*/*")} == before
+    assert main([*QUICK, "--out", str(whole), "--seeds", "3,"]) == 2
+    assert "holds another sweep" in capsys.readouterr().err
+
+
+def test_killed_and_called_again_it_is_the_undisturbed_one(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "figure2"
+    process = started(*QUICK, "--engine", "pool", "--out", str(folder))
+    latest, end = folder / "motion/start=1-s0/checkpoint/latest.json", time.monotonic() + 100
+    while not (latest.is_file() and json.loads(latest.read_text())["round"] >= 1) and time.monotonic() < end:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not (folder / "table.json").exists()
+    assert main([*QUICK, "--engine", "serial", "--out", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("CA-AFP, Figure 2, QUICK: a look, not a measurement\n")
+    assert "round 18/18" in err
+    found, undisturbed = (json.loads((f / "table.json").read_text()) for f in (folder, whole))
+    assert timeless(found) == timeless(undisturbed)
+
+
+def test_without_plotly_there_is_a_sentence(
+    whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper_page, "find_spec", lambda name: None)
+    assert main([*QUICK, "--out", str(whole)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("get it with: pip install 'fedgrove[report]'")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", [2, 3])
+def test_a_quick_table_of_all_methods(table: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "ca-afp", "--table", str(table), "--quick"]) == 0
+    found = json.loads((tmp_path / f"runs/paper-ca-afp-table{table}-quick/table.json").read_text())
+    assert not any(row["missing"] for row in found["rows"])
+    # 2 rows of ca-afp against 6 others, and against each other, at three lengths of fine-tuning
+    assert len(found["paired"]) == (3 * (2 * 6 + 1) if table == 2 else 0)
+
+
+def test_where_parts_go() -> None:
+    assert _places("ca-afp", ["table2"], None, False) == {"table2": Path("runs/paper-ca-afp-table2")}
+    assert _places("ca-afp", ["figure3"], None, True) == {"figure3": Path("runs/paper-ca-afp-figure3-quick")}
+    assert _places("ca-afp", ["table2"], "mine", True) == {"table2": Path("mine")}
+    assert list(_places("ca-afp", ["table2", "figure3"], "mine", False).values()) == [
+        Path("mine/table2"),
+        Path("mine/figure3"),
+    ]
+
+
+# ---- data that are not at hand --------------------------------------------------------------------------------------
+
+
+def words(**given: Any) -> dict[str, Any]:
+    return {"data": None, "split": None, "quick": False, "data_dir": None, **given}
+
+
+@pytest.fixture
+def only_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which UCI-HAR is, in a small likeness, and WISDM is not."""
+    monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "cache"))
+    rng, n = np.random.default_rng(0), 240
+    user, chain = np.arange(n) // 80, np.arange(n) // 4
+    y = (np.arange(n) // 4) % 5
+    np.savez(
+        tmp_path / "uci_har.npz", x=rng.normal(size=(n, 128, 9)).astype(np.float32), y=y, subject=user, chain=chain
+    )
+    return tmp_path
+
+
+def test_data_that_are_missing_are_left_out_with_a_sentence(only_uci: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _studies(PAPER.tables[2], words(data_dir=str(only_uci)))
+    assert list(found) == ["uci-har"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: left out: wisdm was not found")
+    assert list(_studies(PAPER.tables[2], words(data_dir=str(only_uci), data="uci-har", split="random"))) == [
+        "uci-har-random"
+    ]
+    assert list(_studies(PAPER.figures[3], words(data_dir=str(only_uci), quick=True))) == ["motion"]
+
+
+def test_with_none_of_its_data_it_is_refused(
+    only_uci: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(only_uci)
+    assert main(["paper", "ca-afp", "--figure", "3", "--data-dir", str(only_uci)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: wisdm was not found")
+    assert not (only_uci / "runs").exists()
