@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from .channels import Channels, Group, channels_of, expand, maybe
 from .errors import InputError, check, unknown
+from .trees import Mask
 
 Kind = Literal["conv", "linear", "norm", "other"]
 FLOAT_BYTES = 4
@@ -58,6 +61,8 @@ class Layout:
     named_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     params: tuple[str, ...]
     buffers: tuple[str, ...]
+    source: tuple[nn.Module, tuple[int, ...]] | None = field(default=None, compare=False, repr=False)
+    """The module that was looked at and the shape of its inputs: ``groups`` are found when they are first asked for."""
 
     @classmethod
     def of(cls, module: nn.Module, shape: tuple[int, ...]) -> Layout:
@@ -65,7 +70,7 @@ class Layout:
         tensors, count = tensors_of(module), len(list(module.parameters()))
         shapes = tuple((name, tuple(t.shape)) for name, t in tensors.items())
         every = tuple(tensors)
-        return cls(_layers(module, shape, tensors), shapes, every[:count], every[count:])
+        return cls(_layers(module, shape, tensors), shapes, every[:count], every[count:], (module, tuple(shape)))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -81,6 +86,12 @@ class Layout:
     def norms(self) -> tuple[str, ...]:
         """Parameters and buffers of the norm layers: what FedBN keeps local."""
         return _once(name for layer in self.layers if layer.kind == "norm" for name in layer.names)
+
+    @property
+    def scales(self) -> tuple[str, ...]:
+        """The scale of every norm layer that has one, γ in papers."""
+        norms = (layer for layer in self.layers if layer.kind == "norm")
+        return _once(name for layer in norms for name in layer.params if name.rpartition(".")[2] == "weight")
 
     @property
     def batch_norm(self) -> bool:
@@ -122,6 +133,26 @@ class Layout:
     def param_bytes(self) -> int:
         """The parameters in float32."""
         return FLOAT_BYTES * self.size
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The channels that fall together, in order of execution; found once. The net's output is in no group."""
+        from .shrink import coupled
+
+        return coupled(*self.source, [layer.name for layer in self.layers]) if self.source else ()
+
+    def expand(self, channels: Mapping[str, Tensor]) -> Mask:
+        """The mask of all that falls with removed channels: see :func:`fedgrove.channels.expand`.
+
+        >>> layout = Layout.of(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)), (1,))
+        >>> {name: kept.int().tolist() for name, kept in layout.expand({"0": torch.tensor([True, False])}).items()}
+        {'0.weight': [[1], [0]], '0.bias': [1, 0], '2.weight': [[1, 0]]}
+        """
+        return expand(self.groups, self.shapes, channels)
+
+    def channels_of(self, mask: Mapping[str, Tensor] | None) -> Channels | None:
+        """The whole channels that a mask removes: see :func:`fedgrove.channels.channels_of`."""
+        return channels_of(self.groups, mask) if mask is not None and maybe(mask) else None
 
     def first(self, n: int) -> tuple[str, ...]:
         """The names (parameters, then buffers, layer by layer) of the first ``n`` layers with parameters."""

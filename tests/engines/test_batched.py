@@ -146,6 +146,61 @@ def test_one_client_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pyte
         list(reports(run, Batched(), [Task(2, {"model": Packet(run.params)})]))
 
 
+@pytest.mark.parametrize(
+    ("per_client", "free", "share", "expected"),
+    [
+        (100, 1000, 0.8, 8),  # 800 hold 8
+        (101, 1000, 0.8, 7),  # 800 / 101 = 7.9
+        (1000, 1000, 0.8, 1),  # does not fit; whether it does without a margin is found out by trying
+        (0, 1000, 0.5, 500),  # nothing was seen to grow: a byte each
+    ],
+)
+def test_how_many_fit_by_hand(per_client: int, free: int, share: float, expected: int) -> None:
+    assert batched.fits(per_client, free, share) == expected
+
+
+def test_a_cut_plan_has_the_first_steps() -> None:
+    plan = Plan.of([[torch.arange(5)], [torch.arange(2)]], 2, [0, 5], torch.float32, CPU)
+    short = batched.cut(plan, 2)
+    assert short.row.tolist() == [[[0, 1], [2, 3]], [[5, 6], [5, 5]]]
+    assert short.steps.tolist() == [2, 1]
+    assert batched.cut(plan, None) is plan
+
+
+def test_a_stack_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device where two clients fit at a time."""
+    run = make_run(methods.FedAvg(local=Local(1, 8, SGD(0.1))), tmp_path, sizes=(20, 13, 24, 17, 9), cohort=5)
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    expected = list(reports(run, Serial(), tasks))
+    monkeypatch.setattr(Batched, "_size", lambda self, do, jobs, number: 2)
+    for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
+        assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_memory_is_measured_once_and_the_stack_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """Forty clients where, of what is free, five are let in: the same models, and later rounds do not ask again."""
+    run = make_run(methods.FedAvg(local=Local(2, 8, SGD(0.1))), tmp_path, sizes=(20, 13) * 20, cohort=40)
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    expected = list(reports(run, Serial(), tasks))
+    asked: list[tuple[int, int]] = []
+
+    def five(per_client: int, free: int) -> int:
+        asked.append((per_client, free))
+        return 5
+
+    monkeypatch.setattr(batched, "fits", five)
+    engine = Batched(device="cuda", graphs=graphs)
+    for _ in range(2):
+        for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
+            assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+    assert len(asked) == 1
+    assert 0 < asked[0][0] < asked[0][1]
+
+
 def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> None:
     """Three runs in one stack; the second one's learning rate is far too large."""
     rates = (0.1, 1e300, 0.05)

@@ -8,18 +8,18 @@ done its steps is frozen: Adam would keep moving it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from .. import seeds, trees
-from ..core import Batch, Carry, Client, Edit, Give, Measure, Outcome, Report, Stage, Task, Train
+from ..core import Batch, Carry, Edit, Give, Measure, Report, Task, Train
 from ..errors import EngineError
 from ..nets import Net
 from ..parts import local
@@ -29,36 +29,35 @@ from . import grouped
 from .graphs import Graphs
 from .lift import fill, lift
 from .shelf import Rows, Shelf
-from .steps import Order, Plan, Stack, train, wide
+from .stacking import (
+    Job,
+    Work,
+    alike_thin,
+    as_if_small,
+    home,
+    lifted,
+    shape_of,
+    stackable,
+    stacked,
+    train_order,
+    widened,
+)
+from .steps import Plan, Stack, train, wide
 from .work import Sent, begin, count_down, count_up, numbered
 
 Precision = Literal["fp32", "tf32", "bf16"]
-
-
-@dataclass(frozen=True, eq=False)
-class Work:
-    """What a run's clients do on a verb: the stages, and what jobs must share to be done together."""
-
-    stages: tuple[tuple[int, Stage], ...]
-    key: Any
-
-
-@dataclass(eq=False)
-class Job:
-    """A task under way."""
-
-    run: Run
-    task: Task
-    client: Client
-    carry: Carry
-    work: Work
-    held: str | None
-    outcome: Outcome = field(default_factory=Outcome)
+PROBED = 16
+"""Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
+SHARE = 0.5
+"""Of the device's free memory, what a stack may take; what is left is for the graphs of other stacks."""
 
 
 @dataclass(eq=False)
 class Batched:
-    """The engine; ``chunk`` is how many clients are under way at most, ``graphs`` captures the steps on CUDA."""
+    """The engine; ``chunk`` is how many clients are under way at most, ``graphs`` captures the steps on CUDA.
+
+    On CUDA a stack takes as many of them as the memory allows, which is measured once per kind of stack.
+    """
 
     device: str = "cpu"
     chunk: int = 512
@@ -76,6 +75,7 @@ class Batched:
         self._shelf = Shelf(self._at)
         self._nets: dict[int, tuple[Net, Any]] = {}
         self._fits: dict[Any, bool] = {}
+        self._sizes: dict[Any, int] = {}
         self._graphs = Graphs() if self.graphs and self._at.type == "cuda" else None
 
     def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
@@ -131,8 +131,12 @@ class Batched:
     def _work(self, jobs: Sequence[Job]) -> None:
         for number, (_, stage) in enumerate(jobs[0].work.stages):
             if isinstance(stage, Train | Measure):
+                do = self._train if isinstance(stage, Train) else self._measure
                 for stack in stackable(jobs, stage):
-                    self._halving(self._train if isinstance(stage, Train) else self._measure, stack, number)
+                    while stack:
+                        size = self._size(do, stack, number)
+                        self._halving(do, stack[:size], number)
+                        stack = stack[size:]
                 continue
             for job in jobs:
                 own = job.work.stages[number][1]
@@ -141,7 +145,48 @@ class Batched:
                 elif isinstance(own, Give):
                     job.outcome = own.f(job.carry, job.client)
 
-    def _halving(self, do: Callable[[list[Job], int], None], jobs: list[Job], number: int) -> None:
+    # ---- how many fit ------------------------------------------------------------------------------------------
+
+    def _size(self, do: Do, jobs: list[Job], number: int) -> int:
+        """How many of these clients to stack. Found out once per kind of stack: it must not change between rounds, and
+        by the second round the graphs of the first have taken their memory."""
+        if self._at.type != "cuda":
+            return len(jobs)
+        key = self._kind(jobs, number)
+        if key not in self._sizes and len(jobs) > PROBED:
+            try:
+                per_client = self._probe(do, jobs, number)
+                self._sizes[key] = fits(per_client, torch.cuda.mem_get_info(self._at)[0])
+            except torch.OutOfMemoryError:  # not even these few: halving goes on from here
+                self._sizes[key] = PROBED // 2
+        return self._sizes.get(key, len(jobs))
+
+    def _kind(self, jobs: Sequence[Job], number: int) -> Any:
+        """Stacks of a kind take the same memory per client: the work, its place, and the trees that are stacked."""
+        job = jobs[0]
+        return job.work.key, number, tuple((k, shape_of(tree)) for k, tree in sorted(job.carry.items()))
+
+    def _probe(self, do: Do, jobs: Sequence[Job], number: int) -> int:
+        """Bytes per client that the allocator takes from the device when a few clients really do the stage's first
+        steps: trees, optimiser, activations, workspaces, graphs and their pools. What they get is thrown away."""
+        few = [replace(job) for job in sorted(jobs, key=lambda job: -job.client.info.examples)[:PROBED]]
+        stage = few[0].work.stages[number][1]
+        self._rows(few, stage.over.split if isinstance(stage, Measure) else "train")  # shared by all: not per client
+        kept, self._graphs = self._graphs, None if self._graphs is None else Graphs()
+        torch.cuda.empty_cache()  # so that what is reserved from here on is reserved for these few
+        torch.cuda.reset_peak_memory_stats(self._at)
+        before = torch.cuda.memory_reserved(self._at)
+        try:
+            with own_randomness(self._at):
+                do(few, number, steps=2)
+            grown = torch.cuda.max_memory_reserved(self._at) - before
+        finally:
+            self._graphs = kept
+            torch.cuda.synchronize(self._at)
+            torch.cuda.empty_cache()  # and what they took is free again
+        return -(-grown // len(few))
+
+    def _halving(self, do: Do, jobs: list[Job], number: int) -> None:
         """A stage on a stack; where the device has too little memory, on either half of it."""
         try:
             do(jobs, number)
@@ -153,39 +198,47 @@ class Batched:
                 ) from None
         self._graphs = Graphs() if self._graphs is not None else None
         torch.cuda.empty_cache()
+        self._sizes[self._kind(jobs, number)] = len(jobs) // 2  # the next round need not find out again
         for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
             self._halving(do, half, number)
 
     # ---- the stages that stack ---------------------------------------------------------------------------------
 
-    def _train(self, jobs: list[Job], number: int) -> None:
-        """Sorted by steps, so that those still at work are always the first."""
-        net = jobs[0].run.net
-        size = local.batches_of(net, jobs[0].work.stages[number][1]).size  # type: ignore[arg-type]
-        orders = {id(job): train_order(net, job, number) for job in jobs}
+    def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
+        """Sorted by steps, so that those still at work are always the first; all steps, or only the first ones."""
+        size = local.batches_of(jobs[0].run.net, jobs[0].work.stages[number][1]).size  # type: ignore[arg-type]
+        orders = {id(job): train_order(job.run.net, job, number) for job in jobs}
         jobs = sorted(jobs, key=lambda job: -sum(-(-len(examples) // size) for examples in orders[id(job)]))
         skeleton, numbers = lifted(jobs, number, self._at)
         rows = self._rows(jobs, "train")
-        plan = Plan.of([orders[id(job)] for job in jobs], size, self._firsts(jobs, rows), numbers.dtype, self._at)
-        carry = stacked([job.carry for job in jobs], self._at)
+        passes, firsts = [orders[id(job)] for job in jobs], self._firsts(jobs, rows)
+        plan = cut(Plan.of(passes, size, firsts, numbers.dtype, self._at), steps)
+        thin = alike_thin(jobs, number)
+        carries = (
+            [t.narrowed(job.carry) for t, job in zip(thin, jobs, strict=True)] if thin else [j.carry for j in jobs]
+        )
+        net = thin[0].net if thin else jobs[0].run.net
+        key = (self._net_key(jobs[0].run.net), net.layout.named_shapes)
         seed_device(self._at, seeds.derive(number, *(job.client.seed for job in jobs)))
-        stack = Stack(net, skeleton, carry, numbers, plan, rows, self._side_by_side(net, plan, rows))
+        carry = stacked(carries, self._at)
+        stack = Stack(net, skeleton, carry, numbers, plan, rows, self._side_by_side(key, net, plan, rows))
         if self._graphs is not None:
-            done = self._graphs.train(stack, (self._net_key(net), skeleton, stack.shape, rows.x.data_ptr()))
+            done = self._graphs.train(stack, (key, skeleton, stack.shape, rows.x.data_ptr()))
         else:
             done = train(stack)
-        for key, tree in done.items():
-            for job, own in zip(jobs, trees.unstack(home(tree), len(jobs)), strict=True):
-                job.carry = {**job.carry, key: own}
+        back = {name: trees.unstack(home(tree), len(jobs)) for name, tree in done.items()}
+        for i, job in enumerate(jobs):
+            own = {name: rows_[i] for name, rows_ in back.items()}
+            job.carry = {**job.carry, **(widened(thin[i], own) if thin else as_if_small(job, number, own))}
 
-    def _measure(self, jobs: list[Job], number: int) -> None:
+    def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
         """f over stacked batches, summed; a client without a batch adds nothing."""
         net, stage = jobs[0].run.net, jobs[0].work.stages[number][1]
         assert isinstance(stage, Measure)
         rows = self._rows(jobs, stage.over.split)
         orders = [[job.client.order(stage.over, job.work.stages[number][0])] for job in jobs]
         skeleton, numbers = lifted(jobs, number, self._at)
-        plan = Plan.of(orders, stage.over.size, self._firsts(jobs, rows), numbers.dtype, self._at)
+        plan = cut(Plan.of(orders, stage.over.size, self._firsts(jobs, rows), numbers.dtype, self._at), steps)
         carry = stacked([job.carry for job in jobs], self._at)
 
         def one(numbers: Tensor, carry: Carry, batch: Batch) -> Tree:
@@ -201,9 +254,8 @@ class Batched:
         for job, order, own in zip(jobs, orders, trees.unstack(home(total), len(jobs)), strict=True):
             job.carry = {**job.carry, stage.name: own if len(order[0]) else {}}
 
-    def _side_by_side(self, net: Net, plan: Plan, rows: Rows) -> bool:
+    def _side_by_side(self, key: Any, net: Net, plan: Plan, rows: Rows) -> bool:
         """Whether this network can be run in grouped kernels; tried once per network."""
-        key = self._net_key(net)
         if key not in self._fits:
             self._fits[key] = plan.row.shape[1] > 0 and grouped.fits(net, plan.batch(rows, slice(None), 0).x)
         return self._fits[key]
@@ -215,66 +267,27 @@ class Batched:
         return [rows.first[id(job.run.federation), job.task.to] for job in jobs]
 
 
-def stackable(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
-    """Jobs whose starting trees and masks have the same names and shapes."""
-    names = (stage.start, stage.mask) if isinstance(stage, Train) else (stage.of,)
-    groups: dict[Any, list[Job]] = {}
-    for job in jobs:
-        key = tuple(shape_of(job.carry.get(name)) for name in names)
-        groups.setdefault(key, []).append(job)
-    return list(groups.values())
+class Do(Protocol):
+    """A stage on a stack of jobs: all its steps, or only the first ones."""
+
+    def __call__(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
+        """Do it; the jobs' carries take the result."""
 
 
-def shape_of(tree: Tree | None) -> Any:
-    """The names and shapes of a tree."""
-    return None if tree is None else tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
+def fits(per_client: int, free: int, share: float = SHARE) -> int:
+    """How many clients of so many bytes fit into a share of the free memory; one is always tried.
+
+    >>> fits(per_client=100, free=1000), fits(per_client=5000, free=1000)
+    (5, 1)
+    """
+    return max(1, int(free * share) // max(1, per_client))
 
 
-def train_order(net: Net, job: Job, number: int) -> Order:
-    """The client's epochs, as every engine draws them."""
-    place, stage = job.work.stages[number]
-    assert isinstance(stage, Train)
-    over = local.batches_of(net, stage)
-    passes = (job.client.order(over, place, epoch) for epoch in range(local.recipe(stage).epochs))
-    return [examples for examples in passes if len(examples)]
-
-
-def lifted(jobs: Sequence[Job], number: int, device: torch.device) -> tuple[Any, Tensor]:
-    """What the jobs' stages have in common, and the numbers in which they differ: (jobs, numbers)."""
-    found: list[list[float]] = []
-    for job in jobs:
-        found.append([])
-        skeleton = lift(job.work.stages[number][1], found[-1])
-    dtype = next(iter(jobs[0].run.params.values())).dtype
-    return skeleton, torch.tensor(found, dtype=dtype, device=device).view(len(jobs), -1)
-
-
-def stacked(carries: Sequence[Carry], device: torch.device) -> Carry:
-    """The trees that all carries have in the same shape, one row per carry."""
-    first, *rest = carries
-    shared = [k for k, tree in first.items() if all(shape_of(c.get(k)) == shape_of(tree) for c in rest)]
-    return {k: {leaf: _stack([c[k][leaf] for c in carries], device) for leaf in first[k]} for k in shared}
-
-
-def _stack(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Rows on the device; a leaf that many carries share is moved once."""
-    places: dict[int, int] = {}
-    which = [places.setdefault(id(leaf), len(places)) for leaf in leaves]
-    distinct = torch.stack([leaves[which.index(i)] for i in range(len(places))]).to(device)
-    if len(places) == 1:
-        return distinct.expand(len(leaves), *distinct.shape[1:])
-    return distinct if len(places) == len(leaves) else distinct[torch.tensor(which, device=device)]
-
-
-def home(tree: Tree) -> Tree:
-    """The tree on the CPU, copied through pinned memory."""
-    if not any(v.is_cuda for v in tree.values()):
-        return tree
-    pinned = {
-        k: torch.empty(v.shape, dtype=v.dtype, pin_memory=True).copy_(v, non_blocking=True) for k, v in tree.items()
-    }
-    torch.cuda.synchronize()
-    return pinned
+def cut(plan: Plan, steps: int | None) -> Plan:
+    """The first steps of a plan; None: all."""
+    if steps is None:
+        return plan
+    return Plan._make([*(t[:, :steps] for t in plan[:4]), plan.steps.clamp(max=steps)])
 
 
 def seed_device(device: torch.device, seed: int) -> None:

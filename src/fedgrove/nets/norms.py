@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -27,6 +29,35 @@ class BatchNorm2d(nn.BatchNorm2d):
         if self.mixed:
             return super().forward(x)
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+class ThinGroupNorm(nn.GroupNorm):
+    """A GroupNorm some of whose channels were removed, as if they were there and 0.
+
+    ``sizes``: how many channels stay in each group. Mean and variance are over the channels there used to be, so that
+    the outputs are those of the masked net.
+    """
+
+    def __init__(self, full: nn.GroupNorm, sizes: tuple[int, ...]) -> None:
+        nn.Module.__init__(self)
+        self.sizes, self.width = sizes, full.num_channels // full.num_groups
+        self.num_groups, self.num_channels, self.eps, self.affine = len(sizes), sum(sizes), full.eps, True
+        self.weight, self.bias = full.weight, full.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise group by group, then scale and shift."""
+        parts = [self._normal(part) for part in torch.split(x, list(self.sizes), 1) if part.shape[1]]
+        shape = (-1, *(1,) * (x.dim() - 2))
+        return torch.cat(parts, 1) * self.weight.view(shape) + self.bias.view(shape)
+
+    def _normal(self, x: Tensor) -> Tensor:
+        dims, spots = tuple(range(1, x.dim())), math.prod(x.shape[2:])
+        n, gone = self.width * spots, (self.width - x.shape[1]) * spots
+        mean = x.sum(dims, keepdim=True) / n
+        apart = x - mean
+        # Each number that is gone was 0, the mean's own distance away.
+        variance = ((apart * apart).sum(dims, keepdim=True) + gone * mean * mean) / n
+        return apart * torch.rsqrt(variance + self.eps)
 
 
 @contextmanager

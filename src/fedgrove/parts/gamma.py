@@ -1,0 +1,60 @@
+"""Terms of a local loss on the scales of norm layers: what makes channels prunable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..core import Batch, Carry
+from ..errors import check
+from ..trees import Tree
+from .objective import Objective
+
+if TYPE_CHECKING:
+    from ..nets import Output
+
+
+@dataclass(frozen=True)
+class GammaL1(Objective):
+    r"""Sparse scales: :math:`\lambda \sum_b \lVert \gamma_b \rVert_1` over norm layers.
+
+    (Network slimming; SAFL's guided update.) :math:`\gamma_b` -> ``params``, the weight of norm layer b,
+    :math:`\lambda` -> ``weight``. The slope at 0 is 0: a restored channel, whose scale is 0, is not held there.
+    """
+
+    weight: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check(self.weight >= 0, "weight", self.weight, "0 or more")
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """Lambda times the sum of all scales' magnitudes."""
+        return self.weight * _total([params[k].abs() for k in out.net.layout.scales], out.logits), {}
+
+
+@dataclass(frozen=True)
+class GammaDistance(Objective):
+    r"""Pull to the group's scales: :math:`\mu \sum_b \lVert \gamma_b - \gamma_b^{cluster} \rVert_1`.
+
+    (SAFL's guided update.) :math:`\gamma_b` -> ``params``, :math:`\gamma_b^{cluster}` -> ``carry[to]``,
+    :math:`\mu` -> ``weight``.
+    """
+
+    weight: float = 0.004
+    to: str = "cluster"
+
+    def __post_init__(self) -> None:
+        check(self.weight >= 0, "weight", self.weight, "0 or more")
+
+    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+        """Mu times the sum of all scales' distances."""
+        near = carry[self.to]
+        return self.weight * _total([(params[k] - near[k]).abs() for k in out.net.layout.scales], out.logits), {}
+
+
+def _total(parts: list[Tensor], like: Tensor) -> Tensor:
+    """The sum of all entries; 0 for a net without norms."""
+    return torch.cat(parts).sum() if parts else like.new_zeros(())
