@@ -16,6 +16,19 @@ from .wire import Row
 
 PARTS = {"mask": "#4c78a8", "indices": "#72b7b2", "codebook": "#eeca3b", "values": "#f58518", "header": "#b279a2"}
 COLUMNS = ("bytes", "share of\ndense", "plain's\nshare", "to\nentropy", "with\nheader")
+TURNS = {
+    "median_s": ("median s", ".4f"),
+    "min_s": ("min", ".4f"),
+    "max_s": ("max", ".4f"),
+    "times_plain": ("times plain", ".2f"),
+}
+ALONE = {
+    "start_s": ("start s", ".1f"),
+    "from_start_s": ("from start s", ".1f"),
+    "times_plain_from_start": ("times plain", ".2f"),
+    "memory_mib": ("peak MiB", ".0f"),
+    "device_mib": ("on the device", ".0f"),
+}
 SPEEDS = ("encode\nMB/s", "× plain", "decode\nMB/s", "× plain", "tensor:\nencode", "decode")
 
 
@@ -39,15 +52,28 @@ def print_rows(rows: Sequence[Row], found: Mapping[str, Any], file: IO[str] | No
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print seconds per round of each variant, and how many times as fast as the plain loop it is."""
+    turns = [row for row in rows if row.get("how") != "alone"]
+    alone = [row for row in rows if row.get("how") == "alone"]
+    if turns:
+        _print_table(turns, TURNS, file)
+    if alone:
+        console(file).print(f"\neach in a process of its own, {alone[0]['rounds']} rounds from its start:")
+        _print_table(alone, TURNS | ALONE, file)
+
+
+def _print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], file: IO[str] | None
+) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
     several = len({row.get("scene") for row in rows}) > 1
     for column in (*(("scene",) if several else ()), "variant"):
         table.add_column(column, no_wrap=True)
-    for column in ("median s", "min", "max", "times plain"):
-        table.add_column(column, justify="right", no_wrap=True)
+    shown = {key: how for key, how in columns.items() if any(row[key] is not None for row in rows)}
+    for title, _ in shown.values():
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        seconds = (f"{row[key]:.4f}" for key in ("median_s", "min_s", "max_s"))
-        table.add_row(*((row["scene"],) if several else ()), row["variant"], *seconds, f"{row['times_plain']:.2f}")
+        numbers = ("-" if row[key] is None else format(row[key], how) for key, (_, how) in shown.items())
+        table.add_row(*((row["scene"],) if several else ()), row["variant"], *numbers)
     console(file).print(table)
 
 

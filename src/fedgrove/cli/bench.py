@@ -9,7 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import check
 from . import options as o
+from .bench_device import device as device_bench
 
 bench = typer.Typer(help="Measure fedgrove beside the plain way.", add_completion=False, rich_markup_mode=None)
 Rounds = Annotated[int, typer.Option("--rounds", help="Rounds of fedavg behind the small model.", metavar="N")]
@@ -19,13 +21,17 @@ Quick = Annotated[bool, typer.Option("--quick", help="A look: generated data, on
 Plot = Annotated[str | None, typer.Option("--plot", help="Write a page of figures too.", metavar="FILE.html")]
 
 
+bench.command("device")(device_bench)
+
+
 @bench.callback()
 def top() -> None:
     """Measure fedgrove beside the plain way."""
 
 
 Scene = Annotated[str, typer.Option("--scene", help="har, cnn, resnet, all of these, or uci-har.", metavar="NAME")]
-Repeats = Annotated[int, typer.Option("--repeats", help="Rounds measured of each variant.", metavar="N")]
+Repeats = Annotated[int, typer.Option("--repeats", help="Rounds measured of each variant, in turns.", metavar="N")]
+Starts = Annotated[int, typer.Option("--starts", help="Processes of each variant's own; 0: none.", metavar="N")]
 Seeds = Annotated[int, typer.Option("--seeds", help="Runs in lockstep.", metavar="N")]
 
 
@@ -33,18 +39,32 @@ Seeds = Annotated[int, typer.Option("--seeds", help="Runs in lockstep.", metavar
 def engine(
     scene: Scene = "har",
     repeats: Repeats = 5,
+    starts: Starts = 3,
     device: o.Device = "auto",
     cohort: o.Cohort = None,
     data_dir: o.DataDir = None,
+    plot: Plot = None,
     json: o.Json = False,
 ) -> None:
-    """Seconds per round of our engines beside a plain PyTorch loop, taking turns in one run."""
-    from ..bench.engine import SCENES, measure
+    """Seconds per round of our engines beside a plain PyTorch loop, Flower's simulation and pfl-research."""
+    from ..bench import page, show
+    from ..bench.engine import measure
+    from ..bench.scenes import SCENES
+    from ..bench.starts import measure_starts
     from ..engines import device_of
 
-    names = list(SCENES) if scene == "all" else [scene]
-    rows = [row for name in names for row in measure(name, device_of(device), repeats, cohort, data_dir)]
+    if plot:
+        show.need_plotly(Path(plot))
+    check(repeats >= 1, "repeats", repeats, "1 or more")
+    check(starts >= 0, "starts", starts, "0 or more")
+    at, rows = device_of(device), list[dict[str, Any]]()
+    for name in list(SCENES) if scene == "all" else [scene]:
+        rows += measure(name, at, repeats, cohort, data_dir)
+        if starts:
+            rows += measure_starts(name, at, starts, cohort, data_dir, say=lambda line: print(line, file=sys.stderr))
     _show(rows, json)
+    if plot:
+        page.write_times(rows, Path(plot))
 
 
 @bench.command()

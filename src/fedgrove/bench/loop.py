@@ -1,0 +1,83 @@
+"""The plain loop: what a researcher writes first.
+
+An nn.Module, a DataLoader (on CUDA: batches cut from tensors that already lie there), torch.optim,
+``load_state_dict`` per client and a mean of state dicts. What a client does here, Flower's client does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from ..nets import build
+from ..parts.local import Adam, Local
+from ..rounds import Run
+from .scenes import Scene
+
+
+def plain_module(scene: Scene) -> nn.Module:
+    """The network as one writes it down."""
+    if scene.net != "har-cnn":
+        return build(scene.net, scene.shape, scene.classes, 0)
+    channels, length = scene.shape
+    return nn.Sequential(
+        *(nn.Conv1d(channels, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2), nn.Dropout(0.3)),
+        *(nn.Conv1d(64, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2), nn.Dropout(0.3)),
+        *(nn.Flatten(), nn.Linear(16 * length, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, scene.classes)),
+    )
+
+
+def optimiser_of(local: Local) -> Callable[..., torch.optim.Optimizer]:
+    """torch's own optimiser for a recipe, but for the parameters and ``lr``."""
+    rule = local.optimiser
+    return torch.optim.Adam if isinstance(rule, Adam) else partial(torch.optim.SGD, momentum=rule.momentum)
+
+
+def fit(model: nn.Module, x: Tensor, y: Tensor, scene: Scene) -> None:
+    """A client's training."""
+    optimiser = optimiser_of(scene.local)(model.parameters(), lr=scene.local.optimiser.lr)
+    model.train()
+    for a, b in _batches(x, y, scene.local):
+        optimiser.zero_grad()
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=scene.half and x.is_cuda):
+            loss = F.cross_entropy(model(a), b)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+
+
+def _batches(x: Tensor, y: Tensor, local: Local) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(local.epochs):
+        if not x.is_cuda:
+            yield from DataLoader(TensorDataset(x, y), batch_size=local.batch, shuffle=True)
+            continue
+        order = torch.randperm(len(y), device=x.device)
+        for index in torch.split(order, local.batch):
+            yield x[index], y[index]
+
+
+class Plain:
+    """FedAvg, one client after another."""
+
+    def __init__(self, scene: Scene, run: Run, device: str) -> None:
+        self.scene, self.run, self.device = scene, run, device
+        self.model = plain_module(scene).to(device)
+        parts = {k: c.train for k, c in run.federation.clients.items()}
+        self.data = {k: (p.x.to(device), p.y.to(device)) for k, p in parts.items()}
+
+    def round(self, cohort: list[int]) -> None:
+        """Train every client of the cohort from the same model and average."""
+        model = self.model
+        start = {k: v.clone() for k, v in model.state_dict().items()}
+        sums = {k: torch.zeros_like(v, dtype=torch.float32) for k, v in start.items()}
+        total = sum(self.run.infos[k].examples for k in cohort)
+        for k in cohort:
+            model.load_state_dict(start, strict=False)
+            fit(model, *self.data[k], self.scene)
+            for name, value in model.state_dict().items():
+                sums[name] += value * (self.run.infos[k].examples / total)
+        model.load_state_dict(sums, strict=False)
