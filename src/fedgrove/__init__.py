@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .core import Batch, Client, Edit, Give, Info, Measure, Outcome, Packet, Report, Start, Task, Train
     from .data import from_arrays, load
     from .errors import EngineError, FedgroveError, InputError, WireError
+    from .portable.make import export
 
 __version__ = "0.1.0"
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Task",
     "Train",
     "WireError",
+    "export",
     "from_arrays",
     "load",
     "methods",
@@ -60,6 +62,7 @@ _HOMES = {
     ),
     "data": ("from_arrays", "load"),
     "errors": ("EngineError", "FedgroveError", "InputError", "WireError"),
+    "portable.make": ("export",),
 }
 
 

@@ -13,6 +13,7 @@ from ..errors import EngineError, unknown
 from . import about
 from . import options as o
 from .bench import bench
+from .export import export
 from .first import side_by_side
 from .paper import paper
 from .sweep import resume_sweep, sweep
@@ -186,6 +187,7 @@ app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep")(sweep)
+app.command("export")(export)
 app.command("paper")(paper)
 
 
