@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import fedgrove
-from fedgrove import trees
+from fedgrove import methods, trees
 from fedgrove.core import AnyMethod, Engine, Info, Report
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.nets import Net, build
+from fedgrove.parts.channels import FilterL1
 from fedgrove.rounds import Run, rounds
 from fedgrove.store import Memory
 
@@ -28,6 +29,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bn-cnn2": {"width": 4},
     "resnet18": {"width": 4, "norm": "group"},
 }
+SLIM = {"densities": (0.5,), "guided": 1, "tune": 1, "score": FilterL1()}
+SMALL: dict[str, dict[str, Any]] = {
+    "hermes": SLIM,
+    "safl": SLIM | {"clusters": 2},
+    **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedrolex", "heterofl")},
+}
+"""Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold."""
+
+
+def small(name: str) -> AnyMethod:
+    """A method as it is, or so that it fits a run of two rounds on any network."""
+    made: AnyMethod = methods.find(name)(**SMALL.get(name, {}))
+    return made
 
 
 def federation(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import small
 
 import fedgrove
 from fedgrove import methods
@@ -47,7 +48,7 @@ def test_the_paper_counts_nothing_for_local_and_the_head_for_lg_fedavg() -> None
 
 @pytest.mark.parametrize("name", methods.names())
 def test_a_real_run_sends_no_more_and_hardly_less(name: str, tmp_path: Path) -> None:
-    method = methods.find(name)()
+    method = small(name)
     found, real = cost(method, **DIGITS), trained(method, tmp_path)
     for way in ("bytes_up", "bytes_down"):
         assert real[way] <= found[way]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run, play, remembered, reports, tensors
+from tests.conftest import make_run, play, remembered, reports, small, tensors
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
@@ -16,7 +16,7 @@ from fedgrove.parts.codec import Dense
 from fedgrove.parts.local import SGD, Adam, Local
 from fedgrove.rounds import evaluation, plan
 
-EVERY = [pytest.param(methods.find(name)(), id=name) for name in methods.names()]
+EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 RAGGED = (20, 13, 33, 17, 9)
 # Near a reference that a dead unit has not left, Adam multiplies a rounding error by lr * mu / eps every step: with the
 # usual eps 1e-16 becomes 1e-2 within three rounds on any engine. A larger eps keeps the comparison about the engine.

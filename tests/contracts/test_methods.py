@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run, play, remembered, reports, tensors
+from tests.conftest import make_run, play, remembered, reports, small, tensors
 
 from fedgrove import methods, trees
 from fedgrove.api import Experiment
@@ -23,7 +23,7 @@ from fedgrove.engines.work import perform
 from fedgrove.parts.objective import Clustered, Proximal
 from fedgrove.rounds import draw_cohort, evaluation, plan
 
-EVERY = [pytest.param(methods.find(name)(), id=name) for name in methods.names()]
+EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -113,6 +113,11 @@ OFF = {
     "fedsnip": methods.FedSNIP(density=1.0),
     "efficientfl": methods.EfficientFL(density=1.0, bits=0),
     "ifca": methods.IFCA(clusters=1),
+    "heterofl": methods.HeteroFL(),  # these devices hold all of it
+    "fedrolex": methods.FedRolex(widths=(1.0,)),
+    "feddrop": methods.FedDrop(widths=(1.0,)),
+    "hermes": methods.Hermes(densities=()),  # as fedbn
+    "safl": methods.SAFL(densities=()),
 }
 ALONE = OFF | {
     "fedprox": methods.FedProx(pull=Proximal(0.0)),  # its pull is to last round's model, which local does not have
@@ -171,6 +176,12 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         **dict.fromkeys(("ca-afp", "global-ft"), 0.3 * whole + 8 * 5187 * 4),  # and a dense exchange with all four
         "fedchar": 8 * 5187 * 3 * 51,
         "ifca": 4 * 5187 * (3 + 1) * 3 * 50,
+        # half the units: 12*32+32 = 416, 32*32+32 = 1056, 32*3+3 = 99: 1571 in all. One round of stage 1 with all four,
+        # 49 of stage 2; K = 2: (2K + 1) M + p M
+        "safl": 4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
+        # three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; clients take it and half in turn
+        **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
+        "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
     }.get(name, whole)
     assert run.method.paper_bytes(run.net.layout, 4, 3, 50) == round(expected)
 

@@ -47,6 +47,14 @@ def test_cap_leaves_at_most_n_of_a_class():
     assert {len(p) for p in parts} == {100}
 
 
+def test_shards_of_fewer_examples_stay_uneven():
+    parts = dealt("shards:2:60")
+    assert np.bincount(np.concatenate([Y[p] for p in parts]), minlength=10).tolist() == [60] * 10
+    assert {len(np.unique(Y[p])) for p in parts} == {2}
+    sizes = [len(p) for p in parts]
+    assert max(sizes) > 2 * min(sizes)
+
+
 @given(st.integers(1, 8), st.integers(1, 30), st.integers(0, 5))
 def test_hands_are_different_classes_held_equally_often(k, clients, seed):
     hand = hands(8, k, clients, np.random.default_rng(seed))
@@ -81,7 +89,7 @@ def test_the_same_seed_deals_the_same():
 
 @pytest.mark.parametrize(
     "text", ["dirichlet", "dirichlet:x", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf", "classes:0",
-             "classes:2.5", "classes:2:0", "shards:a", "iid:3", "nature", ""]
+             "classes:2.5", "classes:2:0", "shards:a", "shards:2:0", "iid:3", "nature", ""]
 )  # fmt: skip
 def test_wrong_words_are_refused_in_a_sentence(text):
     with pytest.raises(InputError, match=r"partition") as caught:

@@ -109,11 +109,24 @@ def test_a_shape_that_does_not_fit() -> None:
         ("lenett", {}, "did you mean 'lenet'"),
         ("mlp", {"hiden": 3}, "did you mean 'hidden'"),
         ("resnet18", {"norm": "layer"}, "batch, group, none"),
+        ("mlp:hiden=3", {}, "did you mean 'hidden'"),
+        ("mlp:hidden=many", {}, r"net 'mlp:hidden=many' was asked for; its options are written as in mlp:hidden=64\."),
     ],
 )
 def test_bad_words(name: str, options: dict[str, object], says: str) -> None:
     with pytest.raises(InputError, match=says):
         nets.build(name, (3, 32, 32), 10, seed=0, **options)
+
+
+def test_options_behind_a_name() -> None:
+    plain = nets.build("bn-cnn2:norm=none,width=4", (1, 8, 8), 3, seed=0)
+    assert [p.shape for p in plain.parameters()] == [
+        p.shape for p in nets.build("bn-cnn2", (1, 8, 8), 3, seed=0, norm="none", width=4).parameters()
+    ]
+    quiet = nets.build("har-cnn:dropout=false", (3, 16), 3, seed=0)
+    assert not any("Dropout" in type(m).__name__ for m in quiet.modules())
+    with pytest.raises(InputError, match="its options are written as in har-cnn:dropout=True"):
+        nets.build("har-cnn:dropout=maybe", (3, 16), 3, seed=0)
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((), 2), ((0, 3), 2), ((3.5,), 2), ((3,), 0)])

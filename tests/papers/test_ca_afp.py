@@ -204,4 +204,4 @@ def test_a_quick_study_is_small(part: papers.Part) -> None:
 def test_parts_by_number() -> None:
     assert list(papers.parts("ca-afp", 2, 3)) == ["table2", "figure3"]
     assert list(papers.parts("ca-afp", None, 4)) == ["figure4"]
-    assert papers.names() == ["ca-afp"]
+    assert papers.names() == ["ca-afp", "safl"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.parts.schedule import Churn
+from fedgrove.parts.schedule import Churn, stepwise
 
 
 def density(rule: Churn, rounds: int, active: int, target: int, total: int) -> list[int]:
@@ -122,3 +124,15 @@ def test_steps_are_possible_and_end_at_the_target(
 def test_bad_numbers_get_a_sentence(words: dict[str, float], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         Churn(**words)  # type: ignore[arg-type]
+
+
+@given(st.floats(0.01, 1), st.floats(0.02, 1))
+def test_steps_fall_to_the_target_and_no_step_is_longer(density: float, step: float) -> None:
+    found = stepwise(density, step)
+    assert (found[0], found[-1]) == (1.0, pytest.approx(density, abs=2e-6))
+    assert all(0 < a - b <= step + 3e-6 for a, b in pairwise(found))
+
+
+def test_a_target_is_a_share() -> None:
+    with pytest.raises(InputError, match=r"^density is 0; it must be in \(0, 1\]"):
+        stepwise(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import re
 import platform
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

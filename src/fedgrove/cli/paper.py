@@ -24,10 +24,10 @@ def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
     return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The paper: ca-afp.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The paper: ca-afp or safl.", show_default=False)]
 Table = Annotated[int | None, _option("--table", "One of its tables.", "N", o.whole)]
 Figure = Annotated[int | None, _option("--figure", "One of its figures.", "N", o.whole)]
-Quick = Annotated[bool, typer.Option("--quick", help="A look: generated data, few rounds and clients.")]
+Quick = Annotated[bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")]
 Data = Annotated[str | None, _option("--data", "One data set; else all of the paper's.", "NAME")]
 Out = Annotated[str | None, _option("--out", "The folder; what it holds of the same runs is gone on with.", "DIR")]
 
@@ -80,7 +80,7 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
     from ..errors import InputError
     from ..papers import Setting
 
-    names = (words["data"],) if words["data"] else ("motion",) if words["quick"] else part.data
+    names = (words["data"],) if words["data"] else (part.look,) if words["quick"] else part.data
     found, missing = dict[str, "Study"](), list[InputError]()
     for name in names:
         setting = Setting(name, words["split"], words["quick"])

@@ -10,14 +10,17 @@ import numpy as np
 from ..errors import InputError, check, unknown
 from .pool import Array, Ints
 
-KINDS = ("natural", "iid", "dirichlet:ALPHA", "classes:K", "classes:K:N", "shards", "shards:K")
+KINDS = ("natural", "iid", "dirichlet:ALPHA", "classes:K", "classes:K:N", "shards", "shards:K", "shards:K:N")
 DRAWS = 500
 """How often an unlucky draw is repeated before we say that it cannot be done."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A parsed choice: ``alpha`` for dirichlet, ``k`` classes per client, at most ``cap`` examples of each."""
+    """A parsed choice: ``alpha`` for dirichlet, ``k`` classes per client, at most ``cap`` examples of each.
+
+    With shards ``cap`` is how many examples of each class are dealt in all.
+    """
 
     kind: str
     alpha: float = 0.0
@@ -42,7 +45,7 @@ def parse(text: str) -> Partition:
                 return _checked(Partition(kind, alpha=float(alpha)), text)
             case "classes", [k]:
                 return _checked(Partition(kind, k=int(k)), text)
-            case "classes", [k, cap]:
+            case (("classes" | "shards"), [k, cap]):
                 return _checked(Partition(kind, k=int(k), cap=int(cap)), text)
             case "shards", _ if len(values) < 2:
                 return _checked(Partition(kind, k=int((values or ["2"])[0])), text)
@@ -120,6 +123,8 @@ def _by_class(
     owner = np.full(len(y), -1)
     for i, label in enumerate(labels):
         holders, units = np.flatnonzero((hand == i).any(axis=1)), np.flatnonzero(y == label)
+        if partition.kind == "shards" and partition.cap:
+            units = np.sort(rng.permutation(units)[: partition.cap])
         if len(holders):
             weights = weigh(len(holders))
             owner[units] = holders[_share(units, size, weights / weights.sum(), rng)]

@@ -18,27 +18,37 @@ from .efficientfl import EfficientFL
 from .fedavg import FedAvg
 from .fedbn import FedBN
 from .fedchar import FedCHAR
+from .feddrop import FedDrop
 from .fedprox import FedProx
+from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
 from .fixedprune import FixedPrune
 from .global_ft import GlobalFT
+from .hermes import Hermes
+from .heterofl import HeteroFL
 from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
+from .safl import SAFL
 
 __all__ = [
     "CAAFP",
     "IFCA",
+    "SAFL",
     "ClusterFL",
     "Ditto",
     "EfficientFL",
     "FedAvg",
     "FedBN",
     "FedCHAR",
+    "FedDrop",
     "FedProx",
+    "FedRolex",
     "FedSNIP",
     "FixedPrune",
     "GlobalFT",
+    "Hermes",
+    "HeteroFL",
     "LGFedAvg",
     "Local",
     "find",

@@ -92,8 +92,9 @@ def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
 def build(net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
     """Make a network for inputs of ``shape``, with initial weights that follow from ``seed`` alone.
 
-    ``net`` is a name, ``path/file.py:Class``, or a module (which is copied, and keeps its weights). Global random
-    state is left as it was. The network is tried once: it must give ``(2, classes)`` for a batch of two.
+    ``net`` is a name, perhaps with options ("bn-cnn2:norm=none"), ``path/file.py:Class``, or a module (which is copied,
+    and keeps its weights). Global random state is left as it was. The network is tried once: it must give
+    ``(2, classes)`` for a batch of two.
 
     >>> build("mlp", (8,), 3, seed=0, hidden=5).fc1
     Linear(in_features=8, out_features=5, bias=True)
@@ -116,7 +117,27 @@ def _make(net: str | nn.Module, shape: tuple[int, ...], classes: int, options: M
         return copy.deepcopy(net)
     if custom.is_spec(net):
         return custom.load(net, shape, classes, options)
-    known = _known(net)
+    name, _, said = net.partition(":")
+    known = _known(name)
+    options = {**_said(name, said, known.options), **options}
+    return _fitted(name, known, shape, classes, options)
+
+
+def _said(net: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Options written behind a name, "norm=none,width=32", in the types of their defaults."""
+    given = dict(pair.partition("=")[::2] for pair in text.split(",")) if text else {}
+    try:
+        return {k: _typed(v, known[k]) if k in known else v for k, v in given.items()}
+    except (ValueError, KeyError):
+        options = ", ".join(f"{k}={v}" for k, v in known.items())
+        raise InputError(f"net '{net}:{text}' was asked for; its options are written as in {net}:{options}.") from None
+
+
+def _typed(text: str, default: Any) -> Any:
+    return {"true": True, "false": False}[text.lower()] if isinstance(default, bool) else type(default)(text)
+
+
+def _fitted(net: str, known: _Known, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> nn.Module:
     for name in options:
         if name not in known.options:
             raise unknown(f"option of net '{net}'", name, known.options)

@@ -72,6 +72,8 @@ class Part:
 
     data: tuple[str, ...]
     study: Callable[[Setting], Study]
+    look: str = "motion"
+    """The built-in data of a quick look."""
 
 
 @dataclass(frozen=True)

@@ -58,3 +58,18 @@ class Churn:
         # So that neither side runs out: the deficit comes first, and what is left may change places.
         churn = min(round(self.rate * active), after, total - max(active, after))
         return churn + max(deficit, 0), churn + max(-deficit, 0)
+
+
+def stepwise(density: float, step: float = 0.1) -> tuple[float, ...]:
+    r"""SAFL's schedule: densities :math:`1, 1 - s, 1 - 2s, \dots` down to the target, which is the last.
+
+    (Its pruning rates, 0, .1, .2, ... up to the target, section IV.C.) :math:`s` -> ``step``.
+
+    >>> stepwise(0.7), stepwise(0.35)[-2:]
+    ((1.0, 0.9, 0.8, 0.7), (0.4, 0.35))
+    """
+    check(0 < density <= 1, "density", density, "in (0, 1]")
+    check(0 < step <= 1, "step", step, "in (0, 1]")
+    full = int((1 - density) / step + 1e-9)
+    found = [round(1 - i * step, 6) for i in range(full + 1)]
+    return tuple(found if found[-1] <= density + 1e-6 else [*found, density])

@@ -1,0 +1,164 @@
+"""Sub-models: what a client trains when it has only some of a network's channels.
+
+A server that adds up sub-models must know which tensors a channel reaches. :func:`noted` writes the groups of a layout
+down as plain data, which a method's state may hold; :func:`recalled` reads them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .. import trees
+from ..channels import Channels, Group, Place, Role, expand
+from ..core import Carry, Client, Outcome, Packet, Report
+from ..layout import Layout
+from ..trees import Mask, Tree
+from .channels import Slim, nested
+from .overlap import OverlapMean
+
+Noted = tuple[tuple[str, int, tuple[tuple[str, int, Tensor, str, float], ...]], ...]
+"""Groups as plain data: name, size, and of every place its tensor, dimension, channels, role and fill."""
+Score = Callable[[Mapping[str, Tensor], Sequence[Group]], Tree]
+
+
+def noted(groups: Sequence[Group]) -> Noted:
+    """The groups as a method's state may hold them."""
+    return tuple(
+        (g.name, g.size, tuple((p.tensor, p.dim, torch.tensor(p.channel), p.role, p.fill) for p in g.places))
+        for g in groups
+    )
+
+
+def recalled(plain: Noted) -> tuple[Group, ...]:
+    """The inverse of :func:`noted`."""
+    return tuple(
+        Group(name, size, tuple(Place(t, dim, tuple(c.tolist()), cast(Role, r), fill) for t, dim, c, r, fill in places))
+        for name, size, places in plain
+    )
+
+
+def every(groups: Sequence[Group]) -> Channels:
+    """All channels of all groups."""
+    return {g.name: torch.ones(g.size, dtype=torch.bool) for g in groups}
+
+
+def is_whole(channels: Mapping[str, Tensor]) -> bool:
+    """Whether no channel is missing."""
+    return all(bool(kept.all()) for kept in channels.values())
+
+
+def size_at(layout: Layout, share: float) -> int:
+    """Parameters of the net with the same share of channels in every group: what a byte formula can know beforehand."""
+    mask = layout.expand(nested(layout.groups, share))
+    return layout.size - sum(int((~kept).sum()) for kept in mask.values())
+
+
+# ---- the server -----------------------------------------------------------------------------------------------------
+
+
+def shapes_of(tree: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shape of every leaf."""
+    return {k: tuple(v.shape) for k, v in tree.items()}
+
+
+def cut_out(model: Tree, groups: Sequence[Group], channels: Mapping[str, Tensor] | None) -> Packet:
+    """The part of a model that lies in these channels; the whole model, without a mask, where none is missing."""
+    if channels is None or is_whole(channels):
+        return Packet(model)
+    mask = expand(groups, shapes_of(model), channels)
+    return Packet(trees.masked(model, mask), mask)
+
+
+def held(packet: Packet, groups: Sequence[Group]) -> Channels:
+    """The channels of a sub-model that came back: those of which its mask leaves a filter anything.
+
+    (Filters alone are asked: norm layers may have stayed at home.)
+    """
+    mask = packet.mask or {}
+    return {g.name: _alive(g, mask) for g in groups}
+
+
+def _alive(group: Group, mask: Mapping[str, Tensor]) -> Tensor:
+    filters = group.within("filter")
+    if any(place.tensor not in mask for place in filters):
+        return torch.ones(group.size, dtype=torch.bool)
+    alive = torch.zeros(group.size, dtype=torch.bool)
+    for place in filters:
+        rows = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
+        alive[torch.tensor(place.channel)[rows]] = True
+    return alive
+
+
+def mean_of(previous: Tree, reports: Iterable[Report], groups: Sequence[Group]) -> Tree:
+    """Every parameter, weighted by examples, over the clients that have it; where none has it, the previous value."""
+    mean = OverlapMean()
+    for report in reports:
+        add(mean, report.give["model"], groups, report.examples)
+    return mean.value(previous)
+
+
+def add(mean: OverlapMean, packet: Packet, groups: Sequence[Group], weight: float) -> Channels:
+    """Take a sub-model into a mean; running statistics count where the channel is there. Returns its channels."""
+    channels = held(packet, groups)
+    whole = is_whole(channels)
+    mean.add(packet.values, None if whole else expand(groups, shapes_of(packet.values), channels, True), weight)
+    return channels
+
+
+# ---- a client -------------------------------------------------------------------------------------------------------
+
+
+def own(carry: Carry, client: Client) -> Carry:
+    """The client's own sub-model: what it received in what it keeps, under the mask of its channels.
+
+    Before it keeps anything, the network's initial parameters; a client that lost its channels takes the mask it got.
+    """
+    whole = {**client.start, **carry.get("personal", {}), **carry.get("model", {})}
+    mask = mask_of(client, carry.get("channels")) or carry.get("model.mask", {})
+    model = trees.masked({k: whole[k] for k in client.layout.shapes}, mask)
+    rest = {k: v for k, v in carry.items() if k != "model.mask"}
+    return {**rest, "model": model, **({"model.mask": mask} if mask else {})}
+
+
+def mask_of(client: Client, channels: Mapping[str, Tensor] | None) -> Mask | None:
+    """The mask of a client's channels; None where it has them all."""
+    return None if channels is None or is_whole(channels) else client.layout.expand(channels)
+
+
+def part_sub(carry: Carry, client: Client) -> Outcome:
+    """All but the norm layers travels, under its mask; the whole sub-model is kept."""
+    shared = [k for k in client.layout.shapes if k not in client.layout.norms]
+    packet = masked_packet(trees.pick(carry["local"], shared), carry.get("model.mask"))
+    return Outcome({"model": packet}, memory={"personal": carry["local"]})
+
+
+def masked_packet(values: Tree, mask: Mask | None) -> Packet:
+    """Values with what the mask says of them; no mask where it says nothing."""
+    return Packet(values, {k: m for k, m in mask.items() if k in values}) if mask else Packet(values)
+
+
+def slim(carry: Carry, client: Client, score: Score, density: float) -> Carry:
+    """Network slimming of ``carry["guided"]``: ``carry["channels"]`` are those that stay, under ``carry["slim.mask"]``.
+
+    Scores are compared in single precision, so that rounding in the last place cannot decide between equals. Groups
+    without a score stay whole.
+    """
+    groups = client.layout.groups
+    chosen = Slim()({k: s.float() for k, s in score(carry["guided"], groups).items()}, density)
+    channels = {**every(groups), **chosen}
+    return {**carry, "channels": channels, "slim.mask": mask_of(client, channels) or {}}
+
+
+def recovered(carry: Carry, client: Client) -> Tree:
+    """The client's model in full width: ``tuned`` where a channel stays; restored channels are as they were before they
+    were pruned (``guided``), but for the scale of their norm, which is 0.
+
+    The shift stays: behind a scale and a shift of 0 no gradient passes a ReLU, and no channel could ever come back.
+    """
+    mask = expand(client.layout.groups, client.layout.shapes, carry["channels"], buffers=True)
+    before = trees.masked(carry["guided"], {k: m for k, m in mask.items() if k in client.layout.scales})
+    return {k: torch.where(mask[k], v, before[k]) if k in mask else v for k, v in carry["tuned"].items()}

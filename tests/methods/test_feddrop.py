@@ -1,0 +1,29 @@
+"""FedDrop: channels drawn anew for every round and client, from nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.conftest import make_run
+from tests.methods.exchanges import exchanges
+
+from fedgrove import trees
+from fedgrove.methods import FedDrop
+from fedgrove.parts.submodel import held
+from fedgrove.rounds import plan
+
+
+def test_draws_depend_on_round_and_client_alone(tmp_path: Path) -> None:
+    run = make_run(FedDrop(widths=(0.5,)), tmp_path, rounds=2, cohort=4)
+    draws = {}
+    for state, tasks, _, _ in exchanges(run):
+        assert all(
+            trees.equal(a.send["model"].mask or {}, b.send["model"].mask or {})
+            for a, b in zip(tasks, plan(run, state), strict=True)
+        )
+        draws |= {(state.round, t.to): held(t.send["model"], run.net.layout.groups) for t in tasks}
+    assert all({g: int(c.sum()) for g, c in d.items()} == {"fc1": 32, "fc2": 32} for d in draws.values())
+    assert len({tuple(d["fc1"].tolist()) for d in draws.values()}) == 8
+    other = make_run(FedDrop(widths=(0.5,), draw=1), tmp_path / "other", cohort=4)
+    first = held(plan(other, other.method.init(other.start))[0].send["model"], run.net.layout.groups)
+    assert not trees.equal(first, draws[0, 0])

@@ -1,0 +1,356 @@
+"""SAFL and Hermes: one fold of each stage by hand, bytes, what they are when turned off, and that they learn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import make_run, play, remembered, reports, tensors
+from tests.methods.exchanges import exchanges
+from torch import nn
+
+import fedgrove
+from fedgrove import trees
+from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.engines import Pool, Serial
+from fedgrove.engines.batched import Batched
+from fedgrove.engines.work import perform
+from fedgrove.errors import InputError
+from fedgrove.methods import SAFL, FedBN, Hermes
+from fedgrove.nets import Net
+from fedgrove.parts.codec import SubModel
+from fedgrove.parts.gamma import GammaDistance
+from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.parts.schedule import stepwise
+from fedgrove.rounds import Run, evaluation, plan
+from fedgrove.store import freeze, thaw
+
+CALM = Local(1, 8, Adam(1e-2, eps=1e-3))
+SHORT: dict[str, Any] = {"densities": (1.0, 0.75, 0.5), "guided": 2, "tune": 1, "local": CALM}
+
+
+def safl(**words: Any) -> SAFL:
+    return SAFL(**(SHORT | {"clusters": 2} | words))
+
+
+def run_of(method: Any, folder: Path, **words: Any) -> Run:
+    return make_run(method, folder, **({"net": "bn-cnn2", "rounds": 5} | words))
+
+
+def flags(*bits: int) -> torch.Tensor:
+    return torch.tensor(bits).bool()
+
+
+# ---- by hand --------------------------------------------------------------------------------------------------------
+
+NET = Net(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,))
+START = Start(
+    {k: torch.full(s, 9.0) for k, s in NET.layout.shapes.items()},
+    NET.layout,
+    {k: Info(n) for k, n in enumerate((10, 30, 60))},
+    3,
+    lambda j: {k: torch.full(s, 9.0 + j) for k, s in NET.layout.shapes.items()},
+)
+KEPT = {0: flags(1, 1, 0), 1: flags(0, 1, 1), 2: flags(0, 1, 1)}
+
+
+def sub_model(client: int, value: float, shared: bool) -> Report:
+    """A client's sub-model, all of one value; in stage 2 without its norm layer."""
+    mask = NET.layout.expand({"0": KEPT[client]})
+    names = [k for k in NET.layout.shapes if not (shared and k in NET.layout.norms)]
+    values = {k: torch.full(NET.layout.shapes[k], value) for k in names}
+    mask = {k: m for k, m in mask.items() if k in values}
+    packet = Packet(trees.masked(values, mask), mask)
+    return Report(client, {"model": packet}, (10, 30, 60)[client], {"group": 0.0})
+
+
+def first_fold() -> tuple[SAFL, Any]:
+    method = SAFL(densities=(2 / 3,), clusters=2, guided=1, tune=1)
+    state = method.init(START)
+    return method, method.fold(state, [sub_model(k, v, False) for k, v in enumerate((1.0, 2.0, 4.0))])
+
+
+def test_a_fold_of_stage_1_by_hand() -> None:
+    """Channels are kept 1, 3, 2 times: the cluster keeps the last two. Clients count alike.
+
+    Channel 1 is everybody's: (1 + 2 + 4) / 3; channel 2 of two: (2 + 4) / 2; channel 0 is nobody's any more.
+    The second cluster, which nobody chose, stays as it was.
+    """
+    method = replace(SAFL(clusters=2, guided=1, tune=1), densities=(2 / 3, 2 / 3))
+    state = method.init(START)
+    assert {j: float(m["3.bias"]) for j, m in state.models.items()} == {0: 9.0, 1: 10.0}
+    state = method.fold(state, [sub_model(k, v, False) for k, v in enumerate((1.0, 2.0, 4.0))])
+    assert state.channels[0]["0"].tolist() == [False, True, True]
+    assert state.models[0]["0.weight"].flatten().tolist() == pytest.approx([0, 7 / 3, 3])
+    assert state.models[0]["1.weight"].tolist() == pytest.approx([0, 7 / 3, 3])
+    assert state.models[0]["3.weight"].flatten().tolist() == pytest.approx([0, 7 / 3, 3])
+    assert state.models[0]["1.running_mean"][1:].tolist() == pytest.approx([7 / 3, 3])  # over those who have it
+    assert state.models[0]["3.bias"].tolist() == pytest.approx([7 / 3])
+    assert float(state.models[1]["3.bias"]) == 10.0
+    assert 1 not in state.channels
+    assert state.groups == {0: 0, 1: 0, 2: 0}
+    assert state.idle == {0: 0, 1: 1}
+    (task, *_) = method.plan(state, [0])
+    assert (task.verb, task.settings) == ("prune:2", {"density": 2 / 3})
+    assert (task.send["model1"].mask, float(task.send["model0"].values["1.weight"][0])) == (None, 0.0)
+
+
+def test_a_fold_of_stage_2_by_hand() -> None:
+    """Weights 10, 30, 60. Channel 0 is the first client's alone and stays his; channel 2: (30·2 + 60·4) / 90."""
+    method, state = first_fold()
+    assert state.round == 1
+    assert [method.deliver(state, k) for k in range(3)] == [{}] * 3  # stage 2 begins with what clients have
+    assert state.model["0.weight"].flatten().tolist() == pytest.approx([1, (10 + 60 + 240) / 100, 300 / 90])
+    state = method.fold(state, [sub_model(k, v, True) for k, v in enumerate((5.0, 2.0, 4.0))])
+    assert state.model["0.weight"].flatten().tolist() == pytest.approx([5, (50 + 60 + 240) / 100, 300 / 90])
+    assert float(state.model["0.weight"][0]) == 5.0
+    assert set(state.model) == {"0.weight", "0.bias", "3.weight", "3.bias"}
+    packet = method.deliver(state, 0)["model"]
+    assert packet.values["3.weight"].flatten().tolist() == pytest.approx([5, 3.5, 0])
+    assert (packet.mask or {})["3.weight"].flatten().tolist() == [True, True, False]
+    state = method.fold(state, [sub_model(2, 8.0, True)])  # the others did not take part: what is theirs stays
+    assert state.model["0.weight"].flatten().tolist() == pytest.approx([5, 8, 8])
+
+
+def test_the_rates_of_the_paper() -> None:
+    """For a pruning rate of .5: 0, .1, .2, .3, .4, .5."""
+    assert stepwise(0.5) == (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
+    assert stepwise(0.35) == (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.35)
+    assert stepwise(1.0) == (1.0,)
+    assert (SAFL().schedule, len(Hermes(density=0.3).schedule)) == (stepwise(0.7), 8)
+
+
+# ---- the two stages -------------------------------------------------------------------------------------------------
+
+
+def test_stage_1_is_with_everyone_and_stage_2_with_the_cohort(tmp_path: Path) -> None:
+    run = run_of(safl(), tmp_path)
+    for state, tasks, answers, after in exchanges(run):
+        if state.round < 3:
+            assert [t.to for t in tasks] == [0, 1, 2, 3]
+            assert {t.verb for t in tasks} == {"prune:2"}
+            assert all(set(t.send) == {"model0", "model1"} for t in tasks)
+            counts = [sum(int(c.sum()) for c in after.kept[k].values()) for k in after.kept]
+            assert counts == [round(12 * SHORT["densities"][state.round])] * 4  # 4 and 8 channels
+        else:
+            assert len(tasks) == 3
+            assert all((not t.send) == (state.round == 3) for t in tasks)
+            assert after.kept is state.kept
+            for report in answers:
+                assert not set(report.give["model"].values) & set(run.net.layout.norms)
+                mask = report.give["model"].mask or {}
+                assert all((report.give["model"].values[k][~m] == 0).all() for k, m in mask.items())
+
+
+@pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
+def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Path) -> None:
+    run = run_of(method, tmp_path)
+    for _, _, _, after in exchanges(run):
+        for task in evaluation(run, after):
+            report, kept = perform(run, task, run.memory.read(run.memory.files[task.to]))
+            expected = 12 * SHORT["densities"][min(after.round, 3) - 1]
+            mask = run.net.layout.expand(_channels(run, task.to))
+            assert sum(int(c.sum()) for c in _channels(run, task.to).values()) == round(expected)
+            assert report.metrics["params"] == run.net.layout.size - sum(int((~m).sum()) for m in mask.values())
+            assert not kept
+
+
+def _channels(run: Run, client: int) -> trees.Tree:
+    return run.memory.read(run.memory.files[client])["channels"]
+
+
+def test_a_pruned_channel_may_come_back(tmp_path: Path) -> None:
+    """The model is whole again before every pruning step, so what is kept is not nested: here the group insists."""
+    eager = {"pull": GammaDistance(5.0, to="model"), "local": Local(1, 8, Adam(0.1)), "guided": 8, "clusters": 1}
+    run, seen = run_of(safl(densities=(0.5,) * 3, **eager), tmp_path, rounds=4), list[Any]()
+    for _, _, _, after in exchanges(run):
+        seen.append(after.kept)
+    back = [bool((new[k][g] & ~old[k][g]).any()) for old, new in pairwise(seen) for k in old for g in old[k]]
+    assert any(back)
+
+
+def test_hermes_sends_nothing_before_the_last_pruning(tmp_path: Path) -> None:
+    run = run_of(Hermes(**SHORT), tmp_path)
+    for state, tasks, answers, after in exchanges(run):
+        sent = [bool(t.send) for t in tasks], [bool(r.give) for r in answers]
+        assert sent == ([state.round > 3] * len(tasks), [state.round >= 2] * len(answers))
+        assert bool(after.kept) == (state.round >= 2)
+
+
+def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> None:
+    run = run_of(safl(densities=(0.5,)), tmp_path, rounds=4, cohort=4)
+
+    def without(answers: list[Report]) -> list[Report]:
+        return [r for r in answers if r.of != 2 or "group" not in r.metrics]
+
+    *_, (_, _, _, after) = exchanges(run, without)
+    assert 2 not in after.kept
+    assert run.method.deliver(after, 2)["model"].mask is None
+    assert run.method.deliver(after, 1)["model"].mask
+
+
+# ---- turned off -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [SAFL(densities=()), Hermes(densities=())], ids=["safl", "hermes"])
+def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> None:
+    plain = run_of(FedBN(local=CALM), tmp_path / "a", dtype=torch.float32)
+    run = run_of(replace(method, local=CALM), tmp_path / "b", dtype=torch.float32)
+    one, other = play(plain, Serial()), play(run, Serial())
+    assert trees.equal(one.model, other.model)
+    scores = [
+        {r.of: dict(r.metrics) for r in reports(x, Serial(), evaluation(x, s, "finetune"))}
+        for x, s in ((plain, one), (run, other))
+    ]
+    assert scores[0] == scores[1]  # norm layers included
+    for k, packet in ((k, run.method.deliver(other, k)["model"]) for k in run.infos):
+        assert trees.equal(packet.values, plain.method.deliver(one, k)["model"].values)
+        assert packet.mask is None
+
+
+def test_safl_without_its_pull_is_hermes_to_the_bit(tmp_path: Path) -> None:
+    words = {"densities": (1.0, 0.5), "guided": 2, "tune": 1, "local": CALM}
+    alone = run_of(Hermes(**words), tmp_path / "a", dtype=torch.float32)
+    run = run_of(SAFL(**words, pull=GammaDistance(0.0, to="model")), tmp_path / "b", dtype=torch.float32)
+    one, other = play(alone, Serial()), play(run, Serial())
+    assert trees.equal(one.model, other.model)
+    assert trees.equal(remembered(alone), remembered(run))
+
+
+def test_the_pull_brings_scales_together(tmp_path: Path) -> None:
+    spread = []
+    for weight in (0.0, 1.0):
+        method = safl(densities=(1.0,) * 3, clusters=1, guided=4, pull=GammaDistance(weight, to="model"))
+        run = run_of(method, tmp_path / str(weight), rounds=4)
+        play(run, Serial())
+        own = [v for k, v in remembered(run).items() if k.endswith("personal/norm2.weight")]
+        spread.append(float(torch.stack(own).std(0).mean()))
+    assert spread[1] < 0.7 * spread[0]
+
+
+# ---- clusters -------------------------------------------------------------------------------------------------------
+
+
+def test_clusters_that_nobody_chooses_are_given_up_where_their_number_is_to_be_chosen(tmp_path: Path) -> None:
+    run = run_of(safl(clusters=0, densities=(1.0, 0.9, 0.8, 0.7, 0.6)), tmp_path, rounds=6, sizes=(20,) * 6)
+    idle: dict[int, int] = dict.fromkeys(range(5), 0)
+    for state, tasks, answers, after in exchanges(run):
+        if state.round < 5:
+            assert {t.verb for t in tasks} == {f"prune:{len(state.models)}"}
+            chosen = {sorted(state.models)[int(r.metrics["group"])] for r in answers}
+            idle = {j: 0 if j in chosen else idle[j] + 1 for j in state.models}
+            assert set(after.models) == ({j for j in idle if idle[j] < 2} if state.round < 4 else set())
+            assert set(after.groups.values()) == chosen
+    assert len(run.method.init(run.start).models) == 5
+
+
+def test_two_kinds_of_clients_end_in_two_clusters(tmp_path: Path) -> None:
+    method = safl(densities=(1.0,) * 4, guided=4, tune=2)
+    run = run_of(method, tmp_path, rounds=5, sizes=(60,) * 4)
+    for k, client in run.federation.clients.items():
+        if k % 2:
+            run.federation.clients[k] = replace(client, train=replace(client.train, y=(client.train.y + 1) % 3))
+    state = play(run, Serial())
+    assert state.groups[0] == state.groups[2] != state.groups[1] == state.groups[3]
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_is_the_papers_formula_with_measured_sizes(tmp_path: Path) -> None:
+    """Values of 4 bytes, headers and masks apart. The formula also counts (K + 1) N M before the first round, which
+    both sides draw from the seed, and a last download, which is delivered and not planned; norm layers do not travel in
+    stage 2, their running statistics do in stage 1."""
+    run = run_of(safl(codec=SubModel()), tmp_path, dtype=torch.float32, cohort=4)
+    layout, models, clients = run.net.layout, 2, 4
+    values, up, down = 0, 0, models * layout.size * clients  # of round 0
+    for state, _, answers, after in exchanges(run):
+        for report in answers:
+            values += sum(report.cost[way].get("values", 0) for way in ("up", "down"))
+        if state.round < 3:
+            up += sum(_size(run, after.kept[k]) for k in after.kept)
+        if state.round < 2:
+            down += sum(_size(run, after.channels.get(j)) for j in after.models) * clients
+    last = sum(_shared(run, after.kept[k]) for k in after.kept)
+    statistics = layout.count(layout.buffers) * 3 * (models + 1) * clients
+    tensors = (len(layout.shapes) * 3 * (models + 1) + len(after.model) * 3) * clients
+    assert values == 4 * (down + up + 3 * last + statistics) + tensors  # a byte per tensor says how it is coded
+
+
+def _size(run: Run, channels: Any) -> int:
+    """Parameters of a sub-model."""
+    return run.net.layout.size - sum(int((~m).sum()) for m in run.net.layout.expand(channels or {}).values())
+
+
+def _shared(run: Run, channels: Any) -> int:
+    """Those of them that travel in stage 2."""
+    mask = run.net.layout.expand(channels)
+    names = [k for k in run.net.layout.params if k not in run.net.layout.norms]
+    return sum(int(mask[k].sum()) if k in mask else run.params[k].numel() for k in names)
+
+
+# ---- engines, and that it learns ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
+def test_engines_agree_over_both_stages(method: Any, tmp_path: Path) -> None:
+    found = []
+    for engine in _engines():
+        run = run_of(method, tmp_path / engine.name, sizes=(20, 13, 33, 17, 9), cohort=4)
+        state = play(run, engine)
+        found.append((tensors(state), remembered(run)))
+        engine.close()
+    for state, kept in found[1:]:
+        assert trees.distance(found[0][0], state) < 1e-9
+        assert trees.distance(found[0][1], kept) < 1e-9
+    assert trees.equal(found[0][1], found[1][1])  # pool, to the bit
+
+
+@pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
+def test_a_state_comes_back_from_a_checkpoint(method: Any, tmp_path: Path) -> None:
+    run = run_of(method, tmp_path)
+    like = run.method.init(run.start)
+    for state, tasks, _, _ in exchanges(run):
+        kept: trees.Tree = {}
+        again = thaw(json.loads(json.dumps(freeze(state, kept))), kept, like)
+        assert freeze(again, {}) == freeze(state, {})
+        for one, other in zip(tasks, plan(run, again), strict=True):
+            assert (one.to, one.verb, one.settings) == (other.to, other.verb, other.settings)
+            for name, packet in one.send.items():
+                assert trees.equal(packet.values, other.send[name].values)
+                assert trees.equal(packet.mask or {}, other.send[name].mask or {})
+
+
+def _engines() -> Iterator[Any]:
+    yield from (Serial(), Pool(workers=2), Batched())
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    """Images of 8 x 8, three classes per client, half the channels of SAFL's own network."""
+    method = SAFL(density=0.5, densities=(1.0, 0.5), guided=3, tune=1, local=Local(1, 16, SGD(0.05)))
+    words = {"net": "bn-cnn2", "partition": "classes:3:30", "clients": 4, "cohort": 4, "rounds": 6, "evaluate": 0}
+    found = fedgrove.run(method, data="digits", engine="serial", **words).summary
+    assert found["accuracy_mean"] > 0.8
+    assert found["density"] < 0.6
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^rounds is 3; it must be more than 3, which the pruning of stage 1 takes"):
+        play(run_of(safl(), tmp_path / "a", rounds=3), Serial())
+    with pytest.raises(InputError, match=r"^densities is \(0.5, 0.0\); it must be in \(0, 1\] each"):
+        SAFL(densities=(0.5, 0.0))
+    with pytest.raises(InputError, match=r"^clusters is -1; it must be 0 \(chosen\) or more"):
+        SAFL(clusters=-1)
+    with pytest.raises(InputError, match=r"^guided, tune is \(50, 0\); it must be 1 or more epochs each"):
+        Hermes(tune=0)
+    with pytest.raises(InputError, match=r"no norm layers behind its channels; score them by FilterL1"):
+        play(run_of(safl(), tmp_path / "b", net="mlp"), Serial())
