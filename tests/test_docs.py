@@ -18,7 +18,10 @@ import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
 from fedgrove.config import assign
+from fedgrove.data import Federation
+from fedgrove.data.sets import SETS
 from fedgrove.parts.local import Local
+from fedgrove.rounds import recipe_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
@@ -147,9 +150,14 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
     known = {"method": methods.names(), "data": data.names(), "net": list(nets.names()), "engine": engines.names()}
     for key, names in known.items():
         given = found.get(key)
+        if key == "net" and given and ".py:" not in given:
+            given = given.partition(":")[0]  # a net's options follow its name
         assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), f"{key} {given}"
+    recipe = (
+        recipe_of(Federation("", {}, 0, (), (), SETS[found["data"]].defaults)) if found.get("data") in SETS else Local()
+    )
     for text in found.get("set") or ():
-        assign(methods.find(found["method"])(), text, Local())
+        assign(methods.find(found["method"])(), text, recipe)
 
 
 def test_there_are_commands_to_parse_and_a_wrong_one_does_not() -> None:

@@ -353,7 +353,7 @@ def test_impossible_values_get_a_sentence(words: dict, sentence: str) -> None:
 
 @pytest.mark.parametrize("words", [{"phases": (0, 1, 1), "every": 1}, {"phases": (0, 0, 4), "every": 5}])
 def test_a_density_that_no_step_can_reach_gets_a_sentence(words: dict, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="start is 0.7; it must be the density, 0.3, where no step follows"):
+    with pytest.raises(InputError, match=r"start is 0\.7; it must be the density, 0\.3, where no step follows"):
         CAAFP(start=0.7, **words).lengths(sum(words["phases"]))
 
 
