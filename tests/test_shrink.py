@@ -78,10 +78,12 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
     assert list(part) == list(tree)
 
     masked = trees.masked(tree, mask)
-    x = torch.randn(5, *NETS[name][1], generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(5, *NETS[name][1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    # In double precision: in single, rounding alone reaches 1e-6 behind the eighteen layers of a ResNet.
+    whole, few = ({k: v.double() for k, v in each.items()} for each in (masked, part))
     for train in (False, True):
-        full, thin = output(net, masked, x, train), output(small, part, x, train)
-        assert (full - thin).abs().max() <= 1e-6 * max(1.0, float(full.abs().max())) * (10 if train else 1)
+        full, thin = output(net, whole, x, train), output(small, few, x, train)
+        assert (full - thin).abs().max() <= 1e-10 * max(1.0, float(full.abs().max()))
 
     wide = widen(net, part, mask)
     assert trees.equal(wide, settled(net, masked, mask))  # removed statistics are reset, nothing else
