@@ -11,6 +11,7 @@ import importlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -37,6 +38,11 @@ class Place:
     role: Role
     fill: float = 0.0
     """What stands where a channel was removed: 0, and 1 in a running variance."""
+
+    @cached_property
+    def index(self) -> Tensor:
+        """``channel`` as a tensor."""
+        return torch.tensor(self.channel)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ def _kept(channels: Mapping[str, Tensor], name: str, size: int) -> Tensor:
 
 def along(place: Place, kept: Tensor) -> Tensor:
     """Which entries along the place's dimension stay."""
-    channel = torch.tensor(place.channel, device=kept.device)
+    channel = place.index.to(kept.device)
     return torch.where(channel < 0, True, kept[channel.clamp_min(0)])
 
 
@@ -115,10 +121,9 @@ def expand(
     for name, dims in keeps(groups, {k: whole[k] for k in channels}, buffers).items():
         if name not in shapes:
             continue
-        kept = torch.ones(shapes[name], dtype=torch.bool)
-        for dim, stay in dims.items():
-            kept &= stay.view([-1 if d == dim else 1 for d in range(kept.dim())])
-        mask[name] = kept
+        rank = len(shapes[name])
+        each = [stay.view([-1 if d == dim else 1 for d in range(rank)]) for dim, stay in dims.items()]
+        mask[name] = reduce(torch.logical_and, each).expand(shapes[name]).contiguous()
     return mask
 
 
@@ -149,7 +154,7 @@ def _alive(group: Group, mask: Mapping[str, Tensor]) -> Tensor:
     for place in sorted(places, key=lambda p: mask[p.tensor].numel() if p.tensor in mask else 0):
         if place.tensor not in mask:
             return torch.ones_like(alive)
-        kept, channel = mask[place.tensor].bool().cpu(), torch.tensor(place.channel)
+        kept, channel = mask[place.tensor].bool().cpu(), place.index
         dead = ((channel >= 0) & ~alive[channel.clamp_min(0)]).nonzero().flatten()
         left = kept.index_select(place.dim, dead)
         if bool(left.any()):

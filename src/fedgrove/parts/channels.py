@@ -65,7 +65,7 @@ def _summed(params: Mapping[str, Tensor], group: Group, role: Role, f: Callable[
     for place in group.within(role):
         each = f(params[place.tensor]).movedim(place.dim, 0).reshape(len(place.channel), -1).sum(1)
         total = each.new_zeros(group.size) if total is None else total
-        channel = torch.tensor(place.channel, device=each.device)
+        channel = place.index.to(each.device)
         total.index_add_(0, channel[channel >= 0], each[channel >= 0])
     assert total is not None, f"group {group.name} has no {role}"
     return total

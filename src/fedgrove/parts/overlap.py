@@ -33,13 +33,15 @@ class OverlapMean:
         if not weight >= 0:
             raise ValueError(f"a client's weight is {weight}; it must be 0 or more")
         for k, v in tree.items():
-            part = torch.tensor(float(weight), dtype=torch.float64, device=v.device)
-            if mask is not None and k in mask:
-                part = part * mask[k]
-            # Not value times weight alone: what a mask hides need not be 0, nor even finite.
-            term = torch.where(part > 0, v.double() * part, 0.0)
-            self._sums[k] = self._sums[k] + term if k in self._sums else term
-            self._weights[k] = self._weights[k] + part if k in self._weights else part
+            if k not in self._sums:
+                zeros = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
+                self._sums[k], self._weights[k] = zeros, zeros.clone()
+            if weight:
+                here = None if mask is None else mask.get(k)
+                # What a mask hides need not be 0, nor even finite.
+                term = v.double() if here is None else v.double().masked_fill(~here, 0.0)
+                self._sums[k].add_(term, alpha=float(weight))
+                self._weights[k].add_(1.0 if here is None else here.double(), alpha=float(weight))
 
     def value(self, previous: Mapping[str, Tensor]) -> Tree:
         """The mean so far, with the names, order and types of ``previous``."""

@@ -7,6 +7,7 @@ down as plain data, which a method's state may hold; :func:`recalled` reads them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -33,6 +34,7 @@ def noted(groups: Sequence[Group]) -> Noted:
     )
 
 
+@lru_cache(maxsize=64)  # a state keeps its tensors, by whose identity it is known here
 def recalled(plain: Noted) -> tuple[Group, ...]:
     """The inverse of :func:`noted`."""
     return tuple(
@@ -89,7 +91,7 @@ def _alive(group: Group, mask: Mapping[str, Tensor]) -> Tensor:
     alive = torch.zeros(group.size, dtype=torch.bool)
     for place in filters:
         rows = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
-        alive[torch.tensor(place.channel)[rows]] = True
+        alive[place.index[rows]] = True
     return alive
 
 
