@@ -43,6 +43,10 @@ class Thin:
     """Tensor -> dimension -> the entries that stay, in order."""
     full: Mapping[str, tuple[int, ...]]
     fill: Mapping[str, float]
+    channels: Channels
+    """Group -> which of its channels stay."""
+    norms: tuple[tuple[str, tuple[int, ...]], ...]
+    """GroupNorm -> how many channels stay in each of its own groups."""
 
     def narrow(self, tree: Mapping[str, Tensor]) -> Tree:
         """The entries that stay, of values or masks."""
@@ -58,6 +62,10 @@ class Thin:
         shapes = self.net.layout.shapes
         known = {k for k, v in tree.items() if k in self.kept and tuple(v.shape) == shapes[k]}
         return {k: self._widened(k, v) if k in known else v for k, v in tree.items()}
+
+    def settled(self, tree: Mapping[str, Tensor]) -> Tree:
+        """A full-width tree that was trained masked, with the statistics of removed channels as in a small net."""
+        return self.widen(self.narrow(tree))
 
     def _widened(self, name: str, leaf: Tensor) -> Tensor:
         for dim, index in self.kept[name].items():
@@ -125,12 +133,6 @@ def _structured(net: Net, mask: Mapping[str, Tensor]) -> Thin | None:
     return cut(net, channels)
 
 
-def settled(net: Net, tree: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:
-    """A tree that was trained masked, with the statistics of removed channels reset, as if it had been shrunk."""
-    thin = structured(net, mask)
-    return dict(tree) if thin is None else thin.widen(thin.narrow(tree))
-
-
 # ---- small nets, remembered by their widths -------------------------------------------------------------------------
 
 V = TypeVar("V")
@@ -160,7 +162,7 @@ def _cut(net: Net, groups: Sequence[Group], channels: Channels) -> Thin:
     parts = _norm_groups(net.module, kept)
     key = (tuple((g.name, int(channels[g.name].sum())) for g in groups), tuple(parts.items()))
     small = _remembered(_SMALL, net, key, lambda: Net(smaller(net.module, kept, parts), _shape(net)))
-    return Thin(small, kept, layout.shapes, fill)
+    return Thin(small, kept, layout.shapes, fill, channels, tuple(parts.items()))
 
 
 def _shape(net: Net) -> tuple[int, ...]:

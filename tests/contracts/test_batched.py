@@ -27,11 +27,12 @@ RECIPES = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("net", ["mlp", "har-cnn", "bn-cnn2", pytest.param("resnet18", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", EVERY)
-def test_batched_is_serial(method, net: str, tmp_path: Path) -> None:
+def test_batched_is_serial(method, net: str, device: str, tmp_path: Path) -> None:
     found = []
-    for engine in (Serial(), Batched()):
+    for engine in (Serial(), Batched(device)):
         calm = replace(method, local=Local(2, 8, CALM))
         run = make_run(calm, tmp_path / engine.name, net=net, sizes=RAGGED, cohort=4)
         state = play(run, engine)

@@ -14,14 +14,14 @@ from fedgrove import methods, trees
 from fedgrove.core import Carry, Packet, Task, Train
 from fedgrove.engines import Pool, Serial, work
 from fedgrove.engines.batched import Batched
-from fedgrove.engines.stacking import alike_thin
+from fedgrove.engines.stacking import fitted, stackable
 from fedgrove.engines.work import begin, trained
 from fedgrove.parts import local
 from fedgrove.parts.gamma import GammaDistance, GammaL1
 from fedgrove.parts.local import SGD, Adam, Local
 from fedgrove.parts.objective import CrossEntropy, Proximal
 from fedgrove.rounds import Run
-from fedgrove.shrink import settled, structured
+from fedgrove.shrink import structured
 from fedgrove.trees import Mask
 
 RECIPES = [Local(2, 8, Adam(1e-2)), Local(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-2), clip=0.5)]
@@ -52,8 +52,9 @@ def test_shrunk_training_is_masked_training(net: str, recipe: Local, pruned: boo
     near = {k: v + 0.1 for k, v in run.params.items()}
     stage = Train(CrossEntropy() + Proximal(0.3, to="near") + GammaL1(0.01) + GammaDistance(0.02, to="near"), recipe)
     thin, masked = both(run, stage, mask, near=near)
-    expected = settled(run.net, masked["local"], mask)
-    assert trees.distance(thin["local"], expected) < 1e-9
+    small = structured(run.net, mask)
+    assert small is not None
+    assert trees.distance(thin["local"], small.settled(masked["local"])) < 1e-9
     assert trees.distance(thin["local"], trees.masked(run.params, mask)) > 1e-3  # something was learnt
     assert list(thin["local"]) == list(masked["local"])
     assert all(bool((thin["local"][k][~m] == 0).all()) for k, m in mask.items())
@@ -128,23 +129,32 @@ def test_dropout_agrees_in_distribution(tmp_path: Path) -> None:
     assert not torch.equal(thin, masked)
 
 
-@pytest.mark.parametrize("alike", [True, False], ids=["equal widths", "unlike widths"])
+WIDTHS = {"equal widths": (2, 2, 2), "unlike widths": (2, 3, 4), "one whole": (2, 1, 2)}
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("net", ["har-cnn", "bn-cnn2", "resnet18"])
-def test_stacked_clients_under_structured_masks(net: str, alike: bool, tmp_path: Path) -> None:
-    """Of equal widths, if not of the same channels, they train small in one stack; else masked; always as alone."""
+def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path: Path) -> None:
+    """Every second, third or fourth channel: a stack is as wide as its widest client; all train as they do alone."""
     recipe = Local(2, 8, Adam(1e-2, eps=1e-3))
     options = {"width": 4} if net == "resnet18" else None
     run = make_run(methods.FedAvg(local=recipe), tmp_path, net=net, sizes=(20, 13, 24), options=options)
     groups = run.net.layout.groups
-    parts = (0, 1, 0 if alike else 2)
     masks = [
-        run.net.layout.expand({g.name: torch.arange(g.size) % (2 if part < 2 else 3) == part % 2 for g in groups})
-        for part in parts
+        run.net.layout.expand({g.name: torch.arange(g.size) % every == k % every for g in groups})
+        for k, every in enumerate(WIDTHS[widths])
     ]
     tasks = [Task(k, {"model": Packet(trees.masked(run.params, mask), mask)}) for k, mask in enumerate(masks)]
     engine = Batched()
-    jobs = [engine._open(run, task, {}) for task in tasks]
-    assert len(alike_thin(jobs, 0)) == (3 if alike else 0)
+    stacks = stackable([engine._open(run, task, {}) for task in tasks], Train(CrossEntropy(), recipe))
+    assert [len(stack) for stack in stacks] == {"equal widths": [3], "unlike widths": [1, 1, 1], "one whole": [2, 1]}[
+        widths
+    ]
+    ways = fitted([job for stack in stacks for job in stack])
+    for way in ways:
+        assert (way.common is None) == (widths == "one whole")
+        if way.common is not None:
+            assert all(int(kept.sum()) == -(-len(kept) // 2) for kept in way.common.channels.values())
     for (_, one), (_, other) in zip(
         Serial().map((run, task) for task in tasks), engine.map((run, task) for task in tasks), strict=True
     ):

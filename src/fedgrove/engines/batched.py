@@ -2,8 +2,8 @@
 
 Jobs whose stages, network and shapes agree train in one stack, whatever run they belong to; learning rates, pulls,
 masks, data and seeds may differ. Edit and Give stay one client at a time, on the CPU. Short batches are padded with
-weight 0; with BatchNorm, whose statistics take no weights, only batches of equal size are stacked. A client that has
-done its steps is frozen: Adam would keep moving it.
+weight 0, which BatchNorm is told of (:mod:`.ragged`). A client that has done its steps is frozen: Adam would keep
+moving it. What several runs have in common, such as the rounds before their settings begin to differ, is trained once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ from .shelf import Rows, Shelf
 from .stacking import (
     Job,
     Work,
-    alike_thin,
-    as_if_small,
+    alike,
+    fitted,
     home,
     lifted,
     shape_of,
     stackable,
     stacked,
     train_order,
-    widened,
 )
 from .steps import Plan, Stack, train, wide
 from .work import Sent, begin, count_down, count_up, numbered
@@ -169,7 +168,8 @@ class Batched:
     def _probe(self, do: Do, jobs: Sequence[Job], number: int) -> int:
         """Bytes per client that the allocator takes from the device when a few clients really do the stage's first
         steps: trees, optimiser, activations, workspaces, graphs and their pools. What they get is thrown away."""
-        few = [replace(job) for job in sorted(jobs, key=lambda job: -job.client.info.examples)[:PROBED]]
+        unlike = {(id(job.run.federation), job.task.to): job for job in jobs}  # twins would be trained once
+        few = [replace(job) for job in sorted(unlike.values(), key=lambda job: -job.client.info.examples)[:PROBED]]
         stage = few[0].work.stages[number][1]
         self._rows(few, stage.over.split if isinstance(stage, Measure) else "train")  # shared by all: not per client
         kept, self._graphs = self._graphs, None if self._graphs is None else Graphs()
@@ -209,27 +209,30 @@ class Batched:
         size = local.batches_of(jobs[0].run.net, jobs[0].work.stages[number][1]).size  # type: ignore[arg-type]
         orders = {id(job): train_order(job.run.net, job, number) for job in jobs}
         jobs = sorted(jobs, key=lambda job: -sum(-(-len(examples) // size) for examples in orders[id(job)]))
+        ways = fitted(jobs)
+        net = jobs[0].run.net if ways[0].common is None else ways[0].common.net
         skeleton, numbers = lifted(jobs, number, self._at)
-        rows = self._rows(jobs, "train")
-        passes, firsts = [orders[id(job)] for job in jobs], self._firsts(jobs, rows)
+        carry = stacked([way.narrowed(job.carry) for way, job in zip(ways, jobs, strict=True)], self._at)
+        like = alike(jobs, numbers, carry)
+        once = sorted(set(like))
+        if len(once) < len(jobs):
+            numbers, carry = numbers[once], {n: {k: v[once] for k, v in tree.items()} for n, tree in carry.items()}
+        each = [jobs[i] for i in once]
+        rows = self._rows(each, "train")
+        passes, firsts = [orders[id(job)] for job in each], self._firsts(each, rows)
         plan = cut(Plan.of(passes, size, firsts, numbers.dtype, self._at), steps)
-        thin = alike_thin(jobs, number)
-        carries = (
-            [t.narrowed(job.carry) for t, job in zip(thin, jobs, strict=True)] if thin else [j.carry for j in jobs]
-        )
-        net = thin[0].net if thin else jobs[0].run.net
-        key = (self._net_key(jobs[0].run.net), net.layout.named_shapes)
-        seed_device(self._at, seeds.derive(number, *(job.client.seed for job in jobs)))
-        carry = stacked(carries, self._at)
+        key = (self._net_key(jobs[0].run.net), net.layout.named_shapes, ways[0].common and ways[0].common.norms)
+        seed_device(self._at, seeds.derive(number, *(job.client.seed for job in each)))
         stack = Stack(net, skeleton, carry, numbers, plan, rows, self._side_by_side(key, net, plan, rows))
         if self._graphs is not None:
             done = self._graphs.train(stack, (key, skeleton, stack.shape, rows.x.data_ptr()))
         else:
             done = train(stack)
-        back = {name: trees.unstack(home(tree), len(jobs)) for name, tree in done.items()}
-        for i, job in enumerate(jobs):
-            own = {name: rows_[i] for name, rows_ in back.items()}
-            job.carry = {**job.carry, **(widened(thin[i], own) if thin else as_if_small(job, number, own))}
+        back = {name: trees.unstack(home(tree), len(each)) for name, tree in done.items()}
+        places = {j: place for place, j in enumerate(once)}
+        for way, job, j in zip(ways, jobs, like, strict=True):
+            own = {name: trained[places[j]] for name, trained in back.items()}
+            job.carry = {**job.carry, **way.widened(own)}
 
     def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
         """f over stacked batches, summed; a client without a batch adds nothing."""

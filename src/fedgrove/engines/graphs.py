@@ -29,20 +29,20 @@ class Captured:
         self.stack = stack
         for tree in stack.carry.values():  # real rows everywhere: what a graph reads is written anew every round
             tree.update({k: v.clone(memory_format=torch.contiguous_format) for k, v in tree.items()})
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
-    def advance(self, b: int) -> None:
+    def advance(self, b: int, ragged: bool) -> None:
         """The next step of the first ``b`` clients, in the smallest graph that holds them."""
         size = len(self.stack.numbers)
         while size // 2 >= b:
             size //= 2
-        key = (size, size == b)
+        key = (size, size == b, ragged)
         if key not in self._graphs:
             self._graphs[key] = self._captured(*key)
         self._graphs[key].replay()
 
-    def _captured(self, size: int, all_at_work: bool) -> torch.cuda.CUDAGraph:
+    def _captured(self, size: int, all_at_work: bool, ragged: bool) -> torch.cuda.CUDAGraph:
         stack = self.stack
         buffers = [stack.step, *(v for key in stack.moving for v in stack.carry[key].values())]
         before = [v.clone() for v in buffers]
@@ -50,11 +50,11 @@ class Captured:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries choose their kernels before, not during, the capture
             for _ in range(2):
-                stack.advance(size, all_at_work)
+                stack.advance(size, all_at_work, ragged)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            stack.advance(size, all_at_work)
+            stack.advance(size, all_at_work, ragged)
         for v, old in zip(buffers, before, strict=True):
             v.copy_(old)
         return graph

@@ -5,7 +5,7 @@ as one image of K·C channels, (N, K·C, H, W), from the first layer to the last
 has K·C channels, pooling and ReLU do not notice. From ``flatten`` on, features are (K, N, F) and a linear layer is a
 batched product. The network's own forward code runs unchanged; the few functions that must know are caught on the way.
 
-Not every forward can be read this way, so :func:`fits` tries it once against ``vmap`` before it is used.
+Not every forward can be read this way, so :func:`fits` tries it once before it is used.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ..nets import Net
 from ..nets.norms import native
-
-Pair = tuple[int, int]
+from . import ragged, windows
 
 
 class _Grouped(TorchFunctionMode):
-    """Reads stacked weights as groups; ``clients`` is K."""
+    """Reads stacked weights as groups; ``clients`` is K, ``weight`` (K, N) says which examples are padding."""
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, weight: Tensor | None = None) -> None:
         super().__init__()
-        self.clients = clients
+        self.clients, self.weight = clients, weight
         self.heads: list[Tensor] = []
         self.own: dict[Any, Callable[..., Any]] = {
             F.conv2d: self._conv,
@@ -56,8 +54,11 @@ class _Grouped(TorchFunctionMode):
         groups: int = 1,
     ) -> Tensor:
         many = None if bias is None else bias.flatten()
-        if weight.shape[2] == groups == 1 and not input.requires_grad and not isinstance(padding, str):
-            return _first(input, weight, many, _pair(stride), _pair(padding), _pair(dilation))
+        if groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1):
+            shift, frame = _pair(stride), _pair(padding)
+            if windows.better(input, weight, shift, frame):
+                y = windows.convolve(input, weight, shift, frame)
+                return y if many is None else y + many.view(-1, 1, 1).to(y.dtype)
         return F.conv2d(input, weight.flatten(0, 1), many, stride, padding, dilation, groups * self.clients)
 
     def _batch_norm(
@@ -70,7 +71,11 @@ class _Grouped(TorchFunctionMode):
         **how: Any,
     ) -> Tensor:
         mean, var, scale, shift = map(_flat, (running_mean, running_var, weight, bias))
-        return F.batch_norm(input, mean, var, scale, shift, **how)
+        if self.weight is None or not how.get("training"):
+            return F.batch_norm(input, mean, var, scale, shift, **how)
+        scale = torch.ones_like(input[0, :, 0, 0]) if scale is None else scale
+        shift = torch.zeros_like(scale) if shift is None else shift
+        return ragged.batch_norm(input, self.weight, (mean, var), (scale, shift), how["momentum"], how["eps"])
 
     def _group_norm(
         self,
@@ -101,21 +106,7 @@ class _Grouped(TorchFunctionMode):
         return each.transpose(0, 1).reshape(self.clients, x.shape[0], -1)
 
 
-def _first(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair, gap: Pair) -> Tensor:
-    """A first layer on one channel, as windows times weights: its groups of one channel would be taken for a depthwise
-    convolution, whose kernels are slow. x is (N, K, H, W), weight (K, O, 1, kh, kw)."""
-    if gap != (1, 1):
-        return F.conv2d(x, weight.flatten(0, 1), bias, stride, padding, gap, x.shape[1])
-    (n, k), (kh, kw) = x.shape[:2], weight.shape[3:]
-    padded = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
-    seen = padded.unfold(2, kh, stride[0]).unfold(3, kw, stride[1])  # N, K, H', W', kh, kw
-    size = seen.shape[2:4]
-    columns = seen.permute(1, 4, 5, 0, 2, 3).reshape(k, kh * kw, -1)
-    y = (weight.flatten(2) @ columns).view(-1, n, *size).transpose(0, 1)  # N, K·O, H', W'
-    return y if bias is None else y + bias.view(-1, 1, 1)
-
-
-def _pair(value: Any) -> Pair:
+def _pair(value: Any) -> windows.Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
@@ -124,27 +115,36 @@ def _flat(rows: Tensor | None) -> Tensor | None:
     return None if rows is None else rows.view(-1)
 
 
-def forward(net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> tuple[Tensor, Tensor]:
-    """Logits (K, N, classes) and features (K, N, F) of inputs (K, N, C, ...) under weights (K, ...)."""
+def forward(
+    net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits (K, N, classes) and features (K, N, F) of inputs (K, N, C, ...) under weights (K, ...).
+
+    Where ``weight`` (K, N) is 0 an example is padding, and norms do not see it; without it all are examples.
+    """
     clients, n = x.shape[:2]
     side_by_side = x.transpose(0, 1).reshape(n, clients * x.shape[2], *x.shape[3:])
     if side_by_side.dim() == 4 and torch.is_autocast_enabled("cuda"):  # where half precision has its fast kernels
         side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
-    with _Grouped(clients) as mode, native():
+    with _Grouped(clients, weight) as mode, native():
         logits: Tensor = net.run(tree, side_by_side, train)
     return logits, mode.heads[-1]
 
 
 def fits(net: Net, x: Tensor) -> bool:
-    """Whether this network gives the same side by side as under ``vmap``; ``x`` is one stacked batch."""
-    tree = {k: torch.stack([v, v + 0.1]).to(x) for k, v in net.params().items()}
-    pair = torch.stack([x[0, :2], x[-1, -2:]])
-    if pair.shape[1] < 2:
+    """Whether this network gives side by side what it gives alone; ``x`` is one stacked batch.
+
+    In double precision, so that rounding has no say, whatever the precision of training.
+    """
+    if x.shape[1] < 2:
         return False
+    pair = torch.stack([x[0, :2], x[-1, -2:]]).double()
+    tree = {k: torch.stack([v, v + 0.1]).to(pair) for k, v in net.params().items()}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             mine, features = forward(net, tree, pair, train=False)
-            expected = vmap(lambda t, x: net(t, x, train=False).logits)(tree, pair)
+            alone = [net.run({k: v[i] for k, v in tree.items()}, pair[i], False) for i in range(2)]
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
-    return mine.shape == expected.shape and torch.allclose(mine, expected, rtol=1e-3, atol=1e-3) and features.dim() == 3
+    expected = torch.stack(alone)
+    return mine.shape == expected.shape and torch.allclose(mine, expected, rtol=1e-6) and features.dim() == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..core import Carry, Client, Measure, Outcome, Stage, Task, Train
 from ..nets import Net
 from ..parts import local
 from ..rounds import Run
-from ..shrink import Thin, settled, structured
+from ..shrink import Thin, cut, structured
 from ..trees import Tree
 from .lift import lift
 from .steps import Order
@@ -38,16 +38,28 @@ class Job:
     work: Work
     held: str | None
     outcome: Outcome = field(default_factory=Outcome)
+    small: Thin | None = None
+    """The net that the stage at hand can train in place of the masked one."""
+
+
+BANDS = 8
+"""Clients train together if they keep about the same share of channels: to so many parts of all."""
 
 
 def stackable(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
-    """Jobs whose starting trees and masks have the same names and shapes."""
+    """Jobs whose starting trees and masks have the same names and shapes, and whose small nets are about as wide."""
     names = (stage.start, stage.mask) if isinstance(stage, Train) else (stage.of,)
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
-        key = tuple(shape_of(job.carry.get(name)) for name in names)
+        job.small = structured(job.run.net, job.carry.get(stage.mask)) if isinstance(stage, Train) else None
+        key = (*(shape_of(job.carry.get(name)) for name in names), _band(job.small))
         groups.setdefault(key, []).append(job)
     return list(groups.values())
+
+
+def _band(thin: Thin | None) -> int:
+    kept = [] if thin is None else [*thin.channels.values()]
+    return -(-BANDS * sum(int(k.sum()) for k in kept) // sum(len(k) for k in kept)) if kept else BANDS
 
 
 def shape_of(tree: Tree | None) -> Any:
@@ -105,34 +117,71 @@ def home(tree: Tree) -> Tree:
 # ---- clients whose masks remove whole channels --------------------------------------------------------------------
 
 
-def alike_thin(jobs: Sequence[Job], number: int) -> list[Thin]:
-    """The small nets to train in place of the masked ones, if all clients have masks that leave the same widths.
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """How a client's trees go into a stack, and back: ``common`` is the width of the stack, ``own`` the client's."""
 
-    Else none: clients of unlike widths stack at full width, under their masks.
+    net: Net
+    common: Thin | None = None
+    own: Thin | None = None
+
+    def narrowed(self, carry: Carry) -> Carry:
+        """All trees in the width of the stack."""
+        return carry if self.common is None else self.common.narrowed(carry)
+
+    def widened(self, done: Carry) -> Carry:
+        """What was trained, in full width; the statistics of removed channels as a smaller net would leave them."""
+        common, own = self.common, self.own
+        if common is not None:
+            done = {name: common.widen(tree) for name, tree in done.items()}
+        if own is None or own is common or not self.net.layout.buffers:
+            return done
+        return {name: own.settled(tree) for name, tree in done.items()}
+
+
+def fitted(jobs: Sequence[Job]) -> list[Fit]:
+    """The nets to train in place of the masked ones: all as wide, layer by layer, as the widest client's.
+
+    A client that keeps fewer channels trains some that it lacks, masked. If one keeps all, all train in full width.
     """
-    found: list[Thin] = []
-    for job in jobs:
-        thin = structured(job.run.net, job.carry.get(_mask_of(job, number)))
-        if thin is None or (found and thin.net.layout.named_shapes != found[0].net.layout.named_shapes):
-            return []
-        found.append(thin)
-    return found
+    thin = [job.small for job in jobs if job.small is not None]
+    common: Sequence[Thin | None] = [None] * len(jobs)
+    if len(thin) == len(jobs):
+        widths = {name: max(int(t.channels[name].sum()) for t in thin) for name in thin[0].channels}
+        wider = [_as_wide(job.run.net, t, widths) for job, t in zip(jobs, thin, strict=True)]
+        if len({(t.net.layout.named_shapes, t.norms) for t in wider}) == 1:
+            common = wider
+    return [Fit(job.run.net, each, job.small) for job, each in zip(jobs, common, strict=True)]
 
 
-def _mask_of(job: Job, number: int) -> str:
-    stage = job.work.stages[number][1]
-    assert isinstance(stage, Train)
-    return stage.mask
+def _as_wide(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
+    """The net with so many channels: those that stay, and the first of those that do not."""
+    more = {name: widths[name] - int(kept.sum()) for name, kept in thin.channels.items()}
+    if not any(more.values()):
+        return thin
+    return cut(net, {name: kept | (~kept & ((~kept).cumsum(0) <= more[name])) for name, kept in thin.channels.items()})
 
 
-def widened(thin: Thin, done: Carry) -> Carry:
-    """What a small net was trained to, in full width."""
-    return {name: thin.widen(tree) for name, tree in done.items()}
+# ---- what several runs have in common -----------------------------------------------------------------------------
 
 
-def as_if_small(job: Job, number: int, done: Carry) -> Carry:
-    """What was trained masked, with the statistics of removed channels as a smaller net would leave them."""
-    mask = job.carry.get(_mask_of(job, number))
-    if mask is None or not job.run.net.layout.buffers:
-        return done
-    return {name: settled(job.run.net, tree, mask) for name, tree in done.items()}
+def alike(jobs: Sequence[Job], numbers: Tensor, carry: Carry) -> list[int]:
+    """For every job the first that will end as it does: itself, or one of another run.
+
+    Jobs of one client and seed that begin with the same numbers, to the bit, end with the same: seeds decide the rest.
+    """
+    seen: dict[Any, int] = {}
+    keys = ((id(job.run.federation), job.task.to, job.client.seed) for job in jobs)
+    like = [seen.setdefault(key, i) for i, key in enumerate(keys)]
+    leaves = [numbers, *(leaf for tree in carry.values() for leaf in tree.values() if leaf.stride(0))]
+    open_ = [i for i, j in enumerate(like) if i != j]
+    while open_:
+        first, equal = [like[i] for i in open_], torch.ones(len(open_), dtype=torch.bool, device=numbers.device)
+        for leaf in leaves:
+            equal &= (leaf[open_] == leaf[first]).unsqueeze(-1).flatten(1).all(1)
+        open_ = [i for i, same in zip(open_, equal.tolist(), strict=True) if not same]
+        leads: dict[int, int] = {}
+        for i in open_:  # the first that differs is asked next: perhaps the others are like it
+            like[i] = leads.setdefault(like[i], i)
+        open_ = [i for i in open_ if like[i] != i]
+    return like

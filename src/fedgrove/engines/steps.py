@@ -105,12 +105,15 @@ class Stack:
         """What a step changes."""
         return (self.stage.end, "optimiser", "aux")
 
-    def advance(self, b: int, all_at_work: bool = False) -> None:
-        """The next step of the first ``b`` clients; those that have done theirs stay as they are."""
+    def advance(self, b: int, all_at_work: bool = False, ragged: bool = False) -> None:
+        """The next step of the first ``b`` clients; those that have done theirs stay as they are.
+
+        ``ragged``: some of their batches are short, and a BatchNorm must be told.
+        """
         s = self.step.expand(b)
         rows = torch.arange(b, device=s.device)
         active = None if all_at_work else self.plan.steps[:b] > s
-        self._write(slice(b), self._stepped(slice(b), self.plan.batch(self.rows, rows, s)), active)
+        self._write(slice(b), self._stepped(slice(b), self.plan.batch(self.rows, rows, s), ragged), active)
         self.step += 1
 
     def advance_some(self, clients: Tensor, step: int, width: int) -> None:
@@ -118,10 +121,10 @@ class Stack:
         batch = self.plan.batch(self.rows, clients, step, width)
         self._write(clients, self._stepped(clients, batch), None)
 
-    def _stepped(self, clients: Any, batch: Batch) -> Carry:
+    def _stepped(self, clients: Any, batch: Batch, ragged: bool = False) -> Carry:
         part = {key: {k: v[clients] for k, v in tree.items()} for key, tree in self.carry.items()}
         numbers = self.numbers[clients]
-        return (self._grouped if self.grouped else self._vmapped)(numbers, part, batch)
+        return self._grouped(numbers, part, batch, ragged) if self.grouped else self._vmapped(numbers, part, batch)
 
     def _vmapped(self, numbers: Tensor, carry: Carry, batch: Batch) -> Carry:
         """Any network: the pure step, under vmap."""
@@ -132,13 +135,14 @@ class Stack:
 
         return vmap(one, randomness="different")(numbers, carry, batch)
 
-    def _grouped(self, numbers: Tensor, carry: Carry, batch: Batch) -> Carry:
+    def _grouped(self, numbers: Tensor, carry: Carry, batch: Batch, ragged: bool) -> Carry:
         """The network side by side; objective and optimiser under vmap. Clients are independent, so the gradient of
         the summed losses holds each client's own."""
         net, tree = self.net, carry[self.stage.end]
         params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
-        logits, features = grouped.forward(net, params | buffers, batch.x, train=True)
+        weight = batch.weight if ragged else None
+        logits, features = grouped.forward(net, params | buffers, batch.x, train=True, weight=weight)
 
         def loss(numbers: Tensor, logits: Tensor, features: Tensor, params: Tree, batch: Batch, carry: Carry) -> Any:
             stage, out = fill(self.skeleton, numbers), Output(logits, features, net, True)
@@ -186,22 +190,23 @@ def wide(flags: Tensor, like: Tensor) -> Tensor:
     return flags.view(-1, *([1] * (like.dim() - 1)))
 
 
-def train(stack: Stack, go: Callable[[int], None] | None = None) -> Carry:
+def train(stack: Stack, go: Callable[[int, bool], None] | None = None) -> Carry:
     """All steps of a stack; ``go`` takes the place of ``stack.advance``."""
     counts, full = stack.plan.steps.tolist(), stack.plan.weight.bool().all(2).tolist()
-    advance = go or (lambda b: stack.advance(b, all_at_work=True))
+    advance = go or (lambda b, ragged: stack.advance(b, True, ragged))
     for s in range(counts[0] if counts else 0):
         b = sum(n > s for n in counts)
-        if stack.net.layout.batch_norm and not all(row[s] for row in full[:b]):
+        ragged = stack.net.layout.batch_norm and not all(row[s] for row in full[:b])
+        if ragged and not stack.grouped:
             _by_size(stack, s)
             stack.step += 1
         else:
-            advance(b)
+            advance(b, ragged)
     return stack.result()
 
 
 def _by_size(stack: Stack, s: int) -> None:
-    """BatchNorm's statistics take no weights: only batches of equal size are stacked."""
+    """Under vmap BatchNorm's statistics take no weights: only batches of equal size are stacked."""
     sizes = stack.plan.weight[:, s].sum(1).long().tolist()
     at_work = sorted((n, k) for k, n in enumerate(sizes) if n)
     for width, group in groupby(at_work, key=lambda pair: pair[0]):
