@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -50,6 +51,20 @@ def test_tables_folders_and_progress(here: Path, capsys: pytest.CaptureFixture[s
         "methods": ["fedavg", "fedprox"], "seeds": [0, 1], "set": ["mu=0.1,1"],
         "clients": 4, "cohort": 2, "rounds": 2, "epochs": 1,
     }  # fmt: skip
+
+
+def test_a_finished_sweep_is_compared_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def over_seeds() -> list[str]:
+        (line,) = re.findall(r"^(?:s/)?local +2 .*", capsys.readouterr().out, re.MULTILINE)
+        return str(line).split()[1:]
+
+    assert main(["sweep", "fedavg", "local", "--seeds", "2", *SMALL, "--out", "s"]) == 0
+    shown = over_seeds()
+    assert main(["compare", "s"]) == 0
+    assert over_seeds() == shown
+    assert main(["compare", "s", "s/local-s1", "--json"]) == 0
+    found = [row["run"] for row in json.loads(capsys.readouterr().out)]
+    assert found == ["s/fedavg-s0", "s/fedavg-s1", "s/local-s0", "s/local-s1", "s/local-s1"]
 
 
 def test_a_member_is_the_run_the_same_words_give(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from .bench import bench
 from .export import export
 from .first import side_by_side
 from .paper import paper
-from .sweep import resume_sweep, sweep
+from .sweep import members_of, resume_sweep, sweep
 
 if TYPE_CHECKING:
     from ..api import Result
@@ -131,16 +131,20 @@ def resume(
 
 @app.command()
 def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
-    """Put runs side by side."""
+    """Put runs side by side; a sweep stands for all its runs, and is also compared over seeds."""
+    from ..report.over_seeds import over_seeds, print_over_seeds
     from ..report.tables import print_causes, print_summaries
 
-    found = [_summary(path, bytes) for path in runs]
+    found = [_summary(path, bytes) for run in runs for path in members_of(run)]
     if json:
         print(jsonlib.dumps(found, indent=1))
     elif bytes:
         print_causes(found)
     else:
         print_summaries(found)
+        if len(found) > len(runs):
+            print()
+            print_over_seeds(over_seeds({each["run"]: each if each["finished"] else None for each in found}))
 
 
 @app.command()

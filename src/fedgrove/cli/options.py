@@ -49,7 +49,9 @@ def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
 
 Method = Annotated[str, typer.Argument(metavar="METHOD", help="see: fedgrove list methods", show_default=False)]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
-Runs = Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders.", show_default=False)]
+Runs = Annotated[
+    list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False)
+]
 Bytes = Annotated[bool, typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count.")]
 
 Data = Annotated[str | None, _option("--data", "A data set (fedgrove list data) or FILE.npz; else digits.", "NAME")]

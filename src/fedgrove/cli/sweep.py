@@ -101,6 +101,15 @@ def resume_sweep(out: str, words: Mapping[str, Any], json: bool) -> None:
         _go(Path(out), wanted, total, run, json)
 
 
+def members_of(path: str) -> list[str]:
+    """The run folders of a sweep; a folder that is none stands for itself."""
+    from .. import sweep as library
+
+    if not (Path(path) / library.FILE).is_file():
+        return [path]
+    return [str(Path(path) / name) for name in library.read(path)["members"]]
+
+
 def experiments(words: Mapping[str, Any]) -> dict[str, Experiment]:
     """The grid the words ask for; the data set's recipe is looked up once."""
     from ..grid import grid
