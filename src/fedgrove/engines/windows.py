@@ -10,6 +10,7 @@ which is estimated at 25.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,25 +19,30 @@ from torch.nn import functional as F
 
 Pair = tuple[int, int]
 FEW, SMALL, LARGE = 32, 64, 256
-"""Windows of at most FEW numbers and images of at most SMALL points are multiplied; images of more than LARGE points
-are left to grouped kernels altogether."""
+"""First layers whose windows have at most FEW numbers, and images of at most SMALL points, are multiplied; images of at
+most LARGE points have the weights' gradient from windows, for kernels of 3 x 3. All else, series too, is left to
+grouped kernels."""
 
 
 def better(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> bool:
     """Whether to convolve x (N, K·C, H, W) with weight (K, O, C, kh, kw) here."""
     if not x.requires_grad and _few(weight):
         return True
-    inside = all(p < side for p, side in zip(padding, weight.shape[3:], strict=True))
-    return stride == (1, 1) and inside and _points(x, weight, padding) <= LARGE
+    kernel = tuple(weight.shape[3:])
+    high, wide = _size(x, weight, padding)
+    if stride != (1, 1) or min(high, wide) == 1 or any(p >= side for p, side in zip(padding, kernel, strict=True)):
+        return False
+    return high * wide <= (LARGE if kernel == (3, 3) else SMALL)
 
 
 def _few(weight: Tensor) -> bool:
     return weight.shape[2:].numel() <= FEW
 
 
-def _points(x: Tensor, weight: Tensor, padding: Pair) -> int:
-    high, wide = (x.shape[2 + d] + 2 * padding[d] - weight.shape[3 + d] + 1 for d in (0, 1))
-    return int(high * wide)
+def _size(x: Tensor, weight: Tensor, padding: Pair) -> Pair:
+    """Of the image that a stride of 1 makes."""
+    high, wide = (int(x.shape[2 + d] + 2 * padding[d] - weight.shape[3 + d] + 1) for d in (0, 1))
+    return high, wide
 
 
 def convolve(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
@@ -52,7 +58,7 @@ class _Convolve(torch.autograd.Function):
             half = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(half), weight.to(half)
         ctx.how = stride, padding
-        if _points(x, weight, padding) > SMALL and not _few(weight):
+        if math.prod(_size(x, weight, padding)) > SMALL and not _few(weight):
             ctx.save_for_backward(x, weight, None)
             return F.conv2d(x, weight.flatten(0, 1), None, stride, padding, 1, len(weight))
         columns, size = _columns(x, weight, stride, padding)
