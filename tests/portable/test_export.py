@@ -149,6 +149,32 @@ def test_single_zeros_stay_and_whole_channels_go() -> None:
     assert few["0.weight"].tolist() == [[0, 1], [1, 1]]
 
 
+@pytest.mark.parametrize(("align", "widths"), [(1, (20, 45)), (8, (24, 48)), (16, (32, 48)), (100, (64, 100))])
+def test_zero_channels_fill_up_to_a_multiple(align: int, widths: tuple[int, int]) -> None:
+    """Of 64 and 128 channels the last 20 and 45 are left; no layer gets wider than it was, and outputs stay."""
+    net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
+    left = zip(net.layout.groups, (20, 45), strict=True)
+    mask = net.layout.expand({g.name: torch.arange(g.size) >= g.size - n for g, n in left})
+    tree = trees.masked(net.params(), mask)
+    small, few = shrunk(net, tree, align)
+    assert tuple(value.shape[0] for value in few.values() if value.dim() == 4) == widths
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert close(small(few, x, train=False).logits, net(tree, x, train=False).logits)
+
+
+@with_onnx
+def test_an_aligned_file_is_checked_too_and_the_full_width_is_its_limit(tmp_path: Path) -> None:
+    run, net = finished(tmp_path, "bn-cnn2", (1, 8, 8)), Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
+    prune(run, net)
+    found = {n: of(fg.export(run, client=0, align=n, out=tmp_path / str(n))) for n in (1, 48, 128)}
+    # 32 and 64 of 64 and 128 are left; 48 makes 48 and 96, 128 all: 9 a + 9 a b + 2 a + 2 b + 12 b + 3
+    sizes = [9 * a + 9 * a * b + 2 * a + 2 * b + 12 * b + 3 for a, b in ((32, 64), (48, 96), (64, 128))]
+    assert [found[n]["shrunk"].params for n in (1, 48, 128)] == sizes
+    assert len({found[n]["shrunk"].accuracy for n in found}) == 1
+    with pytest.raises(InputError, match=r"align is 0; it must be 1"):
+        fg.export(run, client=0, align=0)
+
+
 # ---- standardisation ------------------------------------------------------------------------------------------------
 
 

@@ -18,14 +18,20 @@ Which = Annotated[
 ]
 Every = Annotated[bool, typer.Option("--all", help="The model of every client.")]
 To = Annotated[str, typer.Option("--to", help="onnx or executorch.", metavar="FORMAT")]
-Int8 = Annotated[bool, typer.Option("--int8", help="An int8 file too, calibrated on the client's training data.")]
+Int8 = Annotated[bool, typer.Option("--int8", help="An int8 file too, fitted to the client's training data.")]
 Standardised = Annotated[
     bool, typer.Option("--standardised", help="The file takes standardised inputs; else it standardises raw ones.")
+]
+Align = Annotated[
+    int,
+    typer.Option(
+        "--align", help="Channels in multiples of N: larger, often faster, as 16.", metavar="N", parser=o.whole
+    ),
 ]
 Folder = Annotated[
     str | None, typer.Option("--out", help="The folder to write to; else export in the run folder.", metavar="DIR")
 ]
-COLUMNS = ("client", "version", "params", "MACs", "size", "µs", "to dense", "accuracy\n%")
+COLUMNS = ("client", "version", "params", "MACs", "size", "µs", "to dense", "accuracy\n%", "int8 % of\nweights / MACs")
 
 
 def export(
@@ -35,6 +41,7 @@ def export(
     to: To = "onnx",
     int8: Int8 = False,
     standardised: Standardised = False,
+    align: Align = 1,
     out: Folder = None,
     data_dir: o.DataDir = None,
     json: o.Json = False,
@@ -44,7 +51,14 @@ def export(
 
     if all == (client is not None):
         raise InputError("whose model? Give --client K for one of the run's clients, or --all for every one of them.")
-    given: Any = {"to": to, "int8": int8, "standardised": standardised, "out": out, "data_dir": data_dir}
+    given: Any = {
+        "to": to,
+        "int8": int8,
+        "standardised": standardised,
+        "align": align,
+        "out": out,
+        "data_dir": data_dir,
+    }
     made = [*make.export_all(run, **given)] if client is None else [make.export(run, client=client, **given)]
     if json:
         shown = [each.json() for each in made]
@@ -65,7 +79,7 @@ def _show(made: list[Exported]) -> None:
         for row in each.rows:
             sizes = (f"{row.params:,}", f"{row.macs:,}", mib(row.bytes))
             times = (f"{row.latency_us:,.0f}", f"{row.latency:.2f}")
-            table.add_row(str(each.client), row.version, *sizes, *times, f"{100 * row.accuracy:.2f}")
+            table.add_row(str(each.client), row.version, *sizes, *times, f"{100 * row.accuracy:.2f}", row.shares)
     out = console()
     out.print(table)
     for each in made:

@@ -13,7 +13,7 @@ from .figures import Exported, Row
 if TYPE_CHECKING:
     from .source import Source
 
-HEAD = ("version", "file", "parameters", "MACs", "size", "bytes", "time to dense", "accuracy")
+HEAD = ("version", "file", "parameters", "MACs", "size", "bytes", "time to dense", "accuracy", "int8 %")
 
 ONNX = """\
 import numpy as np
@@ -75,7 +75,7 @@ def _origin(source: Source, made: Exported) -> Iterator[tuple[str, object]]:
 def _cells(row: Row) -> list[object]:
     file = f"`{row.file}`" if row.file else "not kept"
     counts = (f"{row.params:,}", f"{row.macs:,}", mib(row.bytes), f"{row.bytes:,}")
-    return [row.version, file, *counts, f"{row.latency:.2f}", f"{row.accuracy:.4f}"]
+    return [row.version, file, *counts, f"{row.latency:.2f}", f"{row.accuracy:.4f}", row.shares]
 
 
 def _remarks(source: Source, made: Exported) -> Iterator[str]:
@@ -88,6 +88,9 @@ def _remarks(source: Source, made: Exported) -> Iterator[str]:
             f"- int8 names the class that float names on {made.same_int8:.2%} of all this client's examples;"
             " it was calibrated on its training examples."
         )
+        yield f"- int8 %: the shares of weights / MACs that are. One of {n} test examples is {100 / n:.1f} points."
+    if made.same_int8 is not None and made.to == "onnx":
+        yield "- int8 on x86 without VNNI: onnxruntime may overflow there unless `session.x64quantprecision` is 1."
     yield from (f"- {note}." for note in made.notes)
 
 

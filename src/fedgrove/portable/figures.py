@@ -31,6 +31,15 @@ class Row:
     accuracy: float
     """On the client's own test examples."""
     file: str | None = None
+    int8: tuple[float, float] | None = (0.0, 0.0)
+    """The shares of weights and of MACs in int8; None where the writer does not say."""
+
+    @property
+    def shares(self) -> str:
+        """The same in percent, weights / MACs; empty for float."""
+        if self.int8 is None:
+            return "not known"
+        return " / ".join(f"{100 * share:.1f}" for share in self.int8) if any(self.int8) else ""
 
 
 @dataclass(frozen=True)

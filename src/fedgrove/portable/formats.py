@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from ..errors import InputError, unknown
+from ..errors import InputError, check, unknown
 from . import executorch, onnx
 
 Predict = Callable[[Tensor], Tensor]
@@ -27,8 +27,11 @@ class Format(Protocol):
     def write(self, module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str], /) -> None:
         """Write a module that takes inputs of ``shape``."""
 
-    def quantise(self, module: nn.Module, plain: Path, x: Tensor, path: Path, /) -> None:
-        """Write it in int8, calibrated on ``x``; ``plain`` is the file that was written before."""
+    def quantise(self, module: nn.Module, plain: Path, x: Tensor, path: Path, /) -> tuple[float, float] | None:
+        """Write it in int8, calibrated on ``x``; ``plain`` is the file that was written before.
+
+        Gives the shares of weights and of MACs that are in int8, where it knows them.
+        """
 
     def load(self, path: Path, /) -> Predict:
         """The file as a function from inputs to logits."""
@@ -45,10 +48,13 @@ class Wish:
     int8: bool = False
     standardised: bool = False
     """Whether the file takes inputs that are standardised already."""
+    align: int = 1
+    """What the channels of a shrunk layer are a multiple of, where its full width allows."""
 
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise unknown("format", self.to, FORMATS)
+        check(self.align >= 1, "align", self.align, "1 (as pruned) or more, as 16")
         missing = [name for name in self.format.NEEDS if importlib.util.find_spec(name) is None]
         if missing:
             raise InputError(

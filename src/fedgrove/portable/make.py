@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from .figures import Exported, Row, accuracy, latencies, spread_out
 from .formats import Predict, Wish
 from .source import Raw, Scale, Source, opened, shrunk
 
+T = TypeVar("T")
 TOLERANCE = 1e-5
 POINT = 0.01
 """What int8 may lose in accuracy before a note says so."""
@@ -46,6 +48,7 @@ def export(
     int8: bool = False,
     out: str | Path | None = None,
     standardised: bool = False,
+    align: int = 1,
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
@@ -53,10 +56,11 @@ def export(
     """Write a client's own model, really shrunk, as ONNX or ExecuTorch, with a card beside it; checked against torch.
 
     ``out`` is ``export`` in the run folder by default. The file takes inputs as they were before they were
-    standardised and does that itself, unless ``standardised``. ``data`` and ``net`` are for runs on what was made in
-    Python, which config.toml cannot rebuild.
+    standardised and does that itself, unless ``standardised``. With ``align`` a shrunk layer keeps as many zero
+    channels as make its width a multiple of that: larger, and often faster. ``data`` and ``net`` are for runs on what
+    was made in Python, which config.toml cannot rebuild.
     """
-    wish = Wish(to, int8, standardised)
+    wish = Wish(to, int8, standardised, align)
     return _export(opened(run, data, net, data_dir), client, wish, out)
 
 
@@ -67,12 +71,13 @@ def export_all(
     int8: bool = False,
     out: str | Path | None = None,
     standardised: bool = False,
+    align: int = 1,
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
 ) -> Iterator[Exported]:
     """:func:`export` for every client of a run, one after another; each is written when it is yielded."""
-    wish = Wish(to, int8, standardised)
+    wish = Wish(to, int8, standardised, align)
     source = opened(run, data, net, data_dir)
     return (_export(source, client, wish, out) for client in sorted(source.files))
 
@@ -135,7 +140,7 @@ class _Subject:
 def _subject(source: Source, client: int, wish: Wish) -> _Subject:
     tree = source.tree(client)
     check(len(source.data(client).test) > 0, f"the test data of client {client}", 0, "1 example or more to check with")
-    small, few = shrunk(source.net, tree)
+    small, few = shrunk(source.net, tree, wish.align)
     raw = source.raw is not None and not wish.standardised
     data = source.raw.clients[client] if source.raw is not None and raw else source.data(client)
     inputs = {name: getattr(data, name).x.float() for name in ("train", "validation", "test")}
@@ -145,10 +150,12 @@ def _subject(source: Source, client: int, wish: Wish) -> _Subject:
 def _made(subject: _Subject, wish: Wish, scratch: Path) -> Exported:
     """Write the files into ``scratch``, check them against torch and measure them."""
     source, client, names = subject.source, subject.client, wish.names(subject.client)
-    paths = _files(subject, wish, scratch)
+    paths, shares = _files(subject, wish, scratch)
     predicts = {version: wish.format.load(path) for version, path in paths.items()}
     difference, right = _compared(predicts["shrunk"], subject)
-    rows = _rows(subject, paths, predicts, names)
+    rows = tuple(
+        replace(row, int8=shares) if row.version == "int8" else row for row in _rows(subject, paths, predicts, names)
+    )
     same = None
     if wish.int8:
         every = torch.cat(list(subject.inputs.values()))
@@ -157,8 +164,8 @@ def _made(subject: _Subject, wish: Wish, scratch: Path) -> Exported:
     return Exported(client, wish.to, scratch, rows, names["card"], difference, right, same, notes)
 
 
-def _files(subject: _Subject, wish: Wish, scratch: Path) -> dict[str, Path]:
-    """The versions of the model as files; where no channel is gone, dense and shrunk are one."""
+def _files(subject: _Subject, wish: Wish, scratch: Path) -> tuple[dict[str, Path], tuple[float, float] | None]:
+    """The versions of the model as files, and what of int8 is; where no channel is gone, dense and shrunk are one."""
     source, shape, names = subject.source, subject.source.federation.shape, wish.names(subject.client)
     module, path, said = subject.module(subject.small, subject.few), scratch / names["shrunk"], _said(subject)
     paths = {"dense": path, "shrunk": path}
@@ -167,15 +174,16 @@ def _files(subject: _Subject, wish: Wish, scratch: Path) -> dict[str, Path]:
         paths["dense"] = scratch / f"dense{wish.format.SUFFIX}"
         full = subject.module(source.net, subject.tree)
         _tried(wish, source.net, lambda: wish.format.write(full, shape, paths["dense"], said))
+    shares = None
     if wish.int8:
         paths["int8"], x = scratch / names["int8"], spread_out(subject.inputs["train"], CALIBRATION)
-        _tried(wish, source.net, lambda: wish.format.quantise(module, path, x, paths["int8"]))
-    return paths
+        shares = _tried(wish, source.net, lambda: wish.format.quantise(module, path, x, paths["int8"]))
+    return paths, shares
 
 
-def _tried(wish: Wish, net: Net, step: Callable[[], None]) -> None:
+def _tried(wish: Wish, net: Net, step: Callable[[], T]) -> T:
     try:
-        step()
+        return step()
     except Exception as error:  # what an exporter makes of a module that is not ours
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise InputError(

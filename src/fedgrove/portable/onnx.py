@@ -1,4 +1,4 @@
-"""ONNX files: written by torch, quantised and run by onnxruntime. The only file here that imports either."""
+"""ONNX files: written by torch, quantised and run by onnxruntime."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .onnx_int8 import LINEAR, ends, relu_apart, relu_first, round_anew, shares_without
 
 SUFFIX = ".onnx"
 EXTRA = "export"
@@ -53,8 +55,13 @@ def _forget(model: Any) -> None:
         part.ClearField("doc_string")
 
 
-def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
-    """Write weights and activations as int8, a scale per output channel; activations by what they are on ``x``."""
+def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[float, float]:
+    """Write weights and activations as int8, a scale per output channel, and say which shares of weights and MACs are.
+
+    In float stay what linear layers give (256 steps made ties among logits) and the first and the last layer where
+    they are small. Activations have the range, and weights are rounded by the inputs, that they have on ``x``.
+    """
+    onnx: Any = importlib.import_module("onnx")
     quantisation: Any = importlib.import_module("onnxruntime.quantization")
     ready = path.with_suffix(".ready")
     batches = iter([{"x": part.numpy()} for part in torch.split(x, BATCH)])
@@ -68,17 +75,31 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
 
     with quiet():
         quantisation.shape_inference.quant_pre_process(str(plain), str(ready))
+        model = onnx.load(str(ready))
+        kept = ends(model.graph)
+        shares = shares_without(model.graph, kept)
+        relu_first(model.graph, kept)
+        relu_apart(model.graph, kept)
+        onnx.save(model, str(ready))
         quantisation.quantize_static(
-            str(ready), str(path), Reader(), per_channel=True, op_types_to_quantize=list(QUANTISED)
+            str(ready),
+            str(path),
+            Reader(),
+            per_channel=True,
+            op_types_to_quantize=list(QUANTISED),
+            nodes_to_exclude=kept,
+            extra_options={"OpTypesToExcludeOutputQuantization": list(LINEAR)},
         )
+        made = onnx.load(str(path))
+        round_anew(made, model, [{"x": part} for part in torch.split(x, BATCH)], _session)
     ready.unlink()
-    _tidy(plain, path)
+    _tidy(plain, made, path)
+    return shares
 
 
-def _tidy(plain: Path, path: Path) -> None:
+def _tidy(plain: Path, model: Any, path: Path) -> None:
     """Say in the int8 file what the other says, and name only the sets of operations that are in it."""
     onnx: Any = importlib.import_module("onnx")
-    model = onnx.load(str(path))
     used = {"", *(node.domain for node in model.graph.node)}
     for i in reversed([i for i, each in enumerate(model.opset_import) if each.domain not in used]):
         del model.opset_import[i]
@@ -89,11 +110,15 @@ def _tidy(plain: Path, path: Path) -> None:
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
     """The file as a function from inputs to logits, on one thread of the processor."""
+    session = _session(str(path))
+    return lambda x: torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
+
+
+def _session(model: str | bytes) -> Any:
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
