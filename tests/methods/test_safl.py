@@ -23,6 +23,7 @@ from fedgrove.engines.batched import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
+from fedgrove.methods.heterofl import dealt
 from fedgrove.nets import Net
 from fedgrove.parts.codec import SubModel
 from fedgrove.parts.gamma import GammaDistance
@@ -181,6 +182,20 @@ def test_hermes_sends_nothing_before_the_last_pruning(tmp_path: Path) -> None:
         sent = [bool(t.send) for t in tasks], [bool(r.give) for r in answers]
         assert sent == ([state.round > 3] * len(tasks), [state.round >= 2] * len(answers))
         assert bool(after.kept) == (state.round >= 2)
+
+
+@pytest.mark.parametrize("method", [safl(devices=True), Hermes(**SHORT, devices=True)], ids=["safl", "hermes"])
+def test_a_slow_device_is_left_with_fewer_channels(method: Any, tmp_path: Path) -> None:
+    run = run_of(method, tmp_path, cohort=4)
+    slow = replace(run.federation.clients[1], info=Info(13, speed=0.25))
+    data = replace(run.federation, clients={**run.federation.clients, 1: slow})
+    run = replace(run, federation=data)
+    *_, (_, _, _, after) = exchanges(run)
+    share = dealt((), run.start, CALM)
+    assert {k: v for k, v in share.items() if k != 1} == dict.fromkeys((0, 2, 3), 1.0)
+    assert share[1] < 0.5
+    left = {k: sum(int(c.sum()) for c in kept.values()) for k, kept in after.kept.items()}
+    assert left == {0: 6, 1: round(12 * share[1]), 2: 6, 3: 6}  # of 12 channels; the last density is .5
 
 
 def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> None:

@@ -53,17 +53,20 @@ from ..parts.submodel import (
     slim,
 )
 from ..trees import Tree
+from .heterofl import dealt
 
 
 @dataclass(frozen=True)
 class State:
-    """The shared part of the model in full width, and the channels of every client that has pruned."""
+    """The shared part of the model in full width, the channels of every client that has pruned, and, where devices
+    decide, the largest density of each."""
 
     round: int
     clients: tuple[int, ...]
     structure: Noted
     model: Tree
     kept: dict[int, Channels]
+    most: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,9 @@ class Hermes:
     """Epochs before a pruning step."""
     tune: int = 20
     """Epochs after it."""
+    devices: bool = False
+    """Whether no client is left with more than the share of channels that its device can hold (``--profile``); stage 1
+    itself trains the whole width."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     objective: Objective = CrossEntropy()
@@ -97,7 +103,8 @@ class Hermes:
         """All but the norm layers is shared."""
         check_start(start, len(self.schedule), self.score)
         model = {k: v for k, v in start.params.items() if k not in start.layout.norms}
-        return State(0, tuple(sorted(start.clients)), noted(start.layout.groups), model, {})
+        most = dealt((), start, self.local) if self.devices else {}
+        return State(0, tuple(sorted(start.clients)), noted(start.layout.groups), model, {}, most)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's part of the shared model; nothing before there is one."""
@@ -111,7 +118,7 @@ class Hermes:
         if t >= last:
             return [Task(k, self.deliver(state, k)) for k in cohort]
         verb = "prune:last" if t == last - 1 else "prune"
-        return [Task(k, {}, {"density": self.schedule[t]}, verb) for k in state.clients]
+        return [Task(k, {}, at_most(self.schedule[t], state.most, k), verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean over those who have each parameter; after stage 1, also who has which channels."""
@@ -159,6 +166,11 @@ def check_start(start: Start, stage_1: int, score: Score) -> None:
     check(start.rounds > stage_1, "rounds", start.rounds, f"more than {stage_1}, which the pruning of stage 1 takes")
     if stage_1:
         score(start.params, start.layout.groups)
+
+
+def at_most(density: float, most: Mapping[int, float], client: int) -> dict[str, float]:
+    """What a task asks of a client: this density, or the largest that its device can hold."""
+    return {"density": min(density, most.get(client, 1.0))}
 
 
 def lasting(local: Local | None, epochs: int) -> Local | None:

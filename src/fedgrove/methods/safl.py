@@ -57,7 +57,8 @@ from ..parts.submodel import (
     slim,
 )
 from ..trees import Tree
-from .hermes import asked, begin, check_densities, check_start, keep, lasting
+from .hermes import asked, at_most, begin, check_densities, check_start, keep, lasting
+from .heterofl import dealt
 
 MOST = 5
 """Cluster models at the start where their number is to be chosen."""
@@ -68,7 +69,8 @@ PATIENCE = 2
 @dataclass(frozen=True)
 class State:
     """The cluster models and their channels (none named: whole), who chose which, and for how many rounds nobody did;
-    the shared part of the model in full width, and the channels of every client."""
+    the shared part of the model in full width, the channels of every client and, where devices decide, its largest
+    density."""
 
     round: int
     clients: tuple[int, ...]
@@ -79,6 +81,7 @@ class State:
     idle: dict[int, int]
     model: Tree
     kept: dict[int, Channels]
+    most: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,9 @@ class SAFL:
     """Epochs before a pruning step."""
     tune: int = 20
     """Epochs after it."""
+    devices: bool = False
+    """Whether no client is left with more than the share of channels that its device can hold (``--profile``); stage 1
+    itself trains the whole width."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
@@ -120,7 +126,8 @@ class SAFL:
         models = {j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))}
         shared = {k: v for k, v in start.params.items() if k not in start.layout.norms}
         clients, structure = tuple(sorted(start.clients)), noted(start.layout.groups)
-        return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {})
+        most = dealt((), start, self.local) if self.devices else {}
+        return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {}, most)
 
     def _first(self, clients: int) -> int:
         return self.clusters or min(MOST, clients)
@@ -135,10 +142,11 @@ class SAFL:
         """First all clients choose and prune, then the cohort trains."""
         if state.round >= len(self.schedule):
             return [Task(k, self.deliver(state, k)) for k in cohort]
-        groups, asked = recalled(state.structure), {"density": self.schedule[state.round]}
+        groups, density = recalled(state.structure), self.schedule[state.round]
         models = [cut_out(model, groups, state.channels.get(j)) for j, model in sorted(state.models.items())]
         send = {f"model{i}": packet for i, packet in enumerate(models)}
-        return [Task(k, send, asked, f"prune:{len(models)}") for k in state.clients]
+        verb = f"prune:{len(models)}"
+        return [Task(k, send, at_most(density, state.most, k), verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Stage 1: the clusters' channels and means. Stage 2: the mean over those who have each parameter."""
