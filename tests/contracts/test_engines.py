@@ -20,7 +20,7 @@ from fedgrove.parts import local
 from fedgrove.parts.codec import Bitmap, Dense, Smallest
 from fedgrove.parts.local import SGD, Adam, Local
 from fedgrove.rounds import Run, evaluation, plan
-from fedgrove.shrink import settled
+from fedgrove.shrink import structured
 from fedgrove.store import Held
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
@@ -59,6 +59,12 @@ def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
 # ---- Train and Measure under vmap over three clients, against three clients alone ----------------------------------
 
 
+def settled(run: Run, stage: Train, carry: Carry) -> Carry:
+    """The statistics of removed channels as if the net had been shrunk."""
+    thin = structured(run.net, carry.get(stage.mask))
+    return carry if thin is None else {**carry, stage.end: thin.settled(carry[stage.end])}
+
+
 def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) -> list[Report]:
     """What a batching engine does: Train and Measure on stacked carries, Edit and Give one client at a time."""
     clients = [run.client(task, memory) for task, memory in zip(tasks, memories, strict=True)]
@@ -70,10 +76,7 @@ def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) 
                 carry = stack([local.begin(run.net, stage, c) for c in carries])
                 for batches in zip(*(local.epochs(run.net, stage, c, number) for c in clients), strict=True):
                     carry = vmap(lambda c, b, s=stage: local.step(run.net, s, c, b))(carry, join(batches))
-                carries = [
-                    {**c, stage.end: settled(run.net, c[stage.end], c.get(stage.mask))}
-                    for c in unstack(carry, len(tasks))
-                ]
+                carries = [settled(run, stage, c) for c in unstack(carry, len(tasks))]
             case Measure():
                 carry = stack(carries)
                 total = None

@@ -16,6 +16,8 @@ class MnistCnn(nn.Module):
     Differs from the paper: it says about 1.2 M, which its own description does not give.
     """
 
+    channels_last = True
+
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, height, width = shape
@@ -43,6 +45,8 @@ class LeNet(nn.Module):
     256,830 parameters at 3 × 32 × 32 and 10 classes.
     """
 
+    channels_last = True
+
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, height, width = shape
@@ -66,6 +70,8 @@ class LeafCnn(nn.Module):
 
     2,247,599 parameters at 1 × 28 × 28 and 47 classes.
     """
+
+    channels_last = True
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -98,6 +104,7 @@ class BnCnn(nn.Module):
         super().__init__()
         channels, high, wide = shape
         self.blocks = blocks
+        self.channels_last = norm != "group"  # which vmap cannot do so
         for i in range(blocks):
             out = width * 2**i
             self.add_module(f"conv{i + 1}", nn.Conv2d(channels, out, 3, padding=1, bias=norm == "none"))

@@ -43,6 +43,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 64) -> None:
         super().__init__()
+        self.channels_last = norm != "group"  # which vmap cannot do so
         self.conv1 = nn.Conv2d(shape[0], width, 3, padding=1, bias=norm == "none")
         self.norm1 = norms.layer(norm, width)
         self.layer1 = _pair(width, width, 1, norm)
