@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from .channels import Channels, Group, channels_of, expand, maybe
@@ -95,8 +95,10 @@ class Layout:
 
     @property
     def batch_norm(self) -> bool:
-        """Whether a norm layer keeps running statistics, and so cannot train on a batch of one."""
-        return any(layer.kind == "norm" and layer.buffers for layer in self.layers)
+        """Whether a norm layer takes statistics over a batch, and so cannot train on a batch of one."""
+        kept = any(layer.kind == "norm" and layer.buffers for layer in self.layers)
+        parts = self.source[0].modules() if self.source is not None else ()
+        return kept or any(isinstance(part, _BatchNorm) for part in parts)
 
     @property
     def head_layer(self) -> Layer | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .channels import Channels
 from .core import Info
 from .errors import InputError, check
 from .layout import Layout
@@ -53,3 +55,30 @@ def width_for(info: Info, options: Sequence[Width]) -> float:
     most = info.speed * max(w.macs for w in options)
     quick = [w for w in fitting if w.macs <= most]
     return max(w.share for w in quick) if quick else min(w.share for w in fitting)
+
+
+def held(
+    info: Info,
+    layout: Layout,
+    choose: Callable[[float], Channels],
+    most: float,
+    batch: int = 32,
+    optimiser_slots: int = 1,
+    steps: int = 32,
+) -> Channels:
+    """What ``choose`` keeps at the largest density, in ``steps`` steps and at most ``most``, whose training step fits
+    the device as in :func:`width_for`; what it keeps at the smallest, where none does."""
+    assert layout.source is not None
+    net = Net(*layout.source)
+
+    def fits(channels: Channels) -> bool:
+        small = cut(net, channels).net.layout
+        return small.memory(batch, optimiser_slots) <= info.memory and small.macs <= info.speed * layout.macs
+
+    if fits(found := choose(most)):
+        return found
+    low, high = 1, math.ceil(most * steps)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(choose(middle / steps)) else (low, middle)
+    return choose(low / steps)

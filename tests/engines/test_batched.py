@@ -24,7 +24,7 @@ from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net, build
 from fedgrove.parts.local import SGD, Adam, Local
 from fedgrove.parts.objective import CrossEntropy, Proximal
-from fedgrove.rounds import Run, rounds
+from fedgrove.rounds import Run, plan, rounds
 
 CPU = torch.device("cpu")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -103,11 +103,12 @@ def test_side_by_side_is_each_alone(name: str, shape: tuple[int, ...], options: 
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
-def test_short_batches_beside_full_ones(device: str) -> None:
+@pytest.mark.parametrize("far", [0.0, 1e4])
+def test_short_batches_beside_full_ones(device: str, far: float) -> None:
     """BatchNorm of three clients with 5, 3 and 1 examples: each as torch does it alone, padding as if not there."""
     g = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=g, dtype=torch.float64)
-    x, y, affine = draw(5, 12, 3, 3), draw(5, 12, 3, 3), draw(2, 12)
+    x, y, affine = draw(5, 12, 3, 3) + far, draw(5, 12, 3, 3), draw(2, 12)
     weight = (torch.arange(5) < torch.tensor([[5], [3], [1]])).double()
     x, y, affine, weight = (t.to(device) for t in (x, y, affine, weight))
     x, affine = x.requires_grad_(), affine.requires_grad_()
@@ -158,6 +159,16 @@ def test_a_first_layer_with_few_channels(stride: Any) -> None:
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), w)[0] for y in pair))
 
 
+def test_a_large_mean_does_not_hide_the_variance() -> None:
+    """Single precision, a mean of 1000 deviations: within what torch's own BatchNorm is off."""
+    g = torch.Generator().manual_seed(0)
+    x = 100 + 0.1 * torch.randn(8, 4, 5, 5, generator=g)
+    weight, ones, zeros = (torch.arange(8) < 3).float().view(1, -1), torch.ones(4), torch.zeros(4)
+    mine = ragged.batch_norm(x, weight, (None, None), (ones, zeros), 0.1, 1e-5)[:3]
+    exact = F.batch_norm(x[:3].double(), None, None, training=True)
+    assert (mine - exact).abs().max() < 2e-4
+
+
 def test_what_runs_have_in_common_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs of a pruning method whose densities differ from the second step on, and one with another seed."""
     sizes: list[int] = []
@@ -190,6 +201,76 @@ def test_what_runs_have_in_common_is_trained_once(tmp_path: Path, monkeypatch: p
     assert sizes == [4 * distinct for distinct in (2, 2, 3, 2, 1, 2, 1)]
     for name, exchange in exchanges.items():
         assert trees.distance(exchange.state.model, play(made(name, "alone"), Serial()).model) < 1e-9
+
+
+class Rescaled(nn.Module):
+    """Looks across its channels in train mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.softmax(1) if self.training else x)
+
+
+class Hidden(nn.Module):
+    """A setting that does not show in its text."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by, self.head = by, nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.by * x)
+
+
+class Flat(nn.Module):
+    """BatchNorm of numbers in a row, without scale or shift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(12, affine=False), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))
+
+
+class Untracked(nn.Module):
+    """BatchNorm that always takes the statistics of its batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(3, track_running_stats=False), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x.unflatten(1, (3, 2, 2))).flatten(1))
+
+
+OTHERS = {
+    "train mode only": (Rescaled, Rescaled),
+    "hidden settings": (partial(Hidden, 1.0), partial(Hidden, 3.0)),
+    "flat": (Flat, Flat),
+    "untracked": (Untracked, Untracked),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_modules_of_others_train_as_alone(kind: str, tmp_path: Path) -> None:
+    """Two runs in one map; short batches; the last client has no examples."""
+    nets = []
+    for make in OTHERS[kind]:
+        torch.manual_seed(0)
+        nets.append(Net(make().double(), (12,)))
+    method = methods.FedAvg(local=Local(2, 8, SGD(0.1)))
+
+    def run_of(i: int, place: str) -> Run:
+        return replace(make_run(method, tmp_path / place / str(i), sizes=(20, 13, 0), cohort=3), net=nets[i])
+
+    runs = [run_of(i, "together") for i in range(2)]
+    jobs = [(run, task) for run in runs for task in plan(run, run.method.init(run.start))]
+    for (_, mine), (_, alone) in zip(list(Batched().map(jobs)), Serial().map(jobs), strict=True):
+        assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-10
 
 
 class Odd(nn.Module):

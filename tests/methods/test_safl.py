@@ -23,13 +23,13 @@ from fedgrove.engines.batched import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
-from fedgrove.methods.heterofl import dealt
 from fedgrove.nets import Net
 from fedgrove.parts.codec import SubModel
 from fedgrove.parts.gamma import GammaDistance
 from fedgrove.parts.local import SGD, Adam, Local
 from fedgrove.parts.schedule import stepwise
 from fedgrove.rounds import Run, evaluation, plan
+from fedgrove.shrink import cut
 from fedgrove.store import freeze, thaw
 
 CALM = Local(1, 8, Adam(1e-2, eps=1e-3))
@@ -185,17 +185,29 @@ def test_hermes_sends_nothing_before_the_last_pruning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", [safl(devices=True), Hermes(**SHORT, devices=True)], ids=["safl", "hermes"])
-def test_a_slow_device_is_left_with_fewer_channels(method: Any, tmp_path: Path) -> None:
+def test_a_device_is_left_with_what_it_can_hold(method: Any, tmp_path: Path) -> None:
+    """One client's device is slow, another's holds half a training step; slimming may take all from one layer."""
     run = run_of(method, tmp_path, cohort=4)
-    slow = replace(run.federation.clients[1], info=Info(13, speed=0.25))
-    data = replace(run.federation, clients={**run.federation.clients, 1: slow})
-    run = replace(run, federation=data)
+    clients, step = dict(run.federation.clients), run.net.layout.memory(8, 2)
+    for k, info in {1: Info(13, speed=0.15), 2: Info(24, memory=step // 2)}.items():
+        clients[k] = replace(clients[k], info=info)
+    run = replace(run, federation=replace(run.federation, clients=clients))
     *_, (_, _, _, after) = exchanges(run)
-    share = dealt((), run.start, CALM)
-    assert {k: v for k, v in share.items() if k != 1} == dict.fromkeys((0, 2, 3), 1.0)
-    assert share[1] < 0.5
+    nets = {k: cut(run.net, kept).net.layout for k, kept in after.kept.items()}
+    assert nets[1].macs <= 0.15 * run.net.layout.macs
+    assert nets[2].memory(8, 2) <= step // 2
     left = {k: sum(int(c.sum()) for c in kept.values()) for k, kept in after.kept.items()}
-    assert left == {0: 6, 1: round(12 * share[1]), 2: 6, 3: 6}  # of 12 channels; the last density is .5
+    assert left[0] == left[3] == 6 > left[1]  # of 12 channels; the last density is .5
+
+
+def test_devices_need_a_stage_1_and_a_net_that_fits(tmp_path: Path) -> None:
+    none = run_of(Hermes(densities=(), devices=True), tmp_path / "a")
+    with pytest.raises(InputError, match="one or more where devices decide"):
+        none.method.init(none.start)
+    run = run_of(safl(devices=True), tmp_path / "b")
+    tiny = {k: Info(9, memory=100) for k in run.federation.clients}
+    with pytest.raises(InputError, match="the narrowest net needs"):
+        run.method.init(replace(run.start, clients=tiny))
 
 
 def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> None:

@@ -108,6 +108,35 @@ def test_only_small_ends_stay_in_float(hidden: int, kept: int, tmp_path: Path) -
     assert shares[0] == pytest.approx(4_864 / 5_056 if kept else 1.0)
 
 
+class Recurrent(nn.Module):
+    """A layer with weights that int8 leaves alone, and a linear one at every step."""
+
+    def __init__(self, recurrent: bool) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 20, batch_first=True) if recurrent else None
+        self.mix, self.head = nn.Linear(4, 20), nn.Linear(20, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.mix(x) if self.gru is None else self.gru(x)[0]
+        return self.head(x).mean(1)
+
+
+@with_onnx
+def test_shares_are_told_where_they_are_known(tmp_path: Path) -> None:
+    """Both linear layers are applied at each of 7 steps, and are too large to stay in float."""
+    (tmp_path / "a").mkdir()
+    *_, shares, _ = written(Recurrent(False), (7, 4), tmp_path / "a")
+    assert shares == (1.0, 1.0)
+    *_, shares, _ = written(Recurrent(True), (7, 4), tmp_path)
+    assert shares is None
+
+
+@with_onnx
+def test_a_layer_that_reads_the_input_itself(tmp_path: Path) -> None:
+    *_, shares, _ = written(nn.Linear(12, 3), (12,), tmp_path)
+    assert shares == (1.0, 1.0)
+
+
 @with_onnx
 def test_logits_are_float_and_the_work_between_is_int8(tmp_path: Path) -> None:
     import onnx

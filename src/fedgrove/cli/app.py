@@ -142,7 +142,7 @@ def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
         print_causes(found)
     else:
         print_summaries(found)
-        if len(found) > len(runs):
+        if len(found) > len(runs) and any(each["finished"] for each in found):
             print()
             print_over_seeds(over_seeds({each["run"]: each if each["finished"] else None for each in found}))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from .. import seeds, trees
+from .. import nets, seeds, trees
 from ..core import Batch, Carry, Edit, Give, Measure, Report, Task, Train
 from ..errors import EngineError
 from ..nets import Net
@@ -33,6 +33,7 @@ from .stacking import (
     Job,
     Work,
     alike,
+    band,
     fitted,
     home,
     lifted,
@@ -40,6 +41,7 @@ from .stacking import (
     stackable,
     stacked,
     train_order,
+    who,
 )
 from .steps import Plan, Stack, train, wide
 from .work import Sent, begin, count_down, count_up, numbered
@@ -124,7 +126,9 @@ class Batched:
     def _net_key(self, net: Net) -> Any:
         if id(net) not in self._nets:
             dtypes = tuple(v.dtype for v in net.params().values())
-            self._nets[id(net)] = (net, (net.layout, str(net.module), dtypes))
+            # What is not ours may hold settings that do not show: it goes with itself alone.
+            name = str(net.module) if nets.is_ours(net.module) else id(net)
+            self._nets[id(net)] = (net, (net.layout, name, dtypes))
         return self._nets[id(net)][1]
 
     def _work(self, jobs: Sequence[Job]) -> None:
@@ -132,6 +136,7 @@ class Batched:
             if isinstance(stage, Train | Measure):
                 do = self._train if isinstance(stage, Train) else self._measure
                 for stack in stackable(jobs, stage):
+                    stack.sort(key=who)  # those that may be alike side by side: they are trained once
                     while stack:
                         size = self._size(do, stack, number)
                         self._halving(do, stack[:size], number)
@@ -163,7 +168,7 @@ class Batched:
     def _kind(self, jobs: Sequence[Job], number: int) -> Any:
         """Stacks of a kind take the same memory per client: the work, its place, and the trees that are stacked."""
         job = jobs[0]
-        return job.work.key, number, tuple((k, shape_of(tree)) for k, tree in sorted(job.carry.items()))
+        return job.work.key, number, band(job.small), tuple((k, shape_of(t)) for k, t in sorted(job.carry.items()))
 
     def _probe(self, do: Do, jobs: Sequence[Job], number: int) -> int:
         """Bytes per client that the allocator takes from the device when a few clients really do the stage's first
@@ -260,14 +265,17 @@ class Batched:
     def _side_by_side(self, key: Any, net: Net, plan: Plan, rows: Rows) -> bool:
         """Whether this network can be run in grouped kernels; tried once per network."""
         if key not in self._fits:
-            self._fits[key] = plan.row.shape[1] > 0 and grouped.fits(net, plan.batch(rows, slice(None), 0).x)
+            if plan.row.shape[1] == 0 or plan.row.shape[2] < 2:
+                return False  # nothing to try it on; perhaps the next stack has more
+            self._fits[key] = grouped.fits(net, plan.batch(rows, slice(None), 0).x)
         return self._fits[key]
 
     def _rows(self, jobs: Sequence[Job], split: str) -> Rows:
         return self._shelf.rows([job.run.federation for job in jobs], split)
 
     def _firsts(self, jobs: Sequence[Job], rows: Rows) -> list[int]:
-        return [rows.first[id(job.run.federation), job.task.to] for job in jobs]
+        last = max(0, len(rows.y) - 1)  # a client without examples may begin behind the last one: padding must not
+        return [min(rows.first[id(job.run.federation), job.task.to], last) for job in jobs]
 
 
 class Do(Protocol):

@@ -73,7 +73,7 @@ class _Grouped(TorchFunctionMode):
         mean, var, scale, shift = map(_flat, (running_mean, running_var, weight, bias))
         if self.weight is None or not how.get("training"):
             return F.batch_norm(input, mean, var, scale, shift, **how)
-        scale = torch.ones_like(input[0, :, 0, 0]) if scale is None else scale
+        scale = input.new_ones(input.shape[1]) if scale is None else scale
         shift = torch.zeros_like(scale) if shift is None else shift
         return ragged.batch_norm(input, self.weight, (mean, var), (scale, shift), how["momentum"], how["eps"])
 
@@ -132,19 +132,31 @@ def forward(
 
 
 def fits(net: Net, x: Tensor) -> bool:
-    """Whether this network gives side by side what it gives alone; ``x`` is one stacked batch.
+    """Whether this network gives side by side what it gives alone; ``x`` is one stacked batch of two examples or more.
 
-    In double precision, so that rounding has no say, whatever the precision of training.
+    In double precision, so that rounding has no say, whatever the precision of training; in train mode too, unless
+    something is drawn there.
     """
-    if x.shape[1] < 2:
-        return False
     pair = torch.stack([x[0, :2], x[-1, -2:]]).double()
     tree = {k: torch.stack([v, v + 0.1]).to(pair) for k, v in net.params().items()}
     try:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            mine, features = forward(net, tree, pair, train=False)
-            alone = [net.run({k: v[i] for k, v in tree.items()}, pair[i], False) for i in range(2)]
+            return all(_agrees(net, tree, pair, train) for train in (False, True))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
-    expected = torch.stack(alone)
+
+
+def _agrees(net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> bool:
+    def own() -> dict[str, Tensor]:
+        return {k: v.clone() for k, v in tree.items()}  # train mode writes statistics
+
+    def alone() -> Tensor:
+        return torch.stack([net.run({k: v[i] for k, v in own().items()}, x[i], train) for i in range(len(x))])
+
+    expected = alone()
+    if train and not torch.equal(expected, alone()):
+        return True
+    mine, features = forward(net, own(), x, train)
     return mine.shape == expected.shape and torch.allclose(mine, expected, rtol=1e-6) and features.dim() == 3

@@ -26,22 +26,25 @@ def batch_norm(
     ``running`` mean and variance are moved in place, as torch moves them: the variance without bias.
     """
     each = x.shape[1] // len(weight)
-    there = weight.repeat_interleave(each, 0).T.reshape(*x.shape[:2], *[1] * (x.dim() - 2)).to(x.dtype)
-    places = x.numel() // x.shape[1]
+    rest = [1] * (x.dim() - 2)
+    there = weight.repeat_interleave(each, 0).T.reshape(*x.shape[:2], *rest).to(x.dtype)
+    # Numbers are taken from near their mean, that of the first example: squares of large ones would hide the variance.
+    near = x[0].detach().reshape(x.shape[1], -1).mean(1)
+    from_there = torch.addcmul(-near.view(1, -1, *rest) * there, x, there)
     share = (len(x) / weight.sum(1).clamp_min(1)).repeat_interleave(each)
     kernel = _Kernels.apply if x.is_cuda else _plain
-    y, mean, var = kernel(x * there, there, share, *affine, eps)
-    count = places / share
+    y, mean, var = kernel(from_there, there, share, *affine, eps)
+    count = x.numel() // x.shape[1] / share
     with torch.no_grad():
-        for held, new in zip(running, (mean, var * count / (count - 1)), strict=True):
+        for held, new in zip(running, (mean + near, var * count / (count - 1)), strict=True):
             if held is not None:
                 held.lerp_(new.to(held.dtype), momentum)
-    return y
+    return y.to(x.dtype)
 
 
 def _plain(x: Tensor, there: Tensor, share: Tensor, scale: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, ...]:
     """Where torch has no kernels for the parts of a BatchNorm; x is 0 where nothing is there."""
-    dims, shape = [d for d in range(x.dim()) if d != 1], [-1, *[1] * (x.dim() - 2)]
+    x, dims, shape = x.to(scale.dtype), [d for d in range(x.dim()) if d != 1], [-1, *[1] * (x.dim() - 2)]
     mean = x.mean(dims) * share
     apart = (x - mean.view(shape)) * there
     var = apart.square().mean(dims) * share

@@ -52,12 +52,13 @@ def stackable(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
     groups: dict[Any, list[Job]] = {}
     for job in jobs:
         job.small = structured(job.run.net, job.carry.get(stage.mask)) if isinstance(stage, Train) else None
-        key = (*(shape_of(job.carry.get(name)) for name in names), _band(job.small))
+        key = (*(shape_of(job.carry.get(name)) for name in names), band(job.small))
         groups.setdefault(key, []).append(job)
     return list(groups.values())
 
 
-def _band(thin: Thin | None) -> int:
+def band(thin: Thin | None) -> int:
+    """How wide a small net is, in parts of the whole."""
     kept = [] if thin is None else [*thin.channels.values()]
     return -(-BANDS * sum(int(k.sum()) for k in kept) // sum(len(k) for k in kept)) if kept else BANDS
 
@@ -165,14 +166,18 @@ def _as_wide(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
 # ---- what several runs have in common -----------------------------------------------------------------------------
 
 
+def who(job: Job) -> tuple[int, int, int]:
+    """Whose data, and drawn how: jobs that differ in this share nothing."""
+    return id(job.run.federation), job.task.to, job.client.seed
+
+
 def alike(jobs: Sequence[Job], numbers: Tensor, carry: Carry) -> list[int]:
     """For every job the first that will end as it does: itself, or one of another run.
 
     Jobs of one client and seed that begin with the same numbers, to the bit, end with the same: seeds decide the rest.
     """
     seen: dict[Any, int] = {}
-    keys = ((id(job.run.federation), job.task.to, job.client.seed) for job in jobs)
-    like = [seen.setdefault(key, i) for i, key in enumerate(keys)]
+    like = [seen.setdefault(who(job), i) for i, job in enumerate(jobs)]
     leaves = [numbers, *(leaf for tree in carry.values() for leaf in tree.values() if leaf.stride(0))]
     open_ = [i for i, j in enumerate(like) if i != j]
     while open_:

@@ -58,15 +58,13 @@ from .heterofl import dealt
 
 @dataclass(frozen=True)
 class State:
-    """The shared part of the model in full width, the channels of every client that has pruned, and, where devices
-    decide, the largest density of each."""
+    """The shared part of the model in full width, and the channels of every client that has pruned."""
 
     round: int
     clients: tuple[int, ...]
     structure: Noted
     model: Tree
     kept: dict[int, Channels]
-    most: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class Hermes:
     tune: int = 20
     """Epochs after it."""
     devices: bool = False
-    """Whether no client is left with more than the share of channels that its device can hold (``--profile``); stage 1
-    itself trains the whole width."""
+    """Whether a client is left with no more channels than its device can hold (``--profile``): its density is lowered
+    until the net fits memory and speed. Stage 1 itself trains the whole width."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     objective: Objective = CrossEntropy()
@@ -101,10 +99,9 @@ class Hermes:
 
     def init(self, start: Start) -> State:
         """All but the norm layers is shared."""
-        check_start(start, len(self.schedule), self.score)
+        check_start(start, len(self.schedule), self.score, self.devices, self.local)
         model = {k: v for k, v in start.params.items() if k not in start.layout.norms}
-        most = dealt((), start, self.local) if self.devices else {}
-        return State(0, tuple(sorted(start.clients)), noted(start.layout.groups), model, {}, most)
+        return State(0, tuple(sorted(start.clients)), noted(start.layout.groups), model, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's part of the shared model; nothing before there is one."""
@@ -118,7 +115,7 @@ class Hermes:
         if t >= last:
             return [Task(k, self.deliver(state, k)) for k in cohort]
         verb = "prune:last" if t == last - 1 else "prune"
-        return [Task(k, {}, at_most(self.schedule[t], state.most, k), verb) for k in state.clients]
+        return [Task(k, {}, {"density": self.schedule[t]}, verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean over those who have each parameter; after stage 1, also who has which channels."""
@@ -147,7 +144,7 @@ class Hermes:
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim(carry, client, self.score, asked(carry))
+        return slim(carry, client, self.score, asked(carry), (self.local or Local()) if self.devices else None)
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """As SAFL's formula without its clusters: N M (1 + p) and 2 G p M per client of the cohort; see the page."""
@@ -161,16 +158,19 @@ def check_densities(densities: Sequence[float]) -> None:
     check(all(0 < d <= 1 for d in densities), "densities", tuple(densities), "in (0, 1] each")
 
 
-def check_start(start: Start, stage_1: int, score: Score) -> None:
-    """There must be a stage 2, and for a stage 1 channels with a score: a net without norms has no scales."""
+def check_start(start: Start, stage_1: int, score: Score, devices: bool, local: Local | None) -> None:
+    """There must be a stage 2, and for a stage 1 channels with a score: a net without norms has no scales.
+
+    Where devices decide, there must be a stage 1, and the narrowest net must fit them all.
+    """
     check(start.rounds > stage_1, "rounds", start.rounds, f"more than {stage_1}, which the pruning of stage 1 takes")
     if stage_1:
         score(start.params, start.layout.groups)
-
-
-def at_most(density: float, most: Mapping[int, float], client: int) -> dict[str, float]:
-    """What a task asks of a client: this density, or the largest that its device can hold."""
-    return {"density": min(density, most.get(client, 1.0))}
+    if devices:
+        check(
+            stage_1 > 0, "densities", (), "one or more where devices decide, since pruning is what fits a model to one"
+        )
+        dealt((), start, local)
 
 
 def lasting(local: Local | None, epochs: int) -> Local | None:

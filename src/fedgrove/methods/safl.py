@@ -57,8 +57,7 @@ from ..parts.submodel import (
     slim,
 )
 from ..trees import Tree
-from .hermes import asked, at_most, begin, check_densities, check_start, keep, lasting
-from .heterofl import dealt
+from .hermes import asked, begin, check_densities, check_start, keep, lasting
 
 MOST = 5
 """Cluster models at the start where their number is to be chosen."""
@@ -69,8 +68,7 @@ PATIENCE = 2
 @dataclass(frozen=True)
 class State:
     """The cluster models and their channels (none named: whole), who chose which, and for how many rounds nobody did;
-    the shared part of the model in full width, the channels of every client and, where devices decide, its largest
-    density."""
+    the shared part of the model in full width, and the channels of every client."""
 
     round: int
     clients: tuple[int, ...]
@@ -81,7 +79,6 @@ class State:
     idle: dict[int, int]
     model: Tree
     kept: dict[int, Channels]
-    most: dict[int, float]
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,8 @@ class SAFL:
     tune: int = 20
     """Epochs after it."""
     devices: bool = False
-    """Whether no client is left with more than the share of channels that its device can hold (``--profile``); stage 1
-    itself trains the whole width."""
+    """Whether a client is left with no more channels than its device can hold (``--profile``): its density is lowered
+    until the net fits memory and speed. Stage 1 itself trains the whole width."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
@@ -122,12 +119,11 @@ class SAFL:
 
     def init(self, start: Start) -> State:
         """The network's start and other draws of it: equal cluster models would tie for ever."""
-        check_start(start, len(self.schedule), self.score)
+        check_start(start, len(self.schedule), self.score, self.devices, self.local)
         models = {j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))}
         shared = {k: v for k, v in start.params.items() if k not in start.layout.norms}
         clients, structure = tuple(sorted(start.clients)), noted(start.layout.groups)
-        most = dealt((), start, self.local) if self.devices else {}
-        return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {}, most)
+        return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {})
 
     def _first(self, clients: int) -> int:
         return self.clusters or min(MOST, clients)
@@ -142,11 +138,10 @@ class SAFL:
         """First all clients choose and prune, then the cohort trains."""
         if state.round >= len(self.schedule):
             return [Task(k, self.deliver(state, k)) for k in cohort]
-        groups, density = recalled(state.structure), self.schedule[state.round]
+        groups, asked = recalled(state.structure), {"density": self.schedule[state.round]}
         models = [cut_out(model, groups, state.channels.get(j)) for j, model in sorted(state.models.items())]
         send = {f"model{i}": packet for i, packet in enumerate(models)}
-        verb = f"prune:{len(models)}"
-        return [Task(k, send, at_most(density, state.most, k), verb) for k in state.clients]
+        return [Task(k, send, asked, f"prune:{len(models)}") for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Stage 1: the clusters' channels and means. Stage 2: the mean over those who have each parameter."""
@@ -205,7 +200,7 @@ class SAFL:
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim(carry, client, self.score, asked(carry))
+        return slim(carry, client, self.score, asked(carry), (self.local or Local()) if self.devices else None)
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """Section III.D: N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M per client of the cohort.

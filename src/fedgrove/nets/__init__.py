@@ -69,6 +69,15 @@ def names() -> tuple[str, ...]:
     return tuple(_NETS)
 
 
+def is_ours(module: nn.Module) -> bool:
+    """Whether a module is of a built-in class, whose settings all show in its text.
+
+    >>> is_ours(build("mlp", (8,), 3, seed=0)), is_ours(nn.Linear(1, 1))
+    (True, False)
+    """
+    return type(module).__module__.startswith(f"{__name__}.")
+
+
 def describe(name: str) -> str:
     """One line on a built-in network: what it is, what it takes, what can be set.
 

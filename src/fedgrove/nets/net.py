@@ -31,8 +31,8 @@ class Net:
 
     The module lends its structure and is given the tree's tensors for the time of the call, which costs a few
     microseconds where ``torch.func.functional_call`` takes some fifty; both mean the same, under ``vmap`` and ``grad``
-    too. One net must not be called by two threads at once. A module that says ``channels_last = True`` is run with channels
-    last in memory on a CPU; it must not ``view`` what a convolution gives.
+    too. One net must not be called by two threads at once. A module that says ``channels_last = True`` is run with
+    channels last in memory on a CPU; it must not ``view`` what a convolution gives.
 
     >>> net = Net(nn.Linear(2, 1), (2,))
     >>> net({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.tensor([[3.0, 4.0]]), train=False).logits
@@ -40,7 +40,7 @@ class Net:
     """
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...]) -> None:
-        self.module = module
+        self.module = module.train(module.training)  # so that a train() of its own is called before the first step
         self.layout = Layout.of(module, shape)
         self._slots = _slots(module)
         self._last = bool(getattr(module, "channels_last", False))

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 
 class Objective(ABC):
-    """A term of a local loss: a pure function of tensors, with no Python branch on data."""
+    """A term of a local loss: a pure function of tensors, with no Python branch on data.
+
+    Where channels are pruned, parameters and features come narrow, or with zeros in some of the places: sum over them,
+    since a mean would depend on which.
+    """
 
     @abstractmethod
     def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:

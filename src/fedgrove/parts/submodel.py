@@ -18,7 +18,9 @@ from ..channels import Channels, Group, Place, Role, expand
 from ..core import Carry, Client, Outcome, Packet, Report
 from ..layout import Layout
 from ..trees import Mask, Tree
+from ..widths import held as held_by
 from .channels import Slim, nested
+from .local import Local
 from .overlap import OverlapMean
 
 Noted = tuple[tuple[str, int, tuple[tuple[str, int, Tensor, str, float], ...]], ...]
@@ -143,15 +145,23 @@ def masked_packet(values: Tree, mask: Mask | None) -> Packet:
     return Packet(values, {k: m for k, m in mask.items() if k in values}) if mask else Packet(values)
 
 
-def slim(carry: Carry, client: Client, score: Score, density: float) -> Carry:
+def slim(carry: Carry, client: Client, score: Score, density: float, recipe: Local | None = None) -> Carry:
     """Network slimming of ``carry["guided"]``: ``carry["channels"]`` are those that stay, under ``carry["slim.mask"]``.
 
-    Scores are compared in single precision, so that rounding in the last place cannot decide between equals. Groups
-    without a score stay whole.
+    With a ``recipe``, no more of them than the client's device can hold while it trains by it. Scores are compared in
+    single precision, so that rounding in the last place cannot decide between equals. Groups without a score stay
+    whole.
     """
     groups = client.layout.groups
-    chosen = Slim()({k: s.float() for k, s in score(carry["guided"], groups).items()}, density)
-    channels = {**every(groups), **chosen}
+    scores = {k: s.float() for k, s in score(carry["guided"], groups).items()}
+
+    def choose(density: float) -> Channels:
+        return {**every(groups), **Slim()(scores, density)}
+
+    if recipe is None:
+        channels = choose(density)
+    else:
+        channels = held_by(client.info, client.layout, choose, density, recipe.batch, recipe.optimiser.slots)
     return {**carry, "channels": channels, "slim.mask": mask_of(client, channels) or {}}
 
 

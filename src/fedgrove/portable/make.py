@@ -140,6 +140,8 @@ class _Subject:
 def _subject(source: Source, client: int, wish: Wish) -> _Subject:
     tree = source.tree(client)
     check(len(source.data(client).test) > 0, f"the test data of client {client}", 0, "1 example or more to check with")
+    ready = not wish.int8 or len(source.data(client).train) > 0
+    check(ready, f"the training data of client {client}", 0, "1 example or more to fit int8 to; leave --int8 out")
     small, few = shrunk(source.net, tree, wish.align)
     raw = source.raw is not None and not wish.standardised
     data = source.raw.clients[client] if source.raw is not None and raw else source.data(client)

@@ -55,7 +55,7 @@ def _forget(model: Any) -> None:
         part.ClearField("doc_string")
 
 
-def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[float, float]:
+def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[float, float] | None:
     """Write weights and activations as int8, a scale per output channel, and say which shares of weights and MACs are.
 
     In float stay what linear layers give (256 steps made ties among logits) and the first and the last layer where

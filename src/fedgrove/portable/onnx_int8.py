@@ -13,6 +13,8 @@ from torch import Tensor
 from .rounding import patches, rounded
 
 LINEAR = ("Gemm", "MatMul")
+PLAIN = ("Add", "Sub", "Mul", "Div")
+"""What standardises inputs, with numbers that are no weights."""
 SMALL = 0.05
 """The share of all weights up to which the first and the last layer stay in float."""
 WIDEST = 2048
@@ -34,14 +36,25 @@ def ends(graph: Any) -> list[str]:
     ]
 
 
-def shares_without(graph: Any, kept: list[str]) -> tuple[float, float]:
-    """The shares of weights and of MACs that are not in the layers that are kept in float."""
+def shares_without(graph: Any, kept: list[str]) -> tuple[float, float] | None:
+    """The shares of weights and of MACs that are not in the layers that are kept in float.
+
+    None where other layers have weights too (recurrent ones, say): these are not quantised, nor are they counted here.
+    """
+    matrices = {each.name for each in graph.initializer if len(each.dims) > 1}
+    if any(node.op_type not in (*PLAIN, "Conv", *LINEAR) and matrices & {*node.input} for node in graph.node):
+        return None
     shapes = {each.name: each.type.tensor_type.shape.dim for each in graph.value_info}
-    sizes, outputs = _layers(graph), {node.name: node.output[0] for node in graph.node}
-    places = {name: math.prod(d.dim_value for d in [*shapes.get(outputs[name], ())][2:]) for name in sizes}
-    macs = {name: size * places[name] for name, size in sizes.items()}
+    sizes, nodes = _layers(graph), {node.name: node for node in graph.node}
+    macs = {name: size * _places(nodes[name], shapes) for name, size in sizes.items()}
     weights, work = (1 - sum(each[name] for name in kept) / max(1, sum(each.values())) for each in (sizes, macs))
     return weights, work
+
+
+def _places(node: Any, shapes: Any) -> int:
+    """How often a layer is applied to one example: a convolution at every point, a linear layer at every step."""
+    dims = [d.dim_value for d in shapes.get(node.output[0], ())]
+    return math.prod(dims[1:-1] if node.op_type in LINEAR else dims[2:])
 
 
 def relu_first(graph: Any, kept: list[str]) -> None:
@@ -112,7 +125,7 @@ def _moments(
     session = start(watched.SerializeToString())
     found: dict[str, Tensor] = {}
     for batch in batches:
-        given = session.run(names, {k: v.numpy() for k, v in batch.items()})
+        given = session.run(names, {k: v.numpy() for k, v in batch.items()}) if names else []
         seen = batch | {name: torch.from_numpy(each) for name, each in zip(names, given, strict=True)}
         for node in layers:
             rows = _read(node, seen[node.input[0]])
