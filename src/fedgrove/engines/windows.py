@@ -54,7 +54,7 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
         """Images; what the weights' gradient needs is kept."""
-        if torch.is_autocast_enabled(x.device.type):
+        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # doubles stay, as in torch's own
             half = torch.get_autocast_dtype(x.device.type)
             x, weight = x.to(half), weight.to(half)
         ctx.how = stride, padding

@@ -119,6 +119,8 @@ def _moments(
 ) -> dict[str, Tensor]:
     """X^T X of what each layer reads; not of groups of channels, nor where it would take minutes."""
     onnx: Any = importlib.import_module("onnx")
+    dims = {each.name: [*each.dims] for each in model.graph.initializer}
+    layers = [node for node in layers if _inputs(node, dims[node.input[1]]) <= WIDEST]
     watched, names = type(model)(), list(dict.fromkeys(node.input[0] for node in layers if node.input[0] != "x"))
     watched.CopyFrom(model)
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
@@ -129,9 +131,14 @@ def _moments(
         seen = batch | {name: torch.from_numpy(each) for name, each in zip(names, given, strict=True)}
         for node in layers:
             rows = _read(node, seen[node.input[0]])
-            if rows is not None and rows.shape[1] <= WIDEST:
+            if rows is not None:
                 found[node.name] = found.get(node.name, 0) + (rows.t() @ rows).double()
     return found
+
+
+def _inputs(node: Any, dims: list[int]) -> int:
+    """How many numbers one output of a layer reads, by the shape of its weights."""
+    return math.prod(dims[1:]) if node.op_type == "Conv" or _said(node).get("transB", 0) else dims[0]
 
 
 def _read(node: Any, x: Tensor) -> Tensor | None:
