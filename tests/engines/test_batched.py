@@ -12,11 +12,10 @@ import torch
 from tests.conftest import make_run, play, reports
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn import functional as F
 
 from fedgrove import engines, methods, trees
 from fedgrove.core import Packet, Task
-from fedgrove.engines import Serial, batched, grouped, ragged, windows
+from fedgrove.engines import Serial, batched, grouped
 from fedgrove.engines.batched import Batched
 from fedgrove.engines.lift import fill, lift
 from fedgrove.engines.steps import Plan, Stack
@@ -100,73 +99,6 @@ def test_side_by_side_is_each_alone(name: str, shape: tuple[int, ...], options: 
         torch.testing.assert_close(mine[2][k], expected[2][k])
     for k in expected[3]:
         torch.testing.assert_close(mine[3][k], expected[3][k])
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
-@pytest.mark.parametrize("far", [0.0, 1e4])
-def test_short_batches_beside_full_ones(device: str, far: float) -> None:
-    """BatchNorm of three clients with 5, 3 and 1 examples: each as torch does it alone, padding as if not there."""
-    g = torch.Generator().manual_seed(0)
-    draw = partial(torch.randn, generator=g, dtype=torch.float64)
-    x, y, affine = draw(5, 12, 3, 3) + far, draw(5, 12, 3, 3), draw(2, 12)
-    weight = (torch.arange(5) < torch.tensor([[5], [3], [1]])).double()
-    x, y, affine, weight = (t.to(device) for t in (x, y, affine, weight))
-    x, affine = x.requires_grad_(), affine.requires_grad_()
-    running, alone = (torch.stack([torch.zeros(12), torch.ones(12)]).to(x) for _ in range(2))
-
-    out = ragged.batch_norm(x, weight, (running[0], running[1]), (affine[0], affine[1]), 0.1, 1e-5)
-    loss = torch.zeros((), dtype=torch.float64, device=device)
-    mine = torch.zeros_like(loss)
-    for k, n in enumerate((5, 3, 1)):
-        part = slice(4 * k, 4 * k + 4)
-        args = alone[0, part], alone[1, part], affine[0, part], affine[1, part]
-        expected = F.batch_norm(x[:n, part], *args, training=True)
-        torch.testing.assert_close(out[:n, part], expected)
-        loss, mine = loss + (expected * y[:n, part]).sum(), mine + (out[:n, part] * y[:n, part]).sum()
-    torch.testing.assert_close(running, alone)
-    for got, want in zip(torch.autograd.grad(mine, (x, affine)), torch.autograd.grad(loss, (x, affine)), strict=True):
-        torch.testing.assert_close(got, want)
-
-
-KERNELS = [((3, 3), (1, 1)), ((3, 3), (0, 0)), ((1, 1), (0, 0)), ((5, 5), (2, 2)), ((2, 3), (0, 1))]
-
-
-@pytest.mark.parametrize("side", [7, 12])
-@pytest.mark.parametrize(("kernel", "padding"), KERNELS, ids=[str(k) for k, _ in KERNELS])
-def test_windows_times_weights_are_a_convolution(kernel: Any, padding: Any, side: int) -> None:
-    """Images and both gradients of two clients, four to five channels; small ones by windows alone."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 8, side, side, generator=g, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(2, 5, 4, *kernel, generator=g, dtype=torch.float64, requires_grad=True)
-    assert windows.better(x, w, (1, 1), padding) == (side == 7 or kernel == (3, 3))
-    mine = windows.convolve(x, w, (1, 1), padding)
-    expected = F.conv2d(x, w.flatten(0, 1), None, 1, padding, groups=2)
-    torch.testing.assert_close(mine, expected)
-    back = torch.randn(expected.shape, generator=g, dtype=torch.float64)
-    for got, want in zip(*(torch.autograd.grad(y, (x, w), back) for y in (mine, expected)), strict=True):
-        torch.testing.assert_close(got, want)
-
-
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1)])
-def test_a_first_layer_with_few_channels(stride: Any) -> None:
-    """No gradient of the images is asked for, so any stride will do."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 6, 20, 20, generator=g, dtype=torch.float64)
-    w = torch.randn(2, 4, 3, 3, 3, generator=g, dtype=torch.float64, requires_grad=True)
-    assert windows.better(x, w, stride, (1, 1))
-    pair = windows.convolve(x, w, stride, (1, 1)), F.conv2d(x, w.flatten(0, 1), None, stride, 1, groups=2)
-    torch.testing.assert_close(*pair)
-    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), w)[0] for y in pair))
-
-
-def test_a_large_mean_does_not_hide_the_variance() -> None:
-    """Single precision, a mean of 1000 deviations: within what torch's own BatchNorm is off."""
-    g = torch.Generator().manual_seed(0)
-    x = 100 + 0.1 * torch.randn(8, 4, 5, 5, generator=g)
-    weight, ones, zeros = (torch.arange(8) < 3).float().view(1, -1), torch.ones(4), torch.zeros(4)
-    mine = ragged.batch_norm(x, weight, (None, None), (ones, zeros), 0.1, 1e-5)[:3]
-    exact = F.batch_norm(x[:3].double(), None, None, training=True)
-    assert (mine - exact).abs().max() < 2e-4
 
 
 def test_what_runs_have_in_common_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
