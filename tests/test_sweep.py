@@ -305,6 +305,22 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
 # ---- refusals -------------------------------------------------------------------------------------------------------
 
 
+def test_a_sweep_from_before_a_word_existed_is_gone_on_with(tmp_path: Path) -> None:
+    made = {f"s{seed}": Experiment(Ditto(), "motion", clients=3, rounds=1, seed=seed) for seed in (0, 1)}
+    ends = sweep(made, tmp_path / "all", engine="serial")
+    for name in made:
+        config = tmp_path / "all" / name / "config.toml"
+        config.write_text(config.read_text().replace("standardise = true\n", ""))
+    again = sweep(made, tmp_path / "all", engine="serial")
+    assert [end.summary for end in again] == [end.summary for end in ends]
+    config.write_text(config.read_text().replace("[run]", "[run]\nstandardise = false"))
+    with pytest.raises(InputError, match="holds another sweep"):
+        sweep(made, tmp_path / "all", engine="serial")
+    config.write_text(config.read_text().replace("standardise", "standardize"))
+    with pytest.raises(InputError, match="holds another sweep"):
+        sweep(made, tmp_path / "all", engine="serial")
+
+
 def test_another_sweep_a_run_and_other_files_are_refused(tmp_path: Path) -> None:
     made = {name: e for name, e in four(rounds=1).items() if name.startswith("ditto")}
     sweep(made, tmp_path / "all", engine="serial")

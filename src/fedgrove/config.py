@@ -114,6 +114,14 @@ def from_toml(
     return Experiment(method=_method(document, words) if method is None else method, **named, **made)
 
 
+def same(one: str, other: str) -> bool:
+    """Whether two config.toml ask for the same run: one that was written before a word existed has its default."""
+    try:
+        return one == other or from_toml(one) == from_toml(other)
+    except InputError:  # made in Python, or by a version that knew other words
+        return False
+
+
 def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)

@@ -296,4 +296,4 @@ def _lonely(run: Run, sizes: Sequence[int]) -> list[str]:
     if not alone or not hasattr(run.method, "clusters") or len(sizes) == len(run.infos):
         return []
     said = "a group has" if alone == 1 else f"{alone} groups have"
-    return [f"{said} one client only: a warm-up before the grouping, or another linkage, gives more even groups"]
+    return [f"{said} one client only: fewer clusters, or a warm-up before they are formed, may give more even ones"]

@@ -18,7 +18,7 @@ from typing import Any
 
 from . import engines
 from .api import Experiment, Result
-from .config import from_toml, to_toml
+from .config import from_toml, same, to_toml
 from .core import Engine
 from .data import Federation
 from .errors import InputError, check
@@ -145,7 +145,7 @@ def _folders(out: Path, configs: Mapping[str, str]) -> dict[str, RunFolder]:
 def _is(path: Path, config: str) -> bool:
     """Whether a folder holds this run, or nothing yet."""
     if (path / "config.toml").is_file():
-        return RunFolder(path).config == config
+        return same(RunFolder(path).config, config)
     return path.is_dir() and {p.name for p in path.iterdir()} <= {"config.toml.part"}
 
 

@@ -13,6 +13,7 @@ from fedgrove.api import Experiment
 from fedgrove.methods import FedAvg, Local
 from fedgrove.papers import Row, Study
 from fedgrove.report.paper import figure, groups, layout, markdown, print_paper, table
+from fedgrove.report.paper import tests as lines_of_pairs
 from fedgrove.report.paper_page import can_draw, middle, points, span, write_page
 
 
@@ -54,14 +55,26 @@ def test_golden() -> None:
     assert (a["seeds"], a["missing"], b["seeds"], b["missing"]) == ([0, 1], 0, [0, 1], 1)
     assert (b["paper"], b["difference"]) == ({}, {})
     # a - b: .1 and .3 without fine-tuning: mean .2, SE .1, t = 2 with 1 degree of freedom, p = 1 - 2 atan(2) / pi
+    pair = {"data": "motion", "panel": "", "x": None, "row": "a", "against": "b & co", "seeds": 2}
+    p = round(1 - 2 * math.atan(2) / math.pi, 8)
     assert found["paired"] == [
-        {"data": "motion", "row": "a", "against": "b & co", "finetune": 0, "seeds": 2, "difference": 0.2,
-         "standard_error": 0.1, "p": round(1 - 2 * math.atan(2) / math.pi, 8)},
-        {"data": "motion", "row": "a", "against": "b & co", "finetune": 3, "seeds": 2, "difference": 0.0,
-         "standard_error": 0.0, "p": None},
-    ]  # fmt: skip
+        {**pair, "finetune": 0, "difference": 0.2, "standard_error": 0.1, "p": p},
+        {**pair, "finetune": 3, "difference": 0.0, "standard_error": 0.0, "p": None},
+    ]
     assert found["notes"] == ["a note", "motion: made up"]
     assert (found["seconds"], found["engines"]) == (6.0, ["serial"])
+
+
+def test_pairs_of_every_panel_are_shown() -> None:
+    """Rows of one label stand in several panels: density .7 and .3, say, or points of a line."""
+    asked = Experiment(FedAvg(), "motion", finetune=(0,))
+    at = {"p": ("density 0.7", None), "q": ("density 0.3", None), "r": ("rounds", 10.0)}
+    rows = tuple(Row(f"{n}{k}", n, asked, panel=p, x=x, lead=n == "a") for k, (p, x) in at.items() for n in "ab")
+    runs = {f"{row.name}-s0": summary(0, {0: 0.5 + i / 100}) for i, row in enumerate(rows)}
+    runs |= {f"{row.name}-s1": summary(1, {0: 0.5 + i / 50}) for i, row in enumerate(rows)}
+    head, lines = lines_of_pairs(table("x", "table1", [(Study("t", "a", rows, 2), runs)]))
+    assert head == ["data", "at", "row", "minus", "seeds", "fine-tuned 0"]
+    assert [line[1] for line in lines] == ["density 0.7", "density 0.3", "rounds 10"]
 
 
 def test_head_and_lines_without_empty_columns() -> None:

@@ -139,7 +139,7 @@ def notes(setting: Setting) -> tuple[str, ...]:
     """What every table on these data must say."""
     s, where = scale(setting), place(setting)
     paper = {"cifar10": "1000 rounds on all images", "mnist": "2000 rounds"}.get(setting.data)
-    told = [f"{s.stage_2} rounds of stage 2 where the paper runs {paper}."] if paper else []
+    told = [f"{setting.data}: {s.stage_2} rounds of stage 2 where the paper runs {paper}."] if paper else []
     quick = ["Quick: a few rounds of a few clients. No figure here says anything about a method."]
     pruning = len(safl(setting, where.rates[0], 1).schedule)
     epochs = f"{pruning} x {s.guided + s.tune} epochs of stage 1"

@@ -148,8 +148,8 @@ def _pairs(study: Study, done: Mapping[str, Summary | None]) -> Iterator[dict[st
             for n in lead.experiment.finetune:
                 ours, theirs = (_after(_runs(row, done), n) for row in (lead, other))
                 if gap := paired(ours, theirs):
-                    data = next(iter(ours.values()))["data"]
-                    yield {"data": data, "row": lead.label, "against": other.label, "finetune": n, **gap}
+                    at = {"data": next(iter(ours.values()))["data"], "panel": lead.panel, "x": lead.x}
+                    yield {**at, "row": lead.label, "against": other.label, "finetune": n, **gap}
 
 
 def _after(runs: Mapping[int, Summary], length: int) -> dict[int, Summary]:
@@ -266,15 +266,21 @@ def marks(found: Found) -> str:
 
 
 def tests(found: Found) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the paired tests; a column per length of fine-tuning."""
+    """Head and lines of the paired tests; a column per length of fine-tuning, and one for panels where there are."""
     lengths = list(dict.fromkeys(pair["finetune"] for pair in found["paired"]))
+    panels = any(_where(pair) for pair in found["paired"])
     lines: dict[tuple[str, ...], dict[int, str]] = {}
     for pair in found["paired"]:
         p = "" if pair["p"] is None else f" (p {pair['p']:.2g})"
-        key = (pair["data"], pair["row"], pair["against"], str(pair["seeds"]))
+        key = (pair["data"], *[_where(pair)] * panels, pair["row"], pair["against"], str(pair["seeds"]))
         lines.setdefault(key, {})[pair["finetune"]] = f"{100 * pair['difference']:+.2f}{p}"
-    head = ["data", "row", "minus", "seeds", *(f"fine-tuned {n}" for n in lengths)]
+    head = ["data", *["at"] * panels, "row", "minus", "seeds", *(f"fine-tuned {n}" for n in lengths)]
     return head, [[*key, *(cells.get(n, "") for n in lengths)] for key, cells in lines.items()]
+
+
+def _where(pair: Found) -> str:
+    """The panel of a pair, and where on its axis."""
+    return pair["panel"] if pair["x"] is None else f"{pair['panel']} {pair['x']:g}"
 
 
 def _rich(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
