@@ -1,16 +1,14 @@
 """A convolution of many clients as windows times weights, one batched product for all.
 
-Grouped kernels are slow where an image is small or a group has few channels, and above all for the weights' gradient.
-Microseconds per client, forwards and back, grouped and so (one H200, tf32, 120 clients, batches of 32, kernels of
-3 x 3; 2026-11-15): 3 to 64 channels at 32 x 32, 21 and 14; 64 to 128 at 16 x 16, 39 and 77; 128 to 256 at 8 x 8, 72
-and 43; 256 to 512 at 4 x 4, 92 and 35. In the second the weights' gradient alone took 80 in a stack of 30 clients, by
-the library's own choice of kernel: there the images are made by grouped kernels and only that gradient from windows,
-which is estimated at 25.
+Grouped kernels are slow where an image is small or a group has few channels. Microseconds per client, forwards and
+back, grouped and so (one H200, 120 clients, batches of 32, kernels of 3 x 3; 2026-11-15): 3 to 64 channels at 32 x 32,
+21 and 14 in tf32, 23 and 16 in bf16; 64 to 128 at 16 x 16, 39 and 77, 33 and 63; 128 to 256 at 8 x 8, 72 and 43, 30 and
+34; 256 to 512 at 4 x 4, 92 and 35, 89 and 25. To take the weights' gradient alone from windows at 16 x 16 was tried:
+the copy cost more than the faster product saved (a step of bn-cnn4 312 before, 334 with it).
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -18,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Pair = tuple[int, int]
-FEW, SMALL, LARGE = 32, 64, 256
-"""First layers whose windows have at most FEW numbers, and images of at most SMALL points, are multiplied; images of at
-most LARGE points have the weights' gradient from windows, for kernels of 3 x 3. All else, series too, is left to
-grouped kernels."""
+FEW, SMALL, TINY = 32, 64, 16
+"""First layers whose windows have at most FEW numbers, and images of at most SMALL points (TINY in bf16), are
+multiplied; all else, series too, is left to grouped kernels."""
 
 
 def better(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> bool:
@@ -32,7 +29,13 @@ def better(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> bool:
     high, wide = _size(x, weight, padding)
     if stride != (1, 1) or min(high, wide) == 1 or any(p >= side for p, side in zip(padding, kernel, strict=True)):
         return False
-    return high * wide <= (LARGE if kernel == (3, 3) else SMALL)
+    return high * wide <= (SMALL if _half(x) is None else TINY)
+
+
+def _half(x: Tensor) -> torch.dtype | None:
+    """What autocast makes of x; None where it is off. Doubles stay, as in torch's own."""
+    asked = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if asked else None
 
 
 def _few(weight: Tensor) -> bool:
@@ -54,34 +57,25 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
         """Images; what the weights' gradient needs is kept."""
-        if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:  # doubles stay, as in torch's own
-            half = torch.get_autocast_dtype(x.device.type)
+        if half := _half(x):
             x, weight = x.to(half), weight.to(half)
-        ctx.how = stride, padding
-        if math.prod(_size(x, weight, padding)) > SMALL and not _few(weight):
-            ctx.save_for_backward(x, weight, None)
-            return F.conv2d(x, weight.flatten(0, 1), None, stride, padding, 1, len(weight))
+        ctx.padding = padding
         columns, size = _columns(x, weight, stride, padding)
-        ctx.save_for_backward(None, weight, columns)
+        ctx.save_for_backward(weight, columns)
         return _images(weight.flatten(2) @ columns, len(x), size)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The weights' gradient is a product with the windows; the input's, a convolution with the mirrored weights."""
-        (x, weight, columns), dy, (stride, padding) = ctx.saved_tensors, grads[0], ctx.how
-        if columns is None:
-            columns, _ = _columns(x, weight, stride, padding)
+        (weight, columns), dy, padding = ctx.saved_tensors, grads[0], ctx.padding
         clients, filters, _, kh, kw = weight.shape
         each = dy.reshape(len(dy), clients, filters, -1).permute(1, 2, 0, 3).reshape(clients, filters, -1)
         d_weight = (each @ columns.mT).view_as(weight)
         if not ctx.needs_input_grad[0]:
             return None, d_weight, None, None
         around, mirrored = (kh - 1 - padding[0], kw - 1 - padding[1]), weight.flip(3, 4).transpose(1, 2)
-        if x is not None:
-            dx = F.conv2d(dy, mirrored.flatten(0, 1), None, 1, around, 1, clients)
-        else:
-            windows, size = _columns(dy, mirrored, (1, 1), around)
-            dx = _images(mirrored.flatten(2) @ windows, len(dy), size)
+        windows, size = _columns(dy, mirrored, (1, 1), around)
+        dx = _images(mirrored.flatten(2) @ windows, len(dy), size)
         return dx, d_weight, None, None
 
 
