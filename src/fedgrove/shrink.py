@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +39,21 @@ class Thin:
     Leaves are known by name and shape: what is not a tensor of the net in full (or small) width is left as it is.
     """
 
-    net: Net
+    make: Callable[[], Net]
     kept: Mapping[str, Mapping[int, Tensor]]
     """Tensor -> dimension -> the entries that stay, in order."""
     full: Mapping[str, tuple[int, ...]]
+    small: Mapping[str, tuple[int, ...]]
     fill: Mapping[str, float]
     channels: Channels
     """Group -> which of its channels stay."""
     norms: tuple[tuple[str, tuple[int, ...]], ...]
     """GroupNorm -> how many channels stay in each of its own groups."""
+
+    @cached_property
+    def net(self) -> Net:
+        """The small net, made when it is first asked for: in a stack of clients only one is."""
+        return self.make()
 
     def narrow(self, tree: Mapping[str, Tensor]) -> Tree:
         """The entries that stay, of values or masks."""
@@ -59,8 +66,7 @@ class Thin:
 
     def widen(self, tree: Mapping[str, Tensor]) -> Tree:
         """The inverse: removed entries become 0, those of running variances 1."""
-        shapes = self.net.layout.shapes
-        known = {k for k, v in tree.items() if k in self.kept and tuple(v.shape) == shapes[k]}
+        known = {k for k, v in tree.items() if k in self.kept and tuple(v.shape) == self.small[k]}
         return {k: self._widened(k, v) if k in known else v for k, v in tree.items()}
 
     def settled(self, tree: Mapping[str, Tensor]) -> Tree:
@@ -161,8 +167,17 @@ def _cut(net: Net, groups: Sequence[Group], channels: Channels) -> Thin:
     fill = {place.tensor: place.fill for group in groups for place in group.places}
     parts = _norm_groups(net.module, kept)
     key = (tuple((g.name, int(channels[g.name].sum())) for g in groups), tuple(parts.items()))
-    small = _remembered(_SMALL, net, key, lambda: Net(smaller(net.module, kept, parts), _shape(net)))
-    return Thin(small, kept, layout.shapes, fill, channels, tuple(parts.items()))
+    small = {k: tuple(len(kept.get(k, {}).get(d, range(n))) for d, n in enumerate(s)) for k, s in layout.shapes.items()}
+    module, shape, owner = net.module, _shape(net), ref(net)  # a strong reference would outlive the net in _SEEN
+
+    def made() -> Net:
+        return Net(smaller(module, kept, parts), shape)
+
+    def make() -> Net:
+        alive = owner()
+        return made() if alive is None else _remembered(_SMALL, alive, key, made)
+
+    return Thin(make, kept, layout.shapes, small, fill, channels, tuple(parts.items()))
 
 
 def _shape(net: Net) -> tuple[int, ...]:

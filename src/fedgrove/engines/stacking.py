@@ -150,7 +150,7 @@ def fitted(jobs: Sequence[Job]) -> list[Fit]:
     if len(thin) == len(jobs):
         widths = {name: max(int(t.channels[name].sum()) for t in thin) for name in thin[0].channels}
         wider = [_as_wide(job.run.net, t, widths) for job, t in zip(jobs, thin, strict=True)]
-        if len({(t.net.layout.named_shapes, t.norms) for t in wider}) == 1:
+        if len({(tuple(t.small.items()), t.norms) for t in wider}) == 1:
             common = wider
     return [Fit(job.run.net, each, job.small) for job, each in zip(jobs, common, strict=True)]
 
