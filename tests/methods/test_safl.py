@@ -241,6 +241,28 @@ def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> 
         assert packet.mask is None
 
 
+@pytest.mark.parametrize("method", [safl(share_head=False), Hermes(**SHORT, share_head=False)], ids=["safl", "hermes"])
+def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) -> None:
+    run = run_of(method, tmp_path / "a")
+    head, seen = set(run.net.layout.head), 0
+    for before, tasks, answers, after in exchanges(run):
+        if before.round >= len(method.schedule):
+            packets = [p for t in tasks for p in t.send.values()] + [a.give["model"] for a in answers]
+            assert packets
+            assert not any(head & {*p.values, *(p.mask or {})} for p in packets)
+            seen += 1
+        assert not head & after.model.keys()
+    assert seen == 2
+    assert len({float(v.sum()) for k, v in remembered(run).items() if k.endswith("personal/head.weight")}) == len(
+        run.infos
+    )
+    shared = run_of(replace(method, share_head=True), tmp_path / "b")
+    assert head < play(shared, Serial()).model.keys()
+    bare = Net(nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Conv1d(4, 2, 1), nn.Flatten()), (1, 3))
+    with pytest.raises(InputError, match=r"share_head is False; .* no last linear layer"):
+        method.init(replace(START, layout=bare.layout, params=bare.params(), rounds=9))
+
+
 def test_safl_without_its_pull_is_hermes_to_the_bit(tmp_path: Path) -> None:
     words = {"densities": (1.0, 0.5), "guided": 2, "tune": 1, "local": CALM}
     alone = run_of(Hermes(**words), tmp_path / "a", dtype=torch.float32)

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from .. import trees
 from ..channels import Channels
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
@@ -51,6 +52,7 @@ from ..parts.submodel import (
     recovered,
     size_at,
     slim,
+    travels,
 )
 from ..trees import Tree
 from .heterofl import dealt
@@ -82,6 +84,8 @@ class Hermes:
     devices: bool = False
     """Whether a client is left with no more channels than its device can hold (``--profile``): its density is lowered
     until the net fits memory and speed. Stage 1 itself trains the whole width."""
+    share_head: bool = True
+    """Whether the last layer is shared in stage 2. False keeps it at home, which clients of other classes gain by."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     objective: Objective = CrossEntropy()
@@ -98,9 +102,9 @@ class Hermes:
         return stepwise(self.density) if self.densities is None else self.densities
 
     def init(self, start: Start) -> State:
-        """All but the norm layers is shared."""
+        """All but the norm layers is shared, or all but these and the last layer."""
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
-        model = {k: v for k, v in start.params.items() if k not in start.layout.norms}
+        model = trees.pick(start.params, travels(start.layout, self.share_head))
         return State(0, tuple(sorted(start.clients)), noted(start.layout.groups), model, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -138,13 +142,21 @@ class Hermes:
         )
         return {
             "prune": (*prune, Give(keep)),
-            "prune:last": (*prune, Give(keep_and_send)),
-            "train": (Edit(own), Train(self.objective, self.local), Give(part_sub)),
+            "prune:last": (*prune, Give(self._keep_and_send)),
+            "train": (Edit(own), Train(self.objective, self.local), Give(self._part)),
             "use": (Edit(own),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
         return slim(carry, client, self.score, asked(carry), (self.local or Local()) if self.devices else None)
+
+    def _part(self, carry: Carry, client: Client) -> Outcome:
+        return part_sub(carry, client, self.share_head)
+
+    def _keep_and_send(self, carry: Carry, client: Client) -> Outcome:
+        """What is pruned and tuned stays, and what is shared of it travels."""
+        shared = trees.pick(carry["tuned"], travels(client.layout, self.share_head))
+        return replace(keep(carry, client), give={"model": masked_packet(shared, mask_of(client, carry["channels"]))})
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """As SAFL's formula without its clusters: N M (1 + p) and 2 G p M per client of the cohort; see the page."""
@@ -191,9 +203,3 @@ def begin(carry: Carry, client: Client) -> Carry:
 def keep(carry: Carry, client: Client) -> Outcome:
     """The model, already in full width again, and its channels stay with the client."""
     return Outcome(memory={"personal": recovered(carry, client), "channels": carry["channels"]})
-
-
-def keep_and_send(carry: Carry, client: Client) -> Outcome:
-    """As :func:`keep`; and what is pruned and tuned, without its norm layers, travels."""
-    shared = {k: carry["tuned"][k] for k in client.layout.shapes if k not in client.layout.norms}
-    return replace(keep(carry, client), give={"model": masked_packet(shared, mask_of(client, carry["channels"]))})

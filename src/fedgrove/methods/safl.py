@@ -55,6 +55,7 @@ from ..parts.submodel import (
     recalled,
     size_at,
     slim,
+    travels,
 )
 from ..trees import Tree
 from .hermes import asked, begin, check_densities, check_start, keep, lasting
@@ -98,6 +99,8 @@ class SAFL:
     devices: bool = False
     """Whether a client is left with no more channels than its device can hold (``--profile``): its density is lowered
     until the net fits memory and speed. Stage 1 itself trains the whole width."""
+    share_head: bool = True
+    """Whether the last layer is shared in stage 2. False keeps it at home, which clients of other classes gain by."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
@@ -121,7 +124,7 @@ class SAFL:
         """The network's start and other draws of it: equal cluster models would tie for ever."""
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
         models = {j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))}
-        shared = {k: v for k, v in start.params.items() if k not in start.layout.norms}
+        shared = trees.pick(start.params, travels(start.layout, self.share_head))
         clients, structure = tuple(sorted(start.clients)), noted(start.layout.groups)
         return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {})
 
@@ -195,12 +198,15 @@ class SAFL:
                 Give(keep_and_tell),
             )
         return {
-            "train": (Edit(own), Train(self.objective, self.local), Give(part_sub)),
+            "train": (Edit(own), Train(self.objective, self.local), Give(self._part)),
             "use": (Edit(own),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
         return slim(carry, client, self.score, asked(carry), (self.local or Local()) if self.devices else None)
+
+    def _part(self, carry: Carry, client: Client) -> Outcome:
+        return part_sub(carry, client, self.share_head)
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """Section III.D: N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M per client of the cohort.

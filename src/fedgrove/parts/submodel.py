@@ -16,6 +16,7 @@ from torch import Tensor
 from .. import trees
 from ..channels import Channels, Group, Place, Role, expand
 from ..core import Carry, Client, Outcome, Packet, Report
+from ..errors import check
 from ..layout import Layout
 from ..trees import Mask, Tree
 from ..widths import held as held_by
@@ -133,10 +134,16 @@ def mask_of(client: Client, channels: Mapping[str, Tensor] | None) -> Mask | Non
     return None if channels is None or is_whole(channels) else client.layout.expand(channels)
 
 
-def part_sub(carry: Carry, client: Client) -> Outcome:
-    """All but the norm layers travels, under its mask; the whole sub-model is kept."""
-    shared = [k for k in client.layout.shapes if k not in client.layout.norms]
-    packet = masked_packet(trees.pick(carry["local"], shared), carry.get("model.mask"))
+def travels(layout: Layout, head: bool) -> list[str]:
+    """What is shared of a sub-model: all but the norm layers and, unless it is to be, the last layer."""
+    check(head or bool(layout.head), "share_head", head, "true where a network has no last linear layer to keep")
+    at_home = {*layout.norms, *(() if head else layout.head)}
+    return [k for k in layout.shapes if k not in at_home]
+
+
+def part_sub(carry: Carry, client: Client, head: bool) -> Outcome:
+    """What is shared travels, under its mask; the whole sub-model is kept."""
+    packet = masked_packet(trees.pick(carry["local"], travels(client.layout, head)), carry.get("model.mask"))
     return Outcome({"model": packet}, memory={"personal": carry["local"]})
 
 
