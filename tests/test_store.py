@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove import trees
+from fedgrove.errors import InputError
 from fedgrove.store import (
     Memory,
     freeze,
@@ -119,6 +120,14 @@ def test_a_state_comes_back() -> None:
         assert trees.equal(back.groups["models"][k], model)
         assert [v.dtype for v in back.groups["models"][k].values()] == [v.dtype for v in model.values()]
     assert trees.equal(back.inner.scores, state.inner.scores)
+
+
+@pytest.mark.parametrize("change", [lambda b: b.pop("groups"), lambda b: b.update(most=3)], ids=["fewer", "more"])
+def test_a_state_of_another_version_is_refused(change: Any) -> None:
+    frozen = freeze(State(4), {})
+    change(frozen["fields"])
+    with pytest.raises(InputError, match=r"another version .* differ in (groups|most); go on with the version"):
+        thaw(frozen, {}, State(0))
 
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

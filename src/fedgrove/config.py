@@ -115,7 +115,10 @@ def from_toml(
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two config.toml ask for the same run: one that was written before a word existed has its default."""
+    """Whether two config.toml ask for the same run: one that was written before a word existed has its default.
+
+    Where data, network or method were made in Python, the texts must be equal: nothing else is known of them.
+    """
     try:
         return one == other or from_toml(one) == from_toml(other)
     except InputError:  # made in Python, or by a version that knew other words

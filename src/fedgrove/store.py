@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .errors import InputError
 from .parts.codec import Known
 from .trees import Mask, Tree
 
@@ -97,10 +98,21 @@ def thaw(frozen: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
     if kind == "tensor":
         return tensors[body]
     if kind == "fields":
+        _check_fields(body, like)
         return dataclasses.replace(like, **{k: thaw(v, tensors, getattr(like, k)) for k, v in body.items()})
     if kind == "pairs":
         return {thaw(k, tensors): thaw(v, tensors) for k, v in body}
     return (tuple if kind == "tuple" else list)(thaw(v, tensors) for v in body)
+
+
+def _check_fields(body: Mapping[str, Any], like: Any) -> None:
+    """A state of another version is not this one's with something left out."""
+    known = {field.name for field in dataclasses.fields(like)}
+    if strange := sorted(known ^ body.keys()):
+        raise InputError(
+            f"the checkpoint is of another version of fedgrove or of the method: its state and this one's differ in "
+            f"{', '.join(strange)}; go on with the version that wrote it, or run it again."
+        )
 
 
 # ---- what clients hold of what was sent -----------------------------------------------------------------------------

@@ -151,6 +151,7 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
         widths
     ]
     ways = fitted([job for stack in stacks for job in stack])
+    assert not any("net" in vars(thin) for way in ways for thin in (way.own, way.common) if thin)  # none is made yet
     for way in ways:
         assert (way.common is None) == (widths == "one whole")
         if way.common is not None:

@@ -131,5 +131,8 @@ def test_own_model(tmp_path: Path) -> None:
     assert trees.equal(carry["model"], trees.masked({**personal, **got}, mask))
     assert list(carry["model"]) == list(run.net.layout.shapes) == list(shapes_of(run.params))
     lost = own({"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client)
-    assert set(lost["model.mask"]) == {"conv1.weight"}
+    assert trees.equal(
+        lost["model.mask"], run.net.layout.expand({**every(run.net.layout.groups), "conv1": channels["conv1"]})
+    )
     assert (lost["model"]["conv1.weight"][2:] == 0).all()
+    assert (lost["model"]["norm1.weight"][2:] == 0).all()  # no word of it in the mask it got

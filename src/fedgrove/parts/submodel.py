@@ -120,10 +120,11 @@ def add(mean: OverlapMean, packet: Packet, groups: Sequence[Group], weight: floa
 def own(carry: Carry, client: Client) -> Carry:
     """The client's own sub-model: what it received in what it keeps, under the mask of its channels.
 
-    Before it keeps anything, the network's initial parameters; a client that lost its channels takes the mask it got.
+    Before it keeps anything, the network's initial parameters; a client that lost its channels has those it got.
     """
-    whole = {**client.start, **carry.get("personal", {}), **carry.get("model", {})}
-    mask = mask_of(client, carry.get("channels")) or carry.get("model.mask", {})
+    whole, got = {**client.start, **carry.get("personal", {}), **carry.get("model", {})}, carry.get("model.mask")
+    channels = held(Packet({}, got), client.layout.groups) if got and "channels" not in carry else carry.get("channels")
+    mask = mask_of(client, channels) or {}
     model = trees.masked({k: whole[k] for k in client.layout.shapes}, mask)
     rest = {k: v for k, v in carry.items() if k != "model.mask"}
     return {**rest, "model": model, **({"model.mask": mask} if mask else {})}
