@@ -28,7 +28,6 @@ from fedgrove.parts.codec import SubModel
 from fedgrove.parts.gamma import GammaDistance
 from fedgrove.parts.local import SGD, Adam, Local
 from fedgrove.parts.schedule import stepwise
-from fedgrove.parts.submodel import own
 from fedgrove.rounds import Run, evaluation, plan
 from fedgrove.shrink import cut
 from fedgrove.store import freeze, thaw
@@ -240,39 +239,6 @@ def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> 
     for k, packet in ((k, run.method.deliver(other, k)["model"]) for k in run.infos):
         assert trees.equal(packet.values, plain.method.deliver(one, k)["model"].values)
         assert packet.mask is None
-
-
-@pytest.mark.parametrize("method", [safl(share_head=False), Hermes(**SHORT, share_head=False)], ids=["safl", "hermes"])
-def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) -> None:
-    run = run_of(method, tmp_path / "a")
-    head, seen = set(run.net.layout.head), 0
-    for before, tasks, answers, after in exchanges(run):
-        if before.round >= len(method.schedule):
-            packets = [p for t in tasks for p in t.send.values()] + [a.give["model"] for a in answers]
-            assert packets
-            assert not any(head & {*p.values, *(p.mask or {})} for p in packets)
-            seen += 1
-        assert not head & after.model.keys()
-    assert seen == 2
-    assert len(_used_heads(run, after)) == len(run.infos)
-    for task in evaluation(run, after):
-        kept = run.memory.read(run.memory.files[task.to])["personal"]["head.bias"]
-        assert tuple(kept.tolist()) in _used_heads(run, after)  # as it was left after its last training
-    shared = run_of(replace(method, share_head=True), tmp_path / "b")
-    assert len(_used_heads(shared, play(shared, Serial()))) == 1
-    bare = Net(nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Conv1d(4, 2, 1), nn.Flatten()), (1, 3))
-    with pytest.raises(InputError, match=r"share_head is False; .* no last linear layer"):
-        method.init(replace(START, layout=bare.layout, params=bare.params(), rounds=9))
-
-
-def _used_heads(run: Run, state: Any) -> set[tuple[float, ...]]:
-    """The last biases that clients use."""
-    found = set()
-    for task in evaluation(run, state):
-        memory = run.memory.read(run.memory.files[task.to])
-        carry = own({**memory, "model": task.send["model"].values}, run.client(task, {}))
-        found.add(tuple(carry["model"]["head.bias"].tolist()))
-    return found
 
 
 def test_safl_without_its_pull_is_hermes_to_the_bit(tmp_path: Path) -> None:
