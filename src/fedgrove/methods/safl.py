@@ -100,7 +100,7 @@ class SAFL:
     """Whether a client is left with no more channels than its device can hold (``--profile``): its density is lowered
     until the net fits memory and speed. Stage 1 itself trains the whole width."""
     share_head: bool = True
-    """Whether the last linear layer is shared in stage 2; clients of other classes gain by keeping it at home."""
+    """Whether the last linear layer is shared in stage 2; False keeps it at home."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
