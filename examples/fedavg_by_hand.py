@@ -28,7 +28,9 @@ def draw_cohort(clients: list[int], size: int, seed: int, number: int) -> list[i
     return sorted(int(k) for k in rng.choice(sorted(clients), size, replace=False))
 
 
-def train(net: nn.Module, client: ClientData, epochs: int, batch: int, lr: float, seed: int) -> Weights:
+def train(
+    net: nn.Module, client: ClientData, epochs: int, batch: int, lr: float, seed: int
+) -> Weights:
     """E epochs of Adam on one client's training data, in place: w_k."""
     optimiser = torch.optim.Adam(net.parameters(), lr=lr)
     x, y = client.train.x, client.train.y
@@ -72,7 +74,9 @@ def fedavg(
         for k in draw_cohort(list(clients), cohort, seed, number):
             local = copy.deepcopy(net)
             local.load_state_dict(weights)
-            models.append(train(local, clients[k], epochs, batch, lr, seeds.derive(seed, number, k, "train")))
+            models.append(
+                train(local, clients[k], epochs, batch, lr, seeds.derive(seed, number, k, "train"))
+            )
             examples.append(len(clients[k].train))
         weights = average(models, examples)
     return weights
@@ -111,7 +115,9 @@ def main(words: list[str] | None = None) -> None:
         seed=asked.seed,
     )
     scores = score(federation, net, weights)
-    print(f"{len(scores)} clients: mean accuracy {sum(scores) / len(scores):.4f}, worst {min(scores):.4f}")
+    print(
+        f"{len(scores)} clients: mean accuracy {sum(scores) / len(scores):.4f}, worst {min(scores):.4f}"
+    )
 
 
 if __name__ == "__main__":

@@ -15,13 +15,13 @@ import torch
 
 import fedgrove
 from fedgrove import methods, trees
+from fedgrove.channels.choice import FilterL1
 from fedgrove.core import AnyMethod, Engine, Info, Report
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.nets import Net, build
-from fedgrove.parts.channels import FilterL1
-from fedgrove.rounds import Run, rounds
-from fedgrove.store import Memory
+from fedgrove.runs.rounds import Run, rounds
+from fedgrove.runs.store import Memory
 
 SHAPES = {"mlp": (12,), "har-cnn": (3, 16), "bn-cnn2": (1, 8, 8), "resnet18": (3, 8, 8)}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,10 @@ def small(name: str) -> AnyMethod:
 
 
 def federation(
-    shape: tuple[int, ...], sizes: tuple[int, ...], classes: int = 3, dtype: torch.dtype = torch.float64
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    classes: int = 3,
+    dtype: torch.dtype = torch.float64,
 ) -> Federation:
     """Random clients: each its own mean, labels that follow from the input, so that there is something to learn."""
     g = torch.Generator().manual_seed(7)
@@ -75,9 +78,13 @@ def make_run(
 ) -> Run:
     """A small run whose clients keep what they remember under ``folder``."""
     shape = SHAPES[net]
-    module = build(net, shape, 3, 0, **(OPTIONS.get(net, {}) if options is None else options)).to(dtype)
+    module = build(net, shape, 3, 0, **(OPTIONS.get(net, {}) if options is None else options)).to(
+        dtype
+    )
     words = {"rounds": 3, "cohort": min(3, len(sizes)), "finetune": (0, 1)} | words
-    return Run(method, federation(shape, sizes, dtype=dtype), Net(module, shape), Memory(folder), **words)
+    return Run(
+        method, federation(shape, sizes, dtype=dtype), Net(module, shape), Memory(folder), **words
+    )
 
 
 def play(run: Run, engine: Engine) -> Any:
@@ -105,7 +112,7 @@ def remembered(run: Run) -> dict[str, torch.Tensor]:
 
 def tensors(state: Any) -> dict[str, torch.Tensor]:
     """All tensors of a state, as one tree."""
-    from fedgrove.store import freeze
+    from fedgrove.runs.store import freeze
 
     found: trees.Tree = {}
     freeze(state, found)
@@ -119,7 +126,11 @@ def started(*words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(fedgrove.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(fedgrove.__file__).parents[1]),
+            "OMP_NUM_THREADS": "1",
+        },
         # Where the tests run in the background Ctrl-C is ignored, and a child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

@@ -22,11 +22,22 @@ from fedgrove.api import Experiment
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
-from fedgrove.folder import RunFolder
-from fedgrove.parts.local import SGD, Local
-from fedgrove.store import Memory, read_tree
+from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.store import Memory, read_tree
 
-PROMISED = {"method", "data", "engine", "seed", "rounds", "clients", "groups", "density", "params_mean", "seconds"} | {
+PROMISED = {
+    "method",
+    "data",
+    "engine",
+    "seed",
+    "rounds",
+    "clients",
+    "groups",
+    "density",
+    "params_mean",
+    "seconds",
+} | {
     *(f"accuracy_{k}" for k in ("mean", "std", "worst", "worst10")),
     *(f"bytes_{k}" for k in ("up", "down", "paper")),
 }
@@ -37,7 +48,13 @@ def tiny() -> Federation:
 
 
 def quick(out: Path, method: Any = "fedavg", **words: Any) -> api.Result:
-    return api.run(method, data=tiny(), out=out, engine=words.pop("engine", "serial"), **({"rounds": 2} | words))
+    return api.run(
+        method,
+        data=tiny(),
+        out=out,
+        engine=words.pop("engine", "serial"),
+        **({"rounds": 2} | words),
+    )
 
 
 def timeless(summary: dict[str, Any]) -> dict[str, Any]:
@@ -48,7 +65,7 @@ def timeless(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_verbs_are_there_whatever_was_imported_before() -> None:
-    for module in ("api", "rounds", "methods", "engines"):
+    for module in ("api", "runs.rounds", "methods", "engines", "export.make"):
         importlib.import_module(f"fedgrove.{module}")
     assert fg.run is api.run
     assert fg.resume is api.resume
@@ -90,13 +107,17 @@ def test_bytes_add_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("evaluate", "scored"), [(0, []), (1, [1, 2, 3]), (2, [2, 3])])
-def test_clients_are_scored_every_so_many_rounds(evaluate: int, scored: list[int], tmp_path: Path) -> None:
+def test_clients_are_scored_every_so_many_rounds(
+    evaluate: int, scored: list[int], tmp_path: Path
+) -> None:
     lines = quick(tmp_path / "run", rounds=3, evaluate=evaluate).folder.metrics()
     assert [line["round"] for line in lines if "accuracy_mean" in line] == scored
 
 
 def test_the_same_words_give_the_same_result_and_another_seed_another(tmp_path: Path) -> None:
-    one, two, other = (quick(tmp_path / n, seed=seed).summary for n, seed in (("a", 0), ("b", 0), ("c", 1)))
+    one, two, other = (
+        quick(tmp_path / n, seed=seed).summary for n, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
     assert timeless(one) == timeless(two)
     assert timeless(one) != timeless(other)
 
@@ -157,14 +178,17 @@ def test_an_engine_of_the_callers_own_is_not_closed(tmp_path: Path) -> None:
 
 
 def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
-    spoilt = Local(1, 8, SGD(lr=1e30))
-    with pytest.raises(EngineError, match=r"no usable report.*0 of 2 rounds are saved; go on with: fedgrove resume "):
+    spoilt = LocalTraining(1, 8, SGD(lr=1e30))
+    with pytest.raises(
+        EngineError,
+        match=r"no usable report.*0 of 2 rounds are saved; go on with: fedgrove resume ",
+    ):
         quick(tmp_path / "run", method=methods.FedAvg(local=spoilt))
     assert RunFolder.open(tmp_path / "run").summary is None
 
 
 def test_a_failed_temporary_run_does_not_point_to_a_folder_that_is_gone() -> None:
-    spoilt = methods.FedAvg(local=Local(1, 8, SGD(lr=1e30)))
+    spoilt = methods.FedAvg(local=LocalTraining(1, 8, SGD(lr=1e30)))
     with pytest.raises(EngineError) as caught:
         api.run(spoilt, data=tiny(), rounds=1, engine="serial")
     sentence = str(caught.value)
@@ -206,7 +230,10 @@ def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     def interrupt(line: Any) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match=r"^Interrupted\. 1 of 2 rounds are saved; go on with: fedgrove resume"):
+    with pytest.raises(
+        KeyboardInterrupt,
+        match=r"^Interrupted\. 1 of 2 rounds are saved; go on with: fedgrove resume",
+    ):
         quick(tmp_path / "run", watch=interrupt)
     assert api.resume(tmp_path / "run", data=tiny(), engine="serial").summary["rounds"] == 2
 

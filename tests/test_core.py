@@ -19,7 +19,10 @@ def client(n: int = 10, seed: int = 5, dtype: torch.dtype = torch.float32) -> Cl
     """Example i of the training split holds the number i; those of the other splits start at 100 and 200."""
 
     def examples(size: int, low: int) -> Examples:
-        return Examples(torch.arange(low, low + size, dtype=dtype).view(-1, 1), torch.arange(low, low + size) % 3)
+        return Examples(
+            torch.arange(low, low + size, dtype=dtype).view(-1, 1),
+            torch.arange(low, low + size) % 3,
+        )
 
     data = ClientData(examples(n, 0), examples(3, 100), examples(4, 200), Info(n))
     return Client(0, data.info, data, {}, None, {}, seed)  # type: ignore[arg-type]
@@ -41,7 +44,9 @@ def test_in_order_every_example_comes_once() -> None:
     assert [int(b.position) for b in batches] == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("split", "first", "count"), [("train", 0, 10), ("validation", 100, 3), ("test", 200, 4)])
+@pytest.mark.parametrize(
+    ("split", "first", "count"), [("train", 0, 10), ("validation", 100, 3), ("test", 200, 4)]
+)
 def test_a_split_by_name(split: str, first: int, count: int) -> None:
     (batch,) = client().batches(Batches(split))  # type: ignore[arg-type]
     assert batch.x.flatten().tolist() == list(range(first, first + count))
@@ -54,7 +59,11 @@ def test_a_shuffled_pass_is_a_permutation_whose_index_is_true(n: int, size: int,
     for position, batch in enumerate(batches):
         assert batch.x.flatten().tolist() == batch.index.tolist()
         assert batch.y.tolist() == [i % 3 for i in batch.index.tolist()]
-        assert len(batch.y) == len(batch.weight) == size if position < len(batches) - 1 else len(batch.y) <= size
+        assert (
+            len(batch.y) == len(batch.weight) == size
+            if position < len(batches) - 1
+            else len(batch.y) <= size
+        )
         assert int(batch.position) == position
 
 
@@ -84,7 +93,9 @@ def test_a_limit_of_batches(limit: int | None, count: int) -> None:
     ("n", "size", "least", "sizes"),
     [(9, 4, 1, [4, 4, 1]), (9, 4, 2, [4, 4]), (10, 4, 2, [4, 4, 2]), (1, 4, 2, []), (2, 4, 2, [2])],
 )
-def test_a_last_batch_that_is_too_small_is_left_out(n: int, size: int, least: int, sizes: list[int]) -> None:
+def test_a_last_batch_that_is_too_small_is_left_out(
+    n: int, size: int, least: int, sizes: list[int]
+) -> None:
     assert [len(b.y) for b in client(n).batches(Batches(size=size, least=least))] == sizes
 
 

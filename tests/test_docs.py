@@ -17,15 +17,19 @@ import typer
 import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
-from fedgrove.config import assign
+from fedgrove.config.toml import assign
 from fedgrove.data import Federation
 from fedgrove.data.sets import SETS
-from fedgrove.parts.local import Local
-from fedgrove.rounds import recipe_of
+from fedgrove.parts.local import LocalTraining
+from fedgrove.runs.rounds import recipe_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
-FENCE = re.compile(r"^(?P<before>(?:<!-- not run: .+? -->\n)?)```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    ROOT.glob("docs/**/*.md")
+)
+FENCE = re.compile(
+    r"^(?P<before>(?:<!-- not run: .+? -->\n)?)```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S
+)
 NOT_COMMANDS = {"--help", "--version"}
 
 
@@ -57,7 +61,9 @@ EVERY = pytest.mark.parametrize("page", PAGES, ids=called)
 
 
 def test_there_are_pages() -> None:
-    assert {"README.md", "docs/index.md", "docs/tutorial-new-method.md"} <= {called(page) for page in PAGES}
+    assert {"README.md", "docs/index.md", "docs/tutorial-new-method.md"} <= {
+        called(page) for page in PAGES
+    }
 
 
 @EVERY
@@ -76,7 +82,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)  # where dataclasses look up the types of their fields
+    monkeypatch.setitem(
+        sys.modules, "page", module
+    )  # where dataclasses look up the types of their fields
     before = set(sys.modules)
     yield vars(module)
     for name in set(sys.modules) - before:
@@ -134,7 +142,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
     """What the command line makes of the words, without doing it; a word it does not know raises."""
     group: Any = typer.main.get_command(app)
     with group.make_context("fedgrove", list(words), resilient_parsing=False) as context:
-        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, rest = group.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         with command.make_context(name, rest, parent=context) as inner:
             told = command.get_help(inner)
             flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
@@ -147,14 +157,23 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
     if set(words) & NOT_COMMANDS:
         return
     found = parsed(words)
-    known = {"method": methods.names(), "data": data.names(), "net": list(nets.names()), "engine": engines.names()}
+    known = {
+        "method": methods.names(),
+        "data": data.names(),
+        "net": list(nets.names()),
+        "engine": engines.names(),
+    }
     for key, names in known.items():
         given = found.get(key)
         if key == "net" and given and ".py:" not in given:
             given = given.partition(":")[0]  # a net's options follow its name
-        assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), f"{key} {given}"
+        assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), (
+            f"{key} {given}"
+        )
     recipe = (
-        recipe_of(Federation("", {}, 0, (), (), SETS[found["data"]].defaults)) if found.get("data") in SETS else Local()
+        recipe_of(Federation("", {}, 0, (), (), SETS[found["data"]].defaults))
+        if found.get("data") in SETS
+        else LocalTraining()
     )
     for text in found.get("set") or ():
         assign(methods.find(found["method"])(), text, recipe)
@@ -177,7 +196,9 @@ def test_commands_in_the_text_exist(page: Path) -> None:
 @EVERY
 def test_make_targets_exist(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-    named = [words[0] for words in commands(page, "make")] + re.findall(r"`make ([\w-]+)", prose(page))
+    named = [words[0] for words in commands(page, "make")] + re.findall(
+        r"`make ([\w-]+)", prose(page)
+    )
     assert [name for name in named if name not in targets] == []
 
 
@@ -204,19 +225,25 @@ def test_relative_links_resolve(page: Path) -> None:
 
 @EVERY
 def test_files_named_in_the_text_exist(page: Path) -> None:
-    named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)(?:::\w+)?`", prose(page))
+    named = re.findall(
+        r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)(?:::\w+)?`", prose(page)
+    )
     assert [name for name in named if "my" not in name and not (ROOT / name).exists()] == []
 
 
 @EVERY
 def test_named_tests_exist(page: Path) -> None:
     named = re.findall(r"`(tests/[\w./]+)::(\w+)`", page.read_text())
-    assert [n for n in named if not re.search(rf"^ *def {n[1]}\(", (ROOT / n[0]).read_text(), re.M)] == []
+    assert [
+        n for n in named if not re.search(rf"^ *def {n[1]}\(", (ROOT / n[0]).read_text(), re.M)
+    ] == []
 
 
 @EVERY
 def test_named_functions_exist(page: Path) -> None:
-    named = re.findall(r"`(fedgrove(?!\.v\d)(?:\.\w+)+)(?:\([^`]*)?`", prose(page))  # fedgrove.v1 is the wire's tag
+    named = re.findall(
+        r"`(fedgrove(?!\.v\d)(?:\.\w+)+)(?:\([^`]*)?`", prose(page)
+    )  # fedgrove.v1 is the wire's tag
     assert [name for name in named if not resolves(name)] == []
 
 
@@ -229,7 +256,9 @@ def resolves(name: str) -> bool:
             continue
         for word in words[cut:]:
             # a dataclass's field without a default is no attribute of its class
-            found = getattr(found, word, None) or getattr(found, "__dataclass_fields__", {}).get(word)
+            found = getattr(found, word, None) or getattr(found, "__dataclass_fields__", {}).get(
+                word
+            )
         return found is not None
     return False
 

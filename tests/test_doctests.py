@@ -28,5 +28,9 @@ def test_examples_in_docstrings(name: str) -> None:
 
 def test_there_are_examples() -> None:
     finder = doctest.DocTestFinder()
-    found = [t for n in ("fedgrove.parts.local", "fedgrove.errors") for t in finder.find(importlib.import_module(n))]
+    found = [
+        t
+        for n in ("fedgrove.parts.local", "fedgrove.errors")
+        for t in finder.find(importlib.import_module(n))
+    ]
     assert sum(bool(t.examples) for t in found) >= 3

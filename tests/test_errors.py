@@ -12,7 +12,10 @@ from fedgrove.errors import EngineError, FedgroveError, InputError, WireError, c
 def test_unknown_names_the_nearest_and_all_there_are() -> None:
     error = unknown("method", "fedavgg", ["local", "fedavg"])
     assert isinstance(error, InputError)
-    assert str(error) == "there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local."
+    assert (
+        str(error)
+        == "there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local."
+    )
 
 
 def test_unknown_guesses_nothing_when_nothing_is_near() -> None:
@@ -29,7 +32,8 @@ def test_check_says_what_was_given_and_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "also"), [(InputError, ValueError), (WireError, ValueError), (EngineError, RuntimeError)]
+    ("kind", "also"),
+    [(InputError, ValueError), (WireError, ValueError), (EngineError, RuntimeError)],
 )
 def test_errors_are_fedgroves_and_pythons(kind: type[Exception], also: type[Exception]) -> None:
     error = kind("a sentence.")

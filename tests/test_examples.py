@@ -16,9 +16,9 @@ from fedgrove import data, nets, trees
 from fedgrove.engines import Serial
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
-from fedgrove.parts.local import Adam, Local
-from fedgrove.rounds import Run, evaluation
-from fedgrove.store import Memory
+from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.runs.rounds import Run, evaluation
+from fedgrove.runs.store import Memory
 
 FILE = Path(__file__).parents[1] / "examples" / "fedavg_by_hand.py"
 
@@ -42,11 +42,13 @@ FEDERATIONS = {
 
 @pytest.mark.parametrize("seed", [0, 3])
 @pytest.mark.parametrize("name", FEDERATIONS)
-def test_the_library_and_the_page_of_plain_torch_agree(by_hand, name: str, seed: int, tmp_path: Path) -> None:
+def test_the_library_and_the_page_of_plain_torch_agree(
+    by_hand, name: str, seed: int, tmp_path: Path
+) -> None:
     fed = FEDERATIONS[name]()
     module = nets.build("mlp", fed.shape, fed.classes, seed).double()
     run = Run(
-        FedAvg(local=Local(2, 8, Adam(1e-2))),
+        FedAvg(local=LocalTraining(2, 8, Adam(1e-2))),
         fed,
         Net(module, fed.shape),
         Memory(tmp_path),
@@ -59,7 +61,10 @@ def test_the_library_and_the_page_of_plain_torch_agree(by_hand, name: str, seed:
     assert list(weights) == list(state.model)
     assert trees.distance(weights, run.params) > 1e-3  # it has moved
     assert trees.distance(weights, state.model) < 1e-10
-    scores = [report.metrics["test0"] for _, report in Serial().map((run, task) for task in evaluation(run, state))]
+    scores = [
+        report.metrics["test0"]
+        for _, report in Serial().map((run, task) for task in evaluation(run, state))
+    ]
     assert by_hand.score(fed, module, weights) == pytest.approx(scores, abs=1e-12)
 
 
@@ -90,9 +95,19 @@ def test_it_runs_as_it_stands(by_hand, capsys) -> None:
 
 def test_it_stays_plain_and_short() -> None:
     """No engine, method or part of ours does its work, and it fits on a page or two."""
-    taken = {a.name for n in ast.walk(ast.parse(FILE.read_text())) if isinstance(n, ast.Import) for a in n.names}
+    taken = {
+        a.name
+        for n in ast.walk(ast.parse(FILE.read_text()))
+        if isinstance(n, ast.Import)
+        for a in n.names
+    }
     named = [n for n in ast.walk(ast.parse(FILE.read_text())) if isinstance(n, ast.ImportFrom)]
-    ours = {(n.module, a.name) for n in named for a in n.names if (n.module or "").startswith("fedgrove")}
+    ours = {
+        (n.module, a.name)
+        for n in named
+        for a in n.names
+        if (n.module or "").startswith("fedgrove")
+    }
     assert {m for m in taken if m.startswith("fedgrove")} == set()
     assert {m if m != "fedgrove" else f"{m}.{name}" for m, name in ours} == {
         "fedgrove.data",

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from fedgrove import seeds
 
-WORDS = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=8)), max_size=4).map(tuple)
+WORDS = st.lists(st.one_of(st.integers(-(2**70), 2**70), st.text(max_size=8)), max_size=4).map(
+    tuple
+)
 
 
 @given(st.integers(0, 2**64), WORDS)
@@ -47,7 +49,11 @@ def test_derive_is_the_same_on_every_machine() -> None:
     # blake2b of 8 bytes over the text below, little-endian, without its lowest bit; the number is written out as well,
     # so that a change of the rule, which would change every published result, is seen.
     digest = hashlib.blake2b(b"(7, 3, 'shuffle')", digest_size=8).digest()
-    assert seeds.derive(7, 3, "shuffle") == int.from_bytes(digest, "little") // 2 == 6378136804915180582
+    assert (
+        seeds.derive(7, 3, "shuffle")
+        == int.from_bytes(digest, "little") // 2
+        == 6378136804915180582
+    )
 
 
 def test_generators_follow_from_their_words_alone() -> None:
@@ -64,5 +70,11 @@ def test_generators_follow_from_their_words_alone() -> None:
 
 def test_seeds_of_a_whole_run_do_not_collide() -> None:
     verbs = ("train", "evaluate", "finetune")
-    made = {seeds.derive(s, t, k, v) for s in range(3) for t in range(40) for k in range(40) for v in verbs}
+    made = {
+        seeds.derive(s, t, k, v)
+        for s in range(3)
+        for t in range(40)
+        for k in range(40)
+        for v in verbs
+    }
     assert len(made) == 3 * 40 * 40 * 3

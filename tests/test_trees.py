@@ -76,7 +76,9 @@ def test_unstack_undoes_stack(forest: list[trees.Tree]) -> None:
 
 
 @given(FORESTS)
-def test_distance_is_zero_exactly_for_the_same_numbers_and_symmetric(forest: list[trees.Tree]) -> None:
+def test_distance_is_zero_exactly_for_the_same_numbers_and_symmetric(
+    forest: list[trees.Tree],
+) -> None:
     first, last = forest[0], forest[-1]
     assert trees.distance(first, first) == 0
     assert trees.distance(first, last) == trees.distance(last, first)

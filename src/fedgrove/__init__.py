@@ -11,10 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import methods
     from .api import Experiment, Result, resume, run
-    from .core import Batch, Client, Edit, Give, Info, Measure, Outcome, Packet, Report, Start, Task, Train
+    from .core import (
+        Batch,
+        Client,
+        Edit,
+        Give,
+        Info,
+        Measure,
+        Outcome,
+        Packet,
+        Report,
+        Start,
+        Task,
+        Train,
+    )
     from .data import from_arrays, load
     from .errors import EngineError, FedgroveError, InputError, WireError
-    from .portable.make import export
+    from .export.make import export_model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,7 +49,7 @@ __all__ = [
     "Task",
     "Train",
     "WireError",
-    "export",
+    "export_model",
     "from_arrays",
     "load",
     "methods",
@@ -62,7 +75,7 @@ _HOMES = {
     ),
     "data": ("from_arrays", "load"),
     "errors": ("EngineError", "FedgroveError", "InputError", "WireError"),
-    "portable.make": ("export",),
+    "export.make": ("export_model",),
 }
 
 

@@ -15,10 +15,10 @@ from . import engines, methods
 from .core import AnyMethod, Engine
 from .data import Federation, load
 from .errors import EngineError, FedgroveError, InputError, check, unknown
-from .folder import RunFolder
-from .lockstep import Member, Watch, together
-from .rounds import Run, build
-from .store import Memory
+from .runs.folder import RunFolder
+from .runs.lockstep import Member, Watch, together
+from .runs.rounds import Run, build
+from .runs.store import Memory
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ class Result:
         """Copy the run folder; a folder that exists is not touched."""
         target = Path(path)
         if target.exists():
-            raise InputError(f"the run folder {target} exists; runs are never overwritten: give another name.")
+            raise InputError(
+                f"the run folder {target} exists; runs are never overwritten: give another name."
+            )
         shutil.copytree(self.folder.path, target)
         return RunFolder(target)
 
@@ -137,7 +139,7 @@ def begin(
     watch: Watch | None = None,
 ) -> Result:
     """Make the run folder and run to the end. Everything is checked before the folder is made."""
-    from .config import to_toml
+    from .config.toml import to_toml
 
     federation = experiment.federation(data_dir)
     with tempfile.TemporaryDirectory() as trial_folder:
@@ -166,22 +168,38 @@ def resume(
 
     A run of a method, on arrays or on a module of your own needs them again: ``method=``, ``data=``, ``net=``.
     """
-    from .config import from_toml
+    from .config.toml import from_toml
 
     folder = RunFolder.open(Path(path))
     if folder.summary is not None:
-        raise InputError(f"the run in {path} is finished; there is nothing to resume. See: fedgrove compare {path}")
+        raise InputError(
+            f"the run in {path} is finished; there is nothing to resume. See: fedgrove compare {path}"
+        )
     experiment = from_toml(folder.config, method=method, data=data, net=net)
     chosen = engines.choose(engine) if isinstance(engine, str) else engine
-    return _finish(experiment, experiment.federation(data_dir), folder, chosen, watch, own=isinstance(engine, str))
+    return _finish(
+        experiment,
+        experiment.federation(data_dir),
+        folder,
+        chosen,
+        watch,
+        own=isinstance(engine, str),
+    )
 
 
 def _finish(
-    experiment: Experiment, federation: Federation, folder: RunFolder, engine: Engine, watch: Watch | None, own: bool
+    experiment: Experiment,
+    federation: Federation,
+    folder: RunFolder,
+    engine: Engine,
+    watch: Watch | None,
+    own: bool,
 ) -> Result:
     run = experiment.build(federation, folder.memory())
     try:
-        return Result(execute(run, folder, engine, experiment.evaluate, watch or (lambda line: None)), folder)
+        return Result(
+            execute(run, folder, engine, experiment.evaluate, watch or (lambda line: None)), folder
+        )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Interrupted. {_way_on(folder, run)}") from None
     except (FedgroveError, OSError) as error:
@@ -196,7 +214,9 @@ def _way_on(folder: RunFolder, run: Run) -> str:
     return f"{done} of {run.rounds} rounds are saved; go on with: fedgrove resume {folder.path}"
 
 
-def execute(run: Run, folder: RunFolder, engine: Engine, every: int, watch: Watch) -> dict[str, Any]:
+def execute(
+    run: Run, folder: RunFolder, engine: Engine, every: int, watch: Watch
+) -> dict[str, Any]:
     """Run to the end from the folder's last checkpoint, commit after every exchange, and write the result."""
     member = Member(run, folder, every, watch)
     for _ in together([member], engine):

@@ -27,12 +27,12 @@ from .trees import Mask, Tree
 
 if TYPE_CHECKING:
     from .data import ClientData
-    from .layout import Layout
     from .nets import Net
-    from .parts.codec import Codec
-    from .parts.local import Local
+    from .nets.layout import Layout
+    from .parts.local import LocalTraining
     from .parts.objective import Objective
-    from .rounds import Run
+    from .runs.rounds import Run
+    from .wire.codec import Codec
 
 Carry = dict[str, Tree]
 Settings = Mapping[str, float | Sequence[float]]
@@ -62,7 +62,7 @@ class Task:
     settings: Settings = field(default_factory=dict)
     verb: str = "train"
     round: int = 0
-    """Filled in by :func:`fedgrove.rounds.rounds`; part of every seed."""
+    """Filled in by :func:`fedgrove.runs.rounds.rounds`; part of every seed."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,14 @@ class Client:
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
         """One pass over a split, batch by batch."""
         part = getattr(self.data, over.split)
-        ones, order = torch.ones(min(over.size, len(part)), dtype=part.x.dtype), self.order(over, *purpose)
+        ones, order = (
+            torch.ones(min(over.size, len(part)), dtype=part.x.dtype),
+            self.order(over, *purpose),
+        )
         for position, index in enumerate(torch.split(order, over.size) if len(order) else ()):
-            yield Batch(part.x[index], part.y[index], ones[: len(index)], index, torch.tensor(position))
+            yield Batch(
+                part.x[index], part.y[index], ones[: len(index)], index, torch.tensor(position)
+            )
 
 
 # ---- what a client does: a short tuple of stages, in order ---------------------------------------------------------
@@ -162,7 +167,7 @@ class Train:
     """
 
     objective: Objective
-    local: Local | None
+    local: LocalTraining | None
     start: str = "model"
     end: str = "local"
     mask: str = "model.mask"
@@ -235,7 +240,7 @@ class Method(Protocol[S]):
     """A federated algorithm: a frozen dataclass whose fields are its parts, and pure functions of an explicit state."""
 
     @property
-    def local(self) -> Local | None:
+    def local(self) -> LocalTraining | None:
         """How clients train; None takes the data set's own recipe."""
 
     @property

@@ -31,7 +31,9 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     names = sorted(allowed)
     near = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return InputError(f"there is no {kind} '{given}'{hint} There are: {', '.join(names) or 'none'}.")
+    return InputError(
+        f"there is no {kind} '{given}'{hint} There are: {', '.join(names) or 'none'}."
+    )
 
 
 def check(ok: bool, name: str, given: object, allowed: str) -> None:

@@ -69,12 +69,16 @@ def unstack(tree: Mapping[str, Tensor], n: int) -> list[Tree]:
 
 def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """The same names, types and numbers."""
-    return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
+    return a.keys() == b.keys() and all(
+        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
+    )
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """The largest absolute difference between two trees; infinite where a number is not one."""
-    worst = [v.abs().max().nan_to_num(nan=torch.inf) for v in map(_apart, a, b).values() if v.numel()]
+    worst = [
+        v.abs().max().nan_to_num(nan=torch.inf) for v in map(_apart, a, b).values() if v.numel()
+    ]
     return float(torch.stack(worst).max()) if worst else 0.0
 
 

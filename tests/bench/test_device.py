@@ -33,7 +33,11 @@ def test_rows_of_a_small_net() -> None:
     assert (whole.removed, whole.params, whole.macs) == (0.0, 89_254, 1_745_088)
     assert half.macs == 128 * 32 * 45 + 64 * 32 * 32 * 5 + 1024 * 16 + 96
     assert half.params == 32 * 46 + 32 * 161 + 16 * 1025 + 6 * 17
-    assert all(v > 0 for row in (whole, half) for v in (row.train, row.train_masked, row.infer, row.infer_masked))
+    assert all(
+        v > 0
+        for row in (whole, half)
+        for v in (row.train, row.train_masked, row.infer, row.infer_masked)
+    )
 
 
 def test_ratios_are_of_the_shortest_times() -> None:
@@ -43,7 +47,9 @@ def test_ratios_are_of_the_shortest_times() -> None:
 
 
 def test_claims() -> None:
-    found = claims([ROW, replace(ROW, removed=0.3, train=0.9), replace(ROW, net="resnet18", train=0.36)])
+    found = claims(
+        [ROW, replace(ROW, removed=0.3, train=0.9), replace(ROW, net="resnet18", train=0.36)]
+    )
     assert {k: v["ok"] for k, v in found.items()} == {
         "training step of har-cnn at half the channels": True,
         "training step of resnet18 at half the channels": False,

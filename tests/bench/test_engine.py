@@ -16,12 +16,14 @@ from fedgrove.bench import page, show, starts
 from fedgrove.bench.alone import Notes, Order
 from fedgrove.bench.engine import measure, spread, variants
 from fedgrove.bench.scenes import SCENES, setting
-from fedgrove.bench.starts import Start
+from fedgrove.bench.starts import ColdStart
 from fedgrove.cli import main
-from fedgrove.engines.pool import cores
+from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
 
-LINUX = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc")
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc"
+)
 ALONE = [sys.executable, "-m", "fedgrove.bench.alone"]
 
 
@@ -37,15 +39,30 @@ def order(tmp_path: Path) -> Order:
 def test_times_by_hand() -> None:
     # Medians 4 and 1, so the second is 4 times as fast.
     rows = spread({"plain": [3.0, 4.0, 6.0], "ours": [1.0, 2.0, 0.5]})
-    assert rows[0] == {"variant": "plain", "median_s": 4.0, "min_s": 3.0, "max_s": 6.0, "times_plain": 1.0}
-    assert rows[1] == {"variant": "ours", "median_s": 1.0, "min_s": 0.5, "max_s": 2.0, "times_plain": 4.0}
+    assert rows[0] == {
+        "variant": "plain",
+        "median_s": 4.0,
+        "min_s": 3.0,
+        "max_s": 6.0,
+        "times_plain": 1.0,
+    }
+    assert rows[1] == {
+        "variant": "ours",
+        "median_s": 1.0,
+        "min_s": 0.5,
+        "max_s": 2.0,
+        "times_plain": 4.0,
+    }
 
 
 def test_starts_by_hand() -> None:
     # Plain: rounds of 2 and 4, 4 and 4 after the first; their median is 4. First rounds end at 6 and 10, median 8: a
     # start costs 8 - 4 = 4. All is done after 12 and 18, median 15. Ours: rounds of 1, done after 5: 3 times as fast.
-    plain = [Start((6.0, 8.0, 12.0), 2**20, None), Start((10.0, 14.0, 18.0), 3 * 2**20, None)]
-    rows = starts.rows({"plain": plain, "ours": [Start((3.0, 4.0, 5.0), None, 2**21)]})
+    plain = [
+        ColdStart((6.0, 8.0, 12.0), 2**20, None),
+        ColdStart((10.0, 14.0, 18.0), 3 * 2**20, None),
+    ]
+    rows = starts.rows({"plain": plain, "ours": [ColdStart((3.0, 4.0, 5.0), None, 2**21)]})
     keys = ("median_s", "start_s", "rounds", "from_start_s", "from_start_min_s", "from_start_max_s")
     assert [rows[0][k] for k in keys] == [4.0, 4.0, 3, 15.0, 12.0, 18.0]
     assert [rows[1][k] for k in keys] == [1.0, 2.0, 3, 5.0, 5.0, 5.0]
@@ -82,7 +99,9 @@ def test_a_process_of_its_own(order: Order) -> None:
 
 
 def test_a_process_that_fails_is_quoted(order: Order) -> None:
-    with pytest.raises(EngineError, match="parallel ended with code 1 after 0 rounds: KeyError: 'parallel'"):
+    with pytest.raises(
+        EngineError, match="parallel ended with code 1 after 0 rounds: KeyError: 'parallel'"
+    ):
         starts.started(replace(order, variant="parallel"), ALONE)
 
 
@@ -92,7 +111,9 @@ def test_a_process_that_does_too_little_is_noticed(order: Order) -> None:
 
 
 @LINUX
-def test_a_process_that_takes_too_long_is_ended(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_takes_too_long_is_ended(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(starts, "PATIENCE", 0.1)
     with pytest.raises(EngineError, match="ended with code -15"):
         starts.started(order, [sys.executable, "-c", "import time; time.sleep(60)"])
@@ -103,7 +124,9 @@ def test_a_family_and_its_memory() -> None:
     """A process whose child holds 64 MiB."""
     child = "x = bytes(range(256)) * 2**18; print(flush=True); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert len(starts.family(process.pid)) == 2
@@ -120,17 +143,20 @@ def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPa
     said: list[str] = []
     monkeypatch.setattr(starts, "find_spec", lambda name: None)
     assert starts.rivals("cpu", said.append) == {}
-    assert [line.split(" is not")[0] for line in said] == ["left out: Flower", "left out: pfl-research"]
+    assert [line.split(" is not")[0] for line in said] == [
+        "left out: Flower",
+        "left out: pfl-research",
+    ]
     assert all(line.endswith("pip install 'fedgrove[bench]'") for line in said)
 
 
 def test_a_rival_that_fails_is_left_out_and_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(order: Order, command: Any) -> Start:
+    def pretend(order: Order, command: Any) -> ColdStart:
         assert not Path(order.out).exists()  # every process has notes of its own
         Path(order.out).touch()
         if order.variant == broken:
             raise EngineError(f"{order.variant} broke")
-        return Start((3.0, 4.0, 5.0))
+        return ColdStart((3.0, 4.0, 5.0))
 
     said: list[str] = []
     monkeypatch.setattr(starts, "started", pretend)
@@ -149,7 +175,9 @@ def test_pfl_research_does_its_rounds(order: Order) -> None:
     pytest.importorskip("pfl")
     found = starts.rivals("cpu", lambda line: None)
     for variant in [v for v in found if v.startswith("pfl")]:
-        done = starts.started(replace(order, variant=variant, out=f"{order.out}{variant}", cohort=3), found[variant])
+        done = starts.started(
+            replace(order, variant=variant, out=f"{order.out}{variant}", cohort=3), found[variant]
+        )
         assert len(done.ends) == 2
 
 
@@ -170,7 +198,12 @@ def test_flower_does_its_rounds(order: Order) -> None:
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
     turns = spread({"plain loop": [4.0, 5.0, 6.0], "pool": [2.0, 2.5]})
-    alone = starts.rows({"plain loop": [Start((6.0, 8.0, 12.0), 2**28)], "Flower": [Start((20.0, 23.0, 26.0), 2**30)]})
+    alone = starts.rows(
+        {
+            "plain loop": [ColdStart((6.0, 8.0, 12.0), 2**28)],
+            "Flower": [ColdStart((20.0, 23.0, 26.0), 2**30)],
+        }
+    )
     return [{"scene": "har", "how": "turns", **r} for r in turns] + [
         {"scene": "har", "how": "alone", **r} for r in alone
     ]
@@ -178,13 +211,25 @@ def rows() -> list[dict[str, Any]]:
 
 def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     show.print_times(rows)
-    first, second = capsys.readouterr().out.split("each in a process of its own, 3 rounds from its start:")
+    first, second = capsys.readouterr().out.split(
+        "each in a process of its own, 3 rounds from its start:"
+    )
     assert "pool" in first
     assert "2.22" in first  # 5 / 2.25
     assert "Flower" not in first
     line = next(line for line in second.splitlines() if line.startswith("Flower"))
     # Rounds of 3 beside 3, in all 26 s beside 12, a start of 20 - 3; 2**30 bytes.
-    assert line.split() == ["Flower", "3.0000", "3.0000", "3.0000", "1.00", "17.0", "26.0", "0.46", "1024"]
+    assert line.split() == [
+        "Flower",
+        "3.0000",
+        "3.0000",
+        "3.0000",
+        "1.00",
+        "17.0",
+        "26.0",
+        "0.46",
+        "1024",
+    ]
     assert "on the device" not in second
 
 
@@ -192,7 +237,13 @@ def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     page.write_times(rows, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
-    for word in ("har: times as fast as the plain loop", "har: peak MiB", "Flower", "from process start", "0.46"):
+    for word in (
+        "har: times as fast as the plain loop",
+        "har: peak MiB",
+        "Flower",
+        "from process start",
+        "0.46",
+    ):
         assert word in text
     assert '<script src="http' not in text
     page.write_times(rows[:2], tmp_path / "turns.html")

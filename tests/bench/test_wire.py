@@ -16,7 +16,7 @@ from fedgrove.bench.weights import Weights, at_hand, federated, resnet
 from fedgrove.cli import main
 from fedgrove.core import Packet
 from fedgrove.errors import EngineError, InputError
-from fedgrove.parts.codec import COSTS, Dense, explain
+from fedgrove.wire.codec import COSTS, Dense, explain
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,9 @@ def chance() -> Weights:
     """Weights without any structure, so that entropy is a limit; and a buffer."""
     g = torch.Generator().manual_seed(0)
     tree = {"a.weight": torch.randn(150, 200, generator=g), "a.bias": torch.randn(200, generator=g)}
-    return Weights("chance", "drawn", tree | {"seen": torch.rand(40, generator=g)}, frozenset({"seen"}))
+    return Weights(
+        "chance", "drawn", tree | {"seen": torch.rand(40, generator=g)}, frozenset({"seen"})
+    )
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,9 @@ def rows(chance: Weights) -> list[wire.Row]:
 
 @pytest.mark.parametrize("k", [0, 8, 32])
 @pytest.mark.parametrize("density", [1.0, 0.3])
-def test_packets_have_the_density_and_the_centroids_they_claim(chance: Weights, density: float, k: int) -> None:
+def test_packets_have_the_density_and_the_centroids_they_claim(
+    chance: Weights, density: float, k: int
+) -> None:
     packet = wire.quantised(chance, wire.prune(chance, density), k)
     weight, mask = packet.values["a.weight"], (packet.mask or {}).get("a.weight")
     assert (mask is None) == (density == 1)
@@ -71,7 +75,11 @@ def test_the_plain_way_is_lossless_and_what_it_says(chance: Weights, k: int) -> 
     assert trees.equal(back.mask or {}, packet.mask or {})
     # 30,000 bits of .88 bit each take near 3,750 bytes, and 9,000 numbers 4 bytes or a byte of 4 bits
     assert 3_300 < len(data["a.weight"].bitmap or b"") < 3_800
-    assert (4_000 < len(data["a.weight"].kept) < 5_500) if k else (31_000 < len(data["a.weight"].kept) < 36_100)
+    assert (
+        (4_000 < len(data["a.weight"].kept) < 5_500)
+        if k
+        else (31_000 < len(data["a.weight"].kept) < 36_100)
+    )
     back.values["seen"].add_(1)
 
 
@@ -97,7 +105,10 @@ def test_rows_add_up(rows: list[wire.Row]) -> None:
     assert rows[0].ratio is None
     # Nothing to find beyond the counts: not below their entropy, and not far above.
     assert all(r.ratio is not None and 1 <= r.ratio < 1.02 for r in rows[1:])
-    assert all(r.ratio_header is not None and r.ratio is not None and r.ratio < r.ratio_header for r in rows[1:])
+    assert all(
+        r.ratio_header is not None and r.ratio is not None and r.ratio < r.ratio_header
+        for r in rows[1:]
+    )
 
 
 def test_claims_are_the_worst_of_the_rows(rows: list[wire.Row]) -> None:
@@ -111,11 +122,18 @@ def test_claims_are_the_worst_of_the_rows(rows: list[wire.Row]) -> None:
     where = "chance, density 0.3, k=16"
     assert found["streams"] == {"value": 1.021, "bound": 1.02, "ok": False, "at": where}
     assert found["streams_with_header"]["value"] == 1.03
-    assert found["share_k16_density_0.3"] == {"value": 0.1, "bound": 0.062, "ok": False, "at": where}
+    assert found["share_k16_density_0.3"] == {
+        "value": 0.1,
+        "bound": 0.062,
+        "ok": False,
+        "at": where,
+    }
     assert found["share_fp32_density_0.3"]["ok"]
 
 
-def test_a_codec_that_changes_a_number_is_noticed(chance: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_that_changes_a_number_is_noticed(
+    chance: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Lying(Dense):
         def decode(self, *args: Any, **words: Any) -> Packet:
             packet = super().decode(*args, **words)
@@ -143,7 +161,9 @@ def test_quick_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["checks"]["share_fp32_density_0.3"]["ok"]
 
 
-def test_table_and_page(rows: list[wire.Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_page(
+    rows: list[wire.Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = wire.report([Weights("chance", "drawn", {})], rows)
     show.print_rows(rows, found)
     out = capsys.readouterr().out

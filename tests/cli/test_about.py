@@ -23,7 +23,9 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("parts", ["objective", "local", "optimiser", "codec"]),
     ],
 )
-def test_list_names_everything(kind: str, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_everything(
+    kind: str, names: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = said(capsys, "list", kind).splitlines()
     assert set(names) <= {line.split()[0] for line in lines}
     assert all(len(line.split()) > 1 for line in lines)
@@ -38,7 +40,9 @@ def test_list_parts_says_what_each_field_takes(capsys: pytest.CaptureFixture[str
 def test_show_prints_equations_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
     out = said(capsys, "show", "ditto")
     assert "mu/2 |v - w|^2" in out
-    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if line.startswith(("pull.", "local.")))
+    rows = dict(
+        line.split(maxsplit=1) for line in out.splitlines() if line.startswith(("pull.", "local."))
+    )
     assert rows["pull.mu"].strip() == "0.1  (a number)"
     assert rows["local.epochs"].strip() == "5  (a whole number)"
     assert "local.batch" in rows
@@ -63,8 +67,14 @@ def test_doctor_says_what_works(
 def test_help_names_the_commands_and_their_words(capsys: pytest.CaptureFixture[str]) -> None:
     for args in ([], ["--help"]):
         out = said(capsys, *args)
-        assert all(f"  {name} " in out for name in ("run", "resume", "compare", "cost", "list", "show", "doctor"))
+        assert all(
+            f"  {name} " in out
+            for name in ("run", "resume", "compare", "cost", "list", "show", "doctor")
+        )
     out = said(capsys, "run", "--help")
     words = "data net partition scenario split clients cohort rounds epochs batch lr finetune profile seed engine"
-    assert all(f"--{word} " in out for word in [*words.split(), "device", "out", "set", "dry-run", "json", "data-dir"])
+    assert all(
+        f"--{word} " in out
+        for word in [*words.split(), "device", "out", "set", "dry-run", "json", "data-dir"]
+    )
     assert said(capsys, "--version").strip() == __version__

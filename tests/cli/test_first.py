@@ -10,7 +10,7 @@ import pytest
 
 from fedgrove.cli import main
 from fedgrove.cli.first import phases
-from fedgrove.folder import RunFolder
+from fedgrove.runs.folder import RunFolder
 
 SMALL = ["--clients", "6", "--cohort", "3", "--rounds", "5", "--epochs", "1", "--engine", "serial"]
 
@@ -47,7 +47,19 @@ def test_two_methods_in_one_table(here: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_json_is_a_list_of_two_summaries(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*SMALL, "--seed", "3", "--finetune", "0", "--data", "motion", "--set", "phases=0,2,3", "--lr", "0.01"]
+    words = [
+        *SMALL,
+        "--seed",
+        "3",
+        "--finetune",
+        "0",
+        "--data",
+        "motion",
+        "--set",
+        "phases=0,2,3",
+        "--lr",
+        "0.01",
+    ]
     assert main(["run", *words, "--out", "mine", "--json"]) == 0
     out, err = capsys.readouterr()
     found = json.loads(out)
@@ -57,7 +69,10 @@ def test_json_is_a_list_of_two_summaries(here: Path, capsys: pytest.CaptureFixtu
         ("fedavg", "motion", 3, ["0"]),
     ]
     for row in found:
-        assert {"run": row["run"], **json.loads((here / row["run"] / "summary.json").read_text())} == row
+        assert {
+            "run": row["run"],
+            **json.loads((here / row["run"] / "summary.json").read_text()),
+        } == row
         local = tomllib.loads((here / row["run"] / "config.toml").read_text())["method"]["local"]
         assert (local["epochs"], local["optimiser"]["lr"]) == (1, 0.01)
     pruned, dense = found

@@ -34,9 +34,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folders_table_and_page(whole: Path) -> None:
-    there = {"motion", "table.json", "table.md"} | ({"paper.html"} if paper_page.can_draw() else set())
+    there = {"motion", "table.json", "table.md"} | (
+        {"paper.html"} if paper_page.can_draw() else set()
+    )
     assert {p.name for p in whole.iterdir()} == there
-    assert {p.name for p in (whole / "motion").iterdir()} == {*(f"{n}-s0" for n in NAMES), "sweep.json"}
+    assert {p.name for p in (whole / "motion").iterdir()} == {
+        *(f"{n}-s0" for n in NAMES),
+        "sweep.json",
+    }
     found = json.loads((whole / "table.json").read_text())
     assert (found["paper"], found["part"], found["quick"]) == ("ca-afp", "figure2", True)
     assert [row["name"] for row in found["rows"]] == NAMES
@@ -48,7 +53,9 @@ def test_folders_table_and_page(whole: Path) -> None:
         assert "QUICK" in (whole / "paper.html").read_text()
 
 
-def test_the_same_command_again_trains_nothing(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_command_again_trains_nothing(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {p: p.stat().st_mtime_ns for p in whole.glob("motion/*/*")}
     table = json.loads((whole / "table.json").read_text())
     capsys.readouterr()
@@ -67,7 +74,10 @@ def test_killed_and_called_again_it_is_the_undisturbed_one(
     folder = tmp_path / "figure2"
     process = started(*QUICK, "--engine", "pool", "--out", str(folder))
     latest, end = folder / "motion/start=1-s0/checkpoint/latest.json", time.monotonic() + 100
-    while not (latest.is_file() and json.loads(latest.read_text())["round"] >= 1) and time.monotonic() < end:
+    while (
+        not (latest.is_file() and json.loads(latest.read_text())["round"] >= 1)
+        and time.monotonic() < end
+    ):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.02)
     process.kill()
@@ -86,12 +96,18 @@ def test_without_plotly_there_is_a_sentence(
 ) -> None:
     monkeypatch.setattr(paper_page, "find_spec", lambda name: None)
     assert main([*QUICK, "--out", str(whole)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].endswith("get it with: pip install 'fedgrove[report]'")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[-1]
+        .endswith("get it with: pip install 'fedgrove[report]'")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("table", [2, 3])
-def test_a_quick_table_of_all_methods(table: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_table_of_all_methods(
+    table: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "ca-afp", "--table", str(table), "--quick"]) == 0
     found = json.loads((tmp_path / f"runs/paper-ca-afp-table{table}-quick/table.json").read_text())
@@ -101,8 +117,12 @@ def test_a_quick_table_of_all_methods(table: int, tmp_path: Path, monkeypatch: p
 
 
 def test_where_parts_go() -> None:
-    assert _places("ca-afp", ["table2"], None, False) == {"table2": Path("runs/paper-ca-afp-table2")}
-    assert _places("ca-afp", ["figure3"], None, True) == {"figure3": Path("runs/paper-ca-afp-figure3-quick")}
+    assert _places("ca-afp", ["table2"], None, False) == {
+        "table2": Path("runs/paper-ca-afp-table2")
+    }
+    assert _places("ca-afp", ["figure3"], None, True) == {
+        "figure3": Path("runs/paper-ca-afp-figure3-quick")
+    }
     assert _places("ca-afp", ["table2"], "mine", True) == {"table2": Path("mine")}
     assert list(_places("ca-afp", ["table2", "figure3"], "mine", False).values()) == [
         Path("mine/table2"),
@@ -125,19 +145,25 @@ def only_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     user, chain = np.arange(n) // 80, np.arange(n) // 4
     y = (np.arange(n) // 4) % 5
     np.savez(
-        tmp_path / "uci_har.npz", x=rng.normal(size=(n, 128, 9)).astype(np.float32), y=y, subject=user, chain=chain
+        tmp_path / "uci_har.npz",
+        x=rng.normal(size=(n, 128, 9)).astype(np.float32),
+        y=y,
+        subject=user,
+        chain=chain,
     )
     return tmp_path
 
 
-def test_data_that_are_missing_are_left_out_with_a_sentence(only_uci: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_are_missing_are_left_out_with_a_sentence(
+    only_uci: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = _studies(PAPER.tables[2], words(data_dir=str(only_uci)))
     assert list(found) == ["uci-har"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedgrove: left out: wisdm was not found")
-    assert list(_studies(PAPER.tables[2], words(data_dir=str(only_uci), data="uci-har", split="random"))) == [
-        "uci-har-random"
-    ]
+    assert list(
+        _studies(PAPER.tables[2], words(data_dir=str(only_uci), data="uci-har", split="random"))
+    ) == ["uci-har-random"]
     assert list(_studies(PAPER.figures[3], words(data_dir=str(only_uci), quick=True))) == ["motion"]
 
 

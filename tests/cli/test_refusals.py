@@ -33,7 +33,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
         ("run ditto --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
         ("run --set nosuch=1", "there is no setting of ca-afp 'nosuch'. There are: "),
-        ("run --set lr=0.1,0.2", "--set takes one value here; for several: fedgrove sweep ca-afp fedavg "),
+        (
+            "run --set lr=0.1,0.2",
+            "--set takes one value here; for several: fedgrove sweep ca-afp fedavg ",
+        ),
         ("run ditto --set lr", "--set was given 'lr'; it takes key=value"),
         ("run --set lr", "--set was given 'lr"),
         ("run --data nope", "there is no data set 'nope'"),
@@ -45,32 +48,59 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run ditto --rounds 0", "rounds is 0; it must be 1 or more."),
         ("run --rounds ten", "--rounds is 'ten'; it must be a whole number."),
         ("run --lr x", "--lr is 'x'; it must be a number."),
-        ("run --finetune 0,x", "--finetune is '0,x'; it must be whole numbers with commas between, as 0,3,25."),
+        (
+            "run --finetune 0,x",
+            "--finetune is '0,x'; it must be whole numbers with commas between, as 0,3,25.",
+        ),
         ("run --finetune -1", "finetune is (-1,); it must be lengths of 0 or more epochs."),
         ("run --cohort 21", "cohort is 21; it must be between 1 and the number of clients, 20."),
         ("run --seed -1", "seed is -1; it must be 0 or more."),
         ("run --clients 0", "clients is 0; it must be 1 or more."),
         ("run --engine fast", "there is no engine 'fast'"),
-        ("run --device cuda", "--device cuda was asked for and torch sees no CUDA device here; take --device cpu."),
+        (
+            "run --device cuda",
+            "--device cuda was asked for and torch sees no CUDA device here; take --device cpu.",
+        ),
         ("run --device tpu", "there is no device 'tpu'; did you mean 'cpu'?"),
         ("run --round 3", "there is no option '--round'; did you mean '--rounds'?"),
         ("run --rounds", "Option '--rounds' requires an argument."),
         ("run fedavg local", "Got unexpected extra argument"),
-        ("rnu", "there is no command 'rnu'; did you mean 'run'? There are: bench, compare, cost, doctor, "),
+        (
+            "rnu",
+            "there is no command 'rnu'; did you mean 'run'? There are: bench, compare, cost, doctor, ",
+        ),
         ("resume nothing", "nothing is not a run folder: it does not exist."),
         ("resume", "RUN is missing; see: fedgrove resume --help"),
         ("compare nothing", "nothing is not a run folder: it does not exist."),
         ("compare", "RUN... is missing; see: fedgrove compare --help"),
         ("cost", "METHOD is missing; see: fedgrove cost --help"),
-        ("cost fedavg --input 3x", "--input is '3x'; it must be a shape CxL or CxHxW, as 3x200 or 1x28x28."),
+        (
+            "cost fedavg --input 3x",
+            "--input is '3x'; it must be a shape CxL or CxHxW, as 3x200 or 1x28x28.",
+        ),
         ("cost fedavg --input 3x200", "--input came without --net and --classes; give them too"),
-        ("cost fedavg --input 64 --net mlp --classes 2 --data digits", "--data is 'digits'; it must be left out"),
-        ("cost fedavg --input 64 --net mlp --classes 2 --clients 0", "clients is 0; it must be 1 or more."),
+        (
+            "cost fedavg --input 64 --net mlp --classes 2 --data digits",
+            "--data is 'digits'; it must be left out",
+        ),
+        (
+            "cost fedavg --input 64 --net mlp --classes 2 --clients 0",
+            "clients is 0; it must be 1 or more.",
+        ),
         ("paper ca-apf --table 2", "there is no paper 'ca-apf'; did you mean 'ca-afp'?"),
         ("paper --table 2", "NAME is missing; see: fedgrove paper --help"),
-        ("paper ca-afp", "neither --table nor --figure was given; ca-afp has --table 2, 3, 4 and --figure 2, 3, 4."),
-        ("paper ca-afp --table 7", "--table is 7; it must be one of 2, 3, 4, those of ca-afp that are run here."),
-        ("paper ca-afp --figure 9", "--figure is 9; it must be one of 2, 3, 4, those of ca-afp that are run here."),
+        (
+            "paper ca-afp",
+            "neither --table nor --figure was given; ca-afp has --table 2, 3, 4 and --figure 2, 3, 4.",
+        ),
+        (
+            "paper ca-afp --table 7",
+            "--table is 7; it must be one of 2, 3, 4, those of ca-afp that are run here.",
+        ),
+        (
+            "paper ca-afp --figure 9",
+            "--figure is 9; it must be one of 2, 3, 4, those of ca-afp that are run here.",
+        ),
         ("paper ca-afp --table two", "--table is 'two'; it must be a whole number."),
         ("paper ca-afp --table 2 --figure 1 --quick", "--figure is 1; it must be one of 2, 3, 4"),
         ("paper ca-afp --table 2 --data nope", "there is no data set 'nope'"),
@@ -81,22 +111,36 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("show fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'?"),
     ],
 )
-def test_a_mistake_is_one_sentence(args: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_sentence(
+    args: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert refused(capsys, *args.split()).startswith(sentence)
 
 
-def test_a_folder_that_exists_is_not_touched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_exists_is_not_touched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/note").write_text("keep")
     for words in (["run", "ditto"], ["run"]):
         assert main([*words, "--out", "mine"]) == 2
-        assert "fedgrove: the run folder mine exists; runs are never overwritten." in capsys.readouterr().err
+        assert (
+            "fedgrove: the run folder mine exists; runs are never overwritten."
+            in capsys.readouterr().err
+        )
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["note"]
 
 
-def test_a_net_that_does_not_fit_the_users_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_net_that_does_not_fit_the_users_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", x=rng.normal(size=(60, 1, 28, 28)), y=np.arange(60) % 3, client=np.arange(60) // 20)
+    np.savez(
+        tmp_path / "own.npz",
+        x=rng.normal(size=(60, 1, 28, 28)),
+        y=np.arange(60) % 3,
+        client=np.arange(60) // 20,
+    )
     assert main(["run", "--data", "own.npz", "--net", "har-cnn"]) == 2
     assert "net 'har-cnn' takes (channels, length)" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["own.npz"]

@@ -13,7 +13,7 @@ from tests.conftest import started
 from fedgrove import api
 from fedgrove.cli import main
 from fedgrove.errors import EngineError
-from fedgrove.folder import RunFolder
+from fedgrove.runs.folder import RunFolder
 
 SMALL = ["--clients", "4", "--cohort", "2", "--rounds", "2", "--epochs", "1", "--engine", "serial"]
 KEYS = (
@@ -29,14 +29,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_run_prints_a_table_and_makes_a_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_a_table_and_makes_a_folder(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "fedavg", *SMALL, "--finetune", "0,1"]) == 0
     out, err = capsys.readouterr()
     assert "accuracy" in out
-    assert [line.split()[:2] for line in out.splitlines() if " epochs" in line] == [["0", "epochs"], ["1", "epochs"]]
+    assert [line.split()[:2] for line in out.splitlines() if " epochs" in line] == [
+        ["0", "epochs"],
+        ["1", "epochs"],
+    ]
     assert out.splitlines()[-1] == "runs/fedavg-digits-s0"
     assert "round 2/2  accuracy" in err
-    assert {p.name for p in (here / "runs/fedavg-digits-s0").iterdir()} >= {"config.toml", "summary.json", "models"}
+    assert {p.name for p in (here / "runs/fedavg-digits-s0").iterdir()} >= {
+        "config.toml",
+        "summary.json",
+        "models",
+    }
     assert main(["run", "fedavg", *SMALL, "--json"]) == 0
     assert (here / "runs/fedavg-digits-s0-2/summary.json").is_file()
 
@@ -54,8 +63,27 @@ def test_json_is_the_summary_alone(here: Path, capsys: pytest.CaptureFixture[str
 def test_every_word_reaches_the_config(here: Path) -> None:
     words = "--data motion --net mlp --partition iid --scenario noisy --split random --clients 3 --cohort 2 --rounds 1"
     more = "--epochs 2 --batch 8 --lr 0.01 --profile phones --seed 5 --evaluate 0 --no-standardise --finetune 0,1"
-    sets = ["--set", "mu=0.5", "--set", "codec=Smallest", "--set", "optimiser=SGD", "--set", "momentum=0.5"]
-    args = ["run", "fedprox", *words.split(), *more.split(), *sets, "--engine", "serial", "--device", "cpu"]
+    sets = [
+        "--set",
+        "mu=0.5",
+        "--set",
+        "codec=Smallest",
+        "--set",
+        "optimiser=SGD",
+        "--set",
+        "momentum=0.5",
+    ]
+    args = [
+        "run",
+        "fedprox",
+        *words.split(),
+        *more.split(),
+        *sets,
+        "--engine",
+        "serial",
+        "--device",
+        "cpu",
+    ]
     assert main([*args, "--out", "mine", "--json"]) == 0
     config = tomllib.loads((here / "mine/config.toml").read_text())
     assert config["run"] == {
@@ -70,7 +98,9 @@ def test_every_word_reaches_the_config(here: Path) -> None:
     assert local["optimiser"] == {"type": "SGD", "lr": 0.01, "momentum": 0.5, "weight_decay": 0.0}
 
 
-def test_a_dry_run_trains_nothing_and_makes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_trains_nothing_and_makes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "fedprox", *SMALL, "--dry-run"]) == 0
     text, _, cost = capsys.readouterr().out.partition("clients, cohort, rounds")
     assert tomllib.loads(text)["method"]["local"]["epochs"] == 1
@@ -99,7 +129,10 @@ def test_an_interrupted_run_is_resumed_to_the_same_result(
     monkeypatch.setattr(RunFolder, "save", stop)
     assert main(["run", "ditto", *SMALL, "--rounds", "3", "--out", "cut"]) == 130
     err = capsys.readouterr().err.splitlines()[-1]
-    assert err.lower() == "fedgrove: interrupted. 2 of 3 rounds are saved; go on with: fedgrove resume cut"
+    assert (
+        err.lower()
+        == "fedgrove: interrupted. 2 of 3 rounds are saved; go on with: fedgrove resume cut"
+    )
     assert main(["compare", "whole", "cut"]) == 0
     assert "unfinished, 2 of 3 rounds" in capsys.readouterr().out
     assert main(["compare", "cut", "--json"]) == 0
@@ -107,7 +140,9 @@ def test_an_interrupted_run_is_resumed_to_the_same_result(
     assert (row["finished"], row["rounds_done"], row["rounds"]) == (False, 2, 3)
     assert main(["resume", "cut", "--engine", "serial", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert {k: v for k, v in again.items() if k != "seconds"} == {k: v for k, v in whole.items() if k != "seconds"}
+    assert {k: v for k, v in again.items() if k != "seconds"} == {
+        k: v for k, v in whole.items() if k != "seconds"
+    }
     assert main(["resume", "cut"]) == 2
     assert "finished; there is nothing to resume" in capsys.readouterr().err
 
@@ -121,7 +156,9 @@ def test_work_that_cannot_be_finished_ends_with_one(
     monkeypatch.setattr(api, "execute", die)
     assert main(["run", "ditto", *SMALL]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedgrove: a worker died. 0 of 2 rounds are saved; go on with: fedgrove resume runs/")
+    assert line.startswith(
+        "fedgrove: a worker died. 0 of 2 rounds are saved; go on with: fedgrove resume runs/"
+    )
 
 
 def test_compare_shows_runs_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +201,9 @@ def test_as_a_process_a_mistake_is_one_sentence(here: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_as_a_process_ctrl_c_says_how_to_go_on(here: Path) -> None:
-    process = started("run", "local", *SMALL, "--rounds", "100000", "--evaluate", "0", "--out", "long")
+    process = started(
+        "run", "local", *SMALL, "--rounds", "100000", "--evaluate", "0", "--out", "long"
+    )
     while not (here / "long/checkpoint/latest.json").is_file() and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)

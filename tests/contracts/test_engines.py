@@ -12,16 +12,16 @@ from tests.conftest import make_run, play, remembered, reports, small, tensors
 from torch.func import vmap
 
 from fedgrove import methods, trees
+from fedgrove.channels.shrink import structured
 from fedgrove.core import Batch, Carry, Edit, Give, Measure, Outcome, Packet, Report, Task, Train
 from fedgrove.engines import Pool, Serial
-from fedgrove.engines.message import read_report, read_task, write_report, write_task
-from fedgrove.engines.work import begin, numbered, perform
+from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.parts import local
-from fedgrove.parts.codec import Bitmap, Dense, Smallest
-from fedgrove.parts.local import SGD, Adam, Local
-from fedgrove.rounds import Run, evaluation, plan
-from fedgrove.shrink import structured
-from fedgrove.store import Held
+from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.runs.rounds import Run, evaluation, plan
+from fedgrove.runs.store import Held
+from fedgrove.wire.codec import Bitmap, Dense, Smallest
+from fedgrove.wire.message import read_report, read_task, write_report, write_task
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 
@@ -33,10 +33,15 @@ EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
     found = []
     for engine in (Serial(), Pool(workers=2)):
-        run = make_run(method, tmp_path / engine.name, net="har-cnn", options={}, dtype=torch.float32, rounds=2)
+        run = make_run(
+            method, tmp_path / engine.name, net="har-cnn", options={}, dtype=torch.float32, rounds=2
+        )
         assert any(type(m).__name__ == "Dropout" for m in run.net.module.modules())
         state = play(run, engine)
-        scores = [(r.of, dict(r.metrics), r.cost) for r in reports(run, engine, evaluation(run, state, "finetune"))]
+        scores = [
+            (r.of, dict(r.metrics), r.cost)
+            for r in reports(run, engine, evaluation(run, state, "finetune"))
+        ]
         found.append((tensors(state), remembered(run), scores))
         engine.close()
     (a, kept_a, scores_a), (b, kept_b, scores_b) = found
@@ -49,7 +54,9 @@ def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
 def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
     states = []
     for engine in (Serial(), Pool(workers=2)):
-        run = make_run(methods.FedBN(), tmp_path / engine.name, net="bn-cnn2", dtype=torch.float32, rounds=2)
+        run = make_run(
+            methods.FedBN(), tmp_path / engine.name, net="bn-cnn2", dtype=torch.float32, rounds=2
+        )
         states.append((tensors(play(run, engine)), remembered(run)))
         engine.close()
     assert trees.equal(*(s[0] for s in states))
@@ -68,31 +75,49 @@ def settled(run: Run, stage: Train, carry: Carry) -> Carry:
 def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) -> list[Report]:
     """What a batching engine does: Train and Measure on stacked carries, Edit and Give one client at a time."""
     clients = [run.client(task, memory) for task, memory in zip(tasks, memories, strict=True)]
-    carries = [begin(task, m, torch.float64) for task, m in zip(tasks, memories, strict=True)]
+    carries = [
+        initial_carry(task, m, torch.float64) for task, m in zip(tasks, memories, strict=True)
+    ]
     outcomes = [Outcome()] * len(tasks)
     for number, stage in numbered(run.work(tasks[0].verb)):
         match stage:
             case Train():
-                carry = stack([local.begin(run.net, stage, c) for c in carries])
-                for batches in zip(*(local.epochs(run.net, stage, c, number) for c in clients), strict=True):
-                    carry = vmap(lambda c, b, s=stage: local.step(run.net, s, c, b))(carry, join(batches))
+                carry = stack([local.start_training(run.net, stage, c) for c in carries])
+                for batches in zip(
+                    *(local.epochs(run.net, stage, c, number) for c in clients), strict=True
+                ):
+                    carry = vmap(lambda c, b, s=stage: local.step(run.net, s, c, b))(
+                        carry, join(batches)
+                    )
                 carries = [settled(run, stage, c) for c in unstack(carry, len(tasks))]
             case Measure():
                 carry = stack(carries)
                 total = None
                 for batches in zip(*(c.batches(stage.over, number) for c in clients), strict=True):
-                    one = vmap(lambda c, b, s=stage: s.f(run.net, c[s.of], b, c))(carry, join(batches))
+                    one = vmap(lambda c, b, s=stage: s.f(run.net, c[s.of], b, c))(
+                        carry, join(batches)
+                    )
                     total = one if total is None else trees.map(torch.add, total, one)
-                carries = [{**c, stage.name: t} for c, t in zip(carries, trees.unstack(total or {}, 3), strict=True)]
+                carries = [
+                    {**c, stage.name: t}
+                    for c, t in zip(carries, trees.unstack(total or {}, 3), strict=True)
+                ]
             case Edit():
                 carries = [stage.f(c, client) for c, client in zip(carries, clients, strict=True)]
             case Give():
                 outcomes = [stage.f(c, client) for c, client in zip(carries, clients, strict=True)]
-    return [Report(t.to, o.give, 20, {**o.metrics, **kept(o)}) for t, o in zip(tasks, outcomes, strict=True)]
+    return [
+        Report(t.to, o.give, 20, {**o.metrics, **kept(o)})
+        for t, o in zip(tasks, outcomes, strict=True)
+    ]
 
 
 def kept(outcome: Outcome) -> dict[str, float]:
-    return {f"{n}/{k}": float(v.double().sum()) for n, tree in outcome.memory.items() for k, v in tree.items()}
+    return {
+        f"{n}/{k}": float(v.double().sum())
+        for n, tree in outcome.memory.items()
+        for k, v in tree.items()
+    }
 
 
 def stack(carries: list[Carry]) -> Carry:
@@ -100,7 +125,9 @@ def stack(carries: list[Carry]) -> Carry:
 
 
 def unstack(carry: Carry, n: int) -> list[Carry]:
-    return [{k: {leaf: v[i] for leaf, v in tree.items()} for k, tree in carry.items()} for i in range(n)]
+    return [
+        {k: {leaf: v[i] for leaf, v in tree.items()} for k, tree in carry.items()} for i in range(n)
+    ]
 
 
 def join(batches: Iterable[Batch]) -> Batch:
@@ -109,15 +136,17 @@ def join(batches: Iterable[Batch]) -> Batch:
 
 
 RECIPES = [
-    Local(2, 8, Adam(1e-2)),
-    Local(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
+    LocalTraining(2, 8, Adam(1e-2)),
+    LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
 ]
 
 
 @pytest.mark.parametrize("net", ["mlp", "har-cnn", "bn-cnn2"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=["adam", "sgd"])
 @pytest.mark.parametrize("method", EVERY)
-def test_stages_under_vmap_equal_clients_alone(method, recipe: Local, net: str, tmp_path: Path) -> None:
+def test_stages_under_vmap_equal_clients_alone(
+    method, recipe: LocalTraining, net: str, tmp_path: Path
+) -> None:
     run = make_run(replace(method, local=recipe), tmp_path, net=net, sizes=(20, 20, 20), cohort=3)
     state = run.method.init(run.start)
     for verb_tasks in (plan(run, state), evaluation(run, state, "finetune")):
@@ -167,7 +196,8 @@ class Wired:
 def test_real_bytes_change_nothing(method, codec, tmp_path: Path) -> None:
     method = replace(method, codec=codec)
     plain, wired = (
-        make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32, rounds=2) for n in ("plain", "wired")
+        make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32, rounds=2)
+        for n in ("plain", "wired")
     )
     a, b = play(plain, Serial()), play(wired, Wired())
     assert trees.equal(tensors(a), tensors(b))
@@ -176,10 +206,15 @@ def test_real_bytes_change_nothing(method, codec, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", EVERY)
 def test_reported_bytes_are_the_length_of_the_messages(method, tmp_path: Path) -> None:
-    plain, wired = (make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32) for n in ("plain", "wired"))
+    plain, wired = (
+        make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32)
+        for n in ("plain", "wired")
+    )
     state = plain.method.init(plain.start)
     tasks = plan(plain, state)
-    for counted, real in zip(reports(plain, Serial(), tasks), reports(wired, Wired(), tasks), strict=True):
+    for counted, real in zip(
+        reports(plain, Serial(), tasks), reports(wired, Wired(), tasks), strict=True
+    ):
         assert sum(counted.cost["down"].values()) == real.cost["down"]["all"]
         assert sum(counted.cost["up"].values()) == real.cost["up"]["all"]
 
@@ -188,7 +223,11 @@ def test_masked_packets_survive_the_pool(tmp_path: Path) -> None:
     """Masks travel through shared memory as they travel through a codec, and are kept exactly while training."""
     run = make_run(methods.FedAvg(), tmp_path, dtype=torch.float32)
     g = torch.Generator().manual_seed(0)
-    mask = {k: torch.rand(v.shape, generator=g) < 0.3 for k, v in run.params.items() if k in run.net.layout.prunable}
+    mask = {
+        k: torch.rand(v.shape, generator=g) < 0.3
+        for k, v in run.params.items()
+        if k in run.net.layout.prunable
+    }
     tasks = [Task(k, {"model": Packet(run.params, mask)}) for k in run.infos]
     for engine in (Serial(), Pool(workers=2)):
         for report in reports(run, engine, tasks):

@@ -16,12 +16,12 @@ from tests.conftest import make_run, play, remembered, reports, small, tensors
 
 from fedgrove import methods, trees
 from fedgrove.api import Experiment
-from fedgrove.config import from_toml, to_toml
+from fedgrove.config.toml import from_toml, to_toml
 from fedgrove.core import Info, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.parts.objective import Clustered, Proximal
-from fedgrove.rounds import draw_cohort, evaluation, plan
+from fedgrove.runs.rounds import draw_cohort, evaluation, plan
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 
@@ -120,7 +120,9 @@ OFF = {
     "safl": methods.SAFL(densities=()),
 }
 ALONE = OFF | {
-    "fedprox": methods.FedProx(pull=Proximal(0.0)),  # its pull is to last round's model, which local does not have
+    "fedprox": methods.FedProx(
+        pull=Proximal(0.0)
+    ),  # its pull is to last round's model, which local does not have
     "clusterfl": methods.ClusterFL(tie=Clustered(0.0, 0.0, 0.0)),
 }
 """Methods with what `local` does not have taken away: it prunes nothing and pulls towards nothing."""
@@ -139,7 +141,10 @@ def test_one_client_is_local_training(method, tmp_path: Path) -> None:
     mine = dict(used(task))
     kept = "0/kept" if task.send else ("0/kept", "0/personal")  # who is handed nothing uses its own
     mine |= {k.split("/", 2)[2]: v for k, v in remembered(run).items() if k.startswith(kept)}
-    assert trees.equal({k: mine[k] for k in run.net.layout.shapes}, {k.split("/", 2)[2]: v for k, v in whole.items()})
+    assert trees.equal(
+        {k: mine[k] for k in run.net.layout.shapes},
+        {k.split("/", 2)[2]: v for k, v in whole.items()},
+    )
 
 
 @pytest.mark.parametrize("name", OFF)
@@ -173,7 +178,9 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "local": 0,
         "lg-fedavg": 8 * 4355 * 3 * 50,
         **dict.fromkeys(("fixedprune", "fedsnip", "efficientfl"), 0.3 * whole),
-        **dict.fromkeys(("ca-afp", "global-ft"), 0.3 * whole + 8 * 5187 * 4),  # and a dense exchange with all four
+        **dict.fromkeys(
+            ("ca-afp", "global-ft"), 0.3 * whole + 8 * 5187 * 4
+        ),  # and a dense exchange with all four
         "fedchar": 8 * 5187 * 3 * 51,
         "ifca": 4 * 5187 * (3 + 1) * 3 * 50,
         # half the units: 12*32+32 = 416, 32*32+32 = 1056, 32*3+3 = 99: 1571 in all. One round of stage 1 with all four,

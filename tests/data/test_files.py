@@ -38,7 +38,10 @@ def cifar_batches(labels, names, n=60):
     rng = np.random.default_rng(1)
     for name in names:
         y = np.stack([np.zeros(n), np.arange(n) % 10], axis=1)[:, -labels:]
-        yield name, np.concatenate([y, rng.integers(0, 256, (n, 3072))], axis=1).astype(np.uint8).tobytes()
+        yield (
+            name,
+            np.concatenate([y, rng.integers(0, 256, (n, 3072))], axis=1).astype(np.uint8).tobytes(),
+        )
 
 
 def total(f):
@@ -46,7 +49,8 @@ def total(f):
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "zipped"), [("mnist", "mnist", True), ("FashionMNIST/raw", "fashion-mnist", False)]
+    ("folder", "name", "zipped"),
+    [("mnist", "mnist", True), ("FashionMNIST/raw", "fashion-mnist", False)],
 )
 def test_idx_gzipped_or_not(tmp_path, folder, name, zipped):
     (tmp_path / folder).mkdir(parents=True)
@@ -60,7 +64,14 @@ def test_idx_gzipped_or_not(tmp_path, folder, name, zipped):
 
 @pytest.mark.parametrize(
     "blob",
-    [b"", b"\0\0\x08", b"\0\0\x08\x02\0", b"\0\0\x0d\x01\0\0\0\x01\0", idx(np.ones(9))[:-1], idx(np.ones(4)) + b"x"],
+    [
+        b"",
+        b"\0\0\x08",
+        b"\0\0\x08\x02\0",
+        b"\0\0\x0d\x01\0\0\0\x01\0",
+        idx(np.ones(9))[:-1],
+        idx(np.ones(4)) + b"x",
+    ],
 )
 def test_a_broken_idx_file_is_refused(tmp_path, blob):
     (tmp_path / "a").write_bytes(blob)
@@ -73,14 +84,18 @@ def test_a_broken_idx_file_is_refused(tmp_path, blob):
 def test_files_that_do_not_agree_are_refused(tmp_path):
     (tmp_path / "mnist").mkdir()
     for file, blob in mnist_files():
-        (tmp_path / "mnist" / file).write_bytes(idx(np.arange(299) % 10) if file.startswith("train-labels") else blob)
+        (tmp_path / "mnist" / file).write_bytes(
+            idx(np.arange(299) % 10) if file.startswith("train-labels") else blob
+        )
     with pytest.raises(InputError, match="360 examples, 359 labels"):
         data.load("mnist", data_dir=tmp_path)
 
 
 def test_cifar10_binary_folder_and_archive_agree(tmp_path):
     inside = "cifar-10-batches-bin"
-    batches = list(cifar_batches(1, [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]))
+    batches = list(
+        cifar_batches(1, [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"])
+    )
     (tmp_path / "a" / inside).mkdir(parents=True)
     (tmp_path / "b").mkdir()
     with tarfile.open(tmp_path / "b" / "cifar-10-binary.tar.gz", "w:gz") as tar:
@@ -89,11 +104,18 @@ def test_cifar10_binary_folder_and_archive_agree(tmp_path):
             member = tarfile.TarInfo(f"{inside}/{name}")
             member.size = len(blob)
             tar.addfile(member, io.BytesIO(blob))
-    one, two = (data.load("cifar10", clients=3, data_dir=tmp_path / d, standardise=False) for d in "ab")
+    one, two = (
+        data.load("cifar10", clients=3, data_dir=tmp_path / d, standardise=False) for d in "ab"
+    )
     assert total(one) == total(two) == 360
     assert one.clients[1].test.x.equal(two.clients[1].test.x)
     first = np.frombuffer(batches[0][1], np.uint8)[1:3073].reshape(3, 32, 32)
-    rows = [x for c in one.clients.values() for p in (c.train, c.validation, c.test) for x in p.x.numpy()]
+    rows = [
+        x
+        for c in one.clients.values()
+        for p in (c.train, c.validation, c.test)
+        for x in p.x.numpy()
+    ]
     assert any(np.allclose(x * 255, first, atol=1e-3) for x in rows)
 
 
@@ -133,7 +155,9 @@ def test_wisdm_text_with_its_defects(tmp_path):
     d = har.text_wisdm([tmp_path / "a.txt"])
     assert d["user"].tolist() == [33, 33, 33, 33, 17, 17]
     assert d["y"].tolist() == [1, 1, 1, 1, 5, 5]
-    assert d["xyz"][:, 0].tolist() == pytest.approx([-0.6946377, 5.012288, 4.903325, -0.61291564, 0, 1])
+    assert d["xyz"][:, 0].tolist() == pytest.approx(
+        [-0.6946377, 5.012288, 4.903325, -0.61291564, 0, 1]
+    )
     assert d["xyz"][4].tolist() == pytest.approx([0, 0, 0.015])
 
 
@@ -142,12 +166,16 @@ def test_wisdm_text_is_windowed_and_split_by_blocks(tmp_path):
     lines = []
     for user in (1, 2):
         for activity in ("Walking", "Sitting"):
-            for t, (a, b, c) in enumerate(rng.normal(size=(1650, 3))):  # (1650 - 200) // 100 + 1 = 15 windows
+            for t, (a, b, c) in enumerate(
+                rng.normal(size=(1650, 3))
+            ):  # (1650 - 200) // 100 + 1 = 15 windows
                 lines.append(f"{user},{activity},{t},{a:.4f},{b:.4f},{c:.4f};")
     (tmp_path / "WISDM_ar_v1.1_raw.txt").write_text("\n".join(lines))
     f = data.load("wisdm", data_dir=tmp_path)
     assert (len(f.clients), f.shape, f.classes, f.notes) == (2, (3, 200), 6, ())
-    assert {len(c.test) for c in f.clients.values()} == {6}  # a piece of 3 of 15 for each of two activities
+    assert {len(c.test) for c in f.clients.values()} == {
+        6
+    }  # a piece of 3 of 15 for each of two activities
     assert total(data.load("wisdm", data_dir=tmp_path, split="random")) == 60
     (tmp_path / "WISDM_ar_v1.1_raw.txt").write_text("nothing\n")
     with pytest.raises(InputError, match="no record"):
@@ -162,7 +190,9 @@ def uci_folder(root):
         series = rng.normal(size=(4, 9, 64 * 6))
         rows = np.stack([s[:, 64 * i : 64 * i + 128] for s in series for i in range(5)])
         for j, signal in enumerate(har.SIGNALS):
-            np.savetxt(root / part / "Inertial Signals" / f"{signal}_{part}.txt", rows[:, j], fmt="%.7e")
+            np.savetxt(
+                root / part / "Inertial Signals" / f"{signal}_{part}.txt", rows[:, j], fmt="%.7e"
+            )
         np.savetxt(root / part / f"y_{part}.txt", np.repeat([1, 1, 5, 5], 5), fmt="%d")
         np.savetxt(root / part / f"subject_{part}.txt", np.full(20, subject), fmt="%d")
 
@@ -174,12 +204,17 @@ def test_uci_har_text_folder_and_zip(tmp_path):
     assert d["chain"].tolist() == np.repeat(np.arange(8), 5).tolist()
     assert sorted(set(d["y"].tolist())) == [0, 4]
     f = data.load("uci-har", data_dir=tmp_path)
-    assert [len(c.test) for c in f.clients.values()] == [10, 10]  # one chain of two, for two activities
+    assert [len(c.test) for c in f.clients.values()] == [
+        10,
+        10,
+    ]  # one chain of two, for two activities
     (tmp_path / "z").mkdir()
     with zipfile.ZipFile(tmp_path / "z" / "UCI HAR Dataset.zip", "w") as archive:
         for file in (tmp_path / "UCI HAR Dataset").rglob("*.txt"):
             archive.write(file, file.relative_to(tmp_path))
-    assert data.load("uci-har", data_dir=tmp_path / "z").clients[0].test.x.equal(f.clients[0].test.x)
+    assert (
+        data.load("uci-har", data_dir=tmp_path / "z").clients[0].test.x.equal(f.clients[0].test.x)
+    )
     (tmp_path / "UCI HAR Dataset" / "test" / "y_test.txt").write_text("1\n2\n")
     with pytest.raises(InputError, match="do not agree"):
         data.load("uci-har", data_dir=tmp_path)
@@ -209,8 +244,13 @@ def test_unpacked_copy_is_used_until_the_file_changes(tmp_path):
 
 def test_no_cache_no_copy_no_complaint(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "file"))  # a file: nothing can be written below it
-    assert files.unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})["x"].tolist() == [0, 1]
+    monkeypatch.setenv(
+        "FEDGROVE_CACHE", str(tmp_path / "file")
+    )  # a file: nothing can be written below it
+    assert files.unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})["x"].tolist() == [
+        0,
+        1,
+    ]
 
 
 @pytest.fixture
@@ -224,7 +264,9 @@ def server(tmp_path):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path / "www")) as s:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=tmp_path / "www")
+    ) as s:
         thread = threading.Thread(target=s.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{s.server_port}/", tmp_path / "www"

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedgrove import data
-from fedgrove.data.generated import motion_pool
-from fedgrove.data.pool import Pixels, Pool
+from fedgrove.data.dataset import Dataset, Pixels
+from fedgrove.data.generated import motion_dataset
 from fedgrove.data.scale import scaling
 from fedgrove.errors import InputError
 
@@ -63,19 +63,24 @@ def test_scaling_by_hand():
     # Training rows 0 and 1 of one channel: 1, 3 -> mean 2, deviation 1; the test value 5 becomes 3. Second channel
     # does not move: it is centred only. Pixels: (51 / 255 - 0.1) / 0.5 = 0.2.
     x = np.array([[1, 7], [3, 7], [5, 8]], dtype=np.float64)
-    own = scaling(Pool(x, np.zeros(3, int), ("a",)), np.array([0, 1]), True)
+    own = scaling(Dataset(x, np.zeros(3, int), ("a",)), np.array([0, 1]), True)
     assert own(x[[0, 1, 2]]).tolist() == [[-1, 0], [1, 0], [3, 1]]
-    image = Pool(np.full((1, 1, 1, 1), 51, np.uint8), np.zeros(1, int), ("a",), pixels=Pixels(255.0, (0.1,), (0.5,)))
+    image = Dataset(
+        np.full((1, 1, 1, 1), 51, np.uint8),
+        np.zeros(1, int),
+        ("a",),
+        pixels=Pixels(255.0, (0.1,), (0.5,)),
+    )
     assert float(scaling(image, np.array([0]), True)(image.x[[0]])) == pytest.approx(0.2, abs=1e-6)
     assert float(scaling(image, np.array([0]), False)(image.x[[0]])) == pytest.approx(0.2, abs=1e-6)
 
 
 def test_motion_of_one_kind_swings_where_another_kinds_next_activity_does():
     # Kind 0 running (a = 4): 0.8 x 1.5^3 / 1.5 = 1.8 Hz = kind 1 jogging (a = 3): 0.8 x 1.5^2.
-    pool = motion_pool(6)
+    dataset = motion_dataset(6)
 
     def peak(user, activity):
-        x = pool.x[(pool.user == user) & (pool.y == activity)]
+        x = dataset.x[(dataset.user == user) & (dataset.y == activity)]
         power = np.abs(np.fft.rfft(x - x.mean(axis=2, keepdims=True), 512)) ** 2
         return np.fft.rfftfreq(512, 1 / 20)[power.mean(axis=(0, 1)).argmax()]
 
@@ -85,7 +90,7 @@ def test_motion_of_one_kind_swings_where_another_kinds_next_activity_does():
 
 
 def test_more_motion_users_leave_the_first_ones_as_they_are():
-    few, many = motion_pool(3), motion_pool(5)
+    few, many = motion_dataset(3), motion_dataset(5)
     assert np.array_equal(few.x, many.x[: len(few.x)])
 
 
@@ -105,7 +110,9 @@ def own(n=120, clients=4, shape=(3,)):
     return rng.normal(size=(n, *shape)), np.arange(n) % 3, np.arange(n) % clients
 
 
-@pytest.mark.parametrize(("shape", "net"), [((3,), "mlp"), ((2, 16), "har-cnn"), ((1, 8, 8), "mnist-cnn")])
+@pytest.mark.parametrize(
+    ("shape", "net"), [((3,), "mlp"), ((2, 16), "har-cnn"), ((1, 8, 8), "mnist-cnn")]
+)
 def test_own_arrays(shape, net):
     f = data.from_arrays(*own(shape=shape))
     check_shape(f)
@@ -130,7 +137,9 @@ def test_own_arrays_without_clients_are_dealt():
 def test_own_blocks_stay_together():
     # x is the block's number, so a block on both sides would show as an equal value.
     block = np.repeat(np.arange(24), 5)
-    f = data.from_arrays(block[:, None].astype(float), block // 2 % 3, block // 12, block=block, standardise=False)
+    f = data.from_arrays(
+        block[:, None].astype(float), block // 2 % 3, block // 12, block=block, standardise=False
+    )
     assert len(f.clients) == 2
     for c in f.clients.values():
         held = set(c.test.x.ravel().tolist())
@@ -206,7 +215,15 @@ def test_a_pickle_is_never_opened(tmp_path):
 
 
 def test_names_and_descriptions():
-    assert {"digits", "motion", "uci-har", "wisdm", "wisdm51", "mnist", "fashion-mnist", "cifar10", "cifar100"} == set(
-        data.names()
-    )
+    assert {
+        "digits",
+        "motion",
+        "uci-har",
+        "wisdm",
+        "wisdm51",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "cifar100",
+    } == set(data.names())
     assert all("\n" not in data.describe(n) for n in data.names())

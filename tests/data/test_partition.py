@@ -14,7 +14,11 @@ def dealt(text, y=Y, size=ONE, clients=10, seed=0):
     return deal(parse(text), y, size, clients, np.random.default_rng(seed))
 
 
-@given(st.sampled_from(["iid", "dirichlet:0.3", "classes:3", "shards"]), st.integers(2, 12), st.integers(0, 9))
+@given(
+    st.sampled_from(["iid", "dirichlet:0.3", "classes:3", "shards"]),
+    st.integers(2, 12),
+    st.integers(0, 9),
+)
 @settings(deadline=None, max_examples=40)
 def test_nobody_holds_what_another_holds_and_everybody_holds_something(text, clients, seed):
     parts = dealt(text, clients=clients, seed=seed)
@@ -71,7 +75,11 @@ def test_small_alpha_is_more_skewed():
 
 def test_dirichlet_shares_have_the_right_mean_and_variance():
     # A Dirichlet(a, ..., a) share over K clients has variance (1/K)(1 - 1/K) / (K a + 1): K = 4, a = 1: 0.1875 / 5.
-    shares = [np.bincount(Y[p], minlength=10) / 200 for s in range(60) for p in dealt("dirichlet:1", clients=4, seed=s)]
+    shares = [
+        np.bincount(Y[p], minlength=10) / 200
+        for s in range(60)
+        for p in dealt("dirichlet:1", clients=4, seed=s)
+    ]
     assert np.mean(shares) == pytest.approx(0.25)
     assert np.var(shares) == pytest.approx(0.0375, rel=0.1)
 

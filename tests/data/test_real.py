@@ -8,7 +8,7 @@ import pytest
 
 from fedgrove import data
 from fedgrove.data import split
-from fedgrove.data.sets import pool_of
+from fedgrove.data.sets import dataset_of
 from fedgrove.errors import InputError
 
 FOLDER = os.environ.get("FEDGROVE_DATA", "")
@@ -16,21 +16,28 @@ FOLDER = os.environ.get("FEDGROVE_DATA", "")
 
 def needs(*files):
     here = FOLDER and all((Path(FOLDER) / f).exists() for f in files)
-    return pytest.mark.skipif(not here, reason=f"FEDGROVE_DATA does not name a folder with {', '.join(files)}")
+    return pytest.mark.skipif(
+        not here, reason=f"FEDGROVE_DATA does not name a folder with {', '.join(files)}"
+    )
 
 
 @needs("uci_har.npz")
 def test_uci_har():
-    pool = pool_of("uci-har", None, FOLDER)
-    assert pool.x.shape == (10299, 9, 128)
-    assert np.bincount(pool.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
-    assert len(np.unique(pool.block)) == 857
+    dataset = dataset_of("uci-har", None, FOLDER)
+    assert dataset.x.shape == (10299, 9, 128)
+    assert np.bincount(dataset.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
+    assert len(np.unique(dataset.block)) == 857
     f = data.load("uci-har", data_dir=FOLDER)
     assert (len(f.clients), f.shape, f.classes, f.notes) == (30, (9, 128), 6, ())
     assert all(len(c.test.y.unique()) == 6 for c in f.clients.values())
     # Chains are whole on one side: no half of a test window is a half of a training window.
     for c in list(f.clients.values())[:5]:
-        seen = {w.tobytes() for p in (c.train, c.validation) for x in p.x.numpy() for w in (x[:, :64], x[:, 64:])}
+        seen = {
+            w.tobytes()
+            for p in (c.train, c.validation)
+            for x in p.x.numpy()
+            for w in (x[:, :64], x[:, 64:])
+        }
         assert not seen & {w.tobytes() for x in c.test.x.numpy() for w in (x[:, :64], x[:, 64:])}
 
 
@@ -46,14 +53,14 @@ def test_wisdm():
 
 @needs("wisdm51_watch_acc_raw.npz")
 def test_wisdm51():
-    pool = pool_of("wisdm51", None, FOLDER)
-    assert pool.x.shape == (29349, 3, 200)
-    assert len(np.unique(pool.user)) == 46
-    assert len(pool.labels) == len(np.unique(pool.y)) == 18
-    owned = [np.flatnonzero(pool.user == u) for u in range(46)]
-    for rows in split.split(pool, owned, "blocks", 3):
-        rest = np.sort(pool.start[np.r_[rows.train, rows.validation]])
-        assert min(np.abs(rest - s).min() for s in pool.start[rows.test]) >= 200
+    dataset = dataset_of("wisdm51", None, FOLDER)
+    assert dataset.x.shape == (29349, 3, 200)
+    assert len(np.unique(dataset.user)) == 46
+    assert len(dataset.labels) == len(np.unique(dataset.y)) == 18
+    owned = [np.flatnonzero(dataset.user == u) for u in range(46)]
+    for rows in split.split(dataset, owned, "blocks", 3):
+        rest = np.sort(dataset.start[np.r_[rows.train, rows.validation]])
+        assert min(np.abs(rest - s).min() for s in dataset.start[rows.test]) >= 200
         assert 0.15 < len(rows.test) / (len(rest) + len(rows.test)) < 0.3
 
 
@@ -74,8 +81,8 @@ def test_cifar100():
 @pytest.mark.slow
 @needs("cifar10_train_0.npz", "cifar10_train_1.npz", "cifar10_test.npz")
 def test_cifar10():
-    pool = pool_of("cifar10", None, FOLDER)
-    assert pool.x.shape == (60000, 3, 32, 32)
-    assert pool.y[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
-    means = pool.x[:50000].mean(axis=(0, 2, 3)) / 255
+    dataset = dataset_of("cifar10", None, FOLDER)
+    assert dataset.x.shape == (60000, 3, 32, 32)
+    assert dataset.y[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
+    means = dataset.x[:50000].mean(axis=(0, 2, 3)) / 255
     assert means.tolist() == pytest.approx([0.49140, 0.48216, 0.44653], abs=1e-5)

@@ -8,7 +8,11 @@ from fedgrove.errors import InputError
 
 
 def changed(a, b, part):
-    return {k for k in a.clients if not torch.equal(getattr(a.clients[k], part).y, getattr(b.clients[k], part).y)}
+    return {
+        k
+        for k in a.clients
+        if not torch.equal(getattr(a.clients[k], part).y, getattr(b.clients[k], part).y)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +21,8 @@ def clean():
 
 
 @pytest.mark.parametrize(
-    ("text", "tested"), [("noisy", False), ("noisy:all", True), ("drift", True), ("drift:train", False)]
+    ("text", "tested"),
+    [("noisy", False), ("noisy:all", True), ("drift", True), ("drift:train", False)],
 )
 def test_two_fifths_of_clients_are_touched_and_inputs_never(clean, text, tested):
     wrong = data.load("motion", clients=20, scenario=text)
@@ -25,7 +30,9 @@ def test_two_fifths_of_clients_are_touched_and_inputs_never(clean, text, tested)
     assert len(touched) == 8  # 0.4 x 20
     assert changed(clean, wrong, "test") == (touched if tested else set())
     assert changed(clean, wrong, "validation") <= touched
-    assert all(torch.equal(clean.clients[k].train.x, wrong.clients[k].train.x) for k in clean.clients)
+    assert all(
+        torch.equal(clean.clients[k].train.x, wrong.clients[k].train.x) for k in clean.clients
+    )
     assert any("random labels" in note for note in wrong.notes) == tested
 
 
@@ -48,7 +55,9 @@ def test_restricted_keeps_k_of_the_clients_own_classes(clean):
     assert len({tuple(c.train.y.unique().tolist()) for c in few.clients.values()}) > 3
 
 
-@pytest.mark.parametrize("text", ["nosy", "noisy:some", "restricted", "restricted:x", "restricted:0", "drift:2"])
+@pytest.mark.parametrize(
+    "text", ["nosy", "noisy:some", "restricted", "restricted:x", "restricted:0", "drift:2"]
+)
 def test_wrong_words_are_refused(text):
     with pytest.raises(InputError, match="scenario"):
         scenario.parse(text)

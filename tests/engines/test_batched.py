@@ -1,4 +1,4 @@
-"""The parts of the batched engine: plans, side-by-side networks, halved stacks, members that diverge."""
+"""The parts of the engine engine: plans, side-by-side networks, halved stacks, members that diverge."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from torch.func import vmap
 
 from fedgrove import engines, methods, trees
 from fedgrove.core import Packet, Task
-from fedgrove.engines import Serial, batched, grouped
-from fedgrove.engines.batched import Batched
-from fedgrove.engines.lift import fill, lift
-from fedgrove.engines.steps import Plan, Stack
+from fedgrove.engines import Serial
+from fedgrove.engines.batched import engine as batched_engine
+from fedgrove.engines.batched import grouped
+from fedgrove.engines.batched.engine import Batched
+from fedgrove.engines.batched.lift import fill, lift
+from fedgrove.engines.batched.steps import Plan, Stack
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net, build
-from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Proximal
-from fedgrove.rounds import Run, plan, rounds
+from fedgrove.runs.rounds import Run, plan, rounds
 
 CPU = torch.device("cpu")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -56,24 +58,38 @@ def test_a_plan_grows_without_changing() -> None:
 def test_numbers_are_lifted_and_a_zero_is_a_choice() -> None:
     numbers: list[float] = []
     objective = CrossEntropy() + Proximal(0.5)
-    skeleton = lift((objective, Local(2, 8, SGD(0.1, momentum=0.9))), numbers)
+    skeleton = lift((objective, LocalTraining(2, 8, SGD(0.1, momentum=0.9))), numbers)
     assert numbers == [0.5, 0.1, 0.9, 1.0]  # mu, lr, momentum, decay; no weight decay, no clip
-    assert fill(skeleton, numbers) == (objective, Local(2, 8, SGD(0.1, momentum=0.9)))
+    assert fill(skeleton, numbers) == (objective, LocalTraining(2, 8, SGD(0.1, momentum=0.9)))
     assert lift(SGD(0.1, weight_decay=0.1), []) != lift(SGD(0.1), [])
     assert lift(SGD(0.2), []) == lift(SGD(0.1), [])
-    assert hash(skeleton) == hash(lift((objective, Local(2, 8, SGD(0.1, momentum=0.9))), []))
+    assert hash(skeleton) == hash(
+        lift((objective, LocalTraining(2, 8, SGD(0.1, momentum=0.9))), [])
+    )
 
 
 NETS = [
-    *(("mlp", (1, 8, 8), {}), ("har-cnn", (3, 16), {"dropout": False}), ("mnist-cnn", (1, 12, 12), {})),
-    *(("lenet", (3, 32, 32), {}), ("leafcnn", (1, 28, 28), {}), ("bn-cnn2", (1, 8, 8), {"width": 4})),
+    *(
+        ("mlp", (1, 8, 8), {}),
+        ("har-cnn", (3, 16), {"dropout": False}),
+        ("mnist-cnn", (1, 12, 12), {}),
+    ),
+    *(
+        ("lenet", (3, 32, 32), {}),
+        ("leafcnn", (1, 28, 28), {}),
+        ("bn-cnn2", (1, 8, 8), {"width": 4}),
+    ),
     *(("bn-cnn4", (3, 16, 16), {"width": 4}), ("resnet18", (3, 8, 8), {"width": 4})),
     ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}),
 ]
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), NETS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(NETS)])
-def test_side_by_side_is_each_alone(name: str, shape: tuple[int, ...], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "shape", "options"), NETS, ids=[f"{n}-{i}" for i, (n, _, _) in enumerate(NETS)]
+)
+def test_side_by_side_is_each_alone(
+    name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
     """Logits, features, gradients and running statistics of three clients, in train mode."""
     net = Net(build(name, shape, 3, 0, **options).double(), shape)
     g = torch.Generator().manual_seed(1)
@@ -101,7 +117,9 @@ def test_side_by_side_is_each_alone(name: str, shape: tuple[int, ...], options: 
         torch.testing.assert_close(mine[3][k], expected[3][k])
 
 
-def test_what_runs_have_in_common_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_have_in_common_is_trained_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three runs of a pruning method whose densities differ from the second step on, and one with another seed."""
     sizes: list[int] = []
 
@@ -110,29 +128,38 @@ def test_what_runs_have_in_common_is_trained_once(tmp_path: Path, monkeypatch: p
             super().__init__(*args)
             sizes.append(len(self.numbers))
 
-    monkeypatch.setattr(batched, "Stack", Counted)
+    monkeypatch.setattr(batched_engine, "Stack", Counted)
     schedules = {"a": (1.0, 0.5), "b": (1.0, 0.5), "c": (1.0, 0.8), "d": (1.0, 0.5)}
     data = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2").federation
 
     def made(name: str, place: str) -> Run:
-        slimming = methods.Hermes(0.5, densities=schedules[name], guided=1, tune=1, local=Local(1, 8, SGD(0.1)))
-        run = make_run(slimming, tmp_path / place / name, net="bn-cnn2", cohort=4, seed=int(name == "d"))
+        slimming = methods.Hermes(
+            0.5, densities=schedules[name], guided=1, tune=1, local=LocalTraining(1, 8, SGD(0.1))
+        )
+        run = make_run(
+            slimming, tmp_path / place / name, net="bn-cnn2", cohort=4, seed=int(name == "d")
+        )
         return replace(run, federation=data)
 
     runs, engine = {name: made(name, "together") for name in schedules}, Batched()
     loops = {name: rounds(run) for name, run in runs.items()}
     exchanges = {name: next(loop) for name, loop in loops.items()}
     while any(exchange.tasks for exchange in exchanges.values()):
-        jobs = [(runs[name], task) for name, exchange in exchanges.items() for task in exchange.tasks]
+        jobs = [
+            (runs[name], task) for name, exchange in exchanges.items() for task in exchange.tasks
+        ]
         done = [(run, report) for run, report in engine.map(jobs)]
         exchanges = {
-            name: loop.send([report for run, report in done if run is runs[name]]) for name, loop in loops.items()
+            name: loop.send([report for run, report in done if run is runs[name]])
+            for name, loop in loops.items()
         }
     # The first pruning step of a, b and c is one; in the second c is asked for another density, and is wider from then
     # on, in a stack of its own; d shares nothing.
     assert sizes == [4 * distinct for distinct in (2, 2, 3, 2, 1, 2, 1)]
     for name, exchange in exchanges.items():
-        assert trees.distance(exchange.state.model, play(made(name, "alone"), Serial()).model) < 1e-9
+        assert (
+            trees.distance(exchange.state.model, play(made(name, "alone"), Serial()).model) < 1e-9
+        )
 
 
 class Rescaled(nn.Module):
@@ -194,10 +221,12 @@ def test_modules_of_others_train_as_alone(kind: str, tmp_path: Path) -> None:
     for make in OTHERS[kind]:
         torch.manual_seed(0)
         nets.append(Net(make().double(), (12,)))
-    method = methods.FedAvg(local=Local(2, 8, SGD(0.1)))
+    method = methods.FedAvg(local=LocalTraining(2, 8, SGD(0.1)))
 
     def run_of(i: int, place: str) -> Run:
-        return replace(make_run(method, tmp_path / place / str(i), sizes=(20, 13, 0), cohort=3), net=nets[i])
+        return replace(
+            make_run(method, tmp_path / place / str(i), sizes=(20, 13, 0), cohort=3), net=nets[i]
+        )
 
     runs = [run_of(i, "together") for i in range(2)]
     jobs = [(run, task) for run in runs for task in plan(run, run.method.init(run.start))]
@@ -219,14 +248,21 @@ class Odd(nn.Module):
 def test_a_network_that_does_not_fit_is_left_to_vmap(tmp_path: Path) -> None:
     net = Net(Odd().double(), (12,))
     assert not grouped.fits(net, torch.randn(3, 4, 12, dtype=torch.float64))
-    method = methods.FedAvg(local=Local(2, 8, Adam(1e-2, eps=1e-3)))
+    method = methods.FedAvg(local=LocalTraining(2, 8, Adam(1e-2, eps=1e-3)))
     runs = [replace(make_run(method, tmp_path / n), net=net) for n in ("a", "b")]
-    assert trees.distance(*(play(r, e).model for r, e in zip(runs, (Serial(), Batched()), strict=True))) < 1e-12
+    assert (
+        trees.distance(
+            *(play(r, e).model for r, e in zip(runs, (Serial(), Batched()), strict=True))
+        )
+        < 1e-12
+    )
 
 
-def test_too_little_memory_halves_the_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_halves_the_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes: list[int] = []
-    real = batched.train
+    real = batched_engine.train
 
     def tight(stack: Any) -> Any:
         sizes.append(len(stack.numbers))
@@ -234,20 +270,27 @@ def test_too_little_memory_halves_the_stack(tmp_path: Path, monkeypatch: pytest.
             raise torch.OutOfMemoryError("no room")
         return real(stack)
 
-    run = make_run(methods.FedAvg(local=Local(1, 8, SGD(0.1))), tmp_path, sizes=(20, 13, 24, 17, 9), cohort=5)
+    run = make_run(
+        methods.FedAvg(local=LocalTraining(1, 8, SGD(0.1))),
+        tmp_path,
+        sizes=(20, 13, 24, 17, 9),
+        cohort=5,
+    )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
-    monkeypatch.setattr(batched, "train", tight)
+    monkeypatch.setattr(batched_engine, "train", tight)
     for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
     assert sizes == [5, 2, 3, 1, 2]
 
 
-def test_one_client_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_client_that_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def never(stack: Any) -> Any:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(batched, "train", never)
+    monkeypatch.setattr(batched_engine, "train", never)
     run = make_run(methods.FedAvg(), tmp_path)
     with pytest.raises(EngineError, match="client 2 alone needs more memory than cpu has"):
         list(reports(run, Batched(), [Task(2, {"model": Packet(run.params)})]))
@@ -258,25 +301,35 @@ def test_one_client_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pyte
     [
         (100, 1000, 0.8, 8),  # 800 hold 8
         (101, 1000, 0.8, 7),  # 800 / 101 = 7.9
-        (1000, 1000, 0.8, 1),  # does not fit; whether it does without a margin is found out by trying
+        (
+            1000,
+            1000,
+            0.8,
+            1,
+        ),  # does not fit; whether it does without a margin is found out by trying
         (0, 1000, 0.5, 500),  # nothing was seen to grow: a byte each
     ],
 )
 def test_how_many_fit_by_hand(per_client: int, free: int, share: float, expected: int) -> None:
-    assert batched.fits(per_client, free, share) == expected
+    assert batched_engine.fits(per_client, free, share) == expected
 
 
 def test_a_cut_plan_has_the_first_steps() -> None:
     plan = Plan.of([[torch.arange(5)], [torch.arange(2)]], 2, [0, 5], torch.float32, CPU)
-    short = batched.cut(plan, 2)
+    short = batched_engine.cut(plan, 2)
     assert short.row.tolist() == [[[0, 1], [2, 3]], [[5, 6], [5, 5]]]
     assert short.steps.tolist() == [2, 1]
-    assert batched.cut(plan, None) is plan
+    assert batched_engine.cut(plan, None) is plan
 
 
 def test_a_stack_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device where two clients fit at a time."""
-    run = make_run(methods.FedAvg(local=Local(1, 8, SGD(0.1))), tmp_path, sizes=(20, 13, 24, 17, 9), cohort=5)
+    run = make_run(
+        methods.FedAvg(local=LocalTraining(1, 8, SGD(0.1))),
+        tmp_path,
+        sizes=(20, 13, 24, 17, 9),
+        cohort=5,
+    )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
     monkeypatch.setattr(Batched, "_size", lambda self, do, jobs, number: 2)
@@ -290,7 +343,12 @@ def test_memory_is_measured_once_and_the_stack_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     """Forty clients where, of what is free, five are let in: the same models, and later rounds do not ask again."""
-    run = make_run(methods.FedAvg(local=Local(2, 8, SGD(0.1))), tmp_path, sizes=(20, 13) * 20, cohort=40)
+    run = make_run(
+        methods.FedAvg(local=LocalTraining(2, 8, SGD(0.1))),
+        tmp_path,
+        sizes=(20, 13) * 20,
+        cohort=40,
+    )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
     asked: list[tuple[int, int]] = []
@@ -299,7 +357,7 @@ def test_memory_is_measured_once_and_the_stack_fits(
         asked.append((per_client, free))
         return 5
 
-    monkeypatch.setattr(batched, "fits", five)
+    monkeypatch.setattr(batched_engine, "fits", five)
     engine = Batched(device="cuda", graphs=graphs)
     for _ in range(2):
         for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
@@ -312,7 +370,8 @@ def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> Non
     """Three runs in one stack; the second one's learning rate is far too large."""
     rates = (0.1, 1e300, 0.05)
     runs = [
-        make_run(methods.FedAvg(local=Local(2, 8, SGD(lr))), tmp_path / str(lr), seed=i) for i, lr in enumerate(rates)
+        make_run(methods.FedAvg(local=LocalTraining(2, 8, SGD(lr))), tmp_path / str(lr), seed=i)
+        for i, lr in enumerate(rates)
     ]
     jobs = [(run, Task(k, {"model": Packet(run.params)})) for run in runs for k in (0, 1)]
     found = list(Batched().map(jobs))
@@ -348,4 +407,6 @@ def test_vmap_is_what_it_is_compared_with() -> None:
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     logits = vmap(lambda t, x: net(t, x, train=False).logits)(tree, x)
     for i in range(2):
-        torch.testing.assert_close(logits[i], net({k: v[i] for k, v in tree.items()}, x[i], train=False).logits)
+        torch.testing.assert_close(
+            logits[i], net({k: v[i] for k, v in tree.items()}, x[i], train=False).logits
+        )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedgrove.engines import ragged, windows
+from fedgrove.engines.batched import ragged, windows
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -34,9 +34,14 @@ def test_short_batches_beside_full_ones(device: str, far: float) -> None:
         args = alone[0, part], alone[1, part], affine[0, part], affine[1, part]
         expected = F.batch_norm(x[:n, part], *args, training=True)
         torch.testing.assert_close(out[:n, part], expected)
-        loss, mine = loss + (expected * y[:n, part]).sum(), mine + (out[:n, part] * y[:n, part]).sum()
+        loss, mine = (
+            loss + (expected * y[:n, part]).sum(),
+            mine + (out[:n, part] * y[:n, part]).sum(),
+        )
     torch.testing.assert_close(running, alone)
-    for got, want in zip(torch.autograd.grad(mine, (x, affine)), torch.autograd.grad(loss, (x, affine)), strict=True):
+    for got, want in zip(
+        torch.autograd.grad(mine, (x, affine)), torch.autograd.grad(loss, (x, affine)), strict=True
+    ):
         torch.testing.assert_close(got, want)
 
 
@@ -55,16 +60,28 @@ def test_windows_times_weights_are_a_convolution(kernel: Any, padding: Any, side
     expected = F.conv2d(x, w.flatten(0, 1), None, 1, padding, groups=2)
     torch.testing.assert_close(mine, expected)
     back = torch.randn(expected.shape, generator=g, dtype=torch.float64)
-    for got, want in zip(*(torch.autograd.grad(y, (x, w), back) for y in (mine, expected)), strict=True):
+    for got, want in zip(
+        *(torch.autograd.grad(y, (x, w), back) for y in (mine, expected)), strict=True
+    ):
         torch.testing.assert_close(got, want)
 
 
 def test_only_small_images_are_multiplied_and_in_bf16_only_tiny_ones() -> None:
     images = {side: torch.zeros(5, 8, side, side, requires_grad=True) for side in (4, 5, 8, 9)}
     w = torch.zeros(2, 5, 4, 3, 3)
-    assert [windows.better(x, w, (1, 1), (1, 1)) for x in images.values()] == [True, True, True, False]
+    assert [windows.better(x, w, (1, 1), (1, 1)) for x in images.values()] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     with torch.autocast("cpu", torch.bfloat16):
-        assert [windows.better(x, w, (1, 1), (1, 1)) for x in images.values()] == [True, False, False, False]
+        assert [windows.better(x, w, (1, 1), (1, 1)) for x in images.values()] == [
+            True,
+            False,
+            False,
+            False,
+        ]
         assert windows.better(images[8].double(), w, (1, 1), (1, 1))
 
 
@@ -75,7 +92,10 @@ def test_a_first_layer_with_few_channels(stride: Any) -> None:
     x = torch.randn(5, 6, 20, 20, generator=g, dtype=torch.float64)
     w = torch.randn(2, 4, 3, 3, 3, generator=g, dtype=torch.float64, requires_grad=True)
     assert windows.better(x, w, stride, (1, 1))
-    pair = windows.convolve(x, w, stride, (1, 1)), F.conv2d(x, w.flatten(0, 1), None, stride, 1, groups=2)
+    pair = (
+        windows.convolve(x, w, stride, (1, 1)),
+        F.conv2d(x, w.flatten(0, 1), None, stride, 1, groups=2),
+    )
     torch.testing.assert_close(*pair)
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), w)[0] for y in pair))
 

@@ -18,10 +18,10 @@ from tests.conftest import make_run, play, remembered, reports, tensors
 from fedgrove import methods, trees
 from fedgrove.core import Carry, Client, Edit, Give, Outcome, Packet, Stage, Task, Train
 from fedgrove.engines import Pool, Serial, choose, names
-from fedgrove.engines.pool import cores
+from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
-from fedgrove.parts.codec import Codec, Dense
-from fedgrove.rounds import Run
+from fedgrove.runs.rounds import Run
+from fedgrove.wire.codec import Codec, Dense
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,11 @@ class Odd(methods.FedAvg):
     def work(self, verb: str) -> tuple[Stage, ...]:
         if verb == "use":
             return ()
-        return (Edit(behave), *((Train(self.objective, self.local),) if verb == "train" else ()), Give(answer))
+        return (
+            Edit(behave),
+            *((Train(self.objective, self.local),) if verb == "train" else ()),
+            Give(answer),
+        )
 
 
 def behave(carry: Carry, client: Client) -> Carry:
@@ -55,8 +59,14 @@ def behave(carry: Carry, client: Client) -> Carry:
 
 
 def answer(carry: Carry, client: Client) -> Outcome:
-    give = {"model": Packet(carry.get("local", carry.get("model", {"id": torch.tensor([float(client.id)])})))}
-    return Outcome(give, {"pid": float(os.getpid())}, {"seen": {"round": carry["settings"]["round"]}})
+    give = {
+        "model": Packet(
+            carry.get("local", carry.get("model", {"id": torch.tensor([float(client.id)])}))
+        )
+    }
+    return Outcome(
+        give, {"pid": float(os.getpid())}, {"seen": {"round": carry["settings"]["round"]}}
+    )
 
 
 @pytest.fixture
@@ -72,7 +82,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     if not Path("/dev/shm").is_dir():
         pytest.skip("shared memory cannot be listed here")
     prefix = "fg" + secrets.token_hex(2)
-    monkeypatch.setattr("fedgrove.engines.shared.PREFIX", prefix)
+    monkeypatch.setattr("fedgrove.engines.pool.shared.PREFIX", prefix)
     return lambda: [p.name for p in Path("/dev/shm").iterdir() if p.name.startswith(prefix)]
 
 
@@ -81,7 +91,9 @@ def run(tmp_path: Path) -> Run:
     return make_run(Odd(), tmp_path, sizes=(5, 40, 8, 60, 5, 30), dtype=torch.float32, cohort=6)
 
 
-def task(client: int, act: int = 0, verb: str = "train", params: trees.Tree | None = None, round: int = 0) -> Task:
+def task(
+    client: int, act: int = 0, verb: str = "train", params: trees.Tree | None = None, round: int = 0
+) -> Task:
     send = {} if params is None else {"model": Packet(params)}
     return Task(client, send, {"act": act}, verb, round)
 
@@ -132,7 +144,9 @@ def test_no_jobs_need_no_workers(pool: Pool) -> None:
     assert pool._team == []
 
 
-def test_bytes_are_counted_right_when_tasks_are_made_as_they_are_needed(run: Run, pool: Pool) -> None:
+def test_bytes_are_counted_right_when_tasks_are_made_as_they_are_needed(
+    run: Run, pool: Pool
+) -> None:
     def jobs() -> Iterator[tuple[Run, Task]]:
         for i in range(150):
             yield run, task(i % 6, verb="probe", params={"w": torch.zeros(1 + 7 * i)}, round=i)
@@ -144,8 +158,12 @@ def test_bytes_are_counted_right_when_tasks_are_made_as_they_are_needed(run: Run
 # ---- one pool, several runs ------------------------------------------------------------------------------------------
 
 
-def test_workers_stay_for_the_next_exchange_and_know_a_second_run(tmp_path: Path, pool: Pool) -> None:
-    first, second = (make_run(methods.Ditto(), tmp_path / n, seed=s) for n, s in (("first", 0), ("second", 1)))
+def test_workers_stay_for_the_next_exchange_and_know_a_second_run(
+    tmp_path: Path, pool: Pool
+) -> None:
+    first, second = (
+        make_run(methods.Ditto(), tmp_path / n, seed=s) for n, s in (("first", 0), ("second", 1))
+    )
     one = play(first, pool)
     workers = [w.process.pid for w in pool._team]
     list(reports(first, pool, [Task(0, {"model": Packet(first.params)})]))
@@ -155,7 +173,9 @@ def test_workers_stay_for_the_next_exchange_and_know_a_second_run(tmp_path: Path
         alone = make_run(methods.Ditto(), tmp_path / name, seed=seed)
         assert trees.equal(tensors(play(alone, Serial())), tensors(state))
         assert remembered(run).keys() == remembered(alone).keys()
-    assert not any(alive(pid) for pid in workers if pid is not None)  # they did not know the second run
+    assert not any(
+        alive(pid) for pid in workers if pid is not None
+    )  # they did not know the second run
 
 
 def test_several_runs_travel_together(tmp_path: Path, pool: Pool) -> None:
@@ -193,20 +213,29 @@ def test_a_sentence_of_our_own_comes_without_a_trace(run: Run, pool: Pool) -> No
     assert str(caught.value) == "client 4 could not probe: InputError: a sentence for the user."
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_task(run: Run, pool: Pool, blocks: Callable[[], list[str]]) -> None:
-    stream = pool.map([(run, task(0, verb="probe", params=run.params)), (run, task(1, act=3, params=run.params))])
+def test_a_worker_that_is_killed_in_the_middle_of_a_task(
+    run: Run, pool: Pool, blocks: Callable[[], list[str]]
+) -> None:
+    stream = pool.map(
+        [(run, task(0, verb="probe", params=run.params)), (run, task(1, act=3, params=run.params))]
+    )
     assert next(stream)[1].of == 0
     (busy,) = (w for w in pool._team if w.job is not None)
     team = [w.process.pid for w in pool._team]
     assert busy.process.pid is not None
     os.kill(busy.process.pid, signal.SIGKILL)
     began = time.monotonic()
-    with pytest.raises(EngineError, match=rf"worker process {busy.process.pid} died \(exit code -9\) .* for client 1;"):
+    with pytest.raises(
+        EngineError,
+        match=rf"worker process {busy.process.pid} died \(exit code -9\) .* for client 1;",
+    ):
         next(stream)
     assert time.monotonic() - began < 5
     assert not any(alive(pid) for pid in team if pid is not None)
     assert blocks() == []
-    assert [r.of for r in reports(run, pool, [task(1, verb="probe")])] == [1]  # the pool can be used again
+    assert [r.of for r in reports(run, pool, [task(1, verb="probe")])] == [
+        1
+    ]  # the pool can be used again
 
 
 def test_a_worker_that_ends_itself(run: Run, pool: Pool) -> None:
@@ -221,8 +250,18 @@ def test_a_worker_that_was_killed_while_idle_is_named_or_replaced(run: Run, pool
     os.kill(victim.pid, signal.SIGKILL)
     victim.join(5)
     with contextlib.suppress(EngineError):
-        assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [0, 1, 2, 3]
-    assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [0, 1, 2, 3]
+        assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+    assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 # ---- nothing is left behind ------------------------------------------------------------------------------------------
@@ -239,15 +278,21 @@ def test_close_ends_every_process_and_may_be_repeated(run: Run, pool: Pool) -> N
     assert [r.of for r in reports(run, pool, [task(3, verb="probe")])] == [3]
 
 
-def test_shared_memory_is_empty_after_the_last_report(run: Run, pool: Pool, blocks: Callable[[], list[str]]) -> None:
-    assert len(list(pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)))) == 6
+def test_shared_memory_is_empty_after_the_last_report(
+    run: Run, pool: Pool, blocks: Callable[[], list[str]]
+) -> None:
+    assert (
+        len(list(pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)))) == 6
+    )
     assert blocks() == []
 
 
 def test_shared_memory_is_empty_after_a_caller_that_stops_early(
     run: Run, pool: Pool, blocks: Callable[[], list[str]]
 ) -> None:
-    stream = pool.map([(run, task(k, act=6 * (k == 1), verb="probe", params=run.params)) for k in (3, 1)])
+    stream = pool.map(
+        [(run, task(k, act=6 * (k == 1), verb="probe", params=run.params)) for k in (3, 1)]
+    )
     next(stream)
     time.sleep(0.3)  # by now the other worker has answered, and nobody has read it
     stream.close()
@@ -257,7 +302,12 @@ def test_shared_memory_is_empty_after_a_caller_that_stops_early(
 
 def test_shared_memory_is_empty_after_a_failure(run: Run, blocks: Callable[[], list[str]]) -> None:
     pool = Pool(workers=3)
-    stream = pool.map([(run, task(k, act=act, verb="probe", params=run.params)) for k, act in ((3, 0), (1, 5), (5, 6))])
+    stream = pool.map(
+        [
+            (run, task(k, act=act, verb="probe", params=run.params))
+            for k, act in ((3, 0), (1, 5), (5, 6))
+        ]
+    )
     next(stream)
     time.sleep(0.4)  # by now client 1 has failed and client 5 has answered
     with pytest.raises(EngineError, match="client 1 could not probe"):
@@ -265,7 +315,9 @@ def test_shared_memory_is_empty_after_a_failure(run: Run, blocks: Callable[[], l
     assert blocks() == []
 
 
-def test_a_tree_that_goes_to_everybody_is_shared_once(run: Run, pool: Pool, blocks: Callable[[], list[str]]) -> None:
+def test_a_tree_that_goes_to_everybody_is_shared_once(
+    run: Run, pool: Pool, blocks: Callable[[], list[str]]
+) -> None:
     most = 0
     for _ in pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)):
         most = max(most, len(blocks()))

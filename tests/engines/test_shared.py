@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgrove import trees
-from fedgrove.engines.shared import ALIGN, Block, drop, get, put
+from fedgrove.engines.pool.shared import ALIGN, Block, drop, get, put
 
 TYPES = [
     torch.bool,
@@ -79,7 +79,9 @@ def test_several_trees_in_one_block() -> None:
     assert all(trees.equal(a, b) for a, b in zip(forest, back, strict=True))
 
 
-@pytest.mark.parametrize("forest", [[], [{}], [{}, {}], [{"none": torch.zeros(0, 3, dtype=torch.int8)}]])
+@pytest.mark.parametrize(
+    "forest", [[], [{}], [{}, {}], [{"none": torch.zeros(0, 3, dtype=torch.int8)}]]
+)
 def test_nothing_to_share_takes_no_memory(forest: list[trees.Tree]) -> None:
     block = put(forest)
     assert block.name is None
@@ -91,7 +93,9 @@ def test_nothing_to_share_takes_no_memory(forest: list[trees.Tree]) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6))
+@given(
+    st.lists(st.tuples(st.sampled_from(TYPES), st.lists(st.integers(0, 4), max_size=3)), max_size=6)
+)
 def test_leaves_do_not_overlap_and_are_aligned(leaves: list[tuple[torch.dtype, list[int]]]) -> None:
     tree = {f"{i}": torch.full(shape, i % 2).to(dtype) for i, (dtype, shape) in enumerate(leaves)}
     block = put([tree])

@@ -25,13 +25,22 @@ from fedgrove.core import (
     Task,
     Train,
 )
-from fedgrove.engines.message import write_report, write_task
-from fedgrove.engines.work import Sent, begin, count_down, count_up, numbered, one_thread, own_randomness, perform
+from fedgrove.engines.work import (
+    Sent,
+    count_down,
+    count_up,
+    initial_carry,
+    numbered,
+    one_thread,
+    own_randomness,
+    perform,
+)
 from fedgrove.nets import Net
-from fedgrove.parts.codec import Delta, Dense
-from fedgrove.parts.local import SGD, Local
+from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
-from fedgrove.rounds import Run
+from fedgrove.runs.rounds import Run
+from fedgrove.wire.codec import Delta, Dense
+from fedgrove.wire.message import write_report, write_task
 
 W = {"w": torch.ones(2)}
 MASK = {"w": torch.tensor([True, False])}
@@ -42,19 +51,27 @@ MASK = {"w": torch.tensor([True, False])}
 
 def test_the_carry_a_task_starts_with() -> None:
     kept, other = {"k": torch.zeros(1)}, {"w": torch.zeros(2)}
-    task = Task(0, {"model": Packet(W, MASK), "extra": Packet(W)}, {"lr": 0.5, "phases": [1, 2]}, round=3)
-    carry = begin(task, {"kept": kept, "extra": other}, torch.float64)
+    task = Task(
+        0, {"model": Packet(W, MASK), "extra": Packet(W)}, {"lr": 0.5, "phases": [1, 2]}, round=3
+    )
+    carry = initial_carry(task, {"kept": kept, "extra": other}, torch.float64)
     assert set(carry) == {"kept", "extra", "model", "model.mask", "settings", "aux"}
     assert carry["kept"] is kept
-    assert carry["extra"] is task.send["extra"].values  # a packet wins over what is remembered under its name
+    assert (
+        carry["extra"] is task.send["extra"].values
+    )  # a packet wins over what is remembered under its name
     assert carry["model.mask"] is MASK
-    assert {k: v.tolist() for k, v in carry["settings"].items()} == {"round": 3.0, "lr": 0.5, "phases": [1.0, 2.0]}
+    assert {k: v.tolist() for k, v in carry["settings"].items()} == {
+        "round": 3.0,
+        "lr": 0.5,
+        "phases": [1.0, 2.0],
+    }
     assert all(v.dtype == torch.float64 for v in carry["settings"].values())
     assert carry["aux"] == {}
 
 
 def test_the_carry_of_an_empty_task() -> None:
-    assert set(begin(Task(0), {}, torch.float32)) == {"settings", "aux"}
+    assert set(initial_carry(Task(0), {}, torch.float32)) == {"settings", "aux"}
 
 
 # ---- stages ----------------------------------------------------------------------------------------------------------
@@ -65,13 +82,20 @@ def nothing(carry: Carry, client: Client) -> Carry:
 
 
 def give_all(carry: Carry, client: Client) -> Outcome:
-    return Outcome({"model": Packet(carry["local"])}, {"n": float(client.info.examples)}, {"own": carry["local"]})
+    return Outcome(
+        {"model": Packet(carry["local"])},
+        {"n": float(client.info.examples)},
+        {"own": carry["local"]},
+    )
 
 
 def test_stages_are_numbered_among_their_kind() -> None:
     train, edit, give = Train(CrossEntropy(), None), Edit(nothing), Give(give_all)
     measure = Measure("m", lambda *a: {})
-    found = [(n, type(s).__name__) for n, s in numbered((edit, train, measure, edit, train, measure, give))]
+    found = [
+        (n, type(s).__name__)
+        for n, s in numbered((edit, train, measure, edit, train, measure, give))
+    ]
     assert found == [
         (0, "Edit"),
         (0, "Train"),
@@ -84,7 +108,11 @@ def test_stages_are_numbered_among_their_kind() -> None:
 
 
 def total(net: Net, params: trees.Tree, batch: Batch, carry: Carry) -> trees.Tree:
-    return {"sum": batch.x.sum(), "n": batch.weight.sum(), "grad": torch.tensor(float(torch.is_grad_enabled()))}
+    return {
+        "sum": batch.x.sum(),
+        "n": batch.weight.sum(),
+        "grad": torch.tensor(float(torch.is_grad_enabled())),
+    }
 
 
 @dataclass(frozen=True)
@@ -131,7 +159,11 @@ def test_edits_see_what_came_before_and_reports_say_who_and_how_many(tmp_path: P
 
     run = staged(tmp_path, Edit(mark), Give(give_all))
     report, kept = perform(run, Task(2), {"old": W})
-    assert (report.of, report.examples, report.metrics) == (2, run.infos[2].examples, {"n": run.infos[2].examples})
+    assert (report.of, report.examples, report.metrics) == (
+        2,
+        run.infos[2].examples,
+        {"n": run.infos[2].examples},
+    )
     assert report.give["model"].values["w"].item() == 2.0
     assert set(kept) == {"old", "own"}  # a name left out stays as it was
 
@@ -147,26 +179,32 @@ def test_work_without_a_give_reports_nothing(tmp_path: Path) -> None:
 
 
 def test_an_edit_more_or_less_does_not_change_what_a_train_draws(tmp_path: Path) -> None:
-    train, give = Train(CrossEntropy(), Local(1, 8)), Give(give_all)
+    train, give = Train(CrossEntropy(), LocalTraining(1, 8)), Give(give_all)
     trees_ = []
     for i, stages in enumerate(((train, give), (Edit(nothing), train, Edit(nothing), give))):
-        run = staged(tmp_path / str(i), *stages, net="har-cnn", options={}, dtype=torch.float32)  # with dropout
-        trees_.append(perform(run, Task(0, {"model": Packet(run.params)}), {})[0].give["model"].values)
+        run = staged(
+            tmp_path / str(i), *stages, net="har-cnn", options={}, dtype=torch.float32
+        )  # with dropout
+        trees_.append(
+            perform(run, Task(0, {"model": Packet(run.params)}), {})[0].give["model"].values
+        )
     assert trees.equal(*trees_)
 
 
 def test_the_same_task_gives_the_same_bits_and_another_round_others(tmp_path: Path) -> None:
-    stages = (Train(CrossEntropy(), Local(1, 8)), Give(give_all))
+    stages = (Train(CrossEntropy(), LocalTraining(1, 8)), Give(give_all))
     run = staged(tmp_path, *stages, net="har-cnn", options={}, dtype=torch.float32)
     task = Task(0, {"model": Packet(run.params)})
-    first, again, later = (perform(run, t, {})[0].give["model"].values for t in (task, task, replace(task, round=1)))
+    first, again, later = (
+        perform(run, t, {})[0].give["model"].values for t in (task, task, replace(task, round=1))
+    )
     assert trees.equal(first, again)
     assert not trees.equal(first, later)
 
 
 def test_two_trains_in_a_row_draw_other_batches(tmp_path: Path) -> None:
     # two stages of one epoch from the same start: another order of examples, so another result
-    recipe = Local(1, 8, SGD(0.1))
+    recipe = LocalTraining(1, 8, SGD(0.1))
     stages = (Train(CrossEntropy(), recipe, end="a"), Train(CrossEntropy(), recipe, end="local"))
     found: list[Carry] = []
     run = staged(tmp_path, *stages, Edit(lambda c, k: (found.append(c), c)[1]))
@@ -175,7 +213,7 @@ def test_two_trains_in_a_row_draw_other_batches(tmp_path: Path) -> None:
 
 
 def test_threads_and_randomness_are_left_as_they_were(tmp_path: Path) -> None:
-    run = staged(tmp_path, Train(CrossEntropy(), Local(1, 8)), Edit(lambda c, k: 1 / 0))  # type: ignore[arg-type,return-value]
+    run = staged(tmp_path, Train(CrossEntropy(), LocalTraining(1, 8)), Edit(lambda c, k: 1 / 0))  # type: ignore[arg-type,return-value]
     before = torch.get_rng_state()
     torch.set_num_threads(2)
     with pytest.raises(ZeroDivisionError):

@@ -85,7 +85,9 @@ def test_kill_9_then_resume_is_the_uninterrupted_run(
     assert [json.loads(line)["round"] for line in lines] == list(range(1, 11))
 
 
-def test_a_killed_worker_leaves_a_checkpoint_and_a_sentence(whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_a_checkpoint_and_a_sentence(
+    whole: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     process = start(folder, "--engine", "pool")
     wait_for(folder, 2, process)

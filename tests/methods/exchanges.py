@@ -11,10 +11,10 @@ from tests.conftest import make_run, reports
 from fedgrove.core import Report, Task
 from fedgrove.engines import Serial
 from fedgrove.methods import CAAFP
-from fedgrove.parts.local import Adam, Local
-from fedgrove.rounds import Run, rounds
+from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.runs.rounds import Run, rounds
 
-CALM = Local(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
+CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
 SIZES = (20, 13, 24, 17, 9)
 
 
@@ -23,7 +23,11 @@ def method(**words: Any) -> CAAFP:
 
 
 def tiny(folder: Path, *, length: int | None = None, **words: Any) -> Run:
-    own = {k: words.pop(k) for k in list(words) if k in ("net", "sizes", "cohort", "seed", "dtype", "options")}
+    own = {
+        k: words.pop(k)
+        for k in list(words)
+        if k in ("net", "sizes", "cohort", "seed", "dtype", "options")
+    }
     made = method(**words)
     chosen = {"sizes": SIZES, "cohort": 4} | own
     return make_run(made, folder, rounds=length or sum(made.phases or (3,)), **chosen)
@@ -32,7 +36,9 @@ def tiny(folder: Path, *, length: int | None = None, **words: Any) -> Run:
 Filter = Callable[[list[Report]], list[Report]]
 
 
-def exchanges(run: Run, keep: Filter = list, state: Any = None) -> Iterator[tuple[Any, list[Task], list[Report], Any]]:
+def exchanges(
+    run: Run, keep: Filter = list, state: Any = None
+) -> Iterator[tuple[Any, list[Task], list[Report], Any]]:
     """State before, tasks, reports and state after of every exchange."""
     loop = rounds(run, state)
     exchange = next(loop)

@@ -17,9 +17,9 @@ from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import CAAFP
 from fedgrove.parts.group import nearest
-from fedgrove.parts.local import SGD, Local
+from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
-from fedgrove.rounds import draw_cohort, evaluation, rounds
+from fedgrove.runs.rounds import draw_cohort, evaluation, rounds
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 
@@ -63,7 +63,9 @@ def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
         ({"phases": None}, ["cluster:evidence", "train:evidence", "train:evidence", "train:near"]),
     ],
 )
-def test_evidence_is_asked_for_only_when_a_step_uses_it(words: dict, wanted: list[str], tmp_path: Path) -> None:
+def test_evidence_is_asked_for_only_when_a_step_uses_it(
+    words: dict, wanted: list[str], tmp_path: Path
+) -> None:
     found = []
     for _, tasks, answers, _ in exchanges(tiny(tmp_path, **words)):
         (verb,) = verbs(tasks)
@@ -75,7 +77,9 @@ def test_evidence_is_asked_for_only_when_a_step_uses_it(words: dict, wanted: lis
 def test_evidence_gathers_from_step_to_step(tmp_path: Path) -> None:
     """f = 3: steps before rounds 1, 3 and 6 of phase 3. Votes add up in between, and begin anew after a step."""
     run = tiny(tmp_path, phases=(0, 3, 6), every=3, clusters=1, cohort=4)
-    gathered = [float(after.evidence[0]["votes"]) if after.evidence else 0 for *_, after in exchanges(run)]
+    gathered = [
+        float(after.evidence[0]["votes"]) if after.evidence else 0 for *_, after in exchanges(run)
+    ]
     assert gathered == [0, 4, 8, 0, 4, 0, 4, 8, 0, 0]
 
 
@@ -92,7 +96,11 @@ def test_the_clustering_is_with_everyone_is_no_round_and_changes_no_weights(tmp_
             assert all(trees.equal(model, before.models[0]) for model in after.models.values())
             assert trees.equal(after.reference, before.models[0])
             assert not after.masks
-            assert all(r.give["update"].values[k].dtype == torch.float16 for r in answers for k in run.params)
+            assert all(
+                r.give["update"].values[k].dtype == torch.float16
+                for r in answers
+                for k in run.params
+            )
             # without a warm-up both sides know the reference: nothing is sent
             assert all(bool(task.send) == bool(phases[0]) for task in tasks)
 
@@ -110,18 +118,29 @@ def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_p
 
 
 @pytest.mark.parametrize("phases", [(2, 2, 0), (0, 2, 0)])
-def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(phases: tuple, tmp_path: Path) -> None:
+def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
+    phases: tuple, tmp_path: Path
+) -> None:
     """One step of gradient descent from w_c with mu = 1 / lr: w_c - lr (g + (w_c - w_ref) / lr) = w_ref - lr g, where
     lr g is what a step without the pull moves. The warm-up knows no pull; the reference is where it ended."""
     lr = 0.05
     pull = Proximal(1 / lr, "reference")
-    run = tiny(tmp_path, phases=phases, pull=pull, local=Local(1, 64, SGD(lr)), clusters=1, cohort=5)
+    run = tiny(
+        tmp_path,
+        phases=phases,
+        pull=pull,
+        local=LocalTraining(1, 64, SGD(lr)),
+        clusters=1,
+        cohort=5,
+    )
     free = make_run(methods.FedAvg(local=run.method.local), tmp_path / "free", sizes=SIZES)
     for before, tasks, answers, after in exchanges(run):
         if verbs(tasks) == {"cluster"}:
             reference = after.reference
             assert trees.equal(reference, before.models[0] if phases[0] else run.params)
-            for report in answers:  # one epoch is one step here: in 16 bits, what it moves from the reference
+            for report in (
+                answers
+            ):  # one epoch is one step here: in 16 bits, what it moves from the reference
                 (alone,) = reports(free, Serial(), [Task(report.of, {"model": Packet(reference)})])
                 update = trees.sub(alone.give["model"].values, reference)
                 assert trees.distance(report.give["update"].values, update) < 2**-11 * float(
@@ -151,7 +170,9 @@ def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(phases:
     ],
     ids=str,
 )
-def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(words: dict, net: str, tmp_path: Path) -> None:
+def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(
+    words: dict, net: str, tmp_path: Path
+) -> None:
     run = tiny(tmp_path, net=net, **words)
     made, (warm, stable, last), total = run.method, words["phases"], run.net.layout.prunable_size
     wanted, steps = round(made.first * total), made.schedule.steps(last)
@@ -191,7 +212,13 @@ def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
 def test_what_a_client_sends_outside_the_mask_does_not_count(tmp_path: Path) -> None:
     def overstep(answers: list[Report]) -> list[Report]:
         return [
-            replace(r, give={**r.give, "model": Packet({k: v + 1 for k, v in r.give["model"].values.items()})})
+            replace(
+                r,
+                give={
+                    **r.give,
+                    "model": Packet({k: v + 1 for k, v in r.give["model"].values.items()}),
+                },
+            )
             if "model" in r.give
             else r
             for r in answers
@@ -199,7 +226,9 @@ def test_what_a_client_sends_outside_the_mask_does_not_count(tmp_path: Path) -> 
 
     for *_, after in exchanges(tiny(tmp_path, phases=(0, 0, 2), every=5), overstep):
         assert all(
-            bool((after.models[g][k][~m] == 0).all()) for g, mask in after.masks.items() for k, m in mask.items()
+            bool((after.models[g][k][~m] == 0).all())
+            for g, mask in after.masks.items()
+            for k, m in mask.items()
         )
 
 
@@ -217,7 +246,11 @@ def test_churn_changes_places_and_regrown_weights_start_at_zero(tmp_path: Path) 
         new = trees.flat(trees.pick(model, run.net.layout.prunable))[b & ~a]
         assert bool((new == 0).all())
     moved = trees.flat(trees.pick(states[2].models[0], run.net.layout.prunable))
-    fresh = trees.flat(states[1].masks[0]) & ~trees.flat(states[0].masks[0]) & trees.flat(states[2].masks[0])
+    fresh = (
+        trees.flat(states[1].masks[0])
+        & ~trees.flat(states[0].masks[0])
+        & trees.flat(states[2].masks[0])
+    )
     assert float((moved[fresh] != 0).double().mean()) > 0.5
 
 
@@ -228,9 +261,15 @@ def test_the_first_mask_by_hand(tmp_path: Path) -> None:
     _, _, answers, after = next(exchanges(run))
     names = run.net.layout.prunable
     w = trees.flat(trees.pick(run.params, names)).double()
-    updates = torch.stack([trees.flat(trees.pick(r.give["update"].values, names)).double() for r in answers])
+    updates = torch.stack(
+        [trees.flat(trees.pick(r.give["update"].values, names)).double() for r in answers]
+    )
     signs = torch.stack([r.give["evidence"].values["scores.signs"].double() for r in answers])
-    score = 0.5 * w.abs() / w.abs().max() + 0.25 / (1 + updates.var(0, unbiased=False)) + 0.25 * signs.mean(0).abs()
+    score = (
+        0.5 * w.abs() / w.abs().max()
+        + 0.25 / (1 + updates.var(0, unbiased=False))
+        + 0.25 * signs.mean(0).abs()
+    )
     kept = trees.flat(after.masks[0])
     assert int(kept.sum()) == round(0.3 * len(w))
     assert float(score[kept].min()) >= float(score[~kept].max()) - 1e-6
@@ -247,7 +286,9 @@ def test_a_group_of_one_keeps_its_mask_but_follows_the_schedule(tmp_path: Path) 
             assert not bool((b & ~a).any())
             if bool((a & ~b).any()):  # the group's mean is its one client's model
                 steps += 1
-                w = trees.flat(trees.pick(report.give["model"].values, run.net.layout.prunable)).abs()
+                w = trees.flat(
+                    trees.pick(report.give["model"].values, run.net.layout.prunable)
+                ).abs()
                 assert float(w[b].min()) >= float(w[a & ~b].max()) * (1 - 1e-6)
     assert steps >= 4
     assert set(counts(after).values()) == {round(0.3 * run.net.layout.prunable_size)}
@@ -288,7 +329,9 @@ def test_a_late_joiner_shows_its_update_when_it_is_drawn_and_joins_the_nearest(
 ) -> None:
     run = tiny(tmp_path, phases=phases)
     drawn = [draw_cohort(run, t) for t in range(phases[0], sum(phases))]
-    late = next(k for k in run.infos if k not in drawn[0] and sum(k in cohort for cohort in drawn) > 1)
+    late = next(
+        k for k in run.infos if k not in drawn[0] and sum(k in cohort for cohort in drawn) > 1
+    )
     asked = []
     for before, tasks, answers, after in exchanges(run, without(late)):
         mine = next((task for task in tasks if task.to == late), None)
@@ -342,7 +385,10 @@ def test_a_late_joiner_joins_its_twin(tmp_path: Path) -> None:
             {"weights": (0.5, 0.5, 0.5)},
             r"weights is \(0\.5, 0\.5, 0\.5\); it must be three numbers of 0 or more, sum 1",
         ),
-        ({"phases": (1, -1, 3)}, r"phases is \(1, -1, 3\); it must be three numbers of 0 or more rounds"),
+        (
+            {"phases": (1, -1, 3)},
+            r"phases is \(1, -1, 3\); it must be three numbers of 0 or more rounds",
+        ),
         ({"phases": (1, 2)}, r"phases is \(1, 2\); it must be three numbers of 0 or more rounds"),
     ],
 )
@@ -351,16 +397,21 @@ def test_impossible_values_get_a_sentence(words: dict, sentence: str) -> None:
         CAAFP(**words)
 
 
-@pytest.mark.parametrize("words", [{"phases": (0, 1, 1), "every": 1}, {"phases": (0, 0, 4), "every": 5}])
+@pytest.mark.parametrize(
+    "words", [{"phases": (0, 1, 1), "every": 1}, {"phases": (0, 0, 4), "every": 5}]
+)
 def test_a_density_that_no_step_can_reach_gets_a_sentence(words: dict, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"start is 0\.7; it must be the density, 0\.3, where no step follows"):
+    with pytest.raises(
+        InputError, match=r"start is 0\.7; it must be the density, 0\.3, where no step follows"
+    ):
         CAAFP(start=0.7, **words).lengths(sum(words["phases"]))
 
 
 def test_phases_that_do_not_sum_to_the_rounds_get_a_sentence(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(1, 1, 1), length=4)
     with pytest.raises(
-        InputError, match=r"^phases is \(1, 1, 1\); it must be three numbers that sum to the rounds, 4\.$"
+        InputError,
+        match=r"^phases is \(1, 1, 1\); it must be three numbers that sum to the rounds, 4\.$",
     ):
         next(rounds(run))
     with pytest.raises(InputError, match="sum to the rounds, 4"):

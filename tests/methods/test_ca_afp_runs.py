@@ -12,11 +12,11 @@ from tests.methods.exchanges import exchanges, tiny, verbs
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.cost import cost
+from fedgrove.cost.estimate import cost
 from fedgrove.engines import Pool, Serial
-from fedgrove.engines.batched import Batched
+from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP
-from fedgrove.store import Held, Memory, freeze, thaw
+from fedgrove.runs.store import Held, Memory, freeze, thaw
 
 # ---- engines and checkpoints -----------------------------------------------------------------------------------------
 
@@ -24,7 +24,13 @@ from fedgrove.store import Held, Memory, freeze, thaw
 @pytest.mark.parametrize("net", ["mlp", "har-cnn"])
 def test_batched_is_serial_is_pool_with_churn_steps(net: str, tmp_path: Path) -> None:
     """One client has more examples than a Measure's batch of 256 holds, so that its gradient is summed over two."""
-    words = {"phases": (1, 1, 3), "start": 0.6, "churn": 0.1, "net": net, "sizes": (270, 13, 24, 17, 9)}
+    words = {
+        "phases": (1, 1, 3),
+        "start": 0.6,
+        "churn": 0.1,
+        "net": net,
+        "sizes": (270, 13, 24, 17, 9),
+    }
     found = []
     for engine in (Serial(), Batched(), Pool(workers=2)):
         run = tiny(tmp_path / engine.name, **words)
@@ -68,7 +74,14 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
 
 # ---- bytes -----------------------------------------------------------------------------------------------------------
 
-WISDM = {"net": "har-cnn", "shape": (3, 200), "classes": 6, "clients": 36, "cohort": 10, "rounds": 50}
+WISDM = {
+    "net": "har-cnn",
+    "shape": (3, 200),
+    "classes": 6,
+    "clients": 36,
+    "cohort": 10,
+    "rounds": 50,
+}
 UCI = {"net": "har-cnn", "shape": (9, 128), "classes": 6, "clients": 30, "cohort": 10, "rounds": 50}
 TABLE = {
     "fully pruned": (CAAFP(phases=(0, 0, 50)), 176.2, 122.6),
@@ -98,11 +111,15 @@ def test_nominal_bytes_of_a_falling_density_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [CAAFP(phases=(0, 0, 2)), CAAFP(phases=(1, 0, 1)), methods.GlobalFT()], ids=["pruned", "warm", "one"]
+    "made",
+    [CAAFP(phases=(0, 0, 2)), CAAFP(phases=(1, 0, 1)), methods.GlobalFT()],
+    ids=["pruned", "warm", "one"],
 )
 def test_a_real_runs_nominal_bytes_are_those_of_cost(made: CAAFP, tmp_path: Path) -> None:
     words = {"clients": 5, "cohort": 3, "rounds": 2}
-    real = fedgrove.run(made, data="digits", engine="serial", out=tmp_path / "run", evaluate=0, **words).summary
+    real = fedgrove.run(
+        made, data="digits", engine="serial", out=tmp_path / "run", evaluate=0, **words
+    ).summary
     found = cost(made, net="mlp", shape=(1, 8, 8), classes=10, **words)
     assert real["bytes_paper"] == found["bytes_paper"]
     assert real["density"] == pytest.approx(0.3, abs=1e-4)
@@ -110,5 +127,7 @@ def test_a_real_runs_nominal_bytes_are_those_of_cost(made: CAAFP, tmp_path: Path
 
 def test_evidence_is_counted_where_it_is_sent(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(0, 0, 2), dtype=torch.float32)
-    shown = [[r.cost["up"].get("scores", 0) > 0 for r in answers] for _, _, answers, _ in exchanges(run)]
+    shown = [
+        [r.cost["up"].get("scores", 0) > 0 for r in answers] for _, _, answers, _ in exchanges(run)
+    ]
     assert shown == [[True] * 5, [True] * 4, [False] * 4]

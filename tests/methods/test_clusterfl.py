@@ -14,7 +14,7 @@ from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.methods.clusterfl import divided, leading, shares
 from fedgrove.parts.objective import Clustered
-from fedgrove.rounds import plan
+from fedgrove.runs.rounds import plan
 
 F64 = torch.float64
 A, B = torch.tensor([1.0, 0.5, 0.0], dtype=F64), torch.tensor([0.5, 1.0, 0.0], dtype=F64)
@@ -43,7 +43,9 @@ def test_unequal_clusters_nearly_ideal() -> None:
 
 def test_leading_are_orthonormal_in_order_and_span_all_clients_at_most() -> None:
     rows = torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=F64))
-    assert (leading(rows, 2).abs() - torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=F64)).abs().max() < 1e-12
+    assert (
+        leading(rows, 2).abs() - torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=F64)
+    ).abs().max() < 1e-12
     assert leading(rows, 9).shape == (3, 3)
     assert (shares(rows, 9) - torch.eye(3, dtype=F64)).abs().max() < 1e-12
 
@@ -65,7 +67,9 @@ def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
     state = run.method.init(run.start)
     first = state.rows[0]
     (task, *_) = plan(run, state)
-    assert trees.distance(task.send["model"].values, run.params) < 1e-12  # all equal: the mean is the start
+    assert (
+        trees.distance(task.send["model"].values, run.params) < 1e-12
+    )  # all equal: the mean is the start
     way = torch.randn(len(first), generator=torch.Generator().manual_seed(1), dtype=F64)
     rows = torch.stack([first + way, first - way, first + way, first - way])
     for k, task in enumerate(plan(run, replace(state, rows=rows))):
@@ -74,15 +78,22 @@ def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
 
 def test_without_its_tie_it_is_local_training(tmp_path: Path) -> None:
     alone = make_run(methods.Local(), tmp_path / "alone", dtype=torch.float32)
-    tied = make_run(methods.ClusterFL(tie=Clustered(0.0, 0.0, 0.0)), tmp_path / "tied", dtype=torch.float32)
+    tied = make_run(
+        methods.ClusterFL(tie=Clustered(0.0, 0.0, 0.0)), tmp_path / "tied", dtype=torch.float32
+    )
     play(alone, Serial())
     state = play(tied, Serial())
-    mine, theirs = ({k.split("/")[0] + k.split("/")[2]: v for k, v in remembered(r).items()} for r in (tied, alone))
+    mine, theirs = (
+        {k.split("/")[0] + k.split("/")[2]: v for k, v in remembered(r).items()}
+        for r in (tied, alone)
+    )
     assert mine
     assert trees.equal(mine, theirs)
     trained = {int(k.split("/")[0]) for k in remembered(tied)}
     for k in trained:  # the server's row is the client's model
-        assert torch.equal(state.rows[k], torch.cat([mine[f"{k}{name}"].view(-1) for name in tied.params]))
+        assert torch.equal(
+            state.rows[k], torch.cat([mine[f"{k}{name}"].view(-1) for name in tied.params])
+        )
 
 
 def test_the_tie_draws_models_together(tmp_path: Path) -> None:

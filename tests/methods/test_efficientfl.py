@@ -11,24 +11,30 @@ from tests.conftest import make_run, reports
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.rounds import rounds
+from fedgrove.runs.rounds import rounds
 
 
 @pytest.mark.parametrize(("bits", "levels"), [(8, 255), (3, 7)])
-def test_one_dense_round_then_a_fixed_mask_and_few_levels(bits: int, levels: int, tmp_path: Path) -> None:
+def test_one_dense_round_then_a_fixed_mask_and_few_levels(
+    bits: int, levels: int, tmp_path: Path
+) -> None:
     run = make_run(methods.EfficientFL(density=0.25, bits=bits), tmp_path, net="har-cnn")
     prunable, masks = run.net.layout.prunable, []
     loop = rounds(run)
     exchange = next(loop)
     while exchange.tasks:
         before, answers = exchange.state, list(reports(run, Serial(), exchange.tasks))
-        assert all((task.send["model"].mask is None) == (before.round == 0) for task in exchange.tasks)
+        assert all(
+            (task.send["model"].mask is None) == (before.round == 0) for task in exchange.tasks
+        )
         weight = sum(r.examples for r in answers)
         model = {k: v.clone() for k, v in before.model.items()}
         for r in answers:
             packet = r.give["update"]
             assert all(len(v.unique()) <= levels for v in packet.values.values())
-            assert max(len(v.unique()) for v in packet.values.values()) > levels // 2  # 8 bits are made use of
+            assert (
+                max(len(v.unique()) for v in packet.values.values()) > levels // 2
+            )  # 8 bits are made use of
             assert all(bool((packet.values[k][~m] == 0).all()) for k, m in before.mask.items())
             model = {k: v + packet.values[k] * r.examples / weight for k, v in model.items()}
         exchange = loop.send(answers)
@@ -56,7 +62,9 @@ def test_eight_bits_are_close_to_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bits", [1, 17, -1])
 def test_impossible_bits_get_a_sentence(bits: int) -> None:
-    with pytest.raises(InputError, match=r"^bits is -?\d+; it must be 0 \(no quantisation\) or in 2\.\.16\.$"):
+    with pytest.raises(
+        InputError, match=r"^bits is -?\d+; it must be 0 \(no quantisation\) or in 2\.\.16\.$"
+    ):
         methods.EfficientFL(bits=bits)
 
 

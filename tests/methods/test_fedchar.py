@@ -14,23 +14,31 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods.ditto import use_personal
-from fedgrove.parts.local import SGD, Local
+from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
-from fedgrove.rounds import Run, evaluation, rounds
+from fedgrove.runs.rounds import Run, evaluation, rounds
 
 
 def two_kinds(run: Run) -> Run:
     """Odd clients call every class by the next one's name."""
     for k, client in run.federation.clients.items():
         if k % 2:
-            run.federation.clients[k] = replace(client, train=replace(client.train, y=(client.train.y + 1) % 3))
+            run.federation.clients[k] = replace(
+                client, train=replace(client.train, y=(client.train.y + 1) % 3)
+            )
     return run
 
 
 def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
     """Two rounds in one group, an exchange with all that is no round, then two in the groups of the two kinds."""
     run = two_kinds(
-        make_run(methods.FedCHAR(warmup=2, clusters=2), tmp_path, sizes=(40, 40, 40, 40), cohort=3, rounds=4)
+        make_run(
+            methods.FedCHAR(warmup=2, clusters=2),
+            tmp_path,
+            sizes=(40, 40, 40, 40),
+            cohort=3,
+            rounds=4,
+        )
     )
     seen, loop = [], rounds(run)
     exchange = next(loop)
@@ -39,10 +47,14 @@ def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
         (verb,) = {task.verb for task in exchange.tasks}
         seen.append((before.round, verb, len(exchange.tasks), len(before.models)))
         for task in exchange.tasks:
-            assert trees.equal(task.send["model"].values, before.models[before.groups.get(task.to, 0)])
+            assert trees.equal(
+                task.send["model"].values, before.models[before.groups.get(task.to, 0)]
+            )
         exchange = loop.send(reports(run, Serial(), exchange.tasks))
         if verb == "cluster":
-            assert all(trees.equal(model, before.models[0]) for model in exchange.state.models.values())
+            assert all(
+                trees.equal(model, before.models[0]) for model in exchange.state.models.values()
+            )
     assert seen == [
         (0, "train", 3, 1),
         (1, "train", 3, 1),
@@ -55,7 +67,9 @@ def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
 
 
 def test_a_client_uses_its_personal_model_and_only_the_groups_travels(tmp_path: Path) -> None:
-    run = make_run(methods.FedCHAR(warmup=1, clusters=1, pull=Proximal(0.5)), tmp_path, rounds=3, cohort=3)
+    run = make_run(
+        methods.FedCHAR(warmup=1, clusters=1, pull=Proximal(0.5)), tmp_path, rounds=3, cohort=3
+    )
     state = play(run, Serial())
     trained = sorted(run.memory.files)
     for k in trained:
@@ -76,7 +90,7 @@ def test_the_personal_models_first_step_by_hand(tmp_path: Path) -> None:
     personal one starts where it was left: with w as it is, mu = 1 / lr and a gradient g, v - lr (g + (v - w) / lr) =
     w - lr g, the step that would lead there from w with the gradient taken at v."""
     lr = 0.05
-    method = methods.FedCHAR(warmup=9, pull=Proximal(1 / lr), local=Local(1, 64, SGD(lr)))
+    method = methods.FedCHAR(warmup=9, pull=Proximal(1 / lr), local=LocalTraining(1, 64, SGD(lr)))
     run = make_run(method, tmp_path, rounds=3)
     task = Task(0, run.method.deliver(run.method.init(run.start), 0))
     report, kept = perform(run, task, {})
@@ -90,7 +104,9 @@ def test_the_personal_models_first_step_by_hand(tmp_path: Path) -> None:
     assert trees.distance(after["personal"], wanted) < 1e-12
 
 
-@pytest.mark.parametrize(("words", "said"), [({"warmup": -1}, "warmup is -1"), ({"clusters": -1}, "clusters is -1")])
+@pytest.mark.parametrize(
+    ("words", "said"), [({"warmup": -1}, "warmup is -1"), ({"clusters": -1}, "clusters is -1")]
+)
 def test_impossible_values_get_a_sentence(words: dict[str, int], said: str) -> None:
     with pytest.raises(InputError, match=f"^{said}; it must be 0 .*or more"):
         methods.FedCHAR(**words)

@@ -8,9 +8,9 @@ from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
+from fedgrove.channels.submodel import channels_in
 from fedgrove.methods import FedDrop
-from fedgrove.parts.submodel import held
-from fedgrove.rounds import plan
+from fedgrove.runs.rounds import plan
 
 
 def test_draws_depend_on_round_and_client_alone(tmp_path: Path) -> None:
@@ -21,9 +21,15 @@ def test_draws_depend_on_round_and_client_alone(tmp_path: Path) -> None:
             trees.equal(a.send["model"].mask or {}, b.send["model"].mask or {})
             for a, b in zip(tasks, plan(run, state), strict=True)
         )
-        draws |= {(state.round, t.to): held(t.send["model"], run.net.layout.groups) for t in tasks}
-    assert all({g: int(c.sum()) for g, c in d.items()} == {"fc1": 32, "fc2": 32} for d in draws.values())
+        draws |= {
+            (state.round, t.to): channels_in(t.send["model"], run.net.layout.groups) for t in tasks
+        }
+    assert all(
+        {g: int(c.sum()) for g, c in d.items()} == {"fc1": 32, "fc2": 32} for d in draws.values()
+    )
     assert len({tuple(d["fc1"].tolist()) for d in draws.values()}) == 8
     other = make_run(FedDrop(widths=(0.5,), draw=1), tmp_path / "other", cohort=4)
-    first = held(plan(other, other.method.init(other.start))[0].send["model"], run.net.layout.groups)
+    first = channels_in(
+        plan(other, other.method.init(other.start))[0].send["model"], run.net.layout.groups
+    )
     assert not trees.equal(first, draws[0, 0])

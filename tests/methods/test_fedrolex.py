@@ -8,16 +8,23 @@ import torch
 from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
-from fedgrove.channels import Group
+from fedgrove.channels.groups import ChannelGroup
+from fedgrove.channels.submodel import channels_in
 from fedgrove.methods import FedRolex
 from fedgrove.methods.fedrolex import rolling
-from fedgrove.parts.submodel import held
-from fedgrove.rounds import evaluation
+from fedgrove.runs.rounds import evaluation
 
 
 def test_windows_by_hand() -> None:
-    windows = [rolling([Group("a", 5, ())], 0.4, t)["a"].int().tolist() for t in range(6)]
-    assert windows == [[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1], [1, 0, 0, 0, 1], windows[0]]
+    windows = [rolling([ChannelGroup("a", 5, ())], 0.4, t)["a"].int().tolist() for t in range(6)]
+    assert windows == [
+        [1, 1, 0, 0, 0],
+        [0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 1, 1],
+        [1, 0, 0, 0, 1],
+        windows[0],
+    ]
 
 
 def test_every_channel_is_trained_and_everybody_uses_all(tmp_path: Path) -> None:
@@ -25,7 +32,7 @@ def test_every_channel_is_trained_and_everybody_uses_all(tmp_path: Path) -> None
     trained: dict[str, torch.Tensor] = {}
     for state, tasks, _, after in exchanges(run):  # noqa: B007
         for task in tasks:
-            window = held(task.send["model"], run.net.layout.groups)
+            window = channels_in(task.send["model"], run.net.layout.groups)
             assert {g: int(c.sum()) for g, c in window.items()} == {"conv1": 1, "conv2": 2}
             assert int(window["conv1"].int().argmax()) == state.round % 4
             trained = {g: c | trained.get(g, c) for g, c in window.items()}

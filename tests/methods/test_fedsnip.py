@@ -13,7 +13,7 @@ from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.parts.mask import best
-from fedgrove.rounds import Run, rounds
+from fedgrove.runs.rounds import Run, rounds
 
 
 def sensitivity(run: Run, client: int) -> torch.Tensor:
@@ -29,7 +29,9 @@ def test_the_mask_is_that_of_all_clients_first_batches_and_stays(tmp_path: Path)
     run = make_run(methods.FedSNIP(density=0.2), tmp_path, cohort=2)
     loop = rounds(run)
     exchange = next(loop)
-    assert [task.to for task in exchange.tasks] == list(run.infos)  # all four, though the cohort is two
+    assert [task.to for task in exchange.tasks] == list(
+        run.infos
+    )  # all four, though the cohort is two
     assert all(task.verb == "snip" and not task.send for task in exchange.tasks)
     exchange = loop.send(reports(run, Serial(), exchange.tasks))
     assert exchange.state.round == 0

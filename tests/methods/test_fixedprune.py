@@ -10,10 +10,10 @@ from fedgrove import methods
 from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import InputError
-from fedgrove.layout import Layout
-from fedgrove.measure import Ledger
-from fedgrove.parts.codec import Bitmap, Dense
-from fedgrove.rounds import rounds
+from fedgrove.nets.layout import Layout
+from fedgrove.runs.rounds import rounds
+from fedgrove.wire.codec import Bitmap, Dense
+from fedgrove.wire.ledger import Ledger
 
 
 def test_a_round_by_hand() -> None:
@@ -53,7 +53,9 @@ def test_density_is_exact_in_every_round_and_report(tmp_path: Path) -> None:
 def test_serial_and_pool_count_the_same_bytes_and_parts_add_up(tmp_path: Path) -> None:
     totals = []
     for engine in (Serial(), Pool(workers=2)):
-        run = make_run(methods.FixedPrune(), tmp_path / engine.name, net="har-cnn", dtype=torch.float32)
+        run = make_run(
+            methods.FixedPrune(), tmp_path / engine.name, net="har-cnn", dtype=torch.float32
+        )
         ledger, loop = Ledger(), rounds(run)
         exchange = next(loop)
         while exchange.tasks:
@@ -80,7 +82,12 @@ def test_a_mask_is_sent_when_it_changes(tmp_path: Path) -> None:
 def test_sparse_is_smaller_than_dense(tmp_path: Path) -> None:
     sizes = {}
     for codec in (Dense(), Bitmap(), methods.FixedPrune().codec):
-        run = make_run(methods.FixedPrune(codec=codec), tmp_path / type(codec).__name__, dtype=torch.float32, rounds=1)
+        run = make_run(
+            methods.FixedPrune(codec=codec),
+            tmp_path / type(codec).__name__,
+            dtype=torch.float32,
+            rounds=1,
+        )
         ledger, loop = Ledger(), rounds(run)
         loop.send(ledger.tally(reports(run, Serial(), next(loop).tasks)))
         sizes[type(codec).__name__] = ledger.totals()["bytes_up"]
@@ -88,7 +95,9 @@ def test_sparse_is_smaller_than_dense(tmp_path: Path) -> None:
 
 
 def test_learns_something(tmp_path: Path) -> None:
-    run = make_run(methods.FixedPrune(density=0.5), tmp_path, dtype=torch.float32, rounds=6, sizes=(40, 40, 40))
+    run = make_run(
+        methods.FixedPrune(density=0.5), tmp_path, dtype=torch.float32, rounds=6, sizes=(40, 40, 40)
+    )
     state = play(run, Serial())
     assert not torch.equal(state.model["head.weight"], run.params["head.weight"])
 

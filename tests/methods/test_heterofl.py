@@ -12,6 +12,7 @@ from tests.conftest import make_run, play, reports
 from torch import nn
 
 from fedgrove import trees
+from fedgrove.channels.submodel import channels_in
 from fedgrove.core import Info, Report, Start
 from fedgrove.data.profile import TIERS
 from fedgrove.engines import Serial
@@ -19,13 +20,16 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, HeteroFL
 from fedgrove.methods.heterofl import dealt
 from fedgrove.nets import Net
-from fedgrove.parts.local import Adam, Local
-from fedgrove.parts.submodel import held
-from fedgrove.rounds import evaluation, plan
+from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.runs.rounds import evaluation, plan
 
 NET = Net(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), (1,))
 START = Start(
-    {k: torch.zeros(s) for k, s in NET.layout.shapes.items()}, NET.layout, {0: Info(10), 1: Info(30)}, 3, lambda j: {}
+    {k: torch.zeros(s) for k, s in NET.layout.shapes.items()},
+    NET.layout,
+    {0: Info(10), 1: Info(30)},
+    3,
+    lambda j: {},
 )
 
 
@@ -37,31 +41,54 @@ def test_a_fold_by_hand() -> None:
     assert (packets[0].mask or {})["0.weight"].flatten().tolist() == [True, True, False, False]
     assert packets[1].mask is None
     done = [
-        Report(k, {"model": replace(p, values={n: torch.full_like(v, 1.0 + 4 * k) for n, v in p.values.items()})}, n)
+        Report(
+            k,
+            {
+                "model": replace(
+                    p, values={n: torch.full_like(v, 1.0 + 4 * k) for n, v in p.values.items()}
+                )
+            },
+            n,
+        )
         for (k, p), n in zip(packets.items(), (10, 30), strict=True)
     ]
     found = method.fold(state, done).model
-    for name in ("0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "3.weight"):
+    for name in (
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+        "3.weight",
+    ):
         assert found[name].flatten().tolist() == [4, 4, 5, 5], name
     assert found["3.bias"].tolist() == [4]
 
 
 def test_sub_models_are_nested_and_stay_as_wide(tmp_path: Path) -> None:
-    method = HeteroFL(widths=(1.0, 0.5, 0.25), local=Local(1, 8, Adam(1e-2)))
+    method = HeteroFL(widths=(1.0, 0.5, 0.25), local=LocalTraining(1, 8, Adam(1e-2)))
     run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,) * 3)
     state = play(run, Serial())
-    kept = [held(task.send["model"], run.net.layout.groups) for task in evaluation(run, state)]
+    kept = [
+        channels_in(task.send["model"], run.net.layout.groups) for task in evaluation(run, state)
+    ]
     assert [sum(int(c.sum()) for c in k.values()) for k in kept] == [12, 6, 3]
     assert all(bool((small[g] <= wide[g]).all()) for wide, small in pairwise(kept) for g in wide)
     for report in reports(run, Serial(), plan(run, state)):
-        assert held(report.give["model"], run.net.layout.groups).keys() == kept[0].keys()
+        assert channels_in(report.give["model"], run.net.layout.groups).keys() == kept[0].keys()
         assert report.give["model"].mask is None if report.of == 0 else report.give["model"].mask
-    assert not trees.equal(state.model, play(replace(run, method=FedAvg(local=method.local)), Serial()).model)
+    assert not trees.equal(
+        state.model, play(replace(run, method=FedAvg(local=method.local)), Serial()).model
+    )
 
 
 def test_devices_decide_how_wide() -> None:
-    infos = {k: Info(9, bandwidth, speed, memory) for k, (_, bandwidth, speed, memory) in enumerate(TIERS)}
-    shares = dealt((), replace(START, clients=infos), Local(1, 8, Adam(1e-2)))
+    infos = {
+        k: Info(9, bandwidth, speed, memory)
+        for k, (_, bandwidth, speed, memory) in enumerate(TIERS)
+    }
+    shares = dealt((), replace(START, clients=infos), LocalTraining(1, 8, Adam(1e-2)))
     assert list(shares.values()) == sorted(shares.values())
     assert shares[0] < shares[2] == 1.0
     assert dealt((0.5, 0.25), START, None) == {0: 0.5, 1: 0.25}

@@ -12,22 +12,25 @@ from tests.conftest import make_run, play, reports
 from fedgrove import methods
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
-from fedgrove.parts.local import Adam, Local
-from fedgrove.rounds import Run, evaluation, rounds
+from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.runs.rounds import Run, evaluation, rounds
 
 
 def two_kinds(run: Run) -> Run:
     """Odd clients call every class by the next one's name."""
     for k, client in run.federation.clients.items():
         if k % 2:
-            parts = {s: replace(getattr(client, s), y=(getattr(client, s).y + 1) % 3) for s in ("train", "test")}
+            parts = {
+                s: replace(getattr(client, s), y=(getattr(client, s).y + 1) % 3)
+                for s in ("train", "test")
+            }
             run.federation.clients[k] = replace(client, **parts)
     return run
 
 
 def test_two_kinds_of_clients_end_with_two_models(tmp_path: Path) -> None:
     words = {"sizes": (60, 60, 60, 60), "cohort": 4, "rounds": 6}
-    method = methods.IFCA(clusters=2, local=Local(2, 8, Adam(1e-2)))
+    method = methods.IFCA(clusters=2, local=LocalTraining(2, 8, Adam(1e-2)))
     run = two_kinds(make_run(method, tmp_path / "two", **words))
     state = play(run, Serial())
     assert state.groups[0] == state.groups[2] != state.groups[1] == state.groups[3]

@@ -17,22 +17,22 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
+from fedgrove.channels.shrink import cut
 from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.engines import Pool, Serial
-from fedgrove.engines.batched import Batched
+from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
 from fedgrove.nets import Net
-from fedgrove.parts.codec import SubModel
 from fedgrove.parts.gamma import GammaDistance
-from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.schedule import stepwise
-from fedgrove.rounds import Run, evaluation, plan
-from fedgrove.shrink import cut
-from fedgrove.store import freeze, thaw
+from fedgrove.runs.rounds import Run, evaluation, plan
+from fedgrove.runs.store import freeze, thaw
+from fedgrove.wire.codec import SubModel
 
-CALM = Local(1, 8, Adam(1e-2, eps=1e-3))
+CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))
 SHORT: dict[str, Any] = {"densities": (1.0, 0.75, 0.5), "guided": 2, "tune": 1, "local": CALM}
 
 
@@ -74,7 +74,9 @@ def sub_model(client: int, value: float, shared: bool) -> Report:
 def first_fold() -> tuple[SAFL, Any]:
     method = SAFL(densities=(2 / 3,), clusters=2, guided=1, tune=1)
     state = method.init(START)
-    return method, method.fold(state, [sub_model(k, v, False) for k, v in enumerate((1.0, 2.0, 4.0))])
+    return method, method.fold(
+        state, [sub_model(k, v, False) for k, v in enumerate((1.0, 2.0, 4.0))]
+    )
 
 
 def test_a_fold_of_stage_1_by_hand() -> None:
@@ -91,7 +93,9 @@ def test_a_fold_of_stage_1_by_hand() -> None:
     assert state.models[0]["0.weight"].flatten().tolist() == pytest.approx([0, 7 / 3, 3])
     assert state.models[0]["1.weight"].tolist() == pytest.approx([0, 7 / 3, 3])
     assert state.models[0]["3.weight"].flatten().tolist() == pytest.approx([0, 7 / 3, 3])
-    assert state.models[0]["1.running_mean"][1:].tolist() == pytest.approx([7 / 3, 3])  # over those who have it
+    assert state.models[0]["1.running_mean"][1:].tolist() == pytest.approx(
+        [7 / 3, 3]
+    )  # over those who have it
     assert state.models[0]["3.bias"].tolist() == pytest.approx([7 / 3])
     assert float(state.models[1]["3.bias"]) == 10.0
     assert 1 not in state.channels
@@ -99,23 +103,34 @@ def test_a_fold_of_stage_1_by_hand() -> None:
     assert state.idle == {0: 0, 1: 1}
     (task, *_) = method.plan(state, [0])
     assert (task.verb, task.settings) == ("prune:2", {"density": 2 / 3})
-    assert (task.send["model1"].mask, float(task.send["model0"].values["1.weight"][0])) == (None, 0.0)
+    assert (task.send["model1"].mask, float(task.send["model0"].values["1.weight"][0])) == (
+        None,
+        0.0,
+    )
 
 
 def test_a_fold_of_stage_2_by_hand() -> None:
     """Weights 10, 30, 60. Channel 0 is the first client's alone and stays his; channel 2: (30·2 + 60·4) / 90."""
     method, state = first_fold()
     assert state.round == 1
-    assert [method.deliver(state, k) for k in range(3)] == [{}] * 3  # stage 2 begins with what clients have
-    assert state.model["0.weight"].flatten().tolist() == pytest.approx([1, (10 + 60 + 240) / 100, 300 / 90])
+    assert [method.deliver(state, k) for k in range(3)] == [
+        {}
+    ] * 3  # stage 2 begins with what clients have
+    assert state.model["0.weight"].flatten().tolist() == pytest.approx(
+        [1, (10 + 60 + 240) / 100, 300 / 90]
+    )
     state = method.fold(state, [sub_model(k, v, True) for k, v in enumerate((5.0, 2.0, 4.0))])
-    assert state.model["0.weight"].flatten().tolist() == pytest.approx([5, (50 + 60 + 240) / 100, 300 / 90])
+    assert state.model["0.weight"].flatten().tolist() == pytest.approx(
+        [5, (50 + 60 + 240) / 100, 300 / 90]
+    )
     assert float(state.model["0.weight"][0]) == 5.0
     assert set(state.model) == {"0.weight", "0.bias", "3.weight", "3.bias"}
     packet = method.deliver(state, 0)["model"]
     assert packet.values["3.weight"].flatten().tolist() == pytest.approx([5, 3.5, 0])
     assert (packet.mask or {})["3.weight"].flatten().tolist() == [True, True, False]
-    state = method.fold(state, [sub_model(2, 8.0, True)])  # the others did not take part: what is theirs stays
+    state = method.fold(
+        state, [sub_model(2, 8.0, True)]
+    )  # the others did not take part: what is theirs stays
     assert state.model["0.weight"].flatten().tolist() == pytest.approx([5, 8, 8])
 
 
@@ -158,7 +173,9 @@ def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Pat
             expected = 12 * SHORT["densities"][min(after.round, 3) - 1]
             mask = run.net.layout.expand(_channels(run, task.to))
             assert sum(int(c.sum()) for c in _channels(run, task.to).values()) == round(expected)
-            assert report.metrics["params"] == run.net.layout.size - sum(int((~m).sum()) for m in mask.values())
+            assert report.metrics["params"] == run.net.layout.size - sum(
+                int((~m).sum()) for m in mask.values()
+            )
             assert not kept
 
 
@@ -168,11 +185,21 @@ def _channels(run: Run, client: int) -> trees.Tree:
 
 def test_a_pruned_channel_may_come_back(tmp_path: Path) -> None:
     """The model is whole again before every pruning step, so what is kept is not nested: here the group insists."""
-    eager = {"pull": GammaDistance(5.0, to="model"), "local": Local(1, 8, Adam(0.1)), "guided": 8, "clusters": 1}
+    eager = {
+        "pull": GammaDistance(5.0, to="model"),
+        "local": LocalTraining(1, 8, Adam(0.1)),
+        "guided": 8,
+        "clusters": 1,
+    }
     run, seen = run_of(safl(densities=(0.5,) * 3, **eager), tmp_path, rounds=4), list[Any]()
     for _, _, _, after in exchanges(run):
         seen.append(after.kept)
-    back = [bool((new[k][g] & ~old[k][g]).any()) for old, new in pairwise(seen) for k in old for g in old[k]]
+    back = [
+        bool((new[k][g] & ~old[k][g]).any())
+        for old, new in pairwise(seen)
+        for k in old
+        for g in old[k]
+    ]
     assert any(back)
 
 
@@ -184,7 +211,9 @@ def test_hermes_sends_nothing_before_the_last_pruning(tmp_path: Path) -> None:
         assert bool(after.kept) == (state.round >= 2)
 
 
-@pytest.mark.parametrize("method", [safl(devices=True), Hermes(**SHORT, devices=True)], ids=["safl", "hermes"])
+@pytest.mark.parametrize(
+    "method", [safl(devices=True), Hermes(**SHORT, devices=True)], ids=["safl", "hermes"]
+)
 def test_a_device_is_left_with_what_it_can_hold(method: Any, tmp_path: Path) -> None:
     """One client's device is slow, another's holds half a training step; slimming may take all from one layer."""
     run = run_of(method, tmp_path, cohort=4)
@@ -225,7 +254,9 @@ def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> 
 # ---- turned off -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [SAFL(densities=()), Hermes(densities=())], ids=["safl", "hermes"])
+@pytest.mark.parametrize(
+    "method", [SAFL(densities=()), Hermes(densities=())], ids=["safl", "hermes"]
+)
 def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> None:
     plain = run_of(FedBN(local=CALM), tmp_path / "a", dtype=torch.float32)
     run = run_of(replace(method, local=CALM), tmp_path / "b", dtype=torch.float32)
@@ -244,7 +275,9 @@ def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> 
 def test_safl_without_its_pull_is_hermes_to_the_bit(tmp_path: Path) -> None:
     words = {"densities": (1.0, 0.5), "guided": 2, "tune": 1, "local": CALM}
     alone = run_of(Hermes(**words), tmp_path / "a", dtype=torch.float32)
-    run = run_of(SAFL(**words, pull=GammaDistance(0.0, to="model")), tmp_path / "b", dtype=torch.float32)
+    run = run_of(
+        SAFL(**words, pull=GammaDistance(0.0, to="model")), tmp_path / "b", dtype=torch.float32
+    )
     one, other = play(alone, Serial()), play(run, Serial())
     assert trees.equal(one.model, other.model)
     assert trees.equal(remembered(alone), remembered(run))
@@ -253,7 +286,9 @@ def test_safl_without_its_pull_is_hermes_to_the_bit(tmp_path: Path) -> None:
 def test_the_pull_brings_scales_together(tmp_path: Path) -> None:
     spread = []
     for weight in (0.0, 1.0):
-        method = safl(densities=(1.0,) * 3, clusters=1, guided=4, pull=GammaDistance(weight, to="model"))
+        method = safl(
+            densities=(1.0,) * 3, clusters=1, guided=4, pull=GammaDistance(weight, to="model")
+        )
         run = run_of(method, tmp_path / str(weight), rounds=4)
         play(run, Serial())
         own = [v for k, v in remembered(run).items() if k.endswith("personal/norm2.weight")]
@@ -264,15 +299,21 @@ def test_the_pull_brings_scales_together(tmp_path: Path) -> None:
 # ---- clusters -------------------------------------------------------------------------------------------------------
 
 
-def test_clusters_that_nobody_chooses_are_given_up_where_their_number_is_to_be_chosen(tmp_path: Path) -> None:
-    run = run_of(safl(clusters=0, densities=(1.0, 0.9, 0.8, 0.7, 0.6)), tmp_path, rounds=6, sizes=(20,) * 6)
+def test_clusters_that_nobody_chooses_are_given_up_where_their_number_is_to_be_chosen(
+    tmp_path: Path,
+) -> None:
+    run = run_of(
+        safl(clusters=0, densities=(1.0, 0.9, 0.8, 0.7, 0.6)), tmp_path, rounds=6, sizes=(20,) * 6
+    )
     idle: dict[int, int] = dict.fromkeys(range(5), 0)
     for state, tasks, answers, after in exchanges(run):
         if state.round < 5:
             assert {t.verb for t in tasks} == {f"prune:{len(state.models)}"}
             chosen = {sorted(state.models)[int(r.metrics["group"])] for r in answers}
             idle = {j: 0 if j in chosen else idle[j] + 1 for j in state.models}
-            assert set(after.models) == ({j for j in idle if idle[j] < 2} if state.round < 4 else set())
+            assert set(after.models) == (
+                {j for j in idle if idle[j] < 2} if state.round < 4 else set()
+            )
             assert set(after.groups.values()) == chosen
     assert len(run.method.init(run.start).models) == 5
 
@@ -282,7 +323,9 @@ def test_two_kinds_of_clients_end_in_two_clusters(tmp_path: Path) -> None:
     run = run_of(method, tmp_path, rounds=5, sizes=(60,) * 4)
     for k, client in run.federation.clients.items():
         if k % 2:
-            run.federation.clients[k] = replace(client, train=replace(client.train, y=(client.train.y + 1) % 3))
+            run.federation.clients[k] = replace(
+                client, train=replace(client.train, y=(client.train.y + 1) % 3)
+            )
     state = play(run, Serial())
     assert state.groups[0] == state.groups[2] != state.groups[1] == state.groups[3]
 
@@ -307,12 +350,16 @@ def test_the_ledger_is_the_papers_formula_with_measured_sizes(tmp_path: Path) ->
     last = sum(_shared(run, after.kept[k]) for k in after.kept)
     statistics = layout.count(layout.buffers) * 3 * (models + 1) * clients
     tensors = (len(layout.shapes) * 3 * (models + 1) + len(after.model) * 3) * clients
-    assert values == 4 * (down + up + 3 * last + statistics) + tensors  # a byte per tensor says how it is coded
+    assert (
+        values == 4 * (down + up + 3 * last + statistics) + tensors
+    )  # a byte per tensor says how it is coded
 
 
 def _size(run: Run, channels: Any) -> int:
     """Parameters of a sub-model."""
-    return run.net.layout.size - sum(int((~m).sum()) for m in run.net.layout.expand(channels or {}).values())
+    return run.net.layout.size - sum(
+        int((~m).sum()) for m in run.net.layout.expand(channels or {}).values()
+    )
 
 
 def _shared(run: Run, channels: Any) -> int:
@@ -360,8 +407,17 @@ def _engines() -> Iterator[Any]:
 
 def test_it_learns(tmp_path: Path) -> None:
     """Images of 8 x 8, three classes per client, half the channels of SAFL's own network."""
-    method = SAFL(density=0.5, densities=(1.0, 0.5), guided=3, tune=1, local=Local(1, 16, SGD(0.05)))
-    words = {"net": "bn-cnn2", "partition": "classes:3:30", "clients": 4, "cohort": 4, "rounds": 6, "evaluate": 0}
+    method = SAFL(
+        density=0.5, densities=(1.0, 0.5), guided=3, tune=1, local=LocalTraining(1, 16, SGD(0.05))
+    )
+    words = {
+        "net": "bn-cnn2",
+        "partition": "classes:3:30",
+        "clients": 4,
+        "cohort": 4,
+        "rounds": 6,
+        "evaluate": 0,
+    }
     found = fedgrove.run(method, data="digits", engine="serial", **words).summary
     assert found["accuracy_mean"] > 0.8
     assert found["density"] < 0.6
@@ -371,13 +427,22 @@ def test_it_learns(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^rounds is 3; it must be more than 3, which the pruning of stage 1 takes"):
+    with pytest.raises(
+        InputError,
+        match=r"^rounds is 3; it must be more than 3, which the pruning of stage 1 takes",
+    ):
         play(run_of(safl(), tmp_path / "a", rounds=3), Serial())
-    with pytest.raises(InputError, match=r"^densities is \(0.5, 0.0\); it must be in \(0, 1\] each"):
+    with pytest.raises(
+        InputError, match=r"^densities is \(0.5, 0.0\); it must be in \(0, 1\] each"
+    ):
         SAFL(densities=(0.5, 0.0))
     with pytest.raises(InputError, match=r"^clusters is -1; it must be 0 \(chosen\) or more"):
         SAFL(clusters=-1)
-    with pytest.raises(InputError, match=r"^guided, tune is \(50, 0\); it must be 1 or more epochs each"):
+    with pytest.raises(
+        InputError, match=r"^guided, tune is \(50, 0\); it must be 1 or more epochs each"
+    ):
         Hermes(tune=0)
-    with pytest.raises(InputError, match=r"no norm layers behind its channels; score them by FilterL1"):
+    with pytest.raises(
+        InputError, match=r"no norm layers behind its channels; score them by FilterL1"
+    ):
         play(run_of(safl(), tmp_path / "b", net="mlp"), Serial())

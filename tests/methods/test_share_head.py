@@ -12,21 +12,25 @@ from tests.methods.exchanges import exchanges
 from tests.methods.test_safl import SHORT, START, run_of, safl
 from torch import nn
 
+from fedgrove.channels.submodel import own
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import Hermes
 from fedgrove.nets import Net
-from fedgrove.parts.submodel import own
-from fedgrove.rounds import Run, evaluation
+from fedgrove.runs.rounds import Run, evaluation
 
 
-@pytest.mark.parametrize("method", [safl(share_head=False), Hermes(**SHORT, share_head=False)], ids=["safl", "hermes"])
+@pytest.mark.parametrize(
+    "method", [safl(share_head=False), Hermes(**SHORT, share_head=False)], ids=["safl", "hermes"]
+)
 def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) -> None:
     run = run_of(method, tmp_path / "a")
     head, seen = set(run.net.layout.head), 0
     for before, tasks, answers, after in exchanges(run):
         if before.round >= len(method.schedule):
-            packets = [p for t in tasks for p in t.send.values()] + [a.give["model"] for a in answers]
+            packets = [p for t in tasks for p in t.send.values()] + [
+                a.give["model"] for a in answers
+            ]
             assert packets
             assert not any(head & {*p.values, *(p.mask or {})} for p in packets)
             seen += 1
@@ -35,10 +39,15 @@ def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) ->
     assert len(_used_heads(run, after)) == len(run.infos)
     for task in evaluation(run, after):
         kept = run.memory.read(run.memory.files[task.to])["personal"]["head.bias"]
-        assert tuple(kept.tolist()) in _used_heads(run, after)  # as it was left after its last training
+        assert tuple(kept.tolist()) in _used_heads(
+            run, after
+        )  # as it was left after its last training
     shared = run_of(replace(method, share_head=True), tmp_path / "b")
     assert len(_used_heads(shared, play(shared, Serial()))) == 1
-    bare = Net(nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Conv1d(4, 2, 1), nn.Flatten()), (1, 3))
+    bare = Net(
+        nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Conv1d(4, 2, 1), nn.Flatten()),
+        (1, 3),
+    )
     with pytest.raises(InputError, match=r"share_head is False; .* no last linear layer"):
         method.init(replace(START, layout=bare.layout, params=bare.params(), rounds=9))
 

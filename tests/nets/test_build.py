@@ -8,9 +8,9 @@ from torch import nn
 
 from fedgrove import nets, trees
 from fedgrove.errors import InputError
-from fedgrove.layout import tensors_of
 from fedgrove.nets import custom, net
 from fedgrove.nets.dropout import Dropout
+from fedgrove.nets.layout import tensors_of
 
 SMALL = {"har-cnn": (3, 20), "mnist-cnn": (1, 8, 8), "lenet": (1, 16, 16), "leafcnn": (1, 16, 16)}
 SMALL |= {"bn-cnn2": (1, 8, 8), "bn-cnn4": (3, 16, 16), "resnet18": (3, 8, 8), "mlp": (2, 3)}
@@ -54,8 +54,15 @@ def test_options() -> None:
     assert not [m for m in group.modules() if isinstance(m, nn.BatchNorm2d)]
     assert {m.num_groups for m in group.modules() if isinstance(m, nn.GroupNorm)} == {2}
     # without norms the convs have biases; 8 channels of 2 × 2 reach the head
-    assert count("bn-cnn2", (1, 8, 8), 3, norm="none", width=4) == (9 + 1) * 4 + (4 * 9 + 1) * 8 + 8 * 4 * 3 + 3
-    assert not [m for m in nets.build("har-cnn", (3, 20), 2, 0, dropout=False).modules() if isinstance(m, Dropout)]
+    assert (
+        count("bn-cnn2", (1, 8, 8), 3, norm="none", width=4)
+        == (9 + 1) * 4 + (4 * 9 + 1) * 8 + 8 * 4 * 3 + 3
+    )
+    assert not [
+        m
+        for m in nets.build("har-cnn", (3, 20), 2, 0, dropout=False).modules()
+        if isinstance(m, Dropout)
+    ]
 
 
 def test_dropout_rates_of_the_paper() -> None:
@@ -68,7 +75,9 @@ def test_weights_follow_from_the_seed_and_global_state_is_untouched(name: str) -
     torch.manual_seed(5)
     before = torch.get_rng_state()
     options = {"width": 4} if name in ("resnet18", "bn-cnn4") else {}
-    one, same, other = (tensors_of(nets.build(name, SMALL[name], 3, seed=s, **options)) for s in (1, 1, 2))
+    one, same, other = (
+        tensors_of(nets.build(name, SMALL[name], 3, seed=s, **options)) for s in (1, 1, 2)
+    )
     assert torch.equal(before, torch.get_rng_state())
     assert trees.equal(one, same)
     assert not trees.equal(one, other)
@@ -110,7 +119,11 @@ def test_a_shape_that_does_not_fit() -> None:
         ("mlp", {"hiden": 3}, "did you mean 'hidden'"),
         ("resnet18", {"norm": "layer"}, "batch, group, none"),
         ("mlp:hiden=3", {}, "did you mean 'hidden'"),
-        ("mlp:hidden=many", {}, r"net 'mlp:hidden=many' was asked for; its options are written as in mlp:hidden=64\."),
+        (
+            "mlp:hidden=many",
+            {},
+            r"net 'mlp:hidden=many' was asked for; its options are written as in mlp:hidden=64\.",
+        ),
     ],
 )
 def test_bad_words(name: str, options: dict[str, object], says: str) -> None:
@@ -121,7 +134,8 @@ def test_bad_words(name: str, options: dict[str, object], says: str) -> None:
 def test_options_behind_a_name() -> None:
     plain = nets.build("bn-cnn2:norm=none,width=4", (1, 8, 8), 3, seed=0)
     assert [p.shape for p in plain.parameters()] == [
-        p.shape for p in nets.build("bn-cnn2", (1, 8, 8), 3, seed=0, norm="none", width=4).parameters()
+        p.shape
+        for p in nets.build("bn-cnn2", (1, 8, 8), 3, seed=0, norm="none", width=4).parameters()
     ]
     quiet = nets.build("har-cnn:dropout=false", (3, 16), 3, seed=0)
     assert not any("Dropout" in type(m).__name__ for m in quiet.modules())
@@ -151,7 +165,14 @@ def test_a_module_is_copied_and_keeps_its_weights() -> None:
     assert trees.equal(tensors_of(built), tensors_of(mine))
     assert [m.training for m in built.modules()] == [False, False, True]
     assert mine[1].num_batches_tracked is not None
-    assert list(built.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    assert list(built.state_dict()) == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+    ]
 
 
 def test_a_module_that_does_not_do() -> None:
@@ -160,7 +181,9 @@ def test_a_module_that_does_not_do() -> None:
     with pytest.raises(InputError, match=r"zeros of shape \(2, 6\) and raised RuntimeError: mat1"):
         nets.build(nn.Linear(4, 3), (6,), 3, seed=0)
     with pytest.raises(InputError, match="'1' has momentum=None"):
-        nets.build(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), (4,), 3, seed=0)
+        nets.build(
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), (4,), 3, seed=0
+        )
     with pytest.raises(InputError, match="options hidden"):
         nets.build(nn.Linear(4, 3), (4,), 3, seed=0, hidden=2)
 
@@ -207,7 +230,8 @@ def own(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("cls", "params"), [("Both", 35 + 24), ("Named", 30 + 21), ("Count", 15), ("One", 15), ("Fixed", 15)]
+    ("cls", "params"),
+    [("Both", 35 + 24), ("Named", 30 + 21), ("Count", 15), ("One", 15), ("Fixed", 15)],
 )
 def test_the_users_own_class(own: str, cls: str, params: int) -> None:
     before = torch.get_rng_state()
@@ -225,7 +249,10 @@ def test_options_reach_the_users_class(own: str) -> None:
 @pytest.mark.parametrize(
     ("tail", "says"),
     [
-        (":Three", r"takes \(a, b, c\); Three\(shape, classes\), Three\(classes\) and Three\(\) were tried"),
+        (
+            ":Three",
+            r"takes \(a, b, c\); Three\(shape, classes\), Three\(classes\) and Three\(\) were tried",
+        ),
         (":Broken", "raised KeyError: 'oops'"),
         (":Fixd", "did you mean 'Fixed'"),
         ("", "write path/file.py:Class"),

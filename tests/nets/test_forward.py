@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgrove import nets
-from fedgrove.layout import tensors_of
+from fedgrove.nets.layout import tensors_of
 
 ROWS = {
     "har-cnn": (
@@ -20,19 +20,57 @@ ROWS = {
         *(nn.Flatten(), nn.Linear(64 * 4 * 5, 128), nn.ReLU(), nn.Linear(128, 3)),
     ),
     "lenet": (
-        *(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(64 * 1 * 2, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 3)),
+        *(
+            nn.Conv2d(3, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(
+            nn.Flatten(),
+            nn.Linear(64 * 1 * 2, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, 3),
+        ),
     ),
     "leafcnn": (
-        *(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(3, 32, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Flatten(), nn.Linear(64 * 1 * 2, 2048), nn.ReLU(), nn.Linear(2048, 3)),
     ),
     "bn-cnn2": (
-        *(nn.Conv2d(3, 64, 3, padding="same", bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(64, 128, 3, padding="same", bias=False), nn.BatchNorm2d(128), nn.ReLU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(3, 64, 3, padding="same", bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(
+            nn.Conv2d(64, 128, 3, padding="same", bias=False),
+            nn.BatchNorm2d(128),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Flatten(), nn.Linear(128 * 4 * 5, 3)),
     ),
-    "mlp": (nn.Flatten(), nn.Linear(960, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)),
+    "mlp": (
+        nn.Flatten(),
+        nn.Linear(960, 64),
+        nn.ReLU(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, 3),
+    ),
 }
 
 
@@ -72,10 +110,16 @@ def test_resnet18_as_described() -> None:
     for group in (1, 2, 3, 4):
         for i in (0, 1):
             at, stride = f"layer{group}.{i}", 2 if group > 1 and i == 0 else 1
-            z = F.relu(norm(F.conv2d(y, t[f"{at}.conv1.weight"], stride=stride, padding=1), t, f"{at}.norm1"))
+            z = F.relu(
+                norm(
+                    F.conv2d(y, t[f"{at}.conv1.weight"], stride=stride, padding=1), t, f"{at}.norm1"
+                )
+            )
             z = norm(F.conv2d(z, t[f"{at}.conv2.weight"], padding=1), t, f"{at}.norm2")
             if stride == 2:
-                y = norm(F.conv2d(y, t[f"{at}.shortcut.conv.weight"], stride=2), t, f"{at}.shortcut.norm")
+                y = norm(
+                    F.conv2d(y, t[f"{at}.shortcut.conv.weight"], stride=2), t, f"{at}.shortcut.norm"
+                )
             y = F.relu(z + y)
     assert y.shape == (4, 32, 2, 2)
     logits = F.linear(F.adaptive_avg_pool2d(y, 1).flatten(1), t["head.weight"], t["head.bias"])

@@ -55,14 +55,19 @@ def test_three_clients_stacked_equal_three_alone(name, shape, options, train) ->
     """Weights, BatchNorm statistics and data differ between the clients; gradients and new statistics must agree."""
     net = make(name, shape, **options)
     draw = torch.Generator().manual_seed(1)
-    clients = [trees.map(lambda v: v + 0.1 * torch.rand(v.shape, generator=draw), net.params()) for _ in range(3)]
+    clients = [
+        trees.map(lambda v: v + 0.1 * torch.rand(v.shape, generator=draw), net.params())
+        for _ in range(3)
+    ]
     x = torch.randn((3, 5, *shape), generator=draw, dtype=torch.float64)
     y = torch.randint(0, 3, (3, 5), generator=draw)
     stacked = split(net, trees.stack(clients))
     grads, buffers = vmap(step(net, train))(*stacked, x, y)
     for i, client in enumerate(clients):
         g, b = step(net, train)(*split(net, client), x[i], y[i])
-        largest = max(float(v.abs().max()) for v in g.values())  # in the thousands: 1e-12 alone would be its last bit
+        largest = max(
+            float(v.abs().max()) for v in g.values()
+        )  # in the thousands: 1e-12 alone would be its last bit
         assert trees.distance(g, {k: v[i] for k, v in grads.items()}) < 1e-12 * max(1.0, largest)
         assert trees.distance(b, {k: v[i] for k, v in buffers.items()}) < 1e-12
         moved = [k for k in b if not torch.equal(b[k], client[k])]
@@ -81,7 +86,9 @@ def test_equal_to_functional_call(name, shape, options, train) -> None:
     assert torch.equal(out.logits, functional_call(net.module.train(train), laid, (lay(x),)))
     assert trees.equal(tree, laid)
     # As it stands in memory otherwise, sums are taken in another order.
-    torch.testing.assert_close(out.logits, functional_call(net.module.train(train), plain, (x,)), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        out.logits, functional_call(net.module.train(train), plain, (x,)), rtol=1e-12, atol=0
+    )
     for k in tree:
         torch.testing.assert_close(tree[k], plain[k], rtol=1e-12, atol=1e-15)
 
@@ -93,7 +100,9 @@ def test_channels_last_in_memory(channels: int) -> None:
     last = channels_last(x)
     assert torch.equal(last, x)
     assert last.stride() == (20 * channels, 1, 5 * channels, channels)
-    assert F.conv2d(last, channels_last(torch.ones(6, channels, 3, 3))).is_contiguous(memory_format=torch.channels_last)
+    assert F.conv2d(last, channels_last(torch.ones(6, channels, 3, 3))).is_contiguous(
+        memory_format=torch.channels_last
+    )
     assert torch.equal(vmap(channels_last)(x[:, None]), x[:, None])
     row = torch.ones(3)
     assert channels_last(row) is row
@@ -145,7 +154,9 @@ def test_a_linear_layer_over_steps_gives_flat_features() -> None:
     assert net(net.params(), torch.zeros(4, 5, 2), False).features.shape == (4, 10)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))], ids=["deepcopy", "pickle"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))], ids=["deepcopy", "pickle"]
+)
 def test_copies_work_alone(copied) -> None:
     net = make("bn-cnn2", (1, 8, 8), width=4)
     x = torch.randn(3, 1, 8, 8).double()
@@ -166,7 +177,10 @@ def test_a_tree_that_lacks_a_name() -> None:
     net = make("mlp", (2, 3))
     tree = net.params()
     del tree["fc2.bias"]
-    with pytest.raises(InputError, match=r"no 'fc2.bias'; it must hold .*fc1.weight, fc1.bias, fc2.weight, fc2.bias"):
+    with pytest.raises(
+        InputError,
+        match=r"no 'fc2.bias'; it must hold .*fc1.weight, fc1.bias, fc2.weight, fc2.bias",
+    ):
         net(tree, torch.zeros(1, 2, 3).double(), False)
 
 
@@ -230,4 +244,6 @@ def test_recurrent_nets_follow_the_tree() -> None:
     assert not net(zero, torch.ones(2, 5, 2), False).logits.any()
     tree, x = trees.map(lambda v: v + 0.3, net.params()), torch.ones(2, 5, 2)
     assert torch.equal(net(tree, x, False).logits, functional_call(net.module, tree, (x,)))
-    assert net.layout.macs == 5 * (3 * 4 * 2 + 3 * 4 * 4) + 4 * 3  # five steps of three gates, then the head
+    assert (
+        net.layout.macs == 5 * (3 * 4 * 2 + 3 * 4 * 4) + 4 * 3
+    )  # five steps of three gates, then the head

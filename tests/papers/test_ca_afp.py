@@ -35,7 +35,9 @@ def ca_afp(row: Row) -> CAAFP:
 # ---- Table 2 --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("data", "weights"), [("uci-har", (0.5, 0.25, 0.25)), ("wisdm", (0.25, 0.25, 0.5))])
+@pytest.mark.parametrize(
+    ("data", "weights"), [("uci-har", (0.5, 0.25, 0.25)), ("wisdm", (0.25, 0.25, 0.5))]
+)
 def test_table_2_is_run_as_tables_5_and_6_say(data: str, weights: tuple[float, ...]) -> None:
     found = rows(table(2, data))
     assert [name_of(row.experiment.method) for row in found.values()] == [
@@ -46,10 +48,20 @@ def test_table_2_is_run_as_tables_5_and_6_say(data: str, weights: tuple[float, .
         assert (asked.data, asked.scenario, asked.rounds, asked.cohort) == (data, "none", 50, 10)
         assert (asked.clients, asked.finetune, asked.split) == (None, (0, 3, 25), None)
         assert local is not None
-        assert (local.epochs, local.batch, type(local.optimiser).__name__, local.optimiser.lr) == (3, 32, "Adam", 1e-3)
+        assert (local.epochs, local.batch, type(local.optimiser).__name__, local.optimiser.lr) == (
+            3,
+            32,
+            "Adam",
+            1e-3,
+        )
     for name, phases in (("ca-afp", (0, 0, 50)), ("ca-afp-phased", (15, 15, 20))):
         method = ca_afp(found[name])
-        assert (method.phases, method.density, method.first, method.clusters) == (phases, 0.3, 0.3, 3)
+        assert (method.phases, method.density, method.first, method.clusters) == (
+            phases,
+            0.3,
+            0.3,
+            3,
+        )
         assert (method.churn, method.weights) == (0.05, weights)
     fedchar = found["fedchar"].experiment.method
     assert isinstance(fedchar, FedCHAR)
@@ -67,7 +79,9 @@ def test_the_megabytes_of_table_2_are_those_its_rows_would_count(data: str) -> N
     for row in table(2, data).rows:
         if "mib_paper" in row.reported:
             counted = row.experiment.method.paper_bytes(layout, clients, 10, 50) / 2**20
-            assert abs(counted - row.reported["mib_paper"]) < 1, row.name  # printed without decimals
+            assert abs(counted - row.reported["mib_paper"]) < 1, (
+                row.name
+            )  # printed without decimals
             reported += 1
     assert reported == 6
 
@@ -84,8 +98,14 @@ def test_the_figures_of_table_2_are_as_printed() -> None:
 
 
 def test_more_seeds_where_differences_are_small() -> None:
-    assert [table(2, data, split=split).seeds for data, split in (("uci-har", None), ("uci-har", "blocks"))] == [10, 10]
-    assert [table(2, data, split=split).seeds for data, split in (("uci-har", "random"), ("wisdm", None))] == [3, 3]
+    assert [
+        table(2, data, split=split).seeds
+        for data, split in (("uci-har", None), ("uci-har", "blocks"))
+    ] == [10, 10]
+    assert [
+        table(2, data, split=split).seeds
+        for data, split in (("uci-har", "random"), ("wisdm", None))
+    ] == [3, 3]
     assert table(2, split="random").rows[0].experiment.split == "random"
 
 
@@ -99,10 +119,19 @@ def test_table_4_is_run_as_table_8_says() -> None:
     assert [ca_afp(row).weights for row in study.rows[:7]] == list(COMBINATIONS)
     for row in study.rows:
         method, asked = ca_afp(row), row.experiment
-        assert (method.phases, method.start, method.density, method.every) == ((0, 0, 15), 0.7, 0.3, 5)
+        assert (method.phases, method.start, method.density, method.every) == (
+            (0, 0, 15),
+            0.7,
+            0.3,
+            5,
+        )
         assert (method.local and method.local.epochs, asked.rounds, asked.finetune) == (1, 15, (0,))
         told = scenario.parse(asked.scenario or "")
-        assert (told.share, told.test) == {"standard": (0, False), "drift": (1, True), "noisy": (0.3, True)}[row.panel]
+        assert (told.share, told.test) == {
+            "standard": (0, False),
+            "drift": (1, True),
+            "noisy": (0.3, True),
+        }[row.panel]
 
 
 def test_the_figures_of_table_4_are_as_printed() -> None:
@@ -153,17 +182,28 @@ def test_figure_3_is_run_as_table_9_says() -> None:
     found = rows(study)
     assert {"ca-afp", "global-ft", "fedsnip", "efficientfl", "fedchar", "clusterfl"} <= set(found)
     assert {row.experiment.finetune for row in study.rows} == {(0, 1, 5, 10, 15, 20, 25)}
-    assert (ca_afp(found["global-ft"]).clusters, ca_afp(found["global-ft"]).weights) == (1, (0.25, 0.25, 0.5))
-    assert found["ca-afp"].reported == {"accuracy_mean:0": 0.88, "accuracy_mean:25": 0.96, "mib_paper": 176}
+    assert (ca_afp(found["global-ft"]).clusters, ca_afp(found["global-ft"]).weights) == (
+        1,
+        (0.25, 0.25, 0.5),
+    )
+    assert found["ca-afp"].reported == {
+        "accuracy_mean:0": 0.88,
+        "accuracy_mean:25": 0.96,
+        "mib_paper": 176,
+    }
     assert not rows(PAPER.figures[3].study(Setting("uci-har")))["ca-afp"].reported
 
 
 def test_figure_4_is_run_as_table_10_says() -> None:
     study = PAPER.figures[4].study(Setting("wisdm"))
     found = rows(study)
-    assert {(row.x, row.experiment.scenario) for row in study.rows} == {(k, f"restricted:{k}") for k in (1, 2, 3)}
+    assert {(row.x, row.experiment.scenario) for row in study.rows} == {
+        (k, f"restricted:{k}") for k in (1, 2, 3)
+    }
     assert {row.experiment.finetune for row in study.rows} == {(0,)}
-    assert {name: row.reported["accuracy_mean:0"] for name, row in found.items() if row.reported} == {
+    assert {
+        name: row.reported["accuracy_mean:0"] for name, row in found.items() if row.reported
+    } == {
         "ca-afp-k1": 0.8,
         "fedsnip-k1": 0.5,
         "efficientfl-k1": 0.5,

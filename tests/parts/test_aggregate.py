@@ -62,10 +62,18 @@ def test_float32_sums_are_kept_in_double_precision() -> None:
 
 
 def test_every_leaf_keeps_its_type_and_inputs_are_left_alone() -> None:
-    tree = {"h": torch.ones(2, dtype=torch.float16), "d": torch.ones(2, dtype=torch.float64), "n": torch.tensor(7)}
+    tree = {
+        "h": torch.ones(2, dtype=torch.float16),
+        "d": torch.ones(2, dtype=torch.float64),
+        "n": torch.tensor(7),
+    }
     before = {k: v.clone() for k, v in tree.items()}
     found = mean_of((tree, 2), (tree, 3))
-    assert {k: v.dtype for k, v in found.items()} == {"h": torch.float16, "d": torch.float64, "n": torch.int64}
+    assert {k: v.dtype for k, v in found.items()} == {
+        "h": torch.float16,
+        "d": torch.float64,
+        "n": torch.int64,
+    }
     assert trees.equal(found, before)
     assert trees.equal(tree, before)
 

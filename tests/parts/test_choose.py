@@ -28,11 +28,17 @@ def test_losses_by_hand(tmp_path: Path) -> None:
     weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     batch = Batch(x, torch.tensor([0, 0, 1, 2, 2]), weight, torch.arange(5), torch.tensor(0))
     found = Losses(2)(run.net, {}, batch, {"model0": flat, "model1": sure})
-    assert found["loss"].tolist() == pytest.approx([3 * math.log(3), 2 * math.log(1.5) + math.log(6)], abs=1e-12)
+    assert found["loss"].tolist() == pytest.approx(
+        [3 * math.log(3), 2 * math.log(1.5) + math.log(6)], abs=1e-12
+    )
 
 
-@pytest.mark.parametrize(("losses", "chosen"), [((2.0, 1.0, 3.0), 1), ((1.0, 1.0, 0.5), 2), ((1.0, 1.0, 1.0), 0)])
-def test_the_lowest_loss_is_chosen_and_of_equal_ones_the_first(losses: tuple[float, ...], chosen: int) -> None:
+@pytest.mark.parametrize(
+    ("losses", "chosen"), [((2.0, 1.0, 3.0), 1), ((1.0, 1.0, 0.5), 2), ((1.0, 1.0, 1.0), 0)]
+)
+def test_the_lowest_loss_is_chosen_and_of_equal_ones_the_first(
+    losses: tuple[float, ...], chosen: int
+) -> None:
     carry = {f"model{j}": {"w": torch.tensor(float(j))} for j in range(3)}
     after = choose({**carry, "losses": {"loss": torch.tensor(losses)}}, CLIENT)
     assert after["model"] is carry[f"model{chosen}"]

@@ -14,7 +14,9 @@ from tests.conftest import make_run
 from fedgrove import methods, trees
 from fedgrove.core import Batch, Batches
 from fedgrove.parts.evidence import Gather, Gradient, variance, votes
-from fedgrove.parts.evidence import testimony as tell  # pytest would collect what begins with test
+from fedgrove.parts.evidence import (
+    evidence_packet as tell,  # pytest would collect what begins with test
+)
 from fedgrove.parts.objective import CrossEntropy, Proximal
 
 F64 = torch.float64
@@ -24,7 +26,9 @@ def vector(*numbers: float) -> torch.Tensor:
     return torch.tensor(numbers, dtype=F64)
 
 
-def gathered(model: torch.Tensor, *trained: torch.Tensor, mask: torch.Tensor | None = None) -> Gather:
+def gathered(
+    model: torch.Tensor, *trained: torch.Tensor, mask: torch.Tensor | None = None
+) -> Gather:
     """A round's sums of models alone."""
     sums = Gather(model, torch.ones(len(model)).bool() if mask is None else mask)
     for w in trained:
@@ -65,7 +69,9 @@ def test_nobody_spoke() -> None:
 
 
 @given(st.integers(2, 6), st.integers(0, 2**31), st.floats(-100, 100))
-def test_one_round_gives_the_population_variance_wherever_the_model_is(n: int, seed: int, at: float) -> None:
+def test_one_round_gives_the_population_variance_wherever_the_model_is(
+    n: int, seed: int, at: float
+) -> None:
     models = torch.randn(n, 7, generator=torch.Generator().manual_seed(seed), dtype=F64)
     found = variance(gathered(torch.full((7,), at, dtype=F64), *models).since({}))
     assert (found - models.var(0, unbiased=False)).abs().max() < 1e-9
@@ -87,7 +93,10 @@ def test_signs_and_gradients_stand_where_the_mask_says() -> None:
     mask = torch.tensor([1, 0, 1, 1, 0]).bool()
     sums = Gather(torch.zeros(5), mask)
     for signs, grow in (([1, -1, 0], [2.0, 0.0]), ([1, 1, 0], [-0.5, 4.0])):
-        told = {"scores.signs": torch.tensor(signs, dtype=torch.int8), "scores.grow": torch.tensor(grow)}
+        told = {
+            "scores.signs": torch.tensor(signs, dtype=torch.int8),
+            "scores.grow": torch.tensor(grow),
+        }
         sums.add(torch.zeros(5), told)
     found = sums.since({})
     assert found["signs"].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
@@ -115,19 +124,24 @@ def test_many_votes_do_not_overflow_their_eight_bits() -> None:
     assert votes(sums.since({}))[0].tolist() == [300.0]
 
 
-# ---- testimony -------------------------------------------------------------------------------------------------------
+# ---- evidence_packet -------------------------------------------------------------------------------------------------------
 
 
 def test_testimony_by_hand() -> None:
     """In use -3, 0, .5: signs -1, 0, 1. Outside 2, -4, 1: the two largest are 2 and -4, with their signs."""
-    gradient, mask = torch.tensor([-3.0, 2.0, 0.0, -4.0, 0.5, 1.0]), torch.tensor([1, 0, 1, 0, 1, 0]).bool()
+    gradient, mask = (
+        torch.tensor([-3.0, 2.0, 0.0, -4.0, 0.5, 1.0]),
+        torch.tensor([1, 0, 1, 0, 1, 0]).bool(),
+    )
     packet = tell(gradient, mask, 2)
     assert packet.values["scores.signs"].tolist() == [-1, 0, 1]
     assert packet.values["scores.signs"].dtype == torch.int8
     assert packet.values["scores.grow"].tolist() == [2.0, -4.0, 0.0]
     assert packet.values["scores.grow"].dtype == torch.bfloat16
     assert packet.mask is None
-    assert all(name.startswith("scores.") for name in packet.values)  # so that the ledger shows what evidence costs
+    assert all(
+        name.startswith("scores.") for name in packet.values
+    )  # so that the ledger shows what evidence costs
 
 
 def test_testimony_sends_no_gradients_nobody_asked_for() -> None:
@@ -139,21 +153,34 @@ def test_rounding_has_no_vote(dtype: torch.dtype) -> None:
     """Next to a gradient of 5, what 5 cannot tell from itself is noise; a thousand times that is not."""
     eps = torch.finfo(dtype).eps
     gradient = torch.tensor([5.0, eps, -eps, 1000 * eps, -1000 * eps, 0.0], dtype=dtype)
-    assert tell(gradient, torch.ones(6).bool(), 0).values["scores.signs"].tolist() == [1, 0, 0, 1, -1, 0]
-    assert tell(torch.zeros(2, dtype=dtype), torch.ones(2).bool(), 0).values["scores.signs"].tolist() == [0, 0]
+    assert tell(gradient, torch.ones(6).bool(), 0).values["scores.signs"].tolist() == [
+        1,
+        0,
+        0,
+        1,
+        -1,
+        0,
+    ]
+    assert tell(torch.zeros(2, dtype=dtype), torch.ones(2).bool(), 0).values[
+        "scores.signs"
+    ].tolist() == [0, 0]
 
 
 def test_what_is_told_arrives_where_it_belongs() -> None:
     """The server's sums of testimonies are the sums of gradients, where all were asked for."""
     g = torch.Generator().manual_seed(0)
     mask = torch.rand(40, generator=g) < 0.5
-    gradients = [torch.randint(-8, 9, (40,), generator=g).float() for _ in range(3)]  # exact in bfloat16
+    gradients = [
+        torch.randint(-8, 9, (40,), generator=g).float() for _ in range(3)
+    ]  # exact in bfloat16
     sums = Gather(torch.zeros(40), mask)
     for gradient in gradients:
         sums.add(torch.zeros(40), tell(gradient, mask, 40).values)
     found = sums.since({})
     assert torch.equal(found["grow"], torch.where(mask, 0.0, sum(gradients)).double())
-    assert torch.equal(found["signs"], torch.where(mask, sum(v.sign() for v in gradients), 0.0).double())
+    assert torch.equal(
+        found["signs"], torch.where(mask, sum(v.sign() for v in gradients), 0.0).double()
+    )
 
 
 # ---- Gradient --------------------------------------------------------------------------------------------------------
@@ -163,7 +190,9 @@ def padded(batch: Batch, n: int) -> Batch:
     """With n more examples of weight 0."""
     x = torch.cat([batch.x, 9 + torch.zeros(n, *batch.x.shape[1:], dtype=batch.x.dtype)])
     weight = torch.cat([batch.weight, torch.zeros(n, dtype=batch.weight.dtype)])
-    return Batch(x, torch.cat([batch.y, batch.y[:1].repeat(n)]), weight, torch.arange(len(x)), batch.position)
+    return Batch(
+        x, torch.cat([batch.y, batch.y[:1].repeat(n)]), weight, torch.arange(len(x)), batch.position
+    )
 
 
 def test_gradients_of_batches_sum_to_that_of_all_examples(tmp_path: Path) -> None:
@@ -174,7 +203,9 @@ def test_gradients_of_batches_sum_to_that_of_all_examples(tmp_path: Path) -> Non
     carry = {"reference": reference}
     found = None
     for batch in client.batches(Batches("train", size=8)):
-        value = Gradient(CrossEntropy() + Proximal(0.5, "reference"))(run.net, run.params, padded(batch, 3), carry)
+        value = Gradient(CrossEntropy() + Proximal(0.5, "reference"))(
+            run.net, run.params, padded(batch, 3), carry
+        )
         found = value if found is None else trees.map(torch.add, found, value)
     weights = {k: v.clone().requires_grad_() for k, v in run.params.items()}
     data = client.data.train

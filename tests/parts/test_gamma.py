@@ -12,8 +12,12 @@ from fedgrove.errors import InputError
 from fedgrove.nets import Net, Output
 from fedgrove.parts.gamma import GammaDistance, GammaL1
 
-BATCH = Batch(torch.ones(1, 2), torch.zeros(1).long(), torch.ones(1), torch.zeros(1).long(), torch.tensor(0))
-NET = Net(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 3), nn.GroupNorm(1, 3)), (2,))
+BATCH = Batch(
+    torch.ones(1, 2), torch.zeros(1).long(), torch.ones(1), torch.zeros(1).long(), torch.tensor(0)
+)
+NET = Net(
+    nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 3), nn.GroupNorm(1, 3)), (2,)
+)
 SCALES = {"1.weight": torch.tensor([1.0, -2.0]), "3.weight": torch.tensor([0.0, 0.5, 3.0])}
 OUT = Output(torch.zeros(1, 3), None, NET, True)
 

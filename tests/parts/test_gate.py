@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedgrove.core import Info, Packet, Report
-from fedgrove.layout import Layout
+from fedgrove.nets.layout import Layout
 from fedgrove.parts.gate import Gate
 
 LAYOUT = Layout.of(nn.Linear(3, 2), (3,))
@@ -27,7 +27,10 @@ def test_a_good_report_passes() -> None:
 
 
 def test_an_unknown_client() -> None:
-    assert said(Report(1, {"model": Packet(GOOD)}, 10)) == "client 1 is not one of the 2 clients enrolled."
+    assert (
+        said(Report(1, {"model": Packet(GOOD)}, 10))
+        == "client 1 is not one of the 2 clients enrolled."
+    )
 
 
 @pytest.mark.parametrize("claimed", [0, -20, 21, 10**12])
@@ -49,8 +52,13 @@ def test_values_that_are_not_finite(value: float, dtype: torch.dtype) -> None:
 
 
 def test_values_that_are_not_finite_are_found_under_any_name_and_in_any_packet() -> None:
-    packets = {"model": Packet(GOOD), "prototypes": Packet({"class0": torch.tensor([1.0, math.inf])})}
-    assert str(said(Report(4, packets, 20))).startswith("client 4 sent prototypes with values that are not finite in")
+    packets = {
+        "model": Packet(GOOD),
+        "prototypes": Packet({"class0": torch.tensor([1.0, math.inf])}),
+    }
+    assert str(said(Report(4, packets, 20))).startswith(
+        "client 4 sent prototypes with values that are not finite in"
+    )
 
 
 def test_finiteness_can_be_left_unchecked() -> None:
@@ -78,7 +86,9 @@ def test_other_names_may_have_any_shape() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64])
 def test_integer_leaves_pass(dtype: torch.dtype) -> None:
-    assert said(Report(0, {"model": Packet(GOOD | {"codes": torch.ones(4, dtype=dtype)})}, 10)) is None
+    assert (
+        said(Report(0, {"model": Packet(GOOD | {"codes": torch.ones(4, dtype=dtype)})}, 10)) is None
+    )
 
 
 def test_empty_leaves_pass() -> None:

@@ -24,7 +24,10 @@ from fedgrove.parts.group import (
 
 def circle(*degrees: float) -> torch.Tensor:
     """Unit vectors, whose cosine distance is 1 - cos of the angle between them."""
-    return torch.tensor([[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in degrees], dtype=torch.float64)
+    return torch.tensor(
+        [[math.cos(math.radians(a)), math.sin(math.radians(a))] for a in degrees],
+        dtype=torch.float64,
+    )
 
 
 # ---- distances -------------------------------------------------------------------------------------------------------
@@ -32,7 +35,9 @@ def circle(*degrees: float) -> torch.Tensor:
 
 def test_cosine_distances_by_hand() -> None:
     """60 degrees: 1 - 1/2; 180: 1 - (-1); lengths do not matter; zeros are at 1 from all others."""
-    rows = torch.cat([circle(0, 60, 180) * torch.tensor([[1.0], [5.0], [1e-30]]), torch.zeros(1, 2)])
+    rows = torch.cat(
+        [circle(0, 60, 180) * torch.tensor([[1.0], [5.0], [1e-30]]), torch.zeros(1, 2)]
+    )
     far = cosine_distances(rows)
     assert far[0].tolist() == pytest.approx([0.0, 0.5, 2.0, 1.0], abs=1e-12)
     assert far[3].tolist() == [1.0, 1.0, 1.0, 0.0]
@@ -94,7 +99,9 @@ def test_who_is_together_does_not_depend_on_the_order_of_clients(order: list[int
     degrees = (0, 40, 81, 120, 165, 200, 290)
     plain = AverageLinkage()(circle(*degrees), 3)
     moved = AverageLinkage()(circle(*(degrees[i] for i in order)), 3)
-    pairs = {frozenset((order[a], order[b])) for a in range(7) for b in range(a) if moved[a] == moved[b]}
+    pairs = {
+        frozenset((order[a], order[b])) for a in range(7) for b in range(a) if moved[a] == moved[b]
+    }
     assert pairs == {frozenset((a, b)) for a in range(7) for b in range(a) if plain[a] == plain[b]}
 
 

@@ -18,7 +18,7 @@ from fedgrove import methods
 from fedgrove.core import Train
 from fedgrove.errors import InputError
 from fedgrove.parts import local
-from fedgrove.parts.local import SGD, Adam, Local, clip_scale, flat_mask, learning_rate
+from fedgrove.parts.local import SGD, Adam, LocalTraining, clip_scale, flat_mask, learning_rate
 from fedgrove.parts.objective import CrossEntropy
 
 F64 = torch.float64
@@ -30,7 +30,7 @@ def vector(*numbers: float) -> Tensor:
 
 def walk(rule: SGD | Adam, w: Tensor, gradients: list[Tensor], in_place: bool) -> list[Tensor]:
     """The parameters after each step."""
-    w, state, seen = w.clone(), rule.begin(w), []
+    w, state, seen = w.clone(), rule.init(w), []
     for g in gradients:
         if in_place:
             rule.step_(w, g.clone(), state, rule.lr)
@@ -65,7 +65,9 @@ def test_adam_by_hand(in_place: bool) -> None:
     rule = Adam(lr=0.1, beta1=0.5, beta2=0.75, eps=1.0, weight_decay=0.5)
     first, second = walk(rule, vector(2.0), [vector(3.0), vector(0.0)], in_place)
     assert first.item() == pytest.approx(1.92, abs=1e-15)
-    assert second.item() == pytest.approx(1.92 - 0.1 * (1.48 / 0.75) / (math.sqrt(3.2304 / 0.4375) + 1), abs=1e-14)
+    assert second.item() == pytest.approx(
+        1.92 - 0.1 * (1.48 / 0.75) / (math.sqrt(3.2304 / 0.4375) + 1), abs=1e-14
+    )
     assert second.item() == pytest.approx(1.866915, abs=1e-6)
 
 
@@ -77,7 +79,9 @@ def test_clip_scale_by_hand(length: float, scale: float) -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9), st.floats(1e-3, 1e3))
-def test_a_clipped_gradient_is_never_longer_and_keeps_its_direction(numbers: list[float], clip: float) -> None:
+def test_a_clipped_gradient_is_never_longer_and_keeps_its_direction(
+    numbers: list[float], clip: float
+) -> None:
     g = vector(*numbers)
     scale = clip_scale(g, clip).item()
     assert 0 < scale <= 1
@@ -88,10 +92,15 @@ def test_a_clipped_gradient_is_never_longer_and_keeps_its_direction(numbers: lis
 
 def test_learning_rate_by_hand() -> None:
     # 0.1 * 0.5^3 = 0.0125
-    recipe = Local(1, 8, SGD(0.1), decay=0.5)
-    rates = [learning_rate(recipe, {"settings": {"round": torch.tensor(t, dtype=F64)}}).item() for t in range(4)]
+    recipe = LocalTraining(1, 8, SGD(0.1), decay=0.5)
+    rates = [
+        learning_rate(recipe, {"settings": {"round": torch.tensor(t, dtype=F64)}}).item()
+        for t in range(4)
+    ]
     assert rates == pytest.approx([0.1, 0.05, 0.025, 0.0125], abs=1e-15)
-    steady = learning_rate(Local(1, 8, SGD(0.1)), {"settings": {"round": torch.tensor(7.0, dtype=F64)}})
+    steady = learning_rate(
+        LocalTraining(1, 8, SGD(0.1)), {"settings": {"round": torch.tensor(7.0, dtype=F64)}}
+    )
     assert steady.item() == 0.1
 
 
@@ -117,9 +126,13 @@ RULES = [
 
 def oracle(rule: SGD | Adam, w: Tensor) -> torch.optim.Optimizer:
     if isinstance(rule, SGD):
-        return torch.optim.SGD([w], lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
+        return torch.optim.SGD(
+            [w], lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay
+        )
     betas = (rule.beta1, rule.beta2)
-    return torch.optim.Adam([w], lr=rule.lr, betas=betas, eps=rule.eps, weight_decay=rule.weight_decay)
+    return torch.optim.Adam(
+        [w], lr=rule.lr, betas=betas, eps=rule.eps, weight_decay=rule.weight_decay
+    )
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -144,7 +157,9 @@ SHARES = st.floats(0, 0.99)
 
 @settings(deadline=None)
 @given(STEPS, st.floats(1e-4, 1), SHARES, st.floats(0, 1))
-def test_sgd_in_place_equals_pure(rows: list[list[float]], lr: float, momentum: float, weight_decay: float) -> None:
+def test_sgd_in_place_equals_pure(
+    rows: list[list[float]], lr: float, momentum: float, weight_decay: float
+) -> None:
     _compare(SGD(lr, momentum, weight_decay), rows)
 
 
@@ -158,14 +173,18 @@ def test_adam_in_place_equals_pure(
 
 def _compare(rule: SGD | Adam, rows: list[list[float]]) -> None:
     w, *gradients = (vector(*row) for row in rows)
-    for pure, lean in zip(*(walk(rule, w, gradients, in_place) for in_place in (False, True)), strict=True):
+    for pure, lean in zip(
+        *(walk(rule, w, gradients, in_place) for in_place in (False, True)), strict=True
+    ):
         assert (pure - lean).abs().max() < 1e-12 * max(1.0, pure.abs().max().item())
 
 
-@pytest.mark.parametrize("rule", [SGD(0.1, 0.9, 0.1), Adam(0.1, weight_decay=0.1)], ids=["sgd", "adam"])
+@pytest.mark.parametrize(
+    "rule", [SGD(0.1, 0.9, 0.1), Adam(0.1, weight_decay=0.1)], ids=["sgd", "adam"]
+)
 def test_the_pure_form_leaves_its_inputs_alone(rule: SGD | Adam) -> None:
     w, g = vector(1.0, 2.0), vector(3.0, -4.0)
-    state = rule.begin(w)
+    state = rule.init(w)
     before = {k: v.clone() for k, v in state.items()}
     rule.step(w, g, state, rule.lr)
     assert w.tolist() == [1.0, 2.0]
@@ -176,7 +195,7 @@ def test_the_pure_form_leaves_its_inputs_alone(rule: SGD | Adam) -> None:
 @pytest.mark.parametrize(("rule", "vectors"), [(SGD(), 1), (Adam(), 2)])
 def test_slots_are_the_vectors_it_remembers(rule: SGD | Adam, vectors: int) -> None:
     w = vector(1.0, 2.0, 3.0)
-    assert rule.slots == vectors == sum(v.shape == w.shape for v in rule.begin(w).values())
+    assert rule.slots == vectors == sum(v.shape == w.shape for v in rule.init(w).values())
 
 
 # ---- the recipe ------------------------------------------------------------------------------------------------------
@@ -193,11 +212,11 @@ def test_slots_are_the_vectors_it_remembers(rule: SGD | Adam, vectors: int) -> N
         (lambda: Adam(beta2=-0.1), r"beta2 is -0.1; it must be in \[0, 1\)."),
         (lambda: Adam(eps=0), "eps is 0; it must be above 0."),
         (lambda: Adam(weight_decay=-1), "weight_decay is -1; it must be 0 or more."),
-        (lambda: Local(epochs=0), "epochs is 0; it must be 1 or more."),
-        (lambda: Local(batch=0), "batch is 0; it must be 1 or more."),
-        (lambda: Local(decay=0), r"decay is 0; it must be in \(0, 1\]."),
-        (lambda: Local(decay=1.1), r"decay is 1.1; it must be in \(0, 1\]."),
-        (lambda: Local(clip=0), "clip is 0; it must be above 0, or none."),
+        (lambda: LocalTraining(epochs=0), "epochs is 0; it must be 1 or more."),
+        (lambda: LocalTraining(batch=0), "batch is 0; it must be 1 or more."),
+        (lambda: LocalTraining(decay=0), r"decay is 0; it must be in \(0, 1\]."),
+        (lambda: LocalTraining(decay=1.1), r"decay is 1.1; it must be in \(0, 1\]."),
+        (lambda: LocalTraining(clip=0), "clip is 0; it must be above 0, or none."),
         (lambda: SGD(lr=math.nan), "lr is nan; it must be above 0."),
     ],
 )
@@ -212,7 +231,7 @@ def test_a_stage_without_a_recipe_says_so() -> None:
 
 
 def test_epochs_are_shuffled_anew_and_skip_a_batch_of_one_with_batch_norm(tmp_path: Path) -> None:
-    stage = Train(CrossEntropy(), Local(3, 4))
+    stage = Train(CrossEntropy(), LocalTraining(3, 4))
     sizes = {}
     for net in ("mlp", "bn-cnn2"):
         run = make_run(methods.FedAvg(), tmp_path / net, net=net, sizes=(13,), cohort=1)
@@ -222,10 +241,20 @@ def test_epochs_are_shuffled_anew_and_skip_a_batch_of_one_with_batch_norm(tmp_pa
         orders = [b.index.tolist() for b in batches if b.position == 0]
         assert len(orders) == 3
         assert all(a != b for a, b in pairwise(orders))
-        again = [b.index.tolist() for b in local.epochs(run.net, stage, run.client(task, {}), 0) if b.position == 0]
-        other = [b.index.tolist() for b in local.epochs(run.net, stage, run.client(task, {}), 1) if b.position == 0]
+        again = [
+            b.index.tolist()
+            for b in local.epochs(run.net, stage, run.client(task, {}), 0)
+            if b.position == 0
+        ]
+        other = [
+            b.index.tolist()
+            for b in local.epochs(run.net, stage, run.client(task, {}), 1)
+            if b.position == 0
+        ]
         later = run.client(replace(task, round=1), {})
         assert orders == again
         assert orders != other
-        assert orders != [b.index.tolist() for b in local.epochs(run.net, stage, later, 0) if b.position == 0]
+        assert orders != [
+            b.index.tolist() for b in local.epochs(run.net, stage, later, 0) if b.position == 0
+        ]
     assert sizes == {"mlp": [4, 4, 4, 1] * 3, "bn-cnn2": [4, 4, 4] * 3}

@@ -16,25 +16,27 @@ from torch import Tensor, nn
 
 from fedgrove import methods, trees
 from fedgrove.core import Batch, Carry, Client, Packet, Task, Train
-from fedgrove.engines.work import begin as first_carry
+from fedgrove.engines.work import initial_carry as first_carry
 from fedgrove.nets import Net, Output
 from fedgrove.nets.norms import settle
 from fedgrove.parts import local
-from fedgrove.parts.local import SGD, Adam, Local
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
-from fedgrove.rounds import Run
+from fedgrove.runs.rounds import Run
 
 F64 = torch.float64
 RECIPES = {
-    "adam": Local(2, 8, Adam(1e-2)),
-    "adam-all": Local(2, 8, Adam(1e-2, weight_decay=1e-2), decay=0.9, clip=0.5),
-    "sgd-all": Local(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
+    "adam": LocalTraining(2, 8, Adam(1e-2)),
+    "adam-all": LocalTraining(2, 8, Adam(1e-2, weight_decay=1e-2), decay=0.9, clip=0.5),
+    "sgd-all": LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
 }
 
 
 def drawn_mask(run: Run, density: float, seed: int = 0) -> trees.Mask:
     g = torch.Generator().manual_seed(seed)
-    return {k: torch.rand(run.params[k].shape, generator=g) < density for k in run.net.layout.prunable}
+    return {
+        k: torch.rand(run.params[k].shape, generator=g) < density for k in run.net.layout.prunable
+    }
 
 
 def task_of(run: Run, mask: trees.Mask | None = None, round: int = 2) -> tuple[Client, Carry]:
@@ -47,7 +49,7 @@ def lean(run: Run, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carr
 
 
 def pure(run: Run, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
-    carry = local.begin(run.net, stage, carry)
+    carry = local.start_training(run.net, stage, carry)
     for batch in batches:
         carry = local.step(run.net, stage, carry, batch)
     return carry
@@ -56,12 +58,17 @@ def pure(run: Run, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carr
 @pytest.mark.parametrize("density", [None, 0.3])
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("net", ["mlp", "bn-cnn2", "har-cnn"])
-def test_train_equals_begin_and_steps(net: str, recipe: Local, density: float | None, tmp_path: Path) -> None:
+def test_train_equals_begin_and_steps(
+    net: str, recipe: LocalTraining, density: float | None, tmp_path: Path
+) -> None:
     run = make_run(methods.FedAvg(), tmp_path, net=net)
     client, carry = task_of(run, None if density is None else drawn_mask(run, density))
     before = copy.deepcopy(carry)
     stage = Train(CrossEntropy() + Proximal(0.1), recipe)
-    results = [form(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"] for form in (lean, pure)]
+    results = [
+        form(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
+        for form in (lean, pure)
+    ]
     assert trees.distance(*results) < 1e-12
     assert list(results[0]) == list(results[1]) == list(run.net.layout.shapes)
     assert trees.distance(results[0], run.params) > 1e-3
@@ -71,7 +78,9 @@ def test_train_equals_begin_and_steps(net: str, recipe: Local, density: float | 
 
 def both(net: Net, stage: Train, carry: Carry, batch: Batch) -> tuple[Carry, Carry]:
     """One step in either form."""
-    return local.train(net, stage, carry, [batch]), local.step(net, stage, local.begin(net, stage, carry), batch)
+    return local.train(net, stage, carry, [batch]), local.step(
+        net, stage, local.start_training(net, stage, carry), batch
+    )
 
 
 def test_no_batches_give_the_masked_start(tmp_path: Path) -> None:
@@ -79,7 +88,7 @@ def test_no_batches_give_the_masked_start(tmp_path: Path) -> None:
     mask = drawn_mask(run, 0.5)
     _, carry = task_of(run, mask)
     for form in (lean, pure):
-        found = form(run, Train(CrossEntropy(), Local()), carry, [])["local"]
+        found = form(run, Train(CrossEntropy(), LocalTraining()), carry, [])["local"]
         assert trees.equal(found, trees.masked(run.params, mask))
 
 
@@ -88,13 +97,20 @@ def test_one_step_by_hand() -> None:
     # (p - onehot) x = (-1/2, 1/2) * 2 = (-1, 1); lr 0.1 * decay 0.5^1 = 0.05: w = (0.05, -0.05).
     # Clipped to length 1 (it is sqrt 2 long): (0.05, -0.05) / sqrt 2.
     net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
-    batch = Batch(torch.full((1, 1), 2.0, dtype=F64), torch.tensor([0]), torch.ones(1, dtype=F64), *torch.zeros(2, 1))
+    batch = Batch(
+        torch.full((1, 1), 2.0, dtype=F64),
+        torch.tensor([0]),
+        torch.ones(1, dtype=F64),
+        *torch.zeros(2, 1),
+    )
     start = {"weight": torch.zeros(2, 1, dtype=F64)}
     carry = first_carry(Task(0, {"model": Packet(start)}, round=1), {}, F64)
     for clip, expected in ((None, 0.05), (1.0, 0.05 / 2**0.5)):
-        stage = Train(CrossEntropy(), Local(1, 1, SGD(0.1), decay=0.5, clip=clip))
+        stage = Train(CrossEntropy(), LocalTraining(1, 1, SGD(0.1), decay=0.5, clip=clip))
         for found in both(net, stage, carry, batch):
-            assert found["local"]["weight"].flatten().tolist() == pytest.approx([expected, -expected], abs=1e-15)
+            assert found["local"]["weight"].flatten().tolist() == pytest.approx(
+                [expected, -expected], abs=1e-15
+            )
     assert start["weight"].tolist() == [[0.0], [0.0]]
 
 
@@ -102,7 +118,7 @@ def test_start_and_end_name_trees_of_the_carry(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path)
     client, carry = task_of(run)
     carry["personal"] = {k: v + 1 for k, v in run.params.items()}
-    stage = Train(CrossEntropy(), Local(1, 8, SGD(1e-6)), start="personal", end="tuned")
+    stage = Train(CrossEntropy(), LocalTraining(1, 8, SGD(1e-6)), start="personal", end="tuned")
     for form in (lean, pure):
         found = form(run, stage, carry, local.epochs(run.net, stage, client, 0))
         assert trees.distance(found["tuned"], carry["personal"]) < 1e-2
@@ -112,8 +128,13 @@ def test_start_and_end_name_trees_of_the_carry(tmp_path: Path) -> None:
 def test_a_stage_may_end_where_it_starts_and_be_pulled_to_there(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path)
     client, carry = task_of(run)
-    stage = Train(CrossEntropy() + Proximal(5.0), Local(1, 8, SGD(0.05)), start="model", end="model")
-    results = [form(run, stage, carry, local.epochs(run.net, stage, client, 0))["model"] for form in (lean, pure)]
+    stage = Train(
+        CrossEntropy() + Proximal(5.0), LocalTraining(1, 8, SGD(0.05)), start="model", end="model"
+    )
+    results = [
+        form(run, stage, carry, local.epochs(run.net, stage, client, 0))["model"]
+        for form in (lean, pure)
+    ]
     assert trees.distance(*results) < 1e-12
 
 
@@ -124,15 +145,19 @@ def test_a_stage_may_end_where_it_starts_and_be_pulled_to_there(tmp_path: Path) 
 class Count(Objective):
     """A loss of zero that counts its calls."""
 
-    def __call__(self, out: Output, params: trees.Tree, batch: Batch, carry: Carry) -> tuple[Tensor, trees.Tree]:
-        return out.logits.sum() * 0, {"calls": carry["aux"].get("calls", torch.zeros((), dtype=F64)) + 1}
+    def __call__(
+        self, out: Output, params: trees.Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, trees.Tree]:
+        return out.logits.sum() * 0, {
+            "calls": carry["aux"].get("calls", torch.zeros((), dtype=F64)) + 1
+        }
 
 
 def test_aux_comes_back_in_the_next_step(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path)
     client, carry = task_of(run)
     carry["aux"] = {"other": torch.tensor(7.0)}
-    stage = Train(CrossEntropy() + Count(), Local(2, 8))
+    stage = Train(CrossEntropy() + Count(), LocalTraining(2, 8))
     steps = len(list(local.epochs(run.net, stage, client, 0)))
     assert steps > 2
     for form in (lean, pure):
@@ -143,12 +168,14 @@ def test_aux_comes_back_in_the_next_step(tmp_path: Path) -> None:
 
 # ---- masks -----------------------------------------------------------------------------------------------------------
 
-HARD = Local(1, 8, Adam(0.05, weight_decay=0.1), clip=0.1)
+HARD = LocalTraining(1, 8, Adam(0.05, weight_decay=0.1), clip=0.1)
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_run(methods.FedAvg(), tmp_path_factory.mktemp("small"), options={"hidden": 5}, sizes=(20, 20))
+    return make_run(
+        methods.FedAvg(), tmp_path_factory.mktemp("small"), options={"hidden": 5}, sizes=(20, 20)
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -158,10 +185,15 @@ def test_pruned_weights_are_exactly_zero_after_training(small: Run, data: st.Dat
     for name in data.draw(st.sets(st.sampled_from(small.net.layout.params), min_size=1)):
         n = small.params[name].numel()
         bits = data.draw(st.integers(0, 2**n - 1))
-        mask[name] = torch.tensor([bool(bits >> i & 1) for i in range(n)]).view(small.params[name].shape)
+        mask[name] = torch.tensor([bool(bits >> i & 1) for i in range(n)]).view(
+            small.params[name].shape
+        )
     client, carry = task_of(small, mask)
     stage = Train(CrossEntropy(), HARD)
-    results = [form(small, stage, carry, local.epochs(small.net, stage, client, 0))["local"] for form in (lean, pure)]
+    results = [
+        form(small, stage, carry, local.epochs(small.net, stage, client, 0))["local"]
+        for form in (lean, pure)
+    ]
     for values in results:
         assert all(bool((values[k][~m] == 0).all()) for k, m in mask.items())
         assert all(bool(torch.isfinite(v).all()) for v in values.values())
@@ -183,10 +215,17 @@ def test_clipping_measures_what_the_mask_leaves() -> None:
     # as in test_one_step_by_hand, gradient (-1, 1); the mask keeps the first: (-1, 0) has length 1, so a clip of 1
     # leaves it whole and w = (0.1, 0). Clipped before masking it would be (0.0707, 0).
     net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
-    batch = Batch(torch.full((1, 1), 2.0, dtype=F64), torch.tensor([0]), torch.ones(1, dtype=F64), *torch.zeros(2, 1))
-    packet = Packet({"weight": torch.zeros(2, 1, dtype=F64)}, {"weight": torch.tensor([[True], [False]])})
+    batch = Batch(
+        torch.full((1, 1), 2.0, dtype=F64),
+        torch.tensor([0]),
+        torch.ones(1, dtype=F64),
+        *torch.zeros(2, 1),
+    )
+    packet = Packet(
+        {"weight": torch.zeros(2, 1, dtype=F64)}, {"weight": torch.tensor([[True], [False]])}
+    )
     carry = first_carry(Task(0, {"model": packet}), {}, F64)
-    stage = Train(CrossEntropy(), Local(1, 1, SGD(0.1), clip=1.0))
+    stage = Train(CrossEntropy(), LocalTraining(1, 1, SGD(0.1), clip=1.0))
     for found in both(net, stage, carry, batch):
         assert found["local"]["weight"].flatten().tolist() == pytest.approx([0.1, 0.0], abs=1e-15)
 
@@ -199,12 +238,16 @@ def test_batch_norm_statistics_move_per_client_and_inputs_stay(tmp_path: Path) -
     buffers = run.net.layout.buffers
     assert buffers
     before = {k: v.clone() for k, v in run.params.items()}
-    stage = Train(CrossEntropy(), Local(1, 8, SGD(1e-2)))
+    stage = Train(CrossEntropy(), LocalTraining(1, 8, SGD(1e-2)))
     moved = []
     for k in (0, 1):
         task = Task(k, {"model": Packet(run.params)})
         carry, client = first_carry(task, {}, F64), run.client(task, {})
-        moved.append(trees.pick(lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"], buffers))
+        moved.append(
+            trees.pick(
+                lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"], buffers
+            )
+        )
     start = trees.pick(before, buffers)
     assert all(not torch.equal(moved[0][k], start[k]) for k in buffers)
     assert all(not torch.equal(moved[0][k], moved[1][k]) for k in buffers)
@@ -221,7 +264,7 @@ def test_running_statistics_by_hand() -> None:
     x, y = torch.tensor([[1.0], [3.0]], dtype=F64), torch.tensor([0, 1])
     batch = Batch(x, y, torch.ones(2, dtype=F64), torch.arange(2), torch.tensor(0))
     carry = first_carry(Task(0, {"model": Packet(net.params())}), {}, F64)
-    stage = Train(CrossEntropy(), Local(1, 2, SGD(1e-9)))
+    stage = Train(CrossEntropy(), LocalTraining(1, 2, SGD(1e-9)))
     for found in both(net, stage, carry, batch):
         assert found["local"]["0.running_mean"].tolist() == pytest.approx([0.2], abs=1e-15)
         assert found["local"]["0.running_var"].tolist() == pytest.approx([1.1], abs=1e-15)

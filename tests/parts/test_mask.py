@@ -91,7 +91,13 @@ def test_prune_by_hand() -> None:
 
 
 def test_of_equal_scores_the_last_are_pruned() -> None:
-    assert prune(bits(1, 1, 0, 1, 1), torch.ones(5), 2).tolist() == [True, True, False, False, False]
+    assert prune(bits(1, 1, 0, 1, 1), torch.ones(5), 2).tolist() == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_more_than_are_in_use_cannot_be_pruned() -> None:
@@ -108,12 +114,22 @@ def test_regrow_by_hand() -> None:
     barred = bits(0, 1, 0, 0)
     assert regrow(mask, gradient, 1, barred).tolist() == [True, False, False, True]
     assert regrow(mask, gradient, 2, barred).tolist() == [True, False, True, True]
-    assert regrow(mask, gradient, 3, barred).tolist() == [True, False, True, True]  # the barred one stays out
+    assert regrow(mask, gradient, 3, barred).tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]  # the barred one stays out
     assert regrow(mask, gradient, 0, barred).tolist() == mask.tolist()
 
 
 def test_a_gradient_of_zero_regrows_too_and_of_equal_ones_the_first() -> None:
-    assert regrow(bits(0, 0, 1, 0), torch.zeros(4), 2, bits(0, 0, 0, 0)).tolist() == [True, True, True, False]
+    assert regrow(bits(0, 0, 1, 0), torch.zeros(4), 2, bits(0, 0, 0, 0)).tolist() == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_inputs_are_left_alone() -> None:
@@ -125,11 +141,15 @@ def test_inputs_are_left_alone() -> None:
     assert not barred.any()
 
 
-STEPS = st.tuples(st.integers(1, 4), st.integers(1, 14), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+STEPS = st.tuples(
+    st.integers(1, 4), st.integers(1, 14), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)
+)
 
 
 @given(st.integers(1, 120), STEPS, st.integers(0, 2**31))
-def test_density_is_exact_after_any_steps(total: int, steps: tuple[int, int, float, float, float], seed: int) -> None:
+def test_density_is_exact_after_any_steps(
+    total: int, steps: tuple[int, int, float, float, float], seed: int
+) -> None:
     """Steps of a schedule with scores and gradients that tie often: every count is exact, the barred stay out."""
     every, rounds, rate, first, last = steps
     rule, target, g = Churn(every, rate), round(last * total), torch.Generator().manual_seed(seed)

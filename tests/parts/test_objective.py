@@ -22,7 +22,13 @@ F64 = torch.float64
 
 def batch(y: list[int], weight: list[float]) -> Batch:
     n = len(y)
-    return Batch(torch.zeros(n, 1), torch.tensor(y), torch.tensor(weight, dtype=F64), torch.arange(n), torch.tensor(0))
+    return Batch(
+        torch.zeros(n, 1),
+        torch.tensor(y),
+        torch.tensor(weight, dtype=F64),
+        torch.arange(n),
+        torch.tensor(0),
+    )
 
 
 def output(logits: list[list[float]]) -> Output:
@@ -37,7 +43,9 @@ class Say(Objective):
     key: str
     said: float
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         return torch.tensor(self.value), {self.key: torch.tensor(self.said)}
 
 
@@ -47,19 +55,25 @@ class Say(Objective):
 def test_cross_entropy_by_hand() -> None:
     # softmax of (ln 3, 0) is (3/4, 1/4), of (0, 0) it is (1/2, 1/2):
     # labels 1, 0: -ln 1/4 = ln 4 and -ln 1/2 = ln 2, their mean (ln 8) / 2
-    loss, aux = CrossEntropy()(output([[math.log(3), 0.0], [0.0, 0.0]]), {}, batch([1, 0], [1, 1]), {})
+    loss, aux = CrossEntropy()(
+        output([[math.log(3), 0.0], [0.0, 0.0]]), {}, batch([1, 0], [1, 1]), {}
+    )
     assert loss.item() == pytest.approx(math.log(8) / 2, abs=1e-14)
     assert aux == {}
 
 
 def test_cross_entropy_weighs_examples() -> None:
     # the same two with weights 3 and 1: (3 ln 4 + ln 2) / 4 = 7 ln 2 / 4
-    loss, _ = CrossEntropy()(output([[math.log(3), 0.0], [0.0, 0.0]]), {}, batch([1, 0], [3, 1]), {})
+    loss, _ = CrossEntropy()(
+        output([[math.log(3), 0.0], [0.0, 0.0]]), {}, batch([1, 0], [3, 1]), {}
+    )
     assert loss.item() == pytest.approx(7 * math.log(2) / 4, abs=1e-14)
 
 
 @given(
-    st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.integers(0, 1)), min_size=1, max_size=5),
+    st.lists(
+        st.tuples(st.floats(-5, 5), st.floats(-5, 5), st.integers(0, 1)), min_size=1, max_size=5
+    ),
     st.lists(st.tuples(st.floats(-50, 50), st.floats(-50, 50)), max_size=4),
 )
 def test_padding_changes_neither_loss_nor_gradient(
@@ -82,18 +96,27 @@ def test_padding_changes_neither_loss_nor_gradient(
 
 
 def pull(mu: float, w: Tensor, ref: Tensor) -> Tensor:
-    loss, aux = Proximal(mu)(output([[0.0]]), {"w": w}, batch([0], [1]), {"model": {"w": ref, "buffer": torch.ones(1)}})
+    loss, aux = Proximal(mu)(
+        output([[0.0]]), {"w": w}, batch([0], [1]), {"model": {"w": ref, "buffer": torch.ones(1)}}
+    )
     assert aux == {}
     return loss
 
 
 def test_proximal_by_hand() -> None:
     # mu/2 |w - ref|^2 with mu = 0.4, w - ref = (3, -4): 0.2 * (9 + 16) = 5
-    assert pull(0.4, torch.tensor([4.0, -3.0]), torch.tensor([1.0, 1.0])).item() == pytest.approx(5.0)
+    assert pull(0.4, torch.tensor([4.0, -3.0]), torch.tensor([1.0, 1.0])).item() == pytest.approx(
+        5.0
+    )
 
 
-@given(st.floats(0, 10), st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=6))
-def test_the_gradient_of_proximal_is_mu_times_the_distance(mu: float, pairs: list[tuple[float, float]]) -> None:
+@given(
+    st.floats(0, 10),
+    st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=6),
+)
+def test_the_gradient_of_proximal_is_mu_times_the_distance(
+    mu: float, pairs: list[tuple[float, float]]
+) -> None:
     w = torch.tensor([a for a, _ in pairs], dtype=F64, requires_grad=True)
     ref = torch.tensor([b for _, b in pairs], dtype=F64)
     (g,) = torch.autograd.grad(pull(mu, w, ref), w)
@@ -102,7 +125,9 @@ def test_the_gradient_of_proximal_is_mu_times_the_distance(mu: float, pairs: lis
 
 def test_proximal_pulls_to_the_tree_it_names_and_leaves_buffers_out() -> None:
     carry = {"mine": {"w": torch.tensor([2.0]), "running_mean": torch.tensor([99.0])}, "aux": {}}
-    loss, _ = Proximal(2.0, to="mine")(output([[0.0]]), {"w": torch.tensor([5.0])}, batch([0], [1]), carry)
+    loss, _ = Proximal(2.0, to="mine")(
+        output([[0.0]]), {"w": torch.tensor([5.0])}, batch([0], [1]), carry
+    )
     assert loss.item() == 9.0  # 2/2 * (5 - 2)^2
 
 
@@ -132,8 +157,13 @@ def test_clustered_by_hand() -> None:
     assert tie(Clustered(0.0, 0.0, 4.0), w, u, last).item() == 10.0
 
 
-@given(st.lists(st.tuples(*[st.floats(-9, 9)] * 3), min_size=1, max_size=5), st.tuples(*[st.floats(0, 3)] * 3))
-def test_the_gradient_of_clustered(rows: list[tuple[float, float, float]], rates: tuple[float, float, float]) -> None:
+@given(
+    st.lists(st.tuples(*[st.floats(-9, 9)] * 3), min_size=1, max_size=5),
+    st.tuples(*[st.floats(0, 3)] * 3),
+)
+def test_the_gradient_of_clustered(
+    rows: list[tuple[float, float, float]], rates: tuple[float, float, float]
+) -> None:
     # 2 alpha w - 2 beta u + rho (w - last)
     w, u, last = torch.tensor(rows, dtype=F64).T.contiguous().unbind(0)
     w = w.clone().requires_grad_()
@@ -143,7 +173,10 @@ def test_the_gradient_of_clustered(rows: list[tuple[float, float, float]], rates
 
 
 def test_clustered_refuses_a_negative_rate() -> None:
-    with pytest.raises(InputError, match=r"^alpha, beta, rho is \(0\.1, -1\.0, 0\.0\); it must be 0 or more each\.$"):
+    with pytest.raises(
+        InputError,
+        match=r"^alpha, beta, rho is \(0\.1, -1\.0, 0\.0\); it must be 0 or more each\.$",
+    ):
         Clustered(0.1, -1.0, 0.0)
 
 
@@ -160,11 +193,17 @@ def test_a_sum_adds_losses_and_merges_what_its_terms_remember() -> None:
     objective = Say(1, "x", 10) + Say(2, "y", 20) + Say(4, "x", 30)
     loss, aux = objective(output([[0.0]]), {}, batch([0], [1]), {})
     assert loss.item() == 7.0
-    assert {k: float(v) for k, v in aux.items()} == {"x": 30.0, "y": 20.0}  # of two that use one name, the last
+    assert {k: float(v) for k, v in aux.items()} == {
+        "x": 30.0,
+        "y": 20.0,
+    }  # of two that use one name, the last
 
 
 def test_a_sum_of_the_two_real_terms() -> None:
     # CE of (0, 0) is ln 2; 1/2 * (3 - 1)^2 = 2
-    params, carry = {"w": torch.tensor([3.0], dtype=F64)}, {"model": {"w": torch.tensor([1.0], dtype=F64)}}
+    params, carry = (
+        {"w": torch.tensor([3.0], dtype=F64)},
+        {"model": {"w": torch.tensor([1.0], dtype=F64)}},
+    )
     loss, _ = (CrossEntropy() + Proximal(1.0))(output([[0.0, 0.0]]), params, batch([1], [1]), carry)
     assert loss.item() == pytest.approx(math.log(2) + 2, abs=1e-14)

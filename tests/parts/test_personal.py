@@ -7,8 +7,8 @@ from torch import nn
 
 from fedgrove import trees
 from fedgrove.core import Carry, Client, Info
-from fedgrove.layout import Layout
-from fedgrove.parts.personal import complete, part_ways
+from fedgrove.nets.layout import Layout
+from fedgrove.parts.personal import complete, share_received
 
 LAYOUT = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), (2,))
 START = {name: torch.zeros(shape) for name, shape in LAYOUT.shapes.items()}
@@ -25,14 +25,22 @@ def values(tree: trees.Tree) -> dict[str, float]:
 
 def test_at_first_the_rest_comes_from_the_start() -> None:
     carry = complete({"model": ones("1.bias", "1.weight"), "aux": {}}, CLIENT)
-    assert values(carry["model"]) == {"0.weight": 0.0, "0.bias": 0.0, "1.weight": 1.0, "1.bias": 1.0}
+    assert values(carry["model"]) == {
+        "0.weight": 0.0,
+        "0.bias": 0.0,
+        "1.weight": 1.0,
+        "1.bias": 1.0,
+    }
     assert list(carry["model"]) == list(LAYOUT.shapes)
     assert list(carry["received"]) == ["1.bias", "1.weight"]
     assert "aux" in carry
 
 
 def test_later_the_rest_comes_from_what_was_kept_and_what_is_received_wins() -> None:
-    carry: Carry = {"model": ones("1.weight"), "kept": ones("0.weight", "0.bias", "1.weight", "1.bias", value=5.0)}
+    carry: Carry = {
+        "model": ones("1.weight"),
+        "kept": ones("0.weight", "0.bias", "1.weight", "1.bias", value=5.0),
+    }
     whole = complete(carry, CLIENT)["model"]
     assert values(whole) == {"0.weight": 5.0, "0.bias": 5.0, "1.weight": 1.0, "1.bias": 5.0}
     assert list(carry) == ["model", "kept"]
@@ -47,7 +55,7 @@ def test_a_client_that_receives_nothing_uses_its_own() -> None:
 
 def test_what_came_goes_back_and_the_rest_stays() -> None:
     local = ones(*LAYOUT.shapes, value=3.0)
-    outcome = part_ways({"received": ones("1.weight"), "local": local}, CLIENT)
+    outcome = share_received({"received": ones("1.weight"), "local": local}, CLIENT)
     assert list(outcome.give["model"].values) == ["1.weight"]
     assert list(outcome.memory["kept"]) == ["0.weight", "0.bias", "1.bias"]
     assert trees.equal({**outcome.give["model"].values, **outcome.memory["kept"]}, local)
@@ -55,7 +63,7 @@ def test_what_came_goes_back_and_the_rest_stays() -> None:
 
 def test_all_or_nothing_leaves_the_other_out() -> None:
     local = ones(*LAYOUT.shapes)
-    everything = part_ways({"received": local, "local": local}, CLIENT)
+    everything = share_received({"received": local, "local": local}, CLIENT)
     assert (set(everything.give), dict(everything.memory)) == ({"model"}, {})
-    nothing = part_ways({"received": {}, "local": local}, CLIENT)
+    nothing = share_received({"received": {}, "local": local}, CLIENT)
     assert (dict(nothing.give), set(nothing.memory)) == ({}, {"kept"})

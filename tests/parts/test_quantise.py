@@ -13,8 +13,19 @@ from torch import Tensor
 
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
-from fedgrove.parts.codec import Smallest
-from fedgrove.parts.quantise import Centroids, Half, Quantiser, Sign, Ternary, TopK, Uniform, cluster, feedback, largest
+from fedgrove.parts.quantise import (
+    Centroids,
+    Half,
+    Quantiser,
+    Sign,
+    Ternary,
+    TopK,
+    Uniform,
+    cluster,
+    feedback,
+    largest,
+)
+from fedgrove.wire.codec import Smallest
 
 ALL: list[Quantiser] = [
     Half(),
@@ -74,7 +85,9 @@ def test_feedback_loses_nothing(quantiser: Quantiser) -> None:
         sent += out["w"].double()
     assert left is not None
     assert torch.allclose(sent + left["w"], steps.sum(0), atol=1e-9)
-    assert left["w"].abs().max() < 60  # and it does not pile up: 30 steps of up to 4 would reach 120 unsent
+    assert (
+        left["w"].abs().max() < 60
+    )  # and it does not pile up: 30 steps of up to 4 would reach 120 unsent
 
 
 def test_feedback_golden() -> None:
@@ -172,7 +185,13 @@ def test_top_k_keeps_the_largest(x: Tensor, density: float) -> None:
 
 
 def test_ties_go_to_the_first() -> None:
-    assert largest(torch.tensor([1.0, -2.0, 2.0, 1.0, 2.0]), 2).tolist() == [False, True, True, False, False]
+    assert largest(torch.tensor([1.0, -2.0, 2.0, 1.0, 2.0]), 2).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_sign_golden() -> None:
@@ -268,7 +287,14 @@ def test_degenerate_layers() -> None:
 
 @pytest.mark.parametrize(
     ("quantiser", "share"),
-    [(Half(), 0.5), (Uniform(8), 0.26), (Uniform(4), 0.12), (TopK(0.1), 0.11), (Sign(), 0.035), (Ternary(), 0.05)],
+    [
+        (Half(), 0.5),
+        (Uniform(8), 0.26),
+        (Uniform(4), 0.12),
+        (TopK(0.1), 0.11),
+        (Sign(), 0.035),
+        (Ternary(), 0.05),
+    ],
     ids=repr,
 )
 def test_the_codec_finds_what_was_left_out(quantiser: Quantiser, share: float) -> None:

@@ -107,7 +107,9 @@ def test_steps_are_possible_and_end_at_the_target(
         assert 0 <= cut <= active  # no more than there are
         assert 0 <= grow <= total - active  # those pruned in this step may not regrow in it
         before, active = active, active - cut + grow
-        assert min(before, target) <= active <= max(before, target)  # never past the target, never away from it
+        assert (
+            min(before, target) <= active <= max(before, target)
+        )  # never past the target, never away from it
         assert active == before - round((before - target) / rule.left(t, rounds))
     if rule.steps(rounds):
         assert active == target

@@ -48,7 +48,9 @@ def test_blend_by_hand() -> None:
     .5*.25 + .3*.5  + .2/3   = .275 + .0666...
     .5*0   + .3*1   + .2*0   = .3
     """
-    assert close(Blend(0.5, 0.3, 0.2)(W, VAR, SIGNS, 3), [0.775, 0.55 + 0.2 / 3, 0.275 + 0.2 / 3, 0.3])
+    assert close(
+        Blend(0.5, 0.3, 0.2)(W, VAR, SIGNS, 3), [0.775, 0.55 + 0.2 / 3, 0.275 + 0.2 / 3, 0.3]
+    )
 
 
 def test_each_weight_alone_is_its_term() -> None:
@@ -64,9 +66,13 @@ def test_what_nobody_spoke_of_counts_as_agreed() -> None:
     assert close(Blend()(W, VAR, None, 0), [0.8125, 0.75, 0.5, 0.5])
 
 
-@pytest.mark.parametrize("weights", [(0.5, 0.5, 0.5), (1.5, -0.25, -0.25), (0.0, 0.0, 0.0), (float("nan"), 0.5, 0.5)])
+@pytest.mark.parametrize(
+    "weights", [(0.5, 0.5, 0.5), (1.5, -0.25, -0.25), (0.0, 0.0, 0.0), (float("nan"), 0.5, 0.5)]
+)
 def test_bad_weights_get_a_sentence(weights: tuple[float, float, float]) -> None:
-    with pytest.raises(InputError, match=r"^weights is \(.*\); it must be three numbers of 0 or more, sum 1\.$"):
+    with pytest.raises(
+        InputError, match=r"^weights is \(.*\); it must be three numbers of 0 or more, sum 1\.$"
+    ):
         Blend(*weights)
 
 
@@ -75,8 +81,12 @@ def test_weights_that_sum_to_one_but_for_rounding_are_taken() -> None:
     Blend(0.7, 0.2, 0.1)
 
 
-@given(st.integers(1, 30), st.integers(0, 2**31), st.integers(2, 9), st.floats(0, 1), st.floats(0, 1))
-def test_every_score_lies_between_0_and_1(size: int, seed: int, votes: int, alpha: float, part: float) -> None:
+@given(
+    st.integers(1, 30), st.integers(0, 2**31), st.integers(2, 9), st.floats(0, 1), st.floats(0, 1)
+)
+def test_every_score_lies_between_0_and_1(
+    size: int, seed: int, votes: int, alpha: float, part: float
+) -> None:
     g = torch.Generator().manual_seed(seed)
     w, var = torch.randn(size, generator=g, dtype=F64), torch.rand(size, generator=g, dtype=F64) * 9
     signs = torch.randint(-votes, votes + 1, (size,), generator=g).to(F64)
@@ -87,7 +97,10 @@ def test_every_score_lies_between_0_and_1(size: int, seed: int, votes: int, alph
 def test_sensitivity_by_hand() -> None:
     """|w g| = 1*2, 2*1, 0*5, 4*.25 -> 2, 2, 0, 1; their sum, over both layers, is 5."""
     params = {"a": torch.tensor([1.0, -2.0], dtype=F64), "b": torch.tensor([0.0, 4.0], dtype=F64)}
-    gradient = {"a": torch.tensor([2.0, 1.0], dtype=F64), "b": torch.tensor([5.0, -0.25], dtype=F64)}
+    gradient = {
+        "a": torch.tensor([2.0, 1.0], dtype=F64),
+        "b": torch.tensor([5.0, -0.25], dtype=F64),
+    }
     found = sensitivity(params, gradient)
     assert close(found["a"], [0.4, 0.4])
     assert close(found["b"], [0.0, 0.2])

@@ -11,7 +11,9 @@ import pytest
 from fedgrove.report.over_seeds import over_seeds, paired, print_over_seeds
 
 
-def summary(method: str, seed: int, mean: float, worst: float = 0.25, up: int = 100, **more: Any) -> dict[str, Any]:
+def summary(
+    method: str, seed: int, mean: float, worst: float = 0.25, up: int = 100, **more: Any
+) -> dict[str, Any]:
     return {
         "method": method, "seed": seed, "accuracy_mean": mean, "accuracy_worst": worst, "bytes_up": up, "bytes_down": 7
     } | {"data": "digits", "partition": "iid"} | more  # fmt: skip
@@ -25,11 +27,22 @@ def three() -> dict[str, dict[str, Any] | None]:
 
 def test_golden() -> None:
     a, b = over_seeds(three())
-    assert (a["group"], a["method"], a["seeds"], a["missing"], a["paired"]) == ("a-mu=1", "a", [0, 1, 2], 0, [])
+    assert (a["group"], a["method"], a["seeds"], a["missing"], a["paired"]) == (
+        "a-mu=1",
+        "a",
+        [0, 1, 2],
+        0,
+        [],
+    )
     # mean (.5 + .6 + .7) / 3 = .6; squared deviations .01 + 0 + .01 over n - 1 = 2: .01, whose root is .1
     assert (a["accuracy_mean"], a["accuracy_mean_std"]) == (0.6, 0.1)
     assert (a["accuracy_worst"], a["bytes_up"], a["bytes_down"]) == (0.25, 100, 7)
-    assert (b["accuracy_mean"], b["accuracy_worst"], b["bytes_up"], b["missing"]) == (0.7, 0.1, 1, 1)
+    assert (b["accuracy_mean"], b["accuracy_worst"], b["bytes_up"], b["missing"]) == (
+        0.7,
+        0.1,
+        1,
+        1,
+    )
     (pair,) = b["paired"]
     # differences .1, 0, .2: mean .1, sd .1, standard error .1 / sqrt 3 = .0577; t = sqrt 3 with 2 degrees of freedom,
     # whose two-sided p is 1 - t / sqrt(2 + t^2) = 1 - sqrt(3 / 5) = .2254
@@ -60,7 +73,9 @@ def test_only_shared_seeds_on_the_same_data_are_paired() -> None:
 @pytest.mark.parametrize("gap", [0.0, 0.125])
 def test_equal_differences_have_no_p(gap: float) -> None:
     runs = {s: summary("a", s, 0.3 + 0.1 * s) for s in range(3)}
-    found = paired({s: {**r, "accuracy_mean": r["accuracy_mean"] + gap} for s, r in runs.items()}, runs)
+    found = paired(
+        {s: {**r, "accuracy_mean": r["accuracy_mean"] + gap} for s, r in runs.items()}, runs
+    )
     assert found == {"seeds": 3, "difference": gap, "standard_error": 0.0, "p": None}
 
 

@@ -18,10 +18,33 @@ from fedgrove.report.paper_page import can_draw, middle, points, span, write_pag
 
 
 def summary(seed: int, means: dict[int, float], std: float = 0.1, **more: Any) -> dict[str, Any]:
-    lengths = {str(n): {"accuracy_mean": m, "accuracy_std": std, "accuracy_worst": m - 0.2} for n, m in means.items()}
-    counts = {"bytes_up": 2**20, "bytes_down": 2**21, "bytes_paper": 5 * 2**19, "seconds": 1.5, "engine": "serial"}
-    dealt = {"data": "motion", "partition": "natural", "scenario": "none", "split": "blocks", "clients": 4}
-    return {"seed": seed, "finetune": lengths, "group_sizes": [3, 1], "notes": ["made up"], **counts, **dealt, **more}
+    lengths = {
+        str(n): {"accuracy_mean": m, "accuracy_std": std, "accuracy_worst": m - 0.2}
+        for n, m in means.items()
+    }
+    counts = {
+        "bytes_up": 2**20,
+        "bytes_down": 2**21,
+        "bytes_paper": 5 * 2**19,
+        "seconds": 1.5,
+        "engine": "serial",
+    }
+    dealt = {
+        "data": "motion",
+        "partition": "natural",
+        "scenario": "none",
+        "split": "blocks",
+        "clients": 4,
+    }
+    return {
+        "seed": seed,
+        "finetune": lengths,
+        "group_sizes": [3, 1],
+        "notes": ["made up"],
+        **counts,
+        **dealt,
+        **more,
+    }
 
 
 def study(**more: Any) -> Study:
@@ -69,7 +92,11 @@ def test_pairs_of_every_panel_are_shown() -> None:
     """Rows of one label stand in several panels: density .7 and .3, say, or points of a line."""
     asked = Experiment(FedAvg(), "motion", finetune=(0,))
     at = {"p": ("density 0.7", None), "q": ("density 0.3", None), "r": ("rounds", 10.0)}
-    rows = tuple(Row(f"{n}{k}", n, asked, panel=p, x=x, lead=n == "a") for k, (p, x) in at.items() for n in "ab")
+    rows = tuple(
+        Row(f"{n}{k}", n, asked, panel=p, x=x, lead=n == "a")
+        for k, (p, x) in at.items()
+        for n in "ab"
+    )
     runs = {f"{row.name}-s0": summary(0, {0: 0.5 + i / 100}) for i, row in enumerate(rows)}
     runs |= {f"{row.name}-s1": summary(1, {0: 0.5 + i / 50}) for i, row in enumerate(rows)}
     head, lines = lines_of_pairs(table("x", "table1", [(Study("t", "a", rows, 2), runs)]))
@@ -111,7 +138,9 @@ def test_the_page_stands_alone(tmp_path: Path, lines: bool) -> None:
     found = table("x", "table1", [(study(lines=lines), done())], quick=True)
     write_page(found, "Who & Whom, 2026", tmp_path / "paper.html")
     page = (tmp_path / "paper.html").read_text()
-    assert page.count("QUICK: a look, not a measurement") == 2  # its title in the browser, and on the page
+    assert (
+        page.count("QUICK: a look, not a measurement") == 2
+    )  # its title in the browser, and on the page
     assert "b &amp; co" in page
     assert "Who &amp; Whom, 2026" in page
     assert "<script src=" not in page
@@ -133,7 +162,9 @@ def test_the_best_row_and_the_papers() -> None:
     rows = tuple(Row(n, n, asked, panel="p", picked=n == "a") for n in "abc")
     one = Study("T", "About.", rows, 1, ("accuracy_mean", "score"), best="score", only_best=True)
     stds = {"a": 0.2, "b": 0.1, "c": 0.0}  # a deviation of 0 has no score
-    found = table("x", "table1", [(one, {f"{n}-s0": summary(0, {0: 0.5}, std) for n, std in stds.items()})])
+    found = table(
+        "x", "table1", [(one, {f"{n}-s0": summary(0, {0: 0.5}, std) for n, std in stds.items()})]
+    )
     assert [(row["label"], row["best"], row["picked"]) for row in found["rows"]] == [
         ("a", False, True),
         ("b", True, False),
@@ -154,10 +185,19 @@ def test_figure() -> None:
 
 def test_points_of_a_curve() -> None:
     a, _ = table("x", "figure1", [(study(lines=True), done())])["rows"]
-    assert [(p["x"], p["mean"], p["paper"]) for p in points([a], "accuracy_mean")] == [(0, 60.0, None), (3, 80.0, 80.0)]
+    assert [(p["x"], p["mean"], p["paper"]) for p in points([a], "accuracy_mean")] == [
+        (0, 60.0, None),
+        (3, 80.0, 80.0),
+    ]
     later, sooner = {**a, "x": 5.0, "lengths": [3]}, {**a, "x": 1.0, "lengths": [3]}
-    assert [(p["x"], p["mean"]) for p in points([later, sooner], "mib_paper")] == [(1.0, 2.5), (5.0, 2.5)]
-    assert span([a], ["mib_paper"]) == [1.975, 2.525]  # from the paper's 2 to our 2.5, a twentieth more on either side
+    assert [(p["x"], p["mean"]) for p in points([later, sooner], "mib_paper")] == [
+        (1.0, 2.5),
+        (5.0, 2.5),
+    ]
+    assert span([a], ["mib_paper"]) == [
+        1.975,
+        2.525,
+    ]  # from the paper's 2 to our 2.5, a twentieth more on either side
     assert [middle(lengths) for lengths in ([0], [0, 3], [0, 3, 25])] == [0, 3, 3]
 
 

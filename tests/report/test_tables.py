@@ -5,9 +5,27 @@ from fedgrove.report.tables import mib, print_cost, print_summaries
 
 
 def summary(mean: float, **more: Any) -> dict[str, Any]:
-    scores = {"accuracy_mean": mean, "accuracy_std": 0.1, "accuracy_worst": 0.25, "accuracy_worst10": 0.5}
-    base = {"method": "fedavg", "data": "digits", "seed": 0, "rounds": 2, **scores, "finetune": {"0": scores}}
-    size = {"density": 0.3, "params_mean": 8970.0, "bytes_up": 3 << 20, "bytes_down": 2048, "bytes_paper": 1 << 21}
+    scores = {
+        "accuracy_mean": mean,
+        "accuracy_std": 0.1,
+        "accuracy_worst": 0.25,
+        "accuracy_worst10": 0.5,
+    }
+    base = {
+        "method": "fedavg",
+        "data": "digits",
+        "seed": 0,
+        "rounds": 2,
+        **scores,
+        "finetune": {"0": scores},
+    }
+    size = {
+        "density": 0.3,
+        "params_mean": 8970.0,
+        "bytes_up": 3 << 20,
+        "bytes_down": 2048,
+        "bytes_paper": 1 << 21,
+    }
     return base | size | {"seconds": 1.25} | more
 
 
@@ -20,13 +38,18 @@ def printed(*summaries: dict[str, Any]) -> list[str]:
 def test_one_run_has_no_names_and_fits_a_terminal() -> None:
     lines = printed(summary(0.9412))
     assert len(lines) == 3
-    assert " ".join(lines[2].split()) == "94.12 ± 10.00 25.00 50.00 0.300 8,970 3.0 MiB 2.0 KiB 2.0 1.2"
+    assert (
+        " ".join(lines[2].split())
+        == "94.12 ± 10.00 25.00 50.00 0.300 8,970 3.0 MiB 2.0 KiB 2.0 1.2"
+    )
     assert max(map(len, lines)) <= 80
 
 
 def test_several_runs_have_names_and_the_best_of_each_data_set_is_marked() -> None:
     lines = printed(
-        summary(0.9, split="blocks"), summary(0.8, method="local", split="blocks"), summary(0.3, data="motion")
+        summary(0.9, split="blocks"),
+        summary(0.8, method="local", split="blocks"),
+        summary(0.3, data="motion"),
     )
     assert lines[1].split()[:5] == ["method", "data", "split", "seed", "rounds"]
     assert ["*" in line for line in lines[2:5]] == [True, False, True]
@@ -34,7 +57,12 @@ def test_several_runs_have_names_and_the_best_of_each_data_set_is_marked() -> No
 
 
 def test_each_fine_tuning_length_has_a_row() -> None:
-    low = {"accuracy_mean": 0.5, "accuracy_std": 0.0, "accuracy_worst": 0.5, "accuracy_worst10": 0.5}
+    low = {
+        "accuracy_mean": 0.5,
+        "accuracy_std": 0.0,
+        "accuracy_worst": 0.5,
+        "accuracy_worst10": 0.5,
+    }
     high = {**low, "accuracy_mean": 0.75}
     lines = printed(summary(0.75, finetune={"0": low, "25": high}))
     assert lines[2].startswith("0 epochs")
@@ -56,7 +84,14 @@ def test_unfinished_runs_and_notes_are_shown() -> None:
 
 def test_cost_and_sizes_are_for_people() -> None:
     out = io.StringIO()
-    found = {"clients": 36, "cohort": 10, "rounds": 50, "bytes_up": 5 << 20, "bytes_down": 0, "mib_paper": 142.1}
+    found = {
+        "clients": 36,
+        "cohort": 10,
+        "rounds": 50,
+        "bytes_up": 5 << 20,
+        "bytes_down": 0,
+        "mib_paper": 142.1,
+    }
     print_cost(found | {"reduction_paper": 0.7, "params": 124198, "macs": 10, "memory": 12}, out)
     assert "142.1 MiB, 70.0% less than dense" in out.getvalue()
     assert (mib(1023), mib(1024), mib(1 << 30)) == ("1023 B", "1.0 KiB", "1,024.0 MiB")

@@ -54,7 +54,11 @@ class Notes:
 
     def read(self) -> list[dict[str, Any]]:
         """All lines so far."""
-        return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+        return (
+            [json.loads(line) for line in self.path.read_text().splitlines()]
+            if self.path.exists()
+            else []
+        )
 
 
 def do(order: Order) -> None:

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from ..channels import Channels
+from ..channels.groups import Channels
+from ..channels.shrink import cut
 from ..core import Batch, Carry, Train
 from ..engines.work import one_thread
 from ..errors import check, unknown
 from ..nets import Net, build
 from ..parts import local
-from ..parts.local import SGD, Adam, Local
+from ..parts.local import SGD, Adam, LocalTraining
 from ..parts.objective import CrossEntropy
-from ..shrink import cut
 from ..trees import Tree
 
 REMOVED = (0.0, 0.3, 0.5, 0.7)
@@ -36,7 +36,7 @@ class Scene:
 
     shape: tuple[int, ...]
     classes: int
-    local: Local
+    local: LocalTraining
     most: float
     steps: int
     """Steps in a row that are timed: a task has many, and what it does once (masks, flat vectors) is no step."""
@@ -45,9 +45,9 @@ class Scene:
 
 
 SCENES = {
-    "har-cnn": Scene((9, 128), 6, Local(1, 32, Adam(1e-3)), 0.50, 16, 3),
-    "bn-cnn4": Scene((3, 32, 32), 10, Local(1, 32, SGD(0.005)), 0.45, 2, 2),
-    "resnet18": Scene((3, 32, 32), 10, Local(1, 32, SGD(0.005)), 0.35, 1, 1),
+    "har-cnn": Scene((9, 128), 6, LocalTraining(1, 32, Adam(1e-3)), 0.50, 16, 3),
+    "bn-cnn4": Scene((3, 32, 32), 10, LocalTraining(1, 32, SGD(0.005)), 0.45, 2, 2),
+    "resnet18": Scene((3, 32, 32), 10, LocalTraining(1, 32, SGD(0.005)), 0.35, 1, 1),
 }
 
 
@@ -105,7 +105,12 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
         small, gone, masked = work[share, "gone"][0].layout, (share, "gone"), (share, "masked")
         yield Row(
             *(name, share, small.size, small.macs),
-            *(min(train[gone]) / scene.steps, ratio(train, gone), in_turns(train, gone), ratio(train, masked)),
+            *(
+                min(train[gone]) / scene.steps,
+                ratio(train, gone),
+                in_turns(train, gone),
+                ratio(train, masked),
+            ),
             *(min(infer[gone]), ratio(infer, gone), in_turns(infer, gone), ratio(infer, masked)),
         )
 
@@ -122,11 +127,16 @@ def in_turns(times: Mapping[Any, Sequence[float]], which: Any) -> float:
 
 def _batch(scene: Scene) -> Batch:
     g, n = torch.Generator().manual_seed(0), scene.local.batch
-    x, y = torch.randn(n, *scene.shape, generator=g), torch.randint(scene.classes, (n,), generator=g)
+    x, y = (
+        torch.randn(n, *scene.shape, generator=g),
+        torch.randint(scene.classes, (n,), generator=g),
+    )
     return Batch(x, y, torch.ones(n), torch.arange(n), torch.tensor(0))
 
 
-def _step(scene: Scene, batch: Batch, net: Net, params: Tree, mask: Tree | None) -> Callable[[], object]:
+def _step(
+    scene: Scene, batch: Batch, net: Net, params: Tree, mask: Tree | None
+) -> Callable[[], object]:
     """Some steps of local training."""
     stage = Train(CrossEntropy(), scene.local)
     carry: Carry = {"model": params, "settings": {"round": torch.tensor(0.0)}, "aux": {}}

@@ -12,7 +12,19 @@ from rich.table import Table
 from ..report.tables import console
 from .device import Row, claims
 
-COLUMNS = ("removed", "params", "MACs", "step ms", "step", "median", "masked", "infer ms", "infer", "median", "masked")
+COLUMNS = (
+    "removed",
+    "params",
+    "MACs",
+    "step ms",
+    "step",
+    "median",
+    "masked",
+    "infer ms",
+    "infer",
+    "median",
+    "masked",
+)
 
 
 def print_rows(rows: Sequence[Row], file: IO[str] | None = None) -> None:
@@ -24,8 +36,18 @@ def print_rows(rows: Sequence[Row], file: IO[str] | None = None) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         sizes = (f"{row.removed:.0%}", f"{row.params:,}", f"{row.macs:,}")
-        train = (f"{1e3 * row.train_s:.1f}", f"{row.train:.2f}", f"{row.train_median:.2f}", f"{row.train_masked:.2f}")
-        infer = (f"{1e3 * row.infer_s:.1f}", f"{row.infer:.2f}", f"{row.infer_median:.2f}", f"{row.infer_masked:.2f}")
+        train = (
+            f"{1e3 * row.train_s:.1f}",
+            f"{row.train:.2f}",
+            f"{row.train_median:.2f}",
+            f"{row.train_masked:.2f}",
+        )
+        infer = (
+            f"{1e3 * row.infer_s:.1f}",
+            f"{row.infer:.2f}",
+            f"{row.infer_median:.2f}",
+            f"{row.infer_masked:.2f}",
+        )
         table.add_row(row.net, *sizes, *train, *infer)
     out.print(table)
     out.print(
@@ -34,7 +56,9 @@ def print_rows(rows: Sequence[Row], file: IO[str] | None = None) -> None:
     out.print("busy machine raises; masked: with the channels zeroed instead.")
     for name, claim in claims(rows).items():
         verdict = "holds" if claim["ok"] else "DOES NOT HOLD"
-        out.print(f"{verdict}: {name} {claim['value']} (bound {claim['bound']}, median {claim['median']})")
+        out.print(
+            f"{verdict}: {name} {claim['value']} (bound {claim['bound']}, median {claim['median']})"
+        )
 
 
 def write_page(rows: Sequence[Row], path: Path) -> None:
@@ -43,7 +67,9 @@ def write_page(rows: Sequence[Row], path: Path) -> None:
     draw: Any = importlib.import_module("plotly.graph_objects")
     titles = ("training step", "inference")
     figure = subplots.make_subplots(rows=1, cols=2, subplot_titles=titles, shared_yaxes=True)
-    for colour, name in zip(("#4c78a8", "#f58518", "#54a24b"), dict.fromkeys(row.net for row in rows), strict=False):
+    for colour, name in zip(
+        ("#4c78a8", "#f58518", "#54a24b"), dict.fromkeys(row.net for row in rows), strict=False
+    ):
         some = [row for row in rows if row.net == name]
         for column, key in enumerate(("train", "infer"), start=1):
             for suffix, dash in (("", "solid"), ("_masked", "dot")):

@@ -20,9 +20,9 @@ import torch
 
 from ..core import Engine
 from ..engines import Pool, Serial
-from ..engines.batched import Batched, Precision
-from ..engines.pool import cores
-from ..rounds import Run, draw_cohort, gated, plan
+from ..engines.batched.engine import Batched, Precision
+from ..engines.pool.engine import cores
+from ..runs.rounds import Run, draw_cohort, gated, plan
 from .loop import Plain
 from .scenes import Scene, scene_of, seeded, setting
 
@@ -36,13 +36,17 @@ def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], Round]]:
     if device == "cpu":
         return {
             "plain loop, 1 thread": partial(_loop, scene, device, 1),
-            f"plain loop, torch's default ({threads} threads)": partial(_loop, scene, device, threads),
+            f"plain loop, torch's default ({threads} threads)": partial(
+                _loop, scene, device, threads
+            ),
             "serial": partial(_ours, Serial()),
             f"pool, {cores()} workers": partial(_ours, Pool()),
         }
     kinds: tuple[Precision, ...] = ("bf16", "tf32") if scene.half else ("fp32", "tf32", "bf16")
     made = {f"batched, {kind}": Batched(device="cuda", precision=kind) for kind in kinds}
-    made[f"batched, {kinds[0]}, no graphs"] = Batched(device="cuda", precision=kinds[0], graphs=False)
+    made[f"batched, {kinds[0]}, no graphs"] = Batched(
+        device="cuda", precision=kinds[0], graphs=False
+    )
     ours = {name: partial(_ours, engine) for name, engine in made.items()}
     return {"plain loop": partial(_loop, scene, device, threads), **ours}
 
@@ -62,11 +66,17 @@ def _loop(scene: Scene, device: str, threads: int, run: Run) -> Round:
 def _ours(engine: Engine, run: Run) -> Round:
     state = run.method.init(run.start)
     tasks = plan(run, state)
-    return lambda: run.method.fold(state, (report for _, report in engine.map((run, task) for task in tasks)))
+    return lambda: run.method.fold(
+        state, (report for _, report in engine.map((run, task) for task in tasks))
+    )
 
 
 def measure(
-    name: str, device: str = "cpu", repeats: int = 5, cohort: int | None = None, data_dir: str | Path | None = None
+    name: str,
+    device: str = "cpu",
+    repeats: int = 5,
+    cohort: int | None = None,
+    data_dir: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Seconds of each variant of a scene, taking turns, after one round to warm up."""
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +88,9 @@ def measure(
                 times[variant].append(timed(go, device))
     first = {variant: t.pop(0) for variant, t in times.items()}
     rows = spread(times)
-    return [{"scene": name, "how": "turns", "first_s": first[row["variant"]], **row} for row in rows]
+    return [
+        {"scene": name, "how": "turns", "first_s": first[row["variant"]], **row} for row in rows
+    ]
 
 
 def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
@@ -93,7 +105,13 @@ def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     for variant, t in times.items():
         median = statistics.median(t)
         rows.append(
-            {"variant": variant, "median_s": median, "min_s": min(t), "max_s": max(t), "times_plain": base / median}
+            {
+                "variant": variant,
+                "median_s": median,
+                "min_s": min(t),
+                "max_s": max(t),
+                "times_plain": base / median,
+            }
         )
     return rows
 
@@ -115,14 +133,21 @@ def lockstep(
                 loop.round(cohort)
 
         each: dict[str, Round] = {"plain loop, one after another": plain}
-        kinds: dict[str, dict[str, Any]] = {"fp32": {"precision": "fp32"}, "tf32": {"precision": "tf32"}}
+        kinds: dict[str, dict[str, Any]] = {
+            "fp32": {"precision": "fp32"},
+            "tf32": {"precision": "tf32"},
+        }
         for kind, words in kinds.items():
             together, silent, alone = (Batched(device=device, **words) for _ in range(3))
             silent.count_bytes = False
             each[f"batched, {kind}, one after another"] = partial(_one_by_one, runs, alone)
             each[f"batched, {kind}, in lockstep"] = partial(_together, runs, together)
-            each[f"batched, {kind}, in lockstep, bytes not counted"] = partial(_together, runs, silent)
-        return spread({name: [timed(go, device) for _ in range(repeats + 1)][1:] for name, go in each.items()})
+            each[f"batched, {kind}, in lockstep, bytes not counted"] = partial(
+                _together, runs, silent
+            )
+        return spread(
+            {name: [timed(go, device) for _ in range(repeats + 1)][1:] for name, go in each.items()}
+        )
 
 
 def _one_by_one(runs: list[Run], engine: Engine) -> None:
@@ -136,7 +161,9 @@ def _together(runs: list[Run], engine: Engine) -> None:
     tasks = [plan(run, state) for run, state in zip(runs, states, strict=True)]
     stream = engine.map((run, task) for run, own in zip(runs, tasks, strict=True) for task in own)
     for run, state, own in zip(runs, states, tasks, strict=True):
-        run.method.fold(state, gated(run, (report for _, report in islice(stream, len(own))), [], own))
+        run.method.fold(
+            state, gated(run, (report for _, report in islice(stream, len(own))), [], own)
+        )
     for _ in stream:
         pass
 

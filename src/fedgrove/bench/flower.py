@@ -16,15 +16,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..engines.pool import cores
-from ..rounds import Run, draw_cohort
+from ..engines.pool.engine import cores
+from ..runs.rounds import Run, draw_cohort
 from .loop import fit, plain_module
 from .scenes import Scene
 
 
-def train(scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], None], folder: Path) -> None:
+def train(
+    scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], None], folder: Path
+) -> None:
     """So many rounds of FedAvg over the cohort, a node for each of its clients; ``done`` is called after each."""
-    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # read when flwr is imported: measuring must not call home
+    os.environ["FLWR_TELEMETRY_ENABLED"] = (
+        "0"  # read when flwr is imported: measuring must not call home
+    )
     cohort = draw_cohort(run, 0)
     for node, k in enumerate(cohort):
         part = run.federation.clients[k].train
@@ -33,16 +37,22 @@ def train(scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], N
     client.train()(partial(_client, scene, str(folder), device))
     server: Any = importlib.import_module("flwr.serverapp").ServerApp()
     server.main()(partial(_server, scene, len(cohort), rounds, done))
-    share = 0.0 if device == "cpu" else 1 / cores()  # of the GPU, so that there is an actor per core all the same
+    share = (
+        0.0 if device == "cpu" else 1 / cores()
+    )  # of the GPU, so that there is an actor per core all the same
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": share}}
     simulate = importlib.import_module("flwr.simulation").run_simulation
     simulate(server, client, num_supernodes=len(cohort), backend_config=resources)
 
 
-def _server(scene: Scene, nodes: int, rounds: int, done: Callable[[], None], grid: Any, context: Any) -> None:
+def _server(
+    scene: Scene, nodes: int, rounds: int, done: Callable[[], None], grid: Any, context: Any
+) -> None:
     app: Any = importlib.import_module("flwr.app")
     strategies: Any = importlib.import_module("flwr.serverapp.strategy")
-    strategy = strategies.FedAvg(fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes)
+    strategy = strategies.FedAvg(
+        fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes
+    )
 
     def after(round: int, arrays: Any) -> None:
         if round:  # 0: nothing has been trained
@@ -59,8 +69,13 @@ def _client(scene: Scene, folder: str, device: str, message: Any, context: Any) 
     model = plain_module(scene)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     fit(model.to(device), x, y, scene)
-    arrays, metrics = app.ArrayRecord(model.state_dict()), app.MetricRecord({"num-examples": len(y)})
-    return app.Message(content=app.RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    arrays, metrics = (
+        app.ArrayRecord(model.state_dict()),
+        app.MetricRecord({"num-examples": len(y)}),
+    )
+    return app.Message(
+        content=app.RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message
+    )
 
 
 @cache

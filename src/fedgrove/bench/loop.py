@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from ..nets import build
-from ..parts.local import Adam, Local
-from ..rounds import Run
+from ..parts.local import Adam, LocalTraining
+from ..runs.rounds import Run
 from .scenes import Scene
 
 
@@ -28,14 +28,24 @@ def plain_module(scene: Scene) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv1d(channels, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2), nn.Dropout(0.3)),
         *(nn.Conv1d(64, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2), nn.Dropout(0.3)),
-        *(nn.Flatten(), nn.Linear(16 * length, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, scene.classes)),
+        *(
+            nn.Flatten(),
+            nn.Linear(16 * length, 32),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+            nn.Linear(32, scene.classes),
+        ),
     )
 
 
-def optimiser_of(local: Local) -> Callable[..., torch.optim.Optimizer]:
+def optimiser_of(local: LocalTraining) -> Callable[..., torch.optim.Optimizer]:
     """torch's own optimiser for a recipe, but for the parameters and ``lr``."""
     rule = local.optimiser
-    return torch.optim.Adam if isinstance(rule, Adam) else partial(torch.optim.SGD, momentum=rule.momentum)
+    return (
+        torch.optim.Adam
+        if isinstance(rule, Adam)
+        else partial(torch.optim.SGD, momentum=rule.momentum)
+    )
 
 
 def fit(model: nn.Module, x: Tensor, y: Tensor, scene: Scene) -> None:
@@ -50,7 +60,7 @@ def fit(model: nn.Module, x: Tensor, y: Tensor, scene: Scene) -> None:
         optimiser.step()
 
 
-def _batches(x: Tensor, y: Tensor, local: Local) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(x: Tensor, y: Tensor, local: LocalTraining) -> Iterator[tuple[Tensor, Tensor]]:
     for _ in range(local.epochs):
         if not x.is_cuda:
             yield from DataLoader(TensorDataset(x, y), batch_size=local.batch, shuffle=True)

@@ -21,7 +21,11 @@ def write_times(rows: Rows, path: Path) -> None:
     """A page that needs nothing but itself: a line of panels per scene."""
     subplots: Any = importlib.import_module("plotly.subplots")
     scenes = list(dict.fromkeys(row["scene"] for row in rows))
-    heads = [f"{scene}: {what}" for scene in scenes for what in ("times as fast as the plain loop", "peak MiB")]
+    heads = [
+        f"{scene}: {what}"
+        for scene in scenes
+        for what in ("times as fast as the plain loop", "peak MiB")
+    ]
     memory = any(row.get("memory_mib") or row.get("device_mib") for row in rows)
     figure = subplots.make_subplots(
         rows=len(scenes),
@@ -43,7 +47,9 @@ def write_times(rows: Rows, path: Path) -> None:
     path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))
 
 
-def spans(rows: Rows, median: str, least: str, most: str, times: str) -> tuple[list[float], list[float]]:
+def spans(
+    rows: Rows, median: str, least: str, most: str, times: str
+) -> tuple[list[float], list[float]]:
     """How far the fastest and the slowest of a variant's repeats lie from its median, in times the plain loop.
 
     >>> row = {"median_s": 2.0, "min_s": 1.0, "max_s": 4.0, "times_plain": 3.0}
@@ -61,15 +67,34 @@ def _speeds(rows: Rows, first: bool) -> list[Any]:
     start = ("from_start_s", "from_start_min_s", "from_start_max_s", "times_plain_from_start")
     round = ("median_s", "min_s", "max_s", "times_plain")
     bars = []
-    for (kind, colour), some, keys in zip(KINDS.items(), (turns, alone, alone), (round, round, start), strict=True):
+    for (kind, colour), some, keys in zip(
+        KINDS.items(), (turns, alone, alone), (round, round, start), strict=True
+    ):
         up, down = spans(some, *keys)
-        about = [f"median {row[keys[0]]:.3g} s, {row[keys[1]]:.3g} to {row[keys[2]]:.3g}" for row in some]
+        about = [
+            f"median {row[keys[0]]:.3g} s, {row[keys[1]]:.3g} to {row[keys[2]]:.3g}" for row in some
+        ]
         bars.append(
             draw.Bar(
-                **{"orientation": "h", "name": kind, "legendgroup": kind, "showlegend": first and bool(some)},
+                **{
+                    "orientation": "h",
+                    "name": kind,
+                    "legendgroup": kind,
+                    "showlegend": first and bool(some),
+                },
                 **{"x": [row[keys[3]] for row in some], "y": [row["variant"] for row in some]},
-                **{"marker_color": colour, "customdata": about, "hovertemplate": "%{y}: %{x:.2f}×<br>%{customdata}"},
-                error_x={"array": up, "arrayminus": down, "color": "#555", "thickness": 1.2, "width": 3},
+                **{
+                    "marker_color": colour,
+                    "customdata": about,
+                    "hovertemplate": "%{y}: %{x:.2f}×<br>%{customdata}",
+                },
+                error_x={
+                    "array": up,
+                    "arrayminus": down,
+                    "color": "#555",
+                    "thickness": 1.2,
+                    "width": 3,
+                },
                 text=[f"{row[keys[3]]:.2f}×" for row in some],
                 textposition="inside",
                 insidetextanchor="start",
@@ -85,8 +110,17 @@ def _memory(rows: Rows, first: bool) -> list[Any]:
         some = [row for row in rows if row.get(key)]
         bars.append(
             draw.Bar(
-                **{"orientation": "h", "name": name, "legendgroup": name, "showlegend": first and bool(some)},
-                **{"x": [row[key] for row in some], "y": [row["variant"] for row in some], "marker_color": colour},
+                **{
+                    "orientation": "h",
+                    "name": name,
+                    "legendgroup": name,
+                    "showlegend": first and bool(some),
+                },
+                **{
+                    "x": [row[key] for row in some],
+                    "y": [row["variant"] for row in some],
+                    "marker_color": colour,
+                },
                 text=[f"{row[key]:.0f}" for row in some],
                 textposition="auto",
             )

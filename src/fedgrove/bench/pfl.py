@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..rounds import Run, draw_cohort
+from ..runs.rounds import Run, draw_cohort
 from .loop import optimiser_of, plain_module
 from .scenes import Scene
 
@@ -40,7 +40,9 @@ class Judged(nn.Module):
         return {"examples": metrics.Weighted(len(y), len(y))}
 
 
-def train(scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], None], folder: Path) -> None:
+def train(
+    scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], None], folder: Path
+) -> None:
     """So many rounds of FedAvg over the cohort; ``done`` is called after each, by the first process."""
     os.environ["PFL_PYTORCH_DEVICE"] = device  # read when pfl is imported
     np.random.seed(0)  # the same in all processes, as pfl asks
@@ -62,7 +64,9 @@ def train(scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], N
         _backend(run, cohort, device),
         model,
         hyper.NNTrainHyperParams(
-            local_num_epochs=local.epochs, local_learning_rate=local.optimiser.lr, local_batch_size=local.batch
+            local_num_epochs=local.epochs,
+            local_learning_rate=local.optimiser.lr,
+            local_batch_size=local.batch,
         ),
         callbacks=[_watch(done)],
         send_metrics_to_platform=False,
@@ -79,7 +83,9 @@ def _backend(run: Run, cohort: list[int], device: str) -> Any:
     parts = {k: run.federation.clients[k].train for k in cohort}
     users = {k: tensors((p.x.to(device), p.y.to(device)), user_id=str(k)) for k, p in parts.items()}
     sizes = {k: len(p) for k, p in parts.items()}
-    data = sets.FederatedDataset(users.__getitem__, sampling.MinimizeReuseUserSampler(cohort), sizes)
+    data = sets.FederatedDataset(
+        users.__getitem__, sampling.MinimizeReuseUserSampler(cohort), sizes
+    )
     return aggregate.SimulatedBackend(data, data, postprocessors=[weighting.WeightByDatapoints()])
 
 

@@ -36,7 +36,9 @@ def books(packet: Packet, clustered: frozenset[str]) -> Books:
     return {k: _book(_kept(packet, k)) for k in packet.values if k in clustered}
 
 
-def encode(packet: Packet, clustered: frozenset[str], given: Books | None = None) -> dict[str, Plain]:
+def encode(
+    packet: Packet, clustered: frozenset[str], given: Books | None = None
+) -> dict[str, Plain]:
     """Bitmap and kept float32 numbers, or a byte per number that points into a codebook, all at zstandard's level 3.
 
     ``given``: codebooks and indices that are known beforehand; else they are looked for.
@@ -47,9 +49,13 @@ def encode(packet: Packet, clustered: frozenset[str], given: Books | None = None
         bitmap = None if mask is None else writer.compress(np.packbits(mask.numpy()).data)
         if name in clustered:
             book, index = _book(_kept(packet, name)) if given is None else given[name]
-            out[name] = Plain(tuple(value.shape), bitmap, book.tobytes(), writer.compress(index.data))
+            out[name] = Plain(
+                tuple(value.shape), bitmap, book.tobytes(), writer.compress(index.data)
+            )
         else:
-            out[name] = Plain(tuple(value.shape), bitmap, None, writer.compress(_kept(packet, name).data))
+            out[name] = Plain(
+                tuple(value.shape), bitmap, None, writer.compress(_kept(packet, name).data)
+            )
     return out
 
 

@@ -16,9 +16,9 @@ from ..core import Info
 from ..data import ClientData, Defaults, Examples, Federation
 from ..errors import unknown
 from ..nets import Net, build
-from ..parts.local import SGD, Adam, Local
-from ..rounds import Run
-from ..store import Memory
+from ..parts.local import SGD, Adam, LocalTraining
+from ..runs.rounds import Run
+from ..runs.store import Memory
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,25 @@ class Scene:
     classes: int
     clients: int
     examples: int
-    local: Local
+    local: LocalTraining
     half: bool = False
     """On CUDA in bf16, the plain loop too."""
 
 
 SCENES = {
-    "har": Scene("har-cnn", (9, 128), 6, 30, 343, Local(3, 32, Adam(1e-3))),
-    "cnn": Scene("mnist-cnn", (1, 28, 28), 10, 100, 600, Local(1, 32, SGD(0.01, momentum=0.9))),
-    "resnet": Scene("resnet18", (3, 32, 32), 10, 10, 640, Local(1, 32, SGD(0.01, momentum=0.9)), half=True),
+    "har": Scene("har-cnn", (9, 128), 6, 30, 343, LocalTraining(3, 32, Adam(1e-3))),
+    "cnn": Scene(
+        "mnist-cnn", (1, 28, 28), 10, 100, 600, LocalTraining(1, 32, SGD(0.01, momentum=0.9))
+    ),
+    "resnet": Scene(
+        "resnet18",
+        (3, 32, 32),
+        10,
+        10,
+        640,
+        LocalTraining(1, 32, SGD(0.01, momentum=0.9)),
+        half=True,
+    ),
 }
 
 
@@ -59,12 +69,19 @@ def run_of(scene: Scene, folder: Path, cohort: int | None = None) -> Run:
     g = torch.Generator().manual_seed(0)
 
     def examples(n: int) -> Examples:
-        return Examples(torch.randn(n, *scene.shape, generator=g), torch.randint(scene.classes, (n,), generator=g))
+        return Examples(
+            torch.randn(n, *scene.shape, generator=g),
+            torch.randint(scene.classes, (n,), generator=g),
+        )
 
     n = scene.examples
-    clients = {k: ClientData(examples(n), examples(1), examples(1), Info(n)) for k in range(scene.clients)}
+    clients = {
+        k: ClientData(examples(n), examples(1), examples(1), Info(n)) for k in range(scene.clients)
+    }
     names = tuple(map(str, range(scene.classes)))
-    defaults = Defaults(scene.net, scene.clients, 1, scene.local.epochs, scene.local.batch, "Adam", 1e-3)
+    defaults = Defaults(
+        scene.net, scene.clients, 1, scene.local.epochs, scene.local.batch, "Adam", 1e-3
+    )
     federation = Federation("random", clients, scene.classes, names, scene.shape, defaults)
     net = Net(build(scene.net, scene.shape, scene.classes, 0), scene.shape)
     method = methods.FedAvg(local=scene.local)
@@ -80,4 +97,6 @@ def seeded(seed: int, folder: Path, data_dir: str | Path | None) -> Run:
 def scene_of(run: Run) -> Scene:
     """What the plain loop needs to know of a run on uci-har."""
     assert run.method.local is not None
-    return Scene("har-cnn", run.federation.shape, run.federation.classes, len(run.infos), 0, run.method.local)
+    return Scene(
+        "har-cnn", run.federation.shape, run.federation.classes, len(run.infos), 0, run.method.local
+    )

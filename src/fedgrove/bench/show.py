@@ -14,7 +14,13 @@ from ..errors import InputError
 from ..report.tables import console, mib
 from .wire import Row
 
-PARTS = {"mask": "#4c78a8", "indices": "#72b7b2", "codebook": "#eeca3b", "values": "#f58518", "header": "#b279a2"}
+PARTS = {
+    "mask": "#4c78a8",
+    "indices": "#72b7b2",
+    "codebook": "#eeca3b",
+    "values": "#f58518",
+    "header": "#b279a2",
+}
 COLUMNS = ("bytes", "share of\ndense", "plain's\nshare", "to\nentropy", "with\nheader")
 TURNS = {
     "median_s": ("median s", ".4f"),
@@ -47,7 +53,9 @@ def print_rows(rows: Sequence[Row], found: Mapping[str, Any], file: IO[str] | No
     out.print(table)
     for name, claim in found["checks"].items():
         verdict = "holds" if claim["ok"] else "DOES NOT HOLD"
-        out.print(f"{verdict}: {name} {claim['value']} (bound {claim['bound']}; worst at {claim['at']})")
+        out.print(
+            f"{verdict}: {name} {claim['value']} (bound {claim['bound']}; worst at {claim['at']})"
+        )
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
@@ -57,7 +65,9 @@ def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) 
     if turns:
         _print_table(turns, TURNS, file)
     if alone:
-        console(file).print(f"\neach in a process of its own, {alone[0]['rounds']} rounds from its start:")
+        console(file).print(
+            f"\neach in a process of its own, {alone[0]['rounds']} rounds from its start:"
+        )
         _print_table(alone, TURNS | ALONE, file)
 
 
@@ -72,7 +82,9 @@ def _print_table(
     for title, _ in shown.values():
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        numbers = ("-" if row[key] is None else format(row[key], how) for key, (_, how) in shown.items())
+        numbers = (
+            "-" if row[key] is None else format(row[key], how) for key, (_, how) in shown.items()
+        )
         table.add_row(*((row["scene"],) if several else ()), row["variant"], *numbers)
     console(file).print(table)
 
@@ -83,7 +95,12 @@ def _cells(row: Row) -> list[str]:
     return [
         *(row.model, f"{row.density:g}", row.kind),
         *(mib(row.bytes), f"{row.share:.4f}", f"{row.plain_share:.4f}", *ratios),
-        *(f"{whole.encode_mb:.0f}", f"{whole.encode:.2f}", f"{whole.decode_mb:.0f}", f"{whole.decode:.2f}"),
+        *(
+            f"{whole.encode_mb:.0f}",
+            f"{whole.encode:.2f}",
+            f"{whole.decode_mb:.0f}",
+            f"{whole.decode:.2f}",
+        ),
         *(f"{one.encode:.2f}", f"{one.decode:.2f}"),
     ]
 
@@ -94,17 +111,27 @@ def _cells(row: Row) -> list[str]:
 def need_plotly(path: Path) -> None:
     """Refuse before anything is measured if the page cannot be written."""
     if find_spec("plotly") is None:
-        raise InputError("--plot was given and plotly is not installed; get it with: pip install 'fedgrove[report]'")
+        raise InputError(
+            "--plot was given and plotly is not installed; get it with: pip install 'fedgrove[report]'"
+        )
     if not path.parent.is_dir():
-        raise InputError(f"--plot is '{path}', and there is no folder '{path.parent}'; make it or name another file.")
+        raise InputError(
+            f"--plot is '{path}', and there is no folder '{path.parent}'; make it or name another file."
+        )
 
 
 def write_page(rows: Sequence[Row], found: Mapping[str, Any], path: Path) -> None:
     """A page that needs nothing but itself: bytes by part beside the bound and the plain way, and speeds."""
     models = list(dict.fromkeys(row.model for row in rows))
     subplots: Any = importlib.import_module("plotly.subplots")
-    titles = [f"{model}: {what}" for what in ("share of dense float32", "speed, × plain") for model in models]
-    figure = subplots.make_subplots(rows=2, cols=len(models), subplot_titles=titles, vertical_spacing=0.22)
+    titles = [
+        f"{model}: {what}"
+        for what in ("share of dense float32", "speed, × plain")
+        for model in models
+    ]
+    figure = subplots.make_subplots(
+        rows=2, cols=len(models), subplot_titles=titles, vertical_spacing=0.22
+    )
     for column, model in enumerate(models, start=1):
         some = [row for row in rows if row.model == model]
         for trace in _bars(some, first=column == 1):
@@ -112,7 +139,9 @@ def write_page(rows: Sequence[Row], found: Mapping[str, Any], path: Path) -> Non
         for trace in _speeds(some, first=column == 1):
             figure.add_trace(trace, row=2, col=column)
     for height, what in ((0.5, "encode, at least"), (0.2, "decode, at least")):
-        figure.add_hline(y=height, line_dash="dot", line_color="#888", annotation_text=what, row=2, col="all")
+        figure.add_hline(
+            y=height, line_dash="dot", line_color="#888", annotation_text=what, row=2, col="all"
+        )
     about = "<br>".join(f"{name}: {text}" for name, text in found["weights"].items())
     figure.update_layout(
         title={"text": f"fedgrove bench wire<br><sup>{about}</sup>", "y": 0.97},
@@ -146,10 +175,16 @@ def _bars(rows: Sequence[Row], first: bool) -> list[Any]:
         for part, colour in PARTS.items()
     ]
     marks = {
-        "entropy": ([sum(row.bound.values()) / n for row, n in zip(rows, dense, strict=True)], "line-ew-open", "black"),
+        "entropy": (
+            [sum(row.bound.values()) / n for row, n in zip(rows, dense, strict=True)],
+            "line-ew-open",
+            "black",
+        ),
         "plain": ([row.plain_share for row in rows], "x-thin-open", "#d62728"),
     }
-    return traces + [_dots(rows, y, name, symbol, colour, first) for name, (y, symbol, colour) in marks.items()]
+    return traces + [
+        _dots(rows, y, name, symbol, colour, first) for name, (y, symbol, colour) in marks.items()
+    ]
 
 
 def _speeds(rows: Sequence[Row], first: bool) -> list[Any]:
@@ -157,12 +192,22 @@ def _speeds(rows: Sequence[Row], first: bool) -> list[Any]:
         "encode": ([row.model_speed.encode for row in rows], "triangle-up", "#e45756"),
         "decode": ([row.model_speed.decode for row in rows], "triangle-down", "#54a24b"),
     }
-    return [_dots(rows, y, name, symbol, colour, first) for name, (y, symbol, colour) in marks.items()]
+    return [
+        _dots(rows, y, name, symbol, colour, first) for name, (y, symbol, colour) in marks.items()
+    ]
 
 
-def _dots(rows: Sequence[Row], y: list[float], name: str, symbol: str, colour: str, first: bool) -> Any:
+def _dots(
+    rows: Sequence[Row], y: list[float], name: str, symbol: str, colour: str, first: bool
+) -> Any:
     draw: Any = importlib.import_module("plotly.graph_objects")
     marker = {"symbol": symbol, "size": 11, "color": colour, "line": {"width": 2, "color": colour}}
     return draw.Scatter(
-        x=_places(rows), y=y, name=name, mode="markers", marker=marker, legendgroup=name, showlegend=first
+        x=_places(rows),
+        y=y,
+        name=name,
+        mode="markers",
+        marker=marker,
+        legendgroup=name,
+        showlegend=first,
     )

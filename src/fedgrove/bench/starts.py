@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..engines.pool import cores
+from ..engines.pool.engine import cores
 from ..errors import EngineError, check
 from .alone import RIVALS, Notes, Order
 from .engine import spread, variants
@@ -38,7 +38,7 @@ NEEDS = {"Flower": ("flwr", "ray"), "pfl-research": ("pfl",)}
 
 
 @dataclass(frozen=True)
-class Start:
+class ColdStart:
     """One process: seconds from its start until each round was done, peak memory, and that of the device, in bytes."""
 
     ends: tuple[float, ...]
@@ -61,7 +61,7 @@ def measure_starts(
 ) -> list[dict[str, Any]]:
     """Rows of all variants of a scene, each in processes of its own; ``say`` is told what was left out, and why."""
     check(starts >= 1, "starts", starts, "1 or more")
-    found: dict[str, list[Start]] = {}
+    found: dict[str, list[ColdStart]] = {}
     with tempfile.TemporaryDirectory() as folder:
         scene, _ = setting(name, Path(folder), cohort, data_dir)
         each = {**dict.fromkeys(variants(scene, device), _alone()), **rivals(device, say)}
@@ -76,16 +76,21 @@ def measure_starts(
                         raise
                     say(f"left out: {error}")
                     del each[variant]
-    return [{"scene": name, "how": "alone", **row} for row in rows({k: v for k, v in found.items() if k in each})]
+    return [
+        {"scene": name, "how": "alone", **row}
+        for row in rows({k: v for k, v in found.items() if k in each})
+    ]
 
 
-def rows(found: dict[str, list[Start]]) -> list[dict[str, Any]]:
+def rows(found: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
     """Steady state and time from the start of each variant, beside the first one's.
 
     ``start_s`` is what a start costs beside its rounds: the first round's end less a steady round.
     """
     base = statistics.median(s.ends[-1] for s in next(iter(found.values())))
-    steady = spread({variant: [t for s in some for t in s.steady] for variant, some in found.items()})
+    steady = spread(
+        {variant: [t for s in some for t in s.steady] for variant, some in found.items()}
+    )
     made = []
     for row, some in zip(steady, found.values(), strict=True):
         whole = [s.ends[-1] for s in some]
@@ -131,17 +136,21 @@ def _alone() -> list[str]:
     return [sys.executable, "-m", "fedgrove.bench.alone"]
 
 
-def started(order: Order, command: Sequence[str]) -> Start:
-    """Start a process, wait until it has done its rounds, and read its notes."""
+def started(order: Order, command: Sequence[str]) -> ColdStart:
+    """ColdStart a process, wait until it has done its rounds, and read its notes."""
     log, notes, peak = Path(order.out + ".log"), Notes(Path(order.out)), 0
     with log.open("wb") as out:
         began = time.monotonic()
-        process = subprocess.Popen([*command, json.dumps(asdict(order))], stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [*command, json.dumps(asdict(order))], stdout=out, stderr=subprocess.STDOUT
+        )
         try:
             while process.poll() is None and time.monotonic() < began + PATIENCE:
                 looked = time.monotonic()
                 peak = max(peak, memory_of(process.pid))
-                pause = max(0.5, 50 * (time.monotonic() - looked))  # at most a fiftieth of one core goes into looking
+                pause = max(
+                    0.5, 50 * (time.monotonic() - looked)
+                )  # at most a fiftieth of one core goes into looking
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(pause)
         finally:
@@ -151,8 +160,14 @@ def started(order: Order, command: Sequence[str]) -> Start:
     if process.returncode or len(ends) != order.rounds:
         said = log.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
-        raise EngineError(f"{order.variant} ended with code {process.returncode} after {len(ends)} rounds: {last}")
-    return Start(ends, peak or None, next((line["device_bytes"] for line in lines if "device_bytes" in line), None))
+        raise EngineError(
+            f"{order.variant} ended with code {process.returncode} after {len(ends)} rounds: {last}"
+        )
+    return ColdStart(
+        ends,
+        peak or None,
+        next((line["device_bytes"] for line in lines if "device_bytes" in line), None),
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -175,7 +190,11 @@ def memory_of(root: int) -> int:
 
 def family(root: int) -> set[int]:
     """A process and all that descend from it."""
-    parents = {int(p): _parent(p) for p in (os.listdir("/proc") if os.path.isdir("/proc") else ()) if p.isdigit()}
+    parents = {
+        int(p): _parent(p)
+        for p in (os.listdir("/proc") if os.path.isdir("/proc") else ())
+        if p.isdigit()
+    }
     found, more = {root}, {root}
     while more:
         more = {pid for pid, parent in parents.items() if parent in more} - found
@@ -186,7 +205,9 @@ def family(root: int) -> set[int]:
 def _parent(pid: str) -> int:
     """The second field after the name, which stands in brackets and may hold anything."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        )
     except OSError:  # it has just ended
         return 0
 

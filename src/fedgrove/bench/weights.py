@@ -16,9 +16,9 @@ from ..data import load
 from ..data.files import folders
 from ..data.sets import SETS
 from ..errors import check
-from ..layout import tensors_of
+from ..nets.layout import tensors_of
+from ..runs.store import read_tree
 from ..seeds import torch_rng
-from ..store import read_tree
 from ..trees import Tree
 
 Place = str | Path | None
@@ -63,13 +63,17 @@ def resnet(steps: int, data_dir: Place = None) -> Weights:
     tree = {k: v.detach().clone() for k, v in tensors_of(module).items()}
     enlarged = "" if used == "cifar10" else ", enlarged (cifar10 was not found)"
     about = f"{steps} steps of SGD, batches of {BATCH}, on {used}{enlarged}"
-    return Weights("resnet18", about, tree, frozenset(tree) - {k for k, _ in module.named_parameters()})
+    return Weights(
+        "resnet18", about, tree, frozenset(tree) - {k for k, _ in module.named_parameters()}
+    )
 
 
 def at_hand(name: str, data_dir: Place = None) -> bool:
     """Whether a set can be read without a download."""
     forms = SETS[name].forms
-    return not forms or any(all((p / f).exists() for f in form.files) for p in folders(data_dir) for form in forms)
+    return not forms or any(
+        all((p / f).exists() for f in form.files) for p in folders(data_dir) for form in forms
+    )
 
 
 def _images(name: str, n: int, data_dir: Place) -> tuple[Tensor, Tensor]:

@@ -23,10 +23,10 @@ from ..engines.work import one_thread
 from ..errors import EngineError
 from ..parts import mask as masks
 from ..parts.allocate import Uniform
-from ..parts.codec import Line, Smallest, explain
-from ..parts.entropy import entropy_bytes, flag_bytes
-from ..parts.forms import to_words
 from ..parts.quantise import cluster
+from ..wire.codec import Line, Smallest, explain
+from ..wire.entropy import entropy_bytes, flag_bytes
+from ..wire.forms import to_words
 from . import plain
 from .weights import Weights
 
@@ -82,7 +82,10 @@ class Row:
 
 
 def measure(
-    weights: Weights, densities: Sequence[float] = DENSITIES, kinds: Sequence[int] = KINDS, repeats: int = 51
+    weights: Weights,
+    densities: Sequence[float] = DENSITIES,
+    kinds: Sequence[int] = KINDS,
+    repeats: int = 51,
 ) -> Iterator[Row]:
     """The rows of one model, as they are ready; each timing is the median of at most so many ``repeats``."""
     with one_thread():
@@ -102,7 +105,10 @@ def quantised(weights: Weights, mask: trees.Mask | None, k: int) -> Packet:
     """What is sent: every parameter on its layer's k centroids, one of them the 0 of what is pruned; buffers as are."""
     values = trees.masked(weights.tree, mask or {})
     if k:
-        values = {n: v if n in weights.buffers else _centroids(v, (mask or {}).get(n), k) for n, v in values.items()}
+        values = {
+            n: v if n in weights.buffers else _centroids(v, (mask or {}).get(n), k)
+            for n, v in values.items()
+        }
     return Packet(values, mask)
 
 
@@ -116,11 +122,17 @@ def _centroids(value: Tensor, mask: Tensor | None, k: int) -> Tensor:
 
 
 def _row(weights: Weights, density: float, k: int, packet: Packet, repeats: int) -> Row:
-    encoded, clustered = CODEC.encode(packet), frozenset(weights.tree) - weights.buffers if k else frozenset[str]()
+    encoded, clustered = (
+        CODEC.encode(packet),
+        frozenset(weights.tree) - weights.buffers if k else frozenset[str](),
+    )
     _check_round_trip(packet, clustered)
     dense = 4 * trees.size(packet.values)
     bound = bounds(packet, explain(encoded.data))
-    streams, least = encoded.cost["mask"] + encoded.cost["indices"], bound["mask"] + bound["indices"]
+    streams, least = (
+        encoded.cost["mask"] + encoded.cost["indices"],
+        bound["mask"] + bound["indices"],
+    )
     largest = max(packet.values, key=lambda n: packet.values[n].numel())
     return Row(
         model=weights.name,
@@ -145,7 +157,13 @@ def bounds(packet: Packet, lines: Sequence[Line]) -> dict[str, float]:
     found = {"mask": 0.0, "indices": 0.0, "values": 0.0}
     for line in lines:
         words, mask = to_words(packet.values[line.name]), (packet.mask or {}).get(line.name)
-        bits = words != 0 if line.mask == "zeros" else None if mask is None else mask.reshape(-1).numpy()
+        bits = (
+            words != 0
+            if line.mask == "zeros"
+            else None
+            if mask is None
+            else mask.reshape(-1).numpy()
+        )
         if bits is not None:
             found["mask"] += flag_bytes(int(np.count_nonzero(bits)), len(bits))
             words = words[bits]
@@ -153,7 +171,9 @@ def bounds(packet: Packet, lines: Sequence[Line]) -> dict[str, float]:
             found["indices"] += entropy_bytes(np.unique(words, return_counts=True)[1])
         else:
             planes = words.view(np.uint8).reshape(len(words), -1).T
-            found["values"] += sum(entropy_bytes(np.bincount(plane, minlength=256)) for plane in planes)
+            found["values"] += sum(
+                entropy_bytes(np.bincount(plane, minlength=256)) for plane in planes
+            )
     return found
 
 
@@ -195,8 +215,12 @@ def _check_round_trip(packet: Packet, clustered: frozenset[str]) -> None:
     back = CODEC.decode(CODEC.encode(packet).data)
     other = plain.decode(plain.encode(packet, clustered))
     for found in (back, other):
-        if not trees.equal(found.values, packet.values) or not trees.equal(found.mask or {}, packet.mask or {}):
-            raise EngineError("a packet came back changed from its round trip; please report this with your versions.")
+        if not trees.equal(found.values, packet.values) or not trees.equal(
+            found.mask or {}, packet.mask or {}
+        ):
+            raise EngineError(
+                "a packet came back changed from its round trip; please report this with your versions."
+            )
 
 
 # --- what must hold ------------------------------------------------------------------------------------------------
@@ -218,14 +242,23 @@ def checks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         ("decode_model", 0.2, rows, lambda r: r.model_speed.decode),
         ("decode_tensor", 0.2, rows, lambda r: r.tensor_speed.decode),
     )
-    found = {name: _claim(max(some, key=of), of, bound, True) for name, bound, some, of in most if some}
-    return found | {name: _claim(min(some, key=of), of, bound, False) for name, bound, some, of in least if some}
+    found = {
+        name: _claim(max(some, key=of), of, bound, True) for name, bound, some, of in most if some
+    }
+    return found | {
+        name: _claim(min(some, key=of), of, bound, False) for name, bound, some, of in least if some
+    }
 
 
 def _claim(row: Row, of: Callable[[Row], Any], bound: float, most: bool) -> dict[str, Any]:
     value = round(of(row), 4)
     ok = value <= bound if most else value >= bound
-    return {"value": value, "bound": bound, "ok": ok, "at": f"{row.model}, density {row.density:g}, {row.kind}"}
+    return {
+        "value": value,
+        "bound": bound,
+        "ok": ok,
+        "at": f"{row.model}, density {row.density:g}, {row.kind}",
+    }
 
 
 def report(weights: Sequence[Weights], rows: Sequence[Row]) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     command = typer.main.get_command(app)
     try:
-        code = command.main(None if argv is None else list(argv), prog_name="fedgrove", standalone_mode=False)
+        code = command.main(
+            None if argv is None else list(argv), prog_name="fedgrove", standalone_mode=False
+        )
         return code if isinstance(code, int) else 0
     except EngineError as error:
         return _say(error, 130 if isinstance(error.__cause__, KeyboardInterrupt) else 1)

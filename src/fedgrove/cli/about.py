@@ -47,21 +47,23 @@ def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) 
     """Print a method's equations, and everything in it that --set can change."""
     from .. import methods
     from ..api import Experiment
+    from ..config.settings import settable
     from ..report.tables import print_pairs
-    from ..settings import settable
-    from . import asked
+    from . import arguments
 
     made = methods.find(method)()
-    recipe = asked.recipe(Experiment(made, str(data)), data_dir)
+    recipe = arguments.recipe(Experiment(made, str(data)), data_dir)
     print(f"{_about(type(made).__module__)}\n\n--set takes, with the recipe of {data}:\n")
-    print_pairs([(path, f"{_short(value)}  ({said})") for path, value, said in settable(made, recipe)])
+    print_pairs(
+        [(path, f"{_short(value)}  ({said})") for path, value, said in settable(made, recipe)]
+    )
 
 
 def doctor(data_dir: o.DataDir = None) -> None:
     """Say what is installed, which data are at hand, and whether a small run works."""
     import torch
 
-    from ..engines.pool import cores
+    from ..engines.pool.engine import cores
     from ..report.tables import print_pairs
 
     print_pairs(
@@ -79,7 +81,10 @@ def doctor(data_dir: o.DataDir = None) -> None:
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
 
-    return [(name, re.split(r" \(|\.\s", _about(methods.find(name).__module__))[0]) for name in methods.names()]
+    return [
+        (name, re.split(r" \(|\.\s", _about(methods.find(name).__module__))[0])
+        for name in methods.names()
+    ]
 
 
 def _data() -> list[tuple[str, str]]:
@@ -96,12 +101,12 @@ def _nets() -> list[tuple[str, str]]:
 
 def _parts() -> list[tuple[str, str]]:
     """The parts by the field that takes them, over all methods."""
-    from ..parts.local import Local
-    from ..settings import fitting, method_types, walk
+    from ..config.settings import fitting, method_types, walk
+    from ..parts.local import LocalTraining
 
     found: dict[str, list[str]] = {}
     for cls in method_types().values():
-        whole = cls(local=Local()) if hasattr(cls, "local") else cls()
+        whole = cls(local=LocalTraining()) if hasattr(cls, "local") else cls()
         for setting in walk(whole):
             names = list(fitting(setting.hint))
             if names:
@@ -133,7 +138,9 @@ def _short(value: object) -> str:
 
 def _extra(name: str, modules: str) -> str:
     missing = [m for m in modules.split() if importlib.util.find_spec(m) is None]
-    return f"not there ({', '.join(missing)}); pip install 'fedgrove[{name}]'" if missing else "there"
+    return (
+        f"not there ({', '.join(missing)}); pip install 'fedgrove[{name}]'" if missing else "there"
+    )
 
 
 def _places(data_dir: str | None) -> list[tuple[str, str]]:
@@ -147,7 +154,9 @@ def _places(data_dir: str | None) -> list[tuple[str, str]]:
         return [("data", str(error))]
     rows = [("data looked for in", ", ".join(map(str, places)))]
     for name, known in SETS.items():
-        there = not known.forms or any(_there(place, form.files) for place in places for form in known.forms)
+        there = not known.forms or any(
+            _there(place, form.files) for place in places for form in known.forms
+        )
         rows.append((f"data {name}", "there" if there else f"not there; {known.source}"))
     return rows
 
@@ -162,7 +171,9 @@ def _trial() -> str:
 
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            small = run(FedAvg(), out=Path(scratch) / "run", engine="serial", clients=4, cohort=2, rounds=1).summary
+            small = run(
+                FedAvg(), out=Path(scratch) / "run", engine="serial", clients=4, cohort=2, rounds=1
+            ).summary
     except FedgroveError as error:
         return f"fails: {error}"
     return f"works: {100 * small['accuracy_mean']:.1f} % on digits after one round, {small['seconds']:.1f} s"

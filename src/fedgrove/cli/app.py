@@ -40,9 +40,12 @@ class Commands(TyperGroup):
             raise EngineError(str(stop) or "interrupted before anything was trained.") from stop
 
 
-app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 Chosen = Annotated[
-    str | None, typer.Argument(metavar="[METHOD]", help="see: fedgrove list methods", show_default=False)
+    str | None,
+    typer.Argument(metavar="[METHOD]", help="see: fedgrove list methods", show_default=False),
 ]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 
@@ -91,15 +94,17 @@ def run(
     if method is None:
         return side_by_side(ctx.params)
     from ..api import begin
-    from . import asked
-    from .progress import watching
+    from ..report.progress import watching
+    from . import arguments
 
-    wanted = asked.experiment(ctx.params)
+    wanted = arguments.experiment(ctx.params)
     if dry_run:
-        return _dry(*asked.resolved(wanted, data_dir), json)
-    total = wanted.rounds or asked.defaults(wanted, data_dir).rounds
-    with asked.engine(ctx.params) as chosen, watching(total, quiet=json) as watch:
-        result = begin(wanted, asked.out_folder(wanted, out), engine=chosen, data_dir=data_dir, watch=watch)
+        return _dry(*arguments.resolved(wanted, data_dir), json)
+    total = wanted.rounds or arguments.defaults(wanted, data_dir).rounds
+    with arguments.engine(ctx.params) as chosen, watching(total, quiet=json) as watch:
+        result = begin(
+            wanted, arguments.out_folder(wanted, out), engine=chosen, data_dir=data_dir, watch=watch
+        )
     _show(result, json)
 
 
@@ -117,14 +122,17 @@ def resume(
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
     from .. import api
-    from ..config import read_words
-    from ..folder import RunFolder
-    from . import asked
-    from .progress import watching
+    from ..config.toml import read_words
+    from ..report.progress import watching
+    from ..runs.folder import RunFolder
+    from . import arguments
 
     folder = RunFolder.open(Path(run))
     total = int(read_words(folder.config).get("rounds", 1))
-    with asked.engine(ctx.params) as chosen, watching(total, folder.metrics(), quiet=json) as watch:
+    with (
+        arguments.engine(ctx.params) as chosen,
+        watching(total, folder.metrics(), quiet=json) as watch,
+    ):
         result = api.resume(run, engine=chosen, data_dir=data_dir, watch=watch)
     _show(result, json)
 
@@ -144,7 +152,9 @@ def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
         print_summaries(found)
         if len(found) > len(runs) and any(each["finished"] for each in found):
             print()
-            print_over_seeds(over_seeds({each["run"]: each if each["finished"] else None for each in found}))
+            print_over_seeds(
+                over_seeds({each["run"]: each if each["finished"] else None for each in found})
+            )
 
 
 @app.command()
@@ -172,13 +182,13 @@ def cost(
 ) -> None:
     """Say what a method would send and need; nothing is trained."""
     from ..report.tables import print_cost
-    from . import asked
+    from . import arguments
 
     words = ctx.params
     if input is None:
-        found = asked.resolved(asked.experiment(words), data_dir)[1]
+        found = arguments.resolved(arguments.experiment(words), data_dir)[1]
     else:
-        found = asked.cost_of_shape(words)
+        found = arguments.cost_of_shape(words)
     found = {"method": method, **found}
     if json:
         print(jsonlib.dumps(found, indent=1))
@@ -198,7 +208,7 @@ app.command("paper")(paper)
 def _dry(wanted: Any, found: dict[str, Any], json: bool) -> None:
     import tomllib
 
-    from ..config import to_toml
+    from ..config.toml import to_toml
     from ..report.tables import print_cost
 
     text = to_toml(wanted)
@@ -219,10 +229,10 @@ def _show(result: Result, json: bool) -> None:
 
 def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
     """A run's figures, or how far it got; with the words of its config that the figures lack."""
-    from ..config import read_words
-    from ..folder import RunFolder
-    from ..measure import causes
+    from ..config.toml import read_words
     from ..report.tables import NAMES
+    from ..runs.folder import RunFolder
+    from ..wire.ledger import causes
 
     folder = RunFolder.open(Path(path))
     words = {k: v for k, v in read_words(folder.config).items() if k in NAMES}

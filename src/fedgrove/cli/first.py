@@ -37,49 +37,64 @@ def phases(rounds: int) -> tuple[int, int, int]:
 
 def side_by_side(words: Mapping[str, Any]) -> None:
     """Train both on the same clients from the same start, and show them in one table."""
-    from .. import sweep as library
-    from . import asked
+    from ..config import sweep as library
+    from . import arguments
 
     wanted = _wanted(words)
     if words["dry_run"]:
         return dry(wanted, words["data_dir"], words["json"])
     first = next(iter(wanted.values()))
     place = _place(first, words["out"])
-    with asked.engine(words) as chosen:
+    with arguments.engine(words) as chosen:
         run = partial(library.sweep, wanted, place, engine=chosen, data_dir=words["data_dir"])
         ends = watched(place, wanted, len(wanted) * (first.rounds or 0), run, words["json"])
     failures = {name: end for name, end in ends.items() if isinstance(end, library.Failure)}
     for name, end in failures.items():
         print(f"{name} failed after {end.folder.rounds_saved()} rounds: {end.why}")
-    _show({n: end.summary for n, end in ends.items() if not isinstance(end, library.Failure)}, place, words["json"])
+    _show(
+        {n: end.summary for n, end in ends.items() if not isinstance(end, library.Failure)},
+        place,
+        words["json"],
+    )
     if failures:
         raise typer.Exit(1)
 
 
 def _wanted(words: Mapping[str, Any]) -> dict[str, Experiment]:
     from ..errors import InputError
-    from . import asked
+    from . import arguments
 
-    simple = {**words, "method": "fedavg", **dict.fromkeys(("set", *asked.SUGAR))}
+    simple = {**words, "method": "fedavg", **dict.fromkeys(("set", *arguments.SUGAR))}
     rounds = words["rounds"]
     if rounds is None:
-        rounds = asked.defaults(asked.experiment(simple), words["data_dir"]).rounds
+        rounds = arguments.defaults(arguments.experiment(simple), words["data_dir"]).rounds
     dense = f"phases={','.join(map(str, phases(rounds)))}"
     given = {**words, "rounds": rounds, "finetune": words["finetune"] or FINETUNE}
     seeds = (words["seed"] or 0,)
-    found = experiments({**given, "methods": METHODS, "seeds": seeds, "vary": [dense, LINKAGE, *(words["set"] or ())]})
+    found = experiments(
+        {
+            **given,
+            "methods": METHODS,
+            "seeds": seeds,
+            "vary": [dense, LINKAGE, *(words["set"] or ())],
+        }
+    )
     if len(found) > len(METHODS):
-        raise InputError(f"--set takes one value here; for several: fedgrove sweep {' '.join(METHODS)} --set KEY=V,V")
+        raise InputError(
+            f"--set takes one value here; for several: fedgrove sweep {' '.join(METHODS)} --set KEY=V,V"
+        )
     return found
 
 
 def _place(first: Experiment, out: str | None) -> Path:
     """A folder that nobody has."""
     from ..errors import InputError
-    from ..folder import fresh_name
+    from ..runs.folder import fresh_name
 
     if out is None:
-        return fresh_name(Path("runs"), f"{'-'.join(METHODS)}-{Path(str(first.data)).stem}-s{first.seed}")
+        return fresh_name(
+            Path("runs"), f"{'-'.join(METHODS)}-{Path(str(first.data)).stem}-s{first.seed}"
+        )
     if Path(out).exists():
         raise InputError(
             f"the run folder {out} exists; runs are never overwritten. "

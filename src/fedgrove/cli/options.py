@@ -29,7 +29,9 @@ def lengths(text: str) -> Any:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"is '{text}'; it must be whole numbers with commas between, as 0,3,25.") from None
+        raise typer.BadParameter(
+            f"is '{text}'; it must be whole numbers with commas between, as 0,3,25."
+        ) from None
 
 
 def shape(text: str) -> Any:
@@ -39,7 +41,9 @@ def shape(text: str) -> Any:
     (1, 28, 28)
     """
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise typer.BadParameter(f"is '{text}'; it must be a shape CxL or CxHxW, as 3x200 or 1x28x28.")
+        raise typer.BadParameter(
+            f"is '{text}'; it must be a shape CxL or CxHxW, as 3x200 or 1x28x28."
+        )
     return tuple(int(word) for word in text.split("x"))
 
 
@@ -47,40 +51,87 @@ def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
     return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
 
 
-Method = Annotated[str, typer.Argument(metavar="METHOD", help="see: fedgrove list methods", show_default=False)]
+Method = Annotated[
+    str, typer.Argument(metavar="METHOD", help="see: fedgrove list methods", show_default=False)
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Runs = Annotated[
-    list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False)
+    list[str],
+    typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False),
 ]
-Bytes = Annotated[bool, typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count.")]
+Bytes = Annotated[
+    bool,
+    typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count."),
+]
 
-Data = Annotated[str | None, _option("--data", "A data set (fedgrove list data) or FILE.npz; else digits.", "NAME")]
-Net = Annotated[str | None, _option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")]
-Partition = Annotated[
-    str | None, _option("--partition", "natural, iid, dirichlet:ALPHA, classes:K or shards:K.", "KIND")
+Data = Annotated[
+    str | None,
+    _option("--data", "A data set (fedgrove list data) or FILE.npz; else digits.", "NAME"),
 ]
-Scenario = Annotated[str | None, _option("--scenario", "none, noisy, drift or restricted:K.", "KIND")]
+Net = Annotated[
+    str | None, _option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
+]
+Partition = Annotated[
+    str | None,
+    _option("--partition", "natural, iid, dirichlet:ALPHA, classes:K or shards:K.", "KIND"),
+]
+Scenario = Annotated[
+    str | None, _option("--scenario", "none, noisy, drift or restricted:K.", "KIND")
+]
 Split = Annotated[str | None, _option("--split", "blocks or random.", "KIND")]
 Clients = Annotated[int | None, _option("--clients", "How many clients there are.", "K", whole)]
 Cohort = Annotated[int | None, _option("--cohort", "How many train in a round.", "M", whole)]
 Rounds = Annotated[int | None, _option("--rounds", "How many rounds.", "N", whole)]
-Epochs = Annotated[int | None, _option("--epochs", "Local epochs; short for --set local.epochs=E.", "E", whole)]
-BatchSize = Annotated[int | None, _option("--batch", "Batch size; short for --set local.batch=B.", "B", whole)]
-Lr = Annotated[float | None, _option("--lr", "Learning rate; short for --set local.optimiser.lr=L.", "L", number)]
-Finetune = Annotated[Any, _option("--finetune", "Epochs of fine-tuning to report, as 0,3,25.", "N,N", lengths)]
-Profile = Annotated[str | None, _option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")]
-Seed = Annotated[int | None, _option("--seed", "All randomness follows from it; 0 by default.", "S", whole)]
-Engine = Annotated[str, _option("--engine", "auto, batched, pool or serial.", "NAME")]
-Precision = Annotated[str, _option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")]
-Device = Annotated[str, _option("--device", "auto, cpu or cuda.", "NAME")]
-DataDir = Annotated[str | None, _option("--data-dir", "Where the data files are; else FEDGROVE_DATA.", "DIR")]
-Out = Annotated[str | None, _option("--out", "The run folder to make; one that exists is never touched.", "DIR")]
-Set = Annotated[
-    list[str] | None, _option("--set", "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).", "KEY=VALUE")
+Epochs = Annotated[
+    int | None, _option("--epochs", "Local epochs; short for --set local.epochs=E.", "E", whole)
 ]
-Evaluate = Annotated[int | None, _option("--evaluate", "Score all clients every N rounds; 0: at the end.", "N", whole)]
-NoStandardise = Annotated[bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the whole configuration and the cost; train nothing.")]
+BatchSize = Annotated[
+    int | None, _option("--batch", "Batch size; short for --set local.batch=B.", "B", whole)
+]
+Lr = Annotated[
+    float | None,
+    _option("--lr", "Learning rate; short for --set local.optimiser.lr=L.", "L", number),
+]
+Finetune = Annotated[
+    Any, _option("--finetune", "Epochs of fine-tuning to report, as 0,3,25.", "N,N", lengths)
+]
+Profile = Annotated[
+    str | None, _option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")
+]
+Seed = Annotated[
+    int | None, _option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
+]
+Engine = Annotated[str, _option("--engine", "auto, batched, pool or serial.", "NAME")]
+Precision = Annotated[
+    str, _option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
+]
+Device = Annotated[str, _option("--device", "auto, cpu or cuda.", "NAME")]
+DataDir = Annotated[
+    str | None, _option("--data-dir", "Where the data files are; else FEDGROVE_DATA.", "DIR")
+]
+Out = Annotated[
+    str | None, _option("--out", "The run folder to make; one that exists is never touched.", "DIR")
+]
+Set = Annotated[
+    list[str] | None,
+    _option(
+        "--set", "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).", "KEY=VALUE"
+    ),
+]
+Evaluate = Annotated[
+    int | None,
+    _option("--evaluate", "Score all clients every N rounds; 0: at the end.", "N", whole),
+]
+NoStandardise = Annotated[
+    bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Print the whole configuration and the cost; train nothing."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone, on stdout.")]
-Input = Annotated[Any, _option("--input", "The shape of one example, in place of data: CxL or CxHxW.", "SHAPE", shape)]
+Input = Annotated[
+    Any,
+    _option("--input", "The shape of one example, in place of data: CxL or CxHxW.", "SHAPE", shape),
+]
 Classes = Annotated[int | None, _option("--classes", "How many classes, with --input.", "N", whole)]

@@ -24,12 +24,19 @@ def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
     return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
 
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The paper: ca-afp or safl.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="The paper: ca-afp or safl.", show_default=False)
+]
 Table = Annotated[int | None, _option("--table", "One of its tables.", "N", o.whole)]
 Figure = Annotated[int | None, _option("--figure", "One of its figures.", "N", o.whole)]
-Quick = Annotated[bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")
+]
 Data = Annotated[str | None, _option("--data", "One data set; else all of the paper's.", "NAME")]
-Out = Annotated[str | None, _option("--out", "The folder; what it holds of the same runs is gone on with.", "DIR")]
+Out = Annotated[
+    str | None,
+    _option("--out", "The folder; what it holds of the same runs is gone on with.", "DIR"),
+]
 
 
 def paper(
@@ -50,15 +57,18 @@ def paper(
 ) -> None:
     """Run a paper's table or figure again and show it beside what the paper reports; the same command goes on."""
     from .. import papers
-    from . import asked
+    from . import arguments
 
     parts = papers.parts(name, table, figure)
     wanted = {word: _studies(part, ctx.params) for word, part in parts.items()}
     places = _places(name, wanted, out, quick)
     found, failed = list[dict[str, Any]](), False
-    with asked.engine(ctx.params) as chosen:
+    with arguments.engine(ctx.params) as chosen:
         for word, studies in wanted.items():
-            measured = [(study, _run(study, places[word] / at, ctx.params, chosen)) for at, study in studies.items()]
+            measured = [
+                (study, _run(study, places[word] / at, ctx.params, chosen))
+                for at, study in studies.items()
+            ]
             failed |= any(end is None for _, done in measured for end in done.values())
             found.append(_written(name, word, measured, places[word], ctx.params))
     if json:
@@ -102,10 +112,12 @@ def _folder(setting: Setting) -> str:
     return Path(setting.data).stem + (f"-{setting.split}" if setting.split else "")
 
 
-def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) -> dict[str, Summary | None]:
+def _run(
+    study: Study, place: Path, words: Mapping[str, Any], engine: Engine
+) -> dict[str, Summary | None]:
     """The summaries of a study's runs by name, None where one failed."""
     from .. import papers
-    from .. import sweep as library
+    from ..config import sweep as library
 
     wanted = papers.experiments(study, words["seeds"] or range(study.seeds))
     total = sum(experiment.rounds or 0 for experiment in wanted.values())
@@ -116,7 +128,10 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
         raise KeyboardInterrupt("interrupted; the same command goes on where it stopped.") from None
     failures = {n: end for n, end in ends.items() if isinstance(end, library.Failure)}
     for name, end in failures.items():
-        print(f"fedgrove: {name} failed after {end.folder.rounds_saved()} rounds: {end.why}", file=sys.stderr)
+        print(
+            f"fedgrove: {name} failed after {end.folder.rounds_saved()} rounds: {end.why}",
+            file=sys.stderr,
+        )
     return {n: None if isinstance(end, library.Failure) else end.summary for n, end in ends.items()}
 
 
@@ -127,11 +142,11 @@ def _written(
     place: Path,
     words: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write table.json, table.md and, where plotly is, paper.html; show the table unless JSON is asked for."""
+    """Write table.json, table.md and, where plotly is, paper.html; show the table unless JSON is arguments for."""
     from .. import papers
     from ..report import paper_page
     from ..report.paper import markdown, print_paper, table
-    from ..store import write_bytes
+    from ..runs.store import write_bytes
 
     found = table(name, word, measured, quick=words["quick"])
     write_bytes(place / "table.json", (jsonlib.dumps(found, indent=1) + "\n").encode())

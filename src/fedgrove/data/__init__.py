@@ -3,4 +3,13 @@
 from .federation import ClientData, Defaults, Examples, Federation
 from .loading import describe, from_arrays, load, names
 
-__all__ = ["ClientData", "Defaults", "Examples", "Federation", "describe", "from_arrays", "load", "names"]
+__all__ = [
+    "ClientData",
+    "Defaults",
+    "Examples",
+    "Federation",
+    "describe",
+    "from_arrays",
+    "load",
+    "names",
+]

@@ -1,4 +1,4 @@
-"""A pool and a few choices become a federation: deal, restrict, split, corrupt, standardise."""
+"""A dataset and a few choices become a federation: deal, restrict, split, corrupt, standardise."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from . import partition as partitions
 from . import profile as profiles
 from . import scenario as scenarios
 from . import split as splits
+from .dataset import Dataset, Ints
 from .federation import ClientData, Defaults, Examples, Federation
-from .pool import Ints, Pool
 from .scale import scaling
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
@@ -43,71 +43,120 @@ class Choices:
         scenarios.parse(self.scenario or "none")
 
 
-def build(name: str, pool: Pool, choices: Choices, defaults: Defaults) -> Federation:
+def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> Federation:
     """Make every client's parts, each from its own stream of the seed; ``choices.partition`` must be set."""
-    kind = choices.split or ("random" if pool.block is None else "blocks")
-    if kind == "blocks" and pool.block is None:
-        raise InputError(f"{name} cannot be split by blocks: {pool.refusal}. Take split random.")
+    kind = choices.split or ("random" if dataset.block is None else "blocks")
+    if kind == "blocks" and dataset.block is None:
+        raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Take split random.")
     scenario = scenarios.parse(choices.scenario or "none")
-    scenarios.enough(scenario, len(pool.labels))
-    owned = _restricted(pool, _owned(name, pool, choices, kind), scenario, choices.seed)
-    rows = [r for r in splits.split(pool, owned, kind, choices.seed) if len(r.train) and len(r.test)]
+    scenarios.enough(scenario, len(dataset.labels))
+    owned = _restricted(dataset, _owned(name, dataset, choices, kind), scenario, choices.seed)
+    rows = [
+        r for r in splits.split(dataset, owned, kind, choices.seed) if len(r.train) and len(r.test)
+    ]
     if not rows:
-        raise InputError(f"no client of {name} has enough examples to hold some out; every client needs two or more.")
+        raise InputError(
+            f"no client of {name} has enough examples to hold some out; every client needs two or more."
+        )
     marked = scenarios.affected(scenario, len(rows), choices.seed)
-    held = {k: _client(pool, r, choices, k, scenario if k in marked else None) for k, r in enumerate(rows)}
+    held = {
+        k: _client(dataset, r, choices, k, scenario if k in marked else None)
+        for k, r in enumerate(rows)
+    }
     notes = (
-        *pool.notes,
-        *((LEAK,) if kind == "random" and pool.block is not None else ()),
+        *dataset.notes,
+        *((LEAK,) if kind == "random" and dataset.block is not None else ()),
         *scenarios.notes(scenario),
-        *((f"{len(owned) - len(rows)} clients with too little data left out",) if len(rows) < len(owned) else ()),
+        *(
+            (f"{len(owned) - len(rows)} clients with too little data left out",)
+            if len(rows) < len(owned)
+            else ()
+        ),
     )
     defaults = replace(defaults, cohort=min(defaults.cohort, len(rows)))
-    dealt = {"partition": choices.partition or "natural", "scenario": choices.scenario or "none", "split": kind}
-    return Federation(name, held, len(pool.labels), pool.labels, pool.x.shape[1:], defaults, notes, **dealt)
+    dealt = {
+        "partition": choices.partition or "natural",
+        "scenario": choices.scenario or "none",
+        "split": kind,
+    }
+    return Federation(
+        name,
+        held,
+        len(dataset.labels),
+        dataset.labels,
+        dataset.x.shape[1:],
+        defaults,
+        notes,
+        **dealt,
+    )
 
 
-def _owned(name: str, pool: Pool, choices: Choices, kind: str) -> list[Ints]:
+def _owned(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
     """The rows of every client; artificial partitions deal whole blocks where blocks are kept together."""
     partition = partitions.parse(choices.partition or "natural")
     if partition.kind == "natural":
-        return _natural(name, pool, choices)
-    clients = choices.clients or (10 if pool.user is None else int(pool.user.max()) + 1)
-    most, rng = len(pool.y) // 2, numpy_rng(choices.seed, "partition")
-    check(clients <= most, "clients", clients, f"at most {most}, half of the {len(pool.y)} examples of {name}")
-    if kind == "random" or pool.block is None:
-        return partitions.deal(partition, pool.y, np.ones_like(pool.y), clients, rng)
-    size = np.bincount(pool.block)
-    label = splits.majority(pool.block, pool.y, len(size))
+        return _natural(name, dataset, choices)
+    clients = choices.clients or (10 if dataset.user is None else int(dataset.user.max()) + 1)
+    most, rng = len(dataset.y) // 2, numpy_rng(choices.seed, "partition")
+    check(
+        clients <= most,
+        "clients",
+        clients,
+        f"at most {most}, half of the {len(dataset.y)} examples of {name}",
+    )
+    if kind == "random" or dataset.block is None:
+        return partitions.deal(partition, dataset.y, np.ones_like(dataset.y), clients, rng)
+    size = np.bincount(dataset.block)
+    label = splits.majority(dataset.block, dataset.y, len(size))
     dealt = partitions.deal(partition, label, size, clients, rng)
-    return [np.flatnonzero(np.isin(pool.block, units)) for units in dealt]
+    return [np.flatnonzero(np.isin(dataset.block, units)) for units in dealt]
 
 
-def _natural(name: str, pool: Pool, choices: Choices) -> list[Ints]:
+def _natural(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
     """The rows of each user, or of as many users, drawn from the seed, as clients are asked for."""
-    if pool.user is None:
-        raise InputError(f"{name} has no natural users; take partition iid, dirichlet:ALPHA, classes:K or shards.")
-    users = np.unique(pool.user)
+    if dataset.user is None:
+        raise InputError(
+            f"{name} has no natural users; take partition iid, dirichlet:ALPHA, classes:K or shards."
+        )
+    users = np.unique(dataset.user)
     wanted = len(users) if choices.clients is None else choices.clients
     check(wanted <= len(users), "clients", wanted, f"at most {len(users)}, the users of {name}")
     chosen = np.sort(numpy_rng(choices.seed, "users").permutation(users)[:wanted])
-    return [np.flatnonzero(pool.user == u) for u in chosen]
+    return [np.flatnonzero(dataset.user == u) for u in chosen]
 
 
-def _restricted(pool: Pool, owned: Sequence[Ints], scenario: scenarios.Scenario, seed: int) -> list[Ints]:
+def _restricted(
+    dataset: Dataset, owned: Sequence[Ints], scenario: scenarios.Scenario, seed: int
+) -> list[Ints]:
     rngs = (numpy_rng(seed, "restricted", k) for k in range(len(owned)))
-    return [rows[scenarios.kept(scenario, pool.y[rows], rng)] for rows, rng in zip(owned, rngs, strict=True)]
+    return [
+        rows[scenarios.kept(scenario, dataset.y[rows], rng)]
+        for rows, rng in zip(owned, rngs, strict=True)
+    ]
 
 
-def _client(pool: Pool, rows: splits.Rows, choices: Choices, k: int, scenario: scenarios.Scenario | None) -> ClientData:
+def _client(
+    dataset: Dataset,
+    rows: splits.Rows,
+    choices: Choices,
+    k: int,
+    scenario: scenarios.Scenario | None,
+) -> ClientData:
     """One client's tensors; ``scenario`` is given where its labels are to be corrupted."""
-    scale = scaling(pool, rows.train, choices.standardise)
+    scale = scaling(dataset, rows.train, choices.standardise)
 
     def part(name: str, which: Ints) -> Examples:
-        y = pool.y[which]
+        y = dataset.y[which]
         if scenario is not None and (name != "test" or scenario.test):
-            y = scenarios.corrupted(scenario, y, len(pool.labels), numpy_rng(choices.seed, "labels", k, name))
-        return Examples(scale(pool.x[which]), torch.from_numpy(y))
+            y = scenarios.corrupted(
+                scenario, y, len(dataset.labels), numpy_rng(choices.seed, "labels", k, name)
+            )
+        return Examples(scale(dataset.x[which]), torch.from_numpy(y))
 
     info = profiles.info(choices.profile or "uniform", len(rows.train), k, choices.seed)
-    return ClientData(part("train", rows.train), part("validation", rows.validation), part("test", rows.test), info)
+    return ClientData(
+        part("train", rows.train),
+        part("validation", rows.validation),
+        part("test", rows.test),
+        info,
+    )

@@ -71,5 +71,7 @@ class Federation:
 
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:
-    train, validation, test = (replace(e, x=e.x.to(dtype)) for e in (client.train, client.validation, client.test))
+    train, validation, test = (
+        replace(e, x=e.x.to(dtype)) for e in (client.train, client.validation, client.test)
+    )
     return replace(client, train=train, validation=validation, test=test)

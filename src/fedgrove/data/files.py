@@ -15,7 +15,7 @@ import numpy as np
 import pooch
 
 from ..errors import InputError
-from .pool import Array
+from .dataset import Array
 
 Arrays = dict[str, Array]
 UNPACKED = "1"
@@ -51,12 +51,18 @@ def folders(data_dir: str | Path | None) -> list[Path]:
         return [cache_folder()]
     if not Path(named).is_dir():
         how = "FEDGROVE_DATA" if data_dir is None else "data_dir"
-        raise InputError(f"{how} is '{named}', which is not a folder; name the folder that holds the data files.")
+        raise InputError(
+            f"{how} is '{named}', which is not a folder; name the folder that holds the data files."
+        )
     return [Path(named), cache_folder()]
 
 
 def arrays(
-    name: str, forms: Sequence[Form], downloads: Sequence[Download], source: str, data_dir: str | Path | None
+    name: str,
+    forms: Sequence[Form],
+    downloads: Sequence[Download],
+    source: str,
+    data_dir: str | Path | None,
 ) -> Arrays:
     """Find a set in any of its forms, folder by folder, download it if it is nowhere, and read it."""
     places = folders(data_dir)
@@ -82,7 +88,11 @@ def _find(places: Sequence[Path], forms: Sequence[Form]) -> tuple[list[Path], Fo
 def _either(path: Path) -> Path:
     """A file that may come gzipped or not."""
     other = path.with_name(path.name.removesuffix(".gz"))
-    return other if path.suffix == ".gz" and not path.name.endswith(".tar.gz") and other.exists() else path
+    return (
+        other
+        if path.suffix == ".gz" and not path.name.endswith(".tar.gz") and other.exists()
+        else path
+    )
 
 
 def _missing(name: str, forms: Sequence[Form], places: Sequence[Path], source: str) -> str:
@@ -94,7 +104,9 @@ def _missing(name: str, forms: Sequence[Form], places: Sequence[Path], source: s
     )
 
 
-def _download(name: str, downloads: Sequence[Download], places: Sequence[Path], source: str) -> None:
+def _download(
+    name: str, downloads: Sequence[Download], places: Sequence[Path], source: str
+) -> None:
     for d in downloads:
         target = cache_folder() / d.to
         try:
@@ -111,7 +123,10 @@ def _download(name: str, downloads: Sequence[Download], places: Sequence[Path], 
 def unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Arrays:
     """What ``read`` gives, kept uncompressed in the cache until a file changes in size or time; no cache, no copy."""
     target = cache_folder() / "unpacked" / f"{name}-{_key(paths)}.npz"
-    with contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(target) as kept:
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
+        np.load(target) as kept,
+    ):
         return {k: kept[k] for k in kept.files}
     fresh = read()
     with contextlib.suppress(OSError):
@@ -146,7 +161,9 @@ def npz(path: Path) -> Arrays:
                 raise ValueError("it holds one bare array")
             return {k: file[k] for k in file.files}
     except FileNotFoundError:
-        raise InputError(f"there is no file '{path}'; give an existing npz file with arrays x, y and client.") from None
+        raise InputError(
+            f"there is no file '{path}'; give an existing npz file with arrays x, y and client."
+        ) from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
             f"'{path}' cannot be read as npz ({error}); write it with numpy.savez from plain number or text arrays."
@@ -158,4 +175,6 @@ def need(found: Arrays, names: Sequence[str], path: str) -> None:
     lacking = [n for n in names if n not in found]
     if lacking:
         has = ", ".join(sorted(found)) or "none"
-        raise InputError(f"'{path}' has no array {', '.join(lacking)} (it has {has}); add it and save the file again.")
+        raise InputError(
+            f"'{path}' has no array {', '.join(lacking)} (it has {has}); add it and save the file again."
+        )

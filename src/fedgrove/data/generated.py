@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..seeds import numpy_rng
-from .pool import Array, Pixels, Pool
+from .dataset import Array, Dataset, Pixels
 from .windows import windowed
 
 ACTIVITIES = ("resting", "strolling", "walking", "jogging", "running")
@@ -15,23 +15,30 @@ RATE, LENGTH, STEP, WINDOWS = 20, 64, 32, 24
 """Samples per second, per window and between windows; windows per user and activity."""
 
 
-def digits_pool() -> Pool:
+def digits_dataset() -> Dataset:
     """1,797 grey images of 8 x 8 with values 0..16 (scikit-learn's copy of the UCI optical digits)."""
     from sklearn.datasets import load_digits  # takes a second to import, and only this set needs it
 
     d = load_digits()
     x = d.images.astype(np.float32)[:, None]
-    return Pool(x, d.target.astype(np.int64), tuple("0123456789"), pixels=Pixels(16.0, (0.30526,), (0.37603,)))
+    return Dataset(
+        x,
+        d.target.astype(np.int64),
+        tuple("0123456789"),
+        pixels=Pixels(16.0, (0.30526,), (0.37603,)),
+    )
 
 
-def motion_pool(users: int = USERS) -> Pool:
+def motion_dataset(users: int = USERS) -> Dataset:
     """Accelerometer-like windows (3, 64) of users of three kinds; generated, and the same for every seed.
 
     User u is of kind u mod 3. Activity a (1..4) of kind k swings at f = 0.8 * 1.5^(a - 1) * 1.5^(k - 1) Hz: what is
     walking for one kind is strolling for the next, so one model for all does worse than one per kind. Kinds also wear
     the sensor turned by 15 degrees from each other, users by as much again at random; resting hardly moves at all.
     """
-    parts = [_recording(user, activity) for user in range(users) for activity in range(len(ACTIVITIES))]
+    parts = [
+        _recording(user, activity) for user in range(users) for activity in range(len(ACTIVITIES))
+    ]
     n = len(parts[0])
     y = np.tile(np.repeat(np.arange(len(ACTIVITIES)), n), users)
     return windowed(

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from .dataset import Array, Dataset, Ints, ids, positions, runs
 from .files import Arrays, Form, need, npz
-from .pool import Array, Ints, Pool, ids, positions, runs
 from .windows import windowed
 
 UCI_LABELS = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
@@ -21,7 +21,9 @@ WISDM51_LABELS = (
     "eating pasta", "drinking", "eating a sandwich", "kicking", "catching", "dribbling", "writing", "clapping",
     "folding clothes",
 )  # fmt: skip
-SIGNALS = tuple(f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+SIGNALS = tuple(
+    f"{sensor}_{axis}" for sensor in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
 VALUE = r",(-?[\d.]+(?:[eE]-?\d+)?)"
 RECORD = re.compile(r"(\d+),([A-Za-z]+),(\d+)" + 3 * VALUE)
 
@@ -45,10 +47,15 @@ def _uci_part(path: Path, part: str) -> tuple[Array, Array, Array]:
     root: Path | zipfile.Path = path if path.is_dir() else zipfile.Path(path) / "UCI HAR Dataset"
     folder = root / part
     signals = [_table(folder / "Inertial Signals" / f"{signal}_{part}.txt") for signal in SIGNALS]
-    y, user = (_table(folder / f"{column}_{part}.txt").ravel().astype(np.int64) for column in ("y", "subject"))
+    y, user = (
+        _table(folder / f"{column}_{part}.txt").ravel().astype(np.int64)
+        for column in ("y", "subject")
+    )
     shapes = {s.shape for s in signals}
     if shapes != {(len(y), 128)} or len(user) != len(y) or not ((y >= 1) & (y <= 6)).all():
-        raise InputError(f"the {part} files under '{path}' do not agree in length or labels; unpack them anew.")
+        raise InputError(
+            f"the {part} files under '{path}' do not agree in length or labels; unpack them anew."
+        )
     return np.stack(signals, axis=1).astype(np.float32), y - 1, user
 
 
@@ -57,7 +64,9 @@ def _table(path: Path | zipfile.Path) -> Array:
         with path.open("r") as file:
             return np.loadtxt(file, dtype=np.float64, ndmin=2)
     except (OSError, KeyError, ValueError) as error:
-        raise InputError(f"'{path}' cannot be read ({error}); unpack the UCI HAR archive whole.") from error
+        raise InputError(
+            f"'{path}' cannot be read ({error}); unpack the UCI HAR archive whole."
+        ) from error
 
 
 def chains(x: Array, y: Array, user: Array) -> Ints:
@@ -68,11 +77,13 @@ def chains(x: Array, y: Array, user: Array) -> Ints:
     return runs(y, user, np.cumsum(broken))
 
 
-def uci_pool(d: Arrays) -> Pool:
+def uci_dataset(d: Arrays) -> Dataset:
     """Windows of 128 steps, half overlapping; a block is a whole chain."""
     y, chain = d["y"].astype(np.int64), ids(d["chain"])
-    start = chain * (128 * (len(y) + 1)) + positions(chain) * 64  # chains far apart: only neighbours in one overlap
-    return Pool(d["x"], y, UCI_LABELS, ids(d["user"]), chain, start, reach=128)
+    start = (
+        chain * (128 * (len(y) + 1)) + positions(chain) * 64
+    )  # chains far apart: only neighbours in one overlap
+    return Dataset(d["x"], y, UCI_LABELS, ids(d["user"]), chain, start, reach=128)
 
 
 def packed_wisdm(paths: Sequence[Path]) -> Arrays:
@@ -103,15 +114,21 @@ def text_wisdm(paths: Sequence[Path]) -> Arrays:
                 user.append(int(u))
                 xyz.append((a, b, c))
     if not y:
-        raise InputError(f"'{paths[0]}' holds no record like 33,Jogging,49105962326000,-0.69,12.68,0.50; get it anew.")
-    return {"xyz": np.array(xyz, np.float32), "y": np.array(y, np.uint8), "user": np.array(user, np.int64)}
+        raise InputError(
+            f"'{paths[0]}' holds no record like 33,Jogging,49105962326000,-0.69,12.68,0.50; get it anew."
+        )
+    return {
+        "xyz": np.array(xyz, np.float32),
+        "y": np.array(y, np.uint8),
+        "user": np.array(user, np.int64),
+    }
 
 
-def wisdm_pool(d: Arrays) -> Pool:
+def wisdm_dataset(d: Arrays) -> Dataset:
     """Raw text: 200 steps, 50 % overlap. Packed windows: 128 steps as they are, whose order in time is lost."""
     if "xyz" in d:
         return windowed(d["xyz"], d["y"], d["user"], WISDM_LABELS, 200, 100)
-    return Pool(
+    return Dataset(
         d["x"],
         d["y"].astype(np.int64),
         WISDM_LABELS,
@@ -128,7 +145,7 @@ def packed_wisdm51(paths: Sequence[Path]) -> Arrays:
     return {"xyz": d["xyz_q"], "y": d["activity"], "user": d["user"]}
 
 
-def wisdm51_pool(d: Arrays) -> Pool:
+def wisdm51_dataset(d: Arrays) -> Dataset:
     """Watch accelerometer in m/s²: 200 steps, 50 % overlap."""
     signal = d["xyz"].astype(np.float32) / 512
     notes = (f"{len(np.unique(d['user']))} of 51 subjects, watch accelerometer",)

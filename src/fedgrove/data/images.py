@@ -12,10 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError
+from .dataset import Array
 from .files import Arrays, Download, Form, need, npz
-from .pool import Array
 
-IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def read_idx(path: Path) -> Array:
@@ -26,7 +31,9 @@ def read_idx(path: Path) -> Array:
         if blob[:3] != b"\0\0\x08" or len(blob) != 4 + 4 * len(shape) + math.prod(shape):
             raise ValueError("its length is not what it states")
     except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
-        raise InputError(f"'{path}' is not an idx file of bytes, or is cut short; get it again.") from error
+        raise InputError(
+            f"'{path}' is not an idx file of bytes, or is cut short; get it again."
+        ) from error
     return np.frombuffer(blob, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
 
@@ -40,7 +47,10 @@ def packed_grey(paths: Sequence[Path]) -> Arrays:
     """A packed npz with x_train, y_train, x_test, y_test."""
     d = npz(paths[0])
     need(d, ("x_train", "y_train", "x_test", "y_test"), str(paths[0]))
-    return {"x": np.concatenate([d["x_train"], d["x_test"]])[:, None], "y": np.concatenate([d["y_train"], d["y_test"]])}
+    return {
+        "x": np.concatenate([d["x_train"], d["x_test"]])[:, None],
+        "y": np.concatenate([d["y_train"], d["y_test"]]),
+    }
 
 
 def unpack(residual: Array) -> Array:
@@ -59,13 +69,18 @@ def packed_colour(paths: Sequence[Path]) -> Arrays:
     parts = [npz(path) for path in paths]
     for path, part in zip(paths, parts, strict=True):
         need(part, ("res", "y"), str(path))
-    return {"x": np.concatenate([unpack(d["res"]) for d in parts]), "y": np.concatenate([d["y"] for d in parts])}
+    return {
+        "x": np.concatenate([unpack(d["res"]) for d in parts]),
+        "y": np.concatenate([d["y"] for d in parts]),
+    }
 
 
 def records(blob: bytes, labels: int, name: str) -> Arrays:
     """CIFAR's binary records: ``labels`` label bytes (the last one is the fine one), then 3 x 32 x 32 bytes."""
     if not blob or len(blob) % (labels + 3072):
-        raise InputError(f"'{name}' is not a CIFAR binary file, or is cut short; get it again from its source.")
+        raise InputError(
+            f"'{name}' is not a CIFAR binary file, or is cut short; get it again from its source."
+        )
     rows = np.frombuffer(blob, np.uint8).reshape(-1, labels + 3072)
     return {"x": rows[:, labels:].reshape(-1, 3, 32, 32), "y": rows[:, labels - 1]}
 
@@ -81,10 +96,14 @@ def _tar(path: Path, members: Sequence[str]) -> list[tuple[str, bytes]]:
         with tarfile.open(path) as tar:
             return [(m, file.read()) for m in members if (file := tar.extractfile(m)) is not None]
     except (tarfile.TarError, KeyError, OSError, EOFError) as error:
-        raise InputError(f"'{path}' is not the expected archive ({error}); get it again from its source.") from error
+        raise InputError(
+            f"'{path}' is not the expected archive ({error}); get it again from its source."
+        ) from error
 
 
-def _cifar_forms(folder: str, archive: str, members: tuple[str, ...], labels: int) -> tuple[Form, ...]:
+def _cifar_forms(
+    folder: str, archive: str, members: tuple[str, ...], labels: int
+) -> tuple[Form, ...]:
     inside = tuple(f"{folder}/{m}" for m in members)
     return (
         Form(inside, lambda paths: _binary([(str(p), p.read_bytes()) for p in paths], labels)),
@@ -93,12 +112,16 @@ def _cifar_forms(folder: str, archive: str, members: tuple[str, ...], labels: in
 
 
 def _idx_forms(packed: str, folders: Sequence[str]) -> tuple[Form, ...]:
-    original = tuple(Form(tuple(f"{folder}/{file}.gz" for file in IDX), idx_set) for folder in folders)
+    original = tuple(
+        Form(tuple(f"{folder}/{file}.gz" for file in IDX), idx_set) for folder in folders
+    )
     return (Form((packed,), packed_grey), *original)
 
 
 def _idx_downloads(folder: str, base: str, md5s: Sequence[str]) -> tuple[Download, ...]:
-    return tuple(Download(f"{base}{f}.gz", md5, f"{folder}/{f}.gz") for f, md5 in zip(IDX, md5s, strict=True))
+    return tuple(
+        Download(f"{base}{f}.gz", md5, f"{folder}/{f}.gz") for f, md5 in zip(IDX, md5s, strict=True)
+    )
 
 
 MNIST = _idx_forms("mnist.npz", ("mnist", "MNIST/raw"))
@@ -113,7 +136,10 @@ CIFAR10 = (
     ),
 )
 CIFAR100_SUBSET = Form(("cifar100_subset.npz",), packed_colour)
-CIFAR100 = (*_cifar_forms("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin"), 2), CIFAR100_SUBSET)
+CIFAR100 = (
+    *_cifar_forms("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin"), 2),
+    CIFAR100_SUBSET,
+)
 
 # Checksums as the sources' best-known reader documents them.
 DOWNLOADS = {

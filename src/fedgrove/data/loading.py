@@ -10,10 +10,10 @@ import numpy as np
 
 from ..errors import check, unknown
 from .build import Choices, build
+from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import Defaults, Federation
 from .files import need, npz
-from .pool import Array, Ints, Pool, ids, positions
-from .sets import SETS, pool_of
+from .sets import SETS, dataset_of
 
 
 def names() -> list[str]:
@@ -54,9 +54,11 @@ def load(
     if data not in SETS:
         raise unknown("data set", data, [*SETS, "FILE.npz"])
     known = SETS[data]
-    choices = replace(choices, partition=partition or known.partition, clients=clients or known.clients)
-    pool = pool_of(data, clients if choices.partition == "natural" else None, data_dir)
-    return build(data, pool, choices, known.defaults)
+    choices = replace(
+        choices, partition=partition or known.partition, clients=clients or known.clients
+    )
+    dataset = dataset_of(data, clients if choices.partition == "natural" else None, data_dir)
+    return build(data, dataset, choices, known.defaults)
 
 
 def from_arrays(
@@ -84,16 +86,28 @@ def from_arrays(
 
 
 def _own(x: Array, y: Array, client: Any, block: Any, name: str, choices: Choices) -> Federation:
-    pool = _own_pool(x, y, client, block)
-    choices = replace(choices, partition=choices.partition or ("iid" if client is None else "natural"))
-    return build(name, pool, choices, _own_defaults(x.shape[1:]))
+    dataset = _own_dataset(x, y, client, block)
+    choices = replace(
+        choices, partition=choices.partition or ("iid" if client is None else "natural")
+    )
+    return build(name, dataset, choices, _own_defaults(x.shape[1:]))
 
 
-def _own_pool(x: Array, y: Array, client: Any, block: Any) -> Pool:
+def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     """Check the arrays and number their labels, clients and blocks."""
     n, given = len(x) if x.ndim else 0, f"{x.dtype} {x.shape}"
-    check(x.ndim in (2, 3, 4) and x.dtype.kind in "fiub", "x", given, "numbers (n, F), (n, C, L) or (n, C, H, W)")
-    check(bool(np.isfinite(x).all()), "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+    check(
+        x.ndim in (2, 3, 4) and x.dtype.kind in "fiub",
+        "x",
+        given,
+        "numbers (n, F), (n, C, L) or (n, C, H, W)",
+    )
+    check(
+        bool(np.isfinite(x).all()),
+        "x",
+        f"{given} with NaN or infinity",
+        "finite; fill or drop such rows",
+    )
     label, user, unit = _column("y", y, n), _column("client", client, n), _column("block", block, n)
     assert label is not None
     labels = tuple(map(str, np.unique(y).tolist()))
@@ -102,7 +116,7 @@ def _own_pool(x: Array, y: Array, client: Any, block: Any) -> Pool:
         unit = ids(unit * (user.max() + 1) + user)  # block 0 of two clients is two blocks
     start = None if unit is None else unit * (n + 2) + positions(unit)
     refusal = "the arrays came without block, which says which rows belong together in time"
-    return Pool(x, label, labels, user, unit, start, reach=2, refusal=refusal)
+    return Dataset(x, label, labels, user, unit, start, reach=2, refusal=refusal)
 
 
 def _column(name: str, values: Any, n: int) -> Ints | None:
@@ -111,7 +125,12 @@ def _column(name: str, values: Any, n: int) -> Ints | None:
         return None
     column = np.asarray(values)
     given = f"{column.dtype} {column.shape}"
-    check(column.shape == (n,) and column.dtype.kind in "iuUb", name, given, f"whole numbers or text of shape ({n},)")
+    check(
+        column.shape == (n,) and column.dtype.kind in "iuUb",
+        name,
+        given,
+        f"whole numbers or text of shape ({n},)",
+    )
     return ids(column)
 
 

@@ -8,9 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import InputError, check, unknown
-from .pool import Array, Ints
+from .dataset import Array, Ints
 
-KINDS = ("natural", "iid", "dirichlet:ALPHA", "classes:K", "classes:K:N", "shards", "shards:K", "shards:K:N")
+KINDS = (
+    "natural",
+    "iid",
+    "dirichlet:ALPHA",
+    "classes:K",
+    "classes:K:N",
+    "shards",
+    "shards:K",
+    "shards:K:N",
+)
 DRAWS = 500
 """How often an unlucky draw is repeated before we say that it cannot be done."""
 
@@ -57,7 +66,12 @@ def parse(text: str) -> Partition:
 
 def _checked(partition: Partition, text: str) -> Partition:
     if partition.kind == "dirichlet":
-        check(0 < partition.alpha < float("inf"), "partition", text, "dirichlet:ALPHA with ALPHA above 0")
+        check(
+            0 < partition.alpha < float("inf"),
+            "partition",
+            text,
+            "dirichlet:ALPHA with ALPHA above 0",
+        )
     else:
         check(
             partition.k > 0 and (partition.cap > 0 or text.count(":") < 2),
@@ -68,12 +82,16 @@ def _checked(partition: Partition, text: str) -> Partition:
     return partition
 
 
-def deal(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> list[Ints]:
+def deal(
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
+) -> list[Ints]:
     """Deal units (rows, or blocks of ``size`` rows with label ``y``) to clients, each unit once at most.
 
     Draws that leave a client with too few examples (10, or a quarter of an even share) are repeated.
     """
-    one = {"iid": _iid, "dirichlet": _dirichlet, "classes": _classes, "shards": _shards}[partition.kind]
+    one = {"iid": _iid, "dirichlet": _dirichlet, "classes": _classes, "shards": _shards}[
+        partition.kind
+    ]
     least = max(2, min(10, int(size.sum()) // (4 * clients)))
     for _ in range(DRAWS):
         owner = one(partition, y, size, clients, rng)
@@ -87,7 +105,13 @@ def deal(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random
 
 
 def _said(partition: Partition) -> str:
-    value = f":{partition.alpha:g}" if partition.kind == "dirichlet" else f":{partition.k}" if partition.k else ""
+    value = (
+        f":{partition.alpha:g}"
+        if partition.kind == "dirichlet"
+        else f":{partition.k}"
+        if partition.k
+        else ""
+    )
     return f"partition {partition.kind}{value}"
 
 
@@ -104,7 +128,9 @@ def _iid(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random
     return _share(np.arange(len(y)), size, np.full(clients, 1 / clients), rng)
 
 
-def _dirichlet(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> Ints:
+def _dirichlet(
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
+) -> Ints:
     """Shares of every class ~ Dirichlet(alpha, ..., alpha) over the clients."""
     owner = np.full(len(y), -1)
     for label in np.unique(y):
@@ -114,11 +140,21 @@ def _dirichlet(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.
 
 
 def _by_class(
-    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator, weigh: Callable[[int], Array]
+    partition: Partition,
+    y: Ints,
+    size: Ints,
+    clients: int,
+    rng: np.random.Generator,
+    weigh: Callable[[int], Array],
 ) -> Ints:
     """Give each client ``k`` classes and share every class among its holders by ``weigh(holders)``."""
     labels = np.unique(y)
-    check(partition.k <= len(labels), "partition", _said(partition), f"of at most {len(labels)} classes, which is all")
+    check(
+        partition.k <= len(labels),
+        "partition",
+        _said(partition),
+        f"of at most {len(labels)} classes, which is all",
+    )
     hand = hands(len(labels), partition.k, clients, rng)
     owner = np.full(len(y), -1)
     for i, label in enumerate(labels):
@@ -155,10 +191,14 @@ def hands(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
     return hand
 
 
-def _classes(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> Ints:
+def _classes(
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
+) -> Ints:
     return _by_class(partition, y, size, clients, rng, np.ones)
 
 
-def _shards(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> Ints:
+def _shards(
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
+) -> Ints:
     """Unbalanced: holders' shares of a class are log-normal with sigma 1, so the largest is several times the least."""
     return _by_class(partition, y, size, clients, rng, lambda n: rng.lognormal(0.0, 1.0, n))

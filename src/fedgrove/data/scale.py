@@ -8,29 +8,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .pool import Array, Ints, Pool
+from .dataset import Array, Dataset, Ints
 
 Scaling = Callable[[Array], Tensor]
 
 
-def scaling(pool: Pool, train: Ints, standardise: bool) -> Scaling:
+def scaling(dataset: Dataset, train: Ints, standardise: bool) -> Scaling:
     """The map from raw rows to inputs for a client whose training rows are ``train``.
 
     Images: x / top, then (x - mean) / deviation with the fixed constants of the set. All else: the mean and deviation
     of each channel over the client's own training rows, never its test rows; a channel that does not move is only
     centred. Without ``standardise`` images are divided by ``top`` and all else is left as it is.
     """
-    if pool.pixels is not None:
-        p = pool.pixels
-        mean, deviation = (p.mean, p.deviation) if standardise else ((0.0,) * len(p.mean), (1.0,) * len(p.mean))
-        return _affine(np.array(mean) * p.top, np.array(deviation) * p.top, pool.x.ndim)
-    channels = pool.x.shape[1]
+    if dataset.pixels is not None:
+        p = dataset.pixels
+        mean, deviation = (
+            (p.mean, p.deviation) if standardise else ((0.0,) * len(p.mean), (1.0,) * len(p.mean))
+        )
+        return _affine(np.array(mean) * p.top, np.array(deviation) * p.top, dataset.x.ndim)
+    channels = dataset.x.shape[1]
     if not standardise:
-        return _affine(np.zeros(channels), np.ones(channels), pool.x.ndim)
-    axes = (0, *range(2, pool.x.ndim))
-    x = pool.x[train]
+        return _affine(np.zeros(channels), np.ones(channels), dataset.x.ndim)
+    axes = (0, *range(2, dataset.x.ndim))
+    x = dataset.x[train]
     mean, deviation = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
-    return _affine(mean, np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, 1.0), pool.x.ndim)
+    return _affine(
+        mean, np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, 1.0), dataset.x.ndim
+    )
 
 
 def _affine(mean: Array, deviation: Array, ndim: int) -> Scaling:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import check, unknown
 from ..seeds import numpy_rng
-from .pool import Ints
+from .dataset import Ints
 
 KINDS = ("none", "noisy", "noisy:all", "drift", "drift:train", "restricted:K")
 AFFECTED = 0.4
@@ -84,4 +84,9 @@ def notes(scenario: Scenario) -> tuple[str, ...]:
 
 def enough(scenario: Scenario, classes: int) -> None:
     """Refuse more classes than there are."""
-    check(scenario.k <= classes, "scenario", f"restricted:{scenario.k}", f"restricted to at most {classes} classes")
+    check(
+        scenario.k <= classes,
+        "scenario",
+        f"restricted:{scenario.k}",
+        f"restricted to at most {classes} classes",
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..seeds import numpy_rng
-from .pool import Ints, Pool, ids, overlapping
+from .dataset import Dataset, Ints, ids, overlapping
 
 KINDS = ("blocks", "random")
 TEST = 0.2
@@ -25,7 +25,7 @@ class Rows:
     test: Ints
 
 
-def split(pool: Pool, owned: Sequence[Ints], kind: str, seed: int) -> list[Rows]:
+def split(dataset: Dataset, owned: Sequence[Ints], kind: str, seed: int) -> list[Rows]:
     """Split the rows of every client, stratified by label; the draw depends on seed and client alone.
 
     With ``blocks``, whole blocks are held out and windows that overlap any client's test windows are dropped from
@@ -34,32 +34,39 @@ def split(pool: Pool, owned: Sequence[Ints], kind: str, seed: int) -> list[Rows]
     """
     rngs = [numpy_rng(seed, "split", k) for k in range(len(owned))]
     if kind == "random":
-        return [_random(pool.y, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
-    tests = [_held_blocks(pool, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
+        return [_random(dataset.y, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
+    tests = [_held_blocks(dataset, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
     out = np.concatenate([*tests, np.zeros(0, dtype=np.int64)])
-    rests = [_apart(pool, np.setdiff1d(rows, test), out) for rows, test in zip(owned, tests, strict=True)]
-    return [_edge(pool, rest, test, rng) for rest, test, rng in zip(rests, tests, rngs, strict=True)]
+    rests = [
+        _apart(dataset, np.setdiff1d(rows, test), out)
+        for rows, test in zip(owned, tests, strict=True)
+    ]
+    return [
+        _edge(dataset, rest, test, rng) for rest, test, rng in zip(rests, tests, rngs, strict=True)
+    ]
 
 
 def _random(y: Ints, rows: Ints, rng: np.random.Generator) -> Rows:
     rows = rng.permutation(np.sort(rows))
-    test = _first(y, rows, {c: held(n, TEST) for c, n in _counts(y, rows).items()})
+    test = _first(y, rows, {c: test_size(n, TEST) for c, n in _counts(y, rows).items()})
     rest = rows[~np.isin(rows, test)]
     validation = _first(y, rest, quotas(_counts(y, rest), VALIDATION, 1, rng))
     train = rest[~np.isin(rest, validation)]
     return Rows(np.sort(train), np.sort(validation), np.sort(test))
 
 
-def held(n: int, fraction: float) -> int:
+def test_size(n: int, fraction: float) -> int:
     """How many of n to hold out: the nearest whole number, at least one, never all.
 
-    >>> [held(n, 0.2) for n in (1, 2, 3, 10, 12, 13)]
+    >>> [test_size(n, 0.2) for n in (1, 2, 3, 10, 12, 13)]
     [0, 1, 1, 2, 2, 3]
     """
     return min(max(round(fraction * n), 1), n - 1)
 
 
-def quotas(counts: dict[int, int], fraction: float, spare: int, rng: np.random.Generator) -> dict[int, int]:
+def quotas(
+    counts: dict[int, int], fraction: float, spare: int, rng: np.random.Generator
+) -> dict[int, int]:
     """Share round(fraction * total), at least one, over the classes by largest remainder; ``spare`` of each stay."""
     wanted = max(1, round(fraction * sum(counts.values())))
     quota = {c: min(int(fraction * n), max(n - spare, 0)) for c, n in counts.items()}
@@ -81,11 +88,11 @@ def _first(y: Ints, rows: Ints, quota: dict[int, int]) -> Ints:
     return np.concatenate([*picked, np.zeros(0, dtype=np.int64)])
 
 
-def _held_blocks(pool: Pool, rows: Ints, rng: np.random.Generator) -> Ints:
+def _held_blocks(dataset: Dataset, rows: Ints, rng: np.random.Generator) -> Ints:
     """Rows of the blocks held out: for every label, those blocks whose sum comes near a fifth."""
-    assert pool.block is not None
-    blocks, where, size = np.unique(pool.block[rows], return_inverse=True, return_counts=True)
-    label = majority(where, pool.y[rows], len(blocks))
+    assert dataset.block is not None
+    blocks, where, size = np.unique(dataset.block[rows], return_inverse=True, return_counts=True)
+    label = majority(where, dataset.y[rows], len(blocks))
     chosen = [_near(np.flatnonzero(label == c), size, rng) for c in np.unique(label)]
     return rows[np.isin(where, np.concatenate([*chosen, np.zeros(0, dtype=np.int64)]))]
 
@@ -114,20 +121,26 @@ def _near(units: Ints, size: Ints, rng: np.random.Generator) -> Ints:
     return np.array(taken or [units[np.argmin(size[units])]])
 
 
-def _apart(pool: Pool, rows: Ints, others: Ints) -> Ints:
+def _apart(dataset: Dataset, rows: Ints, others: Ints) -> Ints:
     """Those rows that share no raw sample with the others."""
-    assert pool.start is not None
-    return rows[~overlapping(pool.start[rows], pool.start[others], pool.reach)]
+    assert dataset.start is not None
+    return rows[~overlapping(dataset.start[rows], dataset.start[others], dataset.reach)]
 
 
-def _edge(pool: Pool, rest: Ints, test: Ints, rng: np.random.Generator) -> Rows:
+def _edge(dataset: Dataset, rest: Ints, test: Ints, rng: np.random.Generator) -> Rows:
     """Cut validation from the beginning of randomly ordered blocks and drop the windows it overlaps."""
-    assert pool.block is not None
-    assert pool.start is not None
-    block = ids(pool.block[rest])
-    order = rest[np.lexsort((pool.start[rest], rng.permutation(block.max(initial=-1) + 1)[block]))]
-    validation = _first(pool.y, order, quotas(_counts(pool.y, rest), VALIDATION, 1, rng))
-    train = _apart(pool, np.setdiff1d(rest, validation), validation)
+    assert dataset.block is not None
+    assert dataset.start is not None
+    block = ids(dataset.block[rest])
+    order = rest[
+        np.lexsort((dataset.start[rest], rng.permutation(block.max(initial=-1) + 1)[block]))
+    ]
+    validation = _first(dataset.y, order, quotas(_counts(dataset.y, rest), VALIDATION, 1, rng))
+    train = _apart(dataset, np.setdiff1d(rest, validation), validation)
     # A class so small that all its training windows touch its validation windows goes back to training.
-    validation = validation[np.isin(pool.y[validation], pool.y[train])]
-    return Rows(_apart(pool, np.setdiff1d(rest, validation), validation), np.sort(validation), np.sort(test))
+    validation = validation[np.isin(dataset.y[validation], dataset.y[train])]
+    return Rows(
+        _apart(dataset, np.setdiff1d(rest, validation), validation),
+        np.sort(validation),
+        np.sort(test),
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import InputError
-from .pool import Array, Ints, Pool, ids, positions, runs
+from .dataset import Array, Dataset, Ints, ids, positions, runs
 
 PIECES = 5
 """A run is held out a piece at a time; five pieces make one of them a fifth."""
@@ -22,7 +22,9 @@ def starts(run: Ints, length: int, step: int) -> Ints:
     >>> starts(np.array([0] * 5 + [1] * 3), length=3, step=1).tolist()
     [0, 1, 2, 5]
     """
-    edges = np.flatnonzero(np.r_[True, np.diff(run) != 0]) if len(run) else np.zeros(0, dtype=np.int64)
+    edges = (
+        np.flatnonzero(np.r_[True, np.diff(run) != 0]) if len(run) else np.zeros(0, dtype=np.int64)
+    )
     ends = np.r_[edges[1:], len(run)]
     found = [np.arange(a, b - length + 1, step) for a, b in zip(edges, ends, strict=True)]
     return np.concatenate([*found, np.zeros(0)]).astype(np.int64)
@@ -40,16 +42,24 @@ def pieces(run: Ints) -> Ints:
 
 
 def windowed(
-    signal: Array, y: Array, user: Array, labels: Sequence[str], length: int, step: int, notes: tuple[str, ...] = ()
-) -> Pool:
-    """A pool of windows (C, length) from samples (n, C), ``step`` apart, one user and one label in each.
+    signal: Array,
+    y: Array,
+    user: Array,
+    labels: Sequence[str],
+    length: int,
+    step: int,
+    notes: tuple[str, ...] = (),
+) -> Dataset:
+    """A dataset of windows (C, length) from samples (n, C), ``step`` apart, one user and one label in each.
 
     Since no window crosses a change of label, its majority label is the label of its first sample.
     """
     run = runs(user, y)
     start = starts(run, length, step)
     if not len(start):
-        raise InputError(f"no user does one thing for {length} samples on end, one window; get the whole recording.")
+        raise InputError(
+            f"no user does one thing for {length} samples on end, one window; get the whole recording."
+        )
     x = np.lib.stride_tricks.sliding_window_view(signal, length, axis=0)[start]
     label, piece = y[start].astype(np.int64), pieces(ids(run[start]))
-    return Pool(x, label, tuple(labels), ids(user[start]), piece, start, length, notes=notes)
+    return Dataset(x, label, tuple(labels), ids(user[start]), piece, start, length, notes=notes)

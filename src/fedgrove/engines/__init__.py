@@ -6,7 +6,7 @@ import torch
 
 from ..core import Engine
 from ..errors import InputError, unknown
-from .pool import Pool, cores
+from .pool.engine import Pool, cores
 from .serial import Serial
 
 __all__ = ["Pool", "Serial", "choose", "names"]
@@ -31,7 +31,7 @@ def choose(name: str = "auto", device: str = "auto", precision: str = "fp32") ->
         raise unknown("precision", precision, PRECISIONS)
     device = device_of(device, name)
     if device == "cuda" or name == "batched":
-        from .batched import Batched
+        from .batched.engine import Batched
 
         return Batched(device=device, precision=precision)  # type: ignore[arg-type]
     if name == "serial" or (name == "auto" and cores() == 1):
@@ -45,7 +45,15 @@ def device_of(device: str, engine: str = "auto") -> str:
         raise unknown("device", device, ("auto", "cpu", "cuda"))
     there = torch.cuda.is_available()
     if device == "cuda" and not there:
-        raise InputError("--device cuda was asked for and torch sees no CUDA device here; take --device cpu.")
+        raise InputError(
+            "--device cuda was asked for and torch sees no CUDA device here; take --device cpu."
+        )
     if device == "cuda" and engine not in ("auto", "batched"):
-        raise InputError(f"--engine {engine} works on the CPU; on CUDA take --engine batched, or leave it out.")
-    return "cuda" if device == "cuda" or (device == "auto" and there and engine in ("auto", "batched")) else "cpu"
+        raise InputError(
+            f"--engine {engine} works on the CPU; on CUDA take --engine batched, or leave it out."
+        )
+    return (
+        "cuda"
+        if device == "cuda" or (device == "auto" and there and engine in ("auto", "batched"))
+        else "cpu"
+    )

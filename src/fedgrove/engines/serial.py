@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..core import Report, Task
-from ..rounds import Run
+from ..runs.rounds import Run
 from .work import Sent, count_down, count_up, perform
 
 
@@ -22,7 +22,9 @@ class Serial:
             held = run.memory.files.get(task.to)
             report, kept = perform(run, task, run.memory.read(held))
             if kept:
-                run.memory.accept(task.to, run.memory.write(task.to, task.round, task.verb, kept, held))
+                run.memory.accept(
+                    task.to, run.memory.write(task.to, task.round, task.verb, kept, held)
+                )
             cost = {"down": count_down(run, task, sent), "up": count_up(run, task, report)}
             yield run, replace(report, cost=cost)
 

@@ -10,18 +10,31 @@ from functools import lru_cache
 import torch
 
 from .. import seeds, trees
-from ..core import Batch, Carry, Client, Edit, Give, Measure, Outcome, Packet, Report, Stage, Task, Train
+from ..channels.shrink import structured
+from ..core import (
+    Batch,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Task,
+    Train,
+)
 from ..nets import Net
 from ..parts import local
-from ..parts.codec import Codec, Dense, Known
-from ..rounds import SCORING, Run
-from ..shrink import structured
+from ..runs.rounds import SCORING, Run
 from ..trees import Tree
-from . import message
-from .message import Cost
+from ..wire import message
+from ..wire.codec import Codec, Dense, Known
+from ..wire.message import Cost
 
 
-def begin(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) -> Carry:
+def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) -> Carry:
     """The carry a task starts with (see :mod:`fedgrove.core`)."""
     carry: Carry = {**memory}
     for name, packet in task.send.items():
@@ -36,7 +49,7 @@ def begin(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) -> Carry:
 def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, Mapping[str, Tree]]:
     """Do a task: the report, and what the client remembers from now on (empty when nothing changed)."""
     client = run.client(task, dict(memory))
-    carry = begin(task, memory, next(iter(run.params.values())).dtype)
+    carry = initial_carry(task, memory, next(iter(run.params.values())).dtype)
     outcome = Outcome()
     with one_thread(), own_randomness():
         for number, stage in numbered(run.work(task.verb)):
@@ -96,7 +109,9 @@ def cost_of(codec: Codec, packet: Packet, known: Known | None) -> Cost:
 
 
 @lru_cache(maxsize=64)
-def _dense_cost(shapes: tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...], masked: bool) -> Cost:
+def _dense_cost(
+    shapes: tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...], masked: bool
+) -> Cost:
     values = {k: torch.zeros(shape, dtype=dtype) for k, shape, dtype, _ in shapes}
     mask = {k: torch.zeros(shape, dtype=torch.bool) for k, shape, _, has in shapes if has}
     return Dense().encode(Packet(values, mask if masked else None)).cost
@@ -140,7 +155,9 @@ def count_down(run: Run, task: Task, sent: Sent) -> Cost:
     """
 
     def once(name: str, packet: Packet) -> Cost:
-        return sent.cost(run, packet, run.held.known(task.to, name) if packet.mask is not None else None)
+        return sent.cost(
+            run, packet, run.held.known(task.to, name) if packet.mask is not None else None
+        )
 
     cost = message.measure(message.task_head(task), task.send, once)
     if task.verb not in SCORING:

@@ -71,7 +71,9 @@ def find(name: str) -> type[Any]:
     if name not in names():
         raise unknown("method", name, names())
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    found: list[type[Any]] = [v for v in vars(module).values() if _is_method(v) and v.__module__ == module.__name__]
+    found: list[type[Any]] = [
+        v for v in vars(module).values() if _is_method(v) and v.__module__ == module.__name__
+    ]
     return found[0]
 
 
@@ -88,4 +90,8 @@ def name_of(method: object) -> str:
 
 
 def _is_method(value: object) -> bool:
-    return isinstance(value, type) and dataclasses.is_dataclass(value) and hasattr(value, "paper_bytes")
+    return (
+        isinstance(value, type)
+        and dataclasses.is_dataclass(value)
+        and hasattr(value, "paper_bytes")
+    )

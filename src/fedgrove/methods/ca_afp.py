@@ -27,20 +27,34 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Batches, Carry, Client, Edit, Give, Measure, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import (
+    Batches,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
 from ..errors import check
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.aggregate import Mean
-from ..parts.codec import Codec, Smallest
-from ..parts.evidence import Gather, Gradient, Sums, testimony, variance, votes
+from ..parts.evidence import Gather, Gradient, Sums, evidence_packet, variance, votes
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow
 from ..parts.objective import CrossEntropy, Objective, Proximal
 from ..parts.quantise import Half
 from ..parts.schedule import Churn
 from ..parts.score import Blend
 from ..trees import Mask, Tree
+from ..wire.codec import Codec, Smallest
 from .fedavg import dense_bytes, send
 
 
@@ -77,7 +91,7 @@ class CAAFP:
     pull: Proximal = Proximal(0.01, "reference")
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
@@ -107,9 +121,20 @@ class CAAFP:
     def lengths(self, rounds: int) -> tuple[int, int, int]:
         """The phases of a run of so many rounds."""
         found = self.phases or (0, 0, rounds)
-        check(sum(found) == rounds, "phases", found, f"three numbers that sum to the rounds, {rounds}")
-        reached = self.first == self.density or not found[2] or any(t > 1 for t in self.schedule.steps(found[2]))
-        check(reached, "start", self.start, f"the density, {self.density}, where no step follows the first mask")
+        check(
+            sum(found) == rounds, "phases", found, f"three numbers that sum to the rounds, {rounds}"
+        )
+        reached = (
+            self.first == self.density
+            or not found[2]
+            or any(t > 1 for t in self.schedule.steps(found[2]))
+        )
+        check(
+            reached,
+            "start",
+            self.start,
+            f"the density, {self.density}, where no step follows the first mask",
+        )
         return found
 
     # ---- the server ------------------------------------------------------------------------------------------------
@@ -117,7 +142,18 @@ class CAAFP:
     def init(self, start: Start) -> State:
         """One dense model for all."""
         phases, clients = self.lengths(start.rounds), tuple(sorted(start.clients))
-        return State(0, phases, clients, start.layout.prunable, {0: start.params}, {}, {}, start.params, {}, {})
+        return State(
+            0,
+            phases,
+            clients,
+            start.layout.prunable,
+            {0: start.params},
+            {},
+            {},
+            start.params,
+            {},
+            {},
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model of the client's group."""
@@ -129,7 +165,9 @@ class CAAFP:
         if state.round < state.phases[0]:
             return [Task(k, self.deliver(state, k)) for k in cohort]
         known = [k for k in cohort if k in state.groups]
-        strangers = [k for k in (cohort if state.groups else state.clients) if k not in state.groups]
+        strangers = [
+            k for k in (cohort if state.groups else state.clients) if k not in state.groups
+        ]
         return [*(self._ask(state, k) for k in strangers), *(self._train(state, k) for k in known)]
 
     def _ask(self, state: State, client: int) -> Task:
@@ -169,9 +207,13 @@ class CAAFP:
         if newcomers.updates.whole and not state.groups:
             return self._step(self._grouped(state, newcomers))
         late = {k: nearest(update, state.centres) for k, update in newcomers.updates.whole.items()}
-        models = {g: trees.masked(mean.value(), state.masks.get(g, {})) for g, mean in means.items()}
+        models = {
+            g: trees.masked(mean.value(), state.masks.get(g, {})) for g, mean in means.items()
+        }
         evidence = {g: sums.since(state.evidence.get(g, {})) for g, sums in gathered.items()}
-        state = replace(state, models={**state.models, **models}, evidence={**state.evidence, **evidence})
+        state = replace(
+            state, models={**state.models, **models}, evidence={**state.evidence, **evidence}
+        )
         return self._step(replace(state, round=state.round + 1, groups={**state.groups, **late}))
 
     def _grouped(self, state: State, found: Newcomers) -> State:
@@ -180,7 +222,9 @@ class CAAFP:
         start = trees.flat(trees.pick(reference, state.prunable))
         evidence: dict[int, Gather] = {}
         for k, signs in sorted(found.signs.items()):
-            sums = evidence.setdefault(groups[k], Gather(torch.zeros_like(start), torch.ones_like(start).bool()))
+            sums = evidence.setdefault(
+                groups[k], Gather(torch.zeros_like(start), torch.ones_like(start).bool())
+            )
             sums.add(found.updates.whole[k][: len(start)], {"scores.signs": signs})
         return replace(
             state,
@@ -207,7 +251,9 @@ class CAAFP:
         warm, stable, last = state.phases
         t = state.round - warm - stable + 1
         if not (
-            state.groups and self._prunes(state) and (t == 1 <= last or (t > 1 and t in self.schedule.steps(last)))
+            state.groups
+            and self._prunes(state)
+            and (t == 1 <= last or (t > 1 and t in self.schedule.steps(last)))
         ):
             return state
         masks = {g: self._masked(state, g, t) for g in state.models}
@@ -223,20 +269,35 @@ class CAAFP:
         # Ranked in single precision, so that the order in which clients were summed cannot decide between equals.
         score = self.score(weights(state, group).double(), spread, signs, n).float()
         left = prune(mask, score, cut)
-        grown = regrow(left, sums["grow"].float(), grow, barred=mask & ~left) if grow and sums else left
+        grown = (
+            regrow(left, sums["grow"].float(), grow, barred=mask & ~left) if grow and sums else left
+        )
         return trees.unflat(grown, trees.pick(state.models[group], state.prunable))
 
     # ---- a client --------------------------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train; near the reference and with evidence, as the phase asks; or show where one epoch would lead."""
-        near, once = self.objective + self.pull, replace(self.local, epochs=1) if self.local else None
+        near, once = (
+            self.objective + self.pull,
+            replace(self.local, epochs=1) if self.local else None,
+        )
         return {
             "train": (Train(self.objective, self.local), Give(send)),
             "train:near": (Edit(refer), Train(near, self.local), Give(self._tell)),
-            "train:evidence": (Edit(refer), _gradient(near), Train(near, self.local), Give(self._tell)),
+            "train:evidence": (
+                Edit(refer),
+                _gradient(near),
+                Train(near, self.local),
+                Give(self._tell),
+            ),
             "cluster": (Edit(begin), Train(self.objective, once), Give(self._show)),
-            "cluster:evidence": (Edit(begin), _gradient(self.objective), Train(self.objective, once), Give(self._show)),
+            "cluster:evidence": (
+                Edit(begin),
+                _gradient(self.objective),
+                Train(self.objective, once),
+                Give(self._show),
+            ),
             "use": (),
         }[verb]
 
@@ -251,20 +312,32 @@ class CAAFP:
         update = {k: carry["local"][k] - carry["model"][k] for k in names}
         # A reference that came over the wire is kept: all later rounds pull towards it.
         keep = {"reference": carry["reference"]} if "reference" in carry else {}
-        return Outcome({"update": Packet(Half()(update)), **self._evidence(carry, None)}, memory=keep)
+        return Outcome(
+            {"update": Packet(Half()(update)), **self._evidence(carry, None)}, memory=keep
+        )
 
     def _evidence(self, carry: Carry, mask: Mask | None) -> dict[str, Packet]:
         if "gradient" not in carry:
             return {}
         g = trees.flat(carry["gradient"])
-        active = torch.ones_like(g).bool() if mask is None else trees.flat(trees.pick(mask, carry["gradient"]))
-        return {"evidence": testimony(g, active, int(carry["settings"].get("grow", torch.tensor(0))))}
+        active = (
+            torch.ones_like(g).bool()
+            if mask is None
+            else trees.flat(trees.pick(mask, carry["gradient"]))
+        )
+        return {
+            "evidence": evidence_packet(
+                g, active, int(carry["settings"].get("grow", torch.tensor(0)))
+            )
+        }
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """Eq. 13 with the nominal density of each round over all parameters, and the dense exchange with everyone."""
         warm, stable, last = self.lengths(rounds)
         density, dense = self.first, dense_bytes(layout.size, cohort, 1)
-        total: float = dense_bytes(layout.size, clients, 1 if stable + last else 0) + dense * (warm + stable)
+        total: float = dense_bytes(layout.size, clients, 1 if stable + last else 0) + dense * (
+            warm + stable
+        )
         for t in range(1, last + 1):
             if t > 1 and t in self.schedule.steps(last):
                 density += (self.density - density) / self.schedule.left(t, last)

@@ -28,12 +28,12 @@ from torch import Tensor
 from .. import trees
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
-from ..parts.codec import Codec, Dense
+from ..nets.layout import Layout
 from ..parts.group import renumbered
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.objective import Clustered, CrossEntropy, Objective
 from ..trees import Tree
+from ..wire.codec import Codec, Dense
 from .fedavg import dense_bytes
 
 
@@ -55,7 +55,7 @@ class ClusterFL:
     clusters: int = 3
     tie: Clustered = Clustered()
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:
@@ -74,7 +74,10 @@ class ClusterFL:
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each towards its share of all models."""
         share = shares(state.rows.double(), self.clusters)
-        u = {k: (share[state.clients.index(k)] @ state.rows.double()).to(state.rows.dtype) for k in cohort}
+        u = {
+            k: (share[state.clients.index(k)] @ state.rows.double()).to(state.rows.dtype)
+            for k in cohort
+        }
         return [Task(k, {"model": Packet(trees.unflat(u[k], state.start))}) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..wire.codec import Codec, Dense
 from .fedavg import State, average, dense_bytes
 
 
@@ -29,7 +29,7 @@ class Ditto:
 
     pull: Proximal = Proximal(mu=0.1)
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def init(self, start: Start) -> State:

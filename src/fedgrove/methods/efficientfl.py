@@ -22,17 +22,17 @@ import torch
 from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.aggregate import Mean
 from ..parts.allocate import GlobalRank
 from ..parts.allocate import Uniform as Even
-from ..parts.codec import Codec, Smallest
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
+from ..wire.codec import Codec, Smallest
 from .fedavg import dense_bytes
 from .fedsnip import send_sparse
 
@@ -57,12 +57,17 @@ class EfficientFL:
     score: Magnitude = Magnitude()
     allocation: GlobalRank | Even = GlobalRank()
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
-        check(self.bits == 0 or 2 <= self.bits <= 16, "bits", self.bits, "0 (no quantisation) or in 2..16")
+        check(
+            self.bits == 0 or 2 <= self.bits <= 16,
+            "bits",
+            self.bits,
+            "0 (no quantisation) or in 2..16",
+        )
 
     def init(self, start: Start) -> State:
         """Dense, for one round."""

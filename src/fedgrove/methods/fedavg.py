@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.aggregate import Mean
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..trees import Tree
+from ..wire.codec import Codec, Dense
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedAvg:
     """One model for all: the weighted mean of what the cohort trained."""
 
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def init(self, start: Start) -> State:

@@ -3,7 +3,7 @@ Normalization", ICLR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; u the norm layers' parameters and statistics, v the rest::
 
-    (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, part_ways
+    (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, share_received
     v           = sum_k n_k v_k / sum_k n_k            -> average
 
 A client that has not trained yet uses the initial u. On a network without norm layers this is FedAvg.
@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.personal import complete, part_ways
+from ..parts.personal import complete, share_received
+from ..wire.codec import Codec, Dense
 from .fedavg import State, average, dense_bytes
 
 
@@ -28,7 +28,7 @@ class FedBN:
     """One model for all, except its norm layers, which every client keeps to itself."""
 
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def init(self, start: Start) -> State:
@@ -50,7 +50,10 @@ class FedBN:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the own norms in, train all, send all but the norms."""
         join = Edit(complete)
-        return {"train": (join, Train(self.objective, self.local), Give(part_ways)), "use": (join,)}[verb]
+        return {
+            "train": (join, Train(self.objective, self.local), Give(share_received)),
+            "use": (join,),
+        }[verb]
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """The parameters outside the norm layers."""

@@ -22,14 +22,14 @@ from torch import Tensor
 
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.aggregate import Mean
-from ..parts.codec import Codec, Dense
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
 from ..parts.quantise import Half
 from ..trees import Tree
+from ..wire.codec import Codec, Dense
 from .ditto import begin_personal, send_and_keep, use_personal
 from .fedavg import dense_bytes
 
@@ -56,7 +56,7 @@ class FedCHAR:
     pull: Proximal = Proximal(mu=0.1)
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..channels import Channels, Group
+from ..channels.choice import Even
+from ..channels.groups import ChannelGroup, Channels
+from ..channels.submodel import cut_out, groups_from_plain, groups_to_plain, mean_of
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
-from ..parts.channels import Even
-from ..parts.codec import Codec, Smallest
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.submodel import cut_out, mean_of, noted, recalled
 from ..seeds import torch_rng
+from ..wire.codec import Codec, Smallest
 from .heterofl import State, check_widths, dealt, send_sub, sub_bytes
 
 
@@ -40,7 +40,7 @@ class FedDrop:
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
@@ -48,7 +48,12 @@ class FedDrop:
 
     def init(self, start: Start) -> State:
         """The network's start, and everybody's width."""
-        return State(0, noted(start.layout.groups), start.params, dealt(self.widths, start, self.local))
+        return State(
+            0,
+            groups_to_plain(start.layout.groups),
+            start.params,
+            dealt(self.widths, start, self.local),
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Everybody gets the model."""
@@ -56,13 +61,16 @@ class FedDrop:
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client its own draw."""
-        groups = recalled(state.structure)
-        each = {k: drawn(groups, state.shares[k], torch_rng(self.draw, state.round, k, "channels")) for k in cohort}
+        groups = groups_from_plain(state.structure)
+        each = {
+            k: drawn(groups, state.shares[k], torch_rng(self.draw, state.round, k, "channels"))
+            for k in cohort
+        }
         return [Task(k, {"model": cut_out(state.model, groups, each[k])}) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Every parameter over those who have it."""
-        mean = mean_of(state.model, reports, recalled(state.structure))
+        mean = mean_of(state.model, reports, groups_from_plain(state.structure))
         return replace(state, round=state.round + 1, model=mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -74,6 +82,6 @@ class FedDrop:
         return sub_bytes(layout, self.widths, cohort, rounds)
 
 
-def drawn(groups: Sequence[Group], share: float, generator: torch.Generator) -> Channels:
+def drawn(groups: Sequence[ChannelGroup], share: float, generator: torch.Generator) -> Channels:
     """Channels at random: the same number of every group as any other sub-model of this share."""
     return Even()({g.name: torch.rand(g.size, generator=generator) for g in groups}, share)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..wire.codec import Codec, Dense
 from .fedavg import State, average, dense_bytes, send
 
 
@@ -26,7 +26,7 @@ class FedProx:
 
     pull: Proximal = Proximal(mu=0.01)
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def init(self, start: Start) -> State:
@@ -47,7 +47,9 @@ class FedProx:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the pull and send."""
-        return {"train": (Train(self.objective + self.pull, self.local), Give(send)), "use": ()}[verb]
+        return {"train": (Train(self.objective + self.pull, self.local), Give(send)), "use": ()}[
+            verb
+        ]
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg."""

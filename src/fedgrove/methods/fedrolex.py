@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..channels import Channels, Group
+from ..channels.choice import nested
+from ..channels.groups import ChannelGroup, Channels
+from ..channels.submodel import cut_out, groups_from_plain, groups_to_plain, mean_of
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
-from ..parts.channels import nested
-from ..parts.codec import Codec, Smallest
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.submodel import cut_out, mean_of, noted, recalled
+from ..wire.codec import Codec, Smallest
 from .heterofl import State, check_widths, dealt, send_sub, sub_bytes
 
 
@@ -36,7 +36,7 @@ class FedRolex:
     widths: tuple[float, ...] = ()
     """Shares of channels, dealt to the clients in turn; none: what each device can hold, by memory and speed."""
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
@@ -44,7 +44,12 @@ class FedRolex:
 
     def init(self, start: Start) -> State:
         """The network's start, and everybody's width."""
-        return State(0, noted(start.layout.groups), start.params, dealt(self.widths, start, self.local))
+        return State(
+            0,
+            groups_to_plain(start.layout.groups),
+            start.params,
+            dealt(self.widths, start, self.local),
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Everybody gets the model."""
@@ -52,13 +57,13 @@ class FedRolex:
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client this round's window."""
-        groups = recalled(state.structure)
+        groups = groups_from_plain(state.structure)
         windows = {k: rolling(groups, state.shares[k], state.round) for k in cohort}
         return [Task(k, {"model": cut_out(state.model, groups, windows[k])}) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Every parameter over those who have it."""
-        mean = mean_of(state.model, reports, recalled(state.structure))
+        mean = mean_of(state.model, reports, groups_from_plain(state.structure))
         return replace(state, round=state.round + 1, model=mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -70,10 +75,12 @@ class FedRolex:
         return sub_bytes(layout, self.widths, cohort, rounds)
 
 
-def rolling(groups: Sequence[Group], share: float, round: int) -> Channels:
+def rolling(groups: Sequence[ChannelGroup], share: float, round: int) -> Channels:
     """The window of a round: it begins one channel further each time, and goes round.
 
-    >>> rolling([Group("a", 4, ())], 0.5, round=3)
+    >>> rolling([ChannelGroup("a", 4, ())], 0.5, round=3)
     {'a': tensor([ True, False, False,  True])}
     """
-    return {name: torch.roll(first, round % len(first)) for name, first in nested(groups, share).items()}
+    return {
+        name: torch.roll(first, round % len(first)) for name, first in nested(groups, share).items()
+    }

@@ -19,19 +19,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import trees
-from ..core import Batches, Carry, Client, Edit, Give, Measure, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import (
+    Batches,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
 from ..errors import check
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.aggregate import Mean
 from ..parts.allocate import GlobalRank, Uniform
-from ..parts.codec import Codec, Smallest
 from ..parts.evidence import Gradient
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.quantise import Half
 from ..parts.score import sensitivity
 from ..trees import Mask, Tree
+from ..wire.codec import Codec, Smallest
 from .fedavg import State as Dense
 from .fedavg import average, dense_bytes
 
@@ -53,7 +67,7 @@ class FedSNIP:
     density: float = 0.3
     allocation: GlobalRank | Uniform = GlobalRank()
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
@@ -78,7 +92,10 @@ class FedSNIP:
         if self.density < 1 and not state.mask:
             mean = Mean()
             for report in reports:
-                mean.add(trees.map(lambda v: v.float(), report.give["sensitivity"].values), report.examples)
+                mean.add(
+                    trees.map(lambda v: v.float(), report.give["sensitivity"].values),
+                    report.examples,
+                )
             scores = {k.removeprefix("scores."): v for k, v in mean.value().items()}
             mask = top(scores, self.allocation(scores, self.density))
             return State(0, trees.masked(state.model, mask), mask, state.clients)
@@ -107,7 +124,9 @@ def begin(carry: Carry, client: Client) -> Carry:
 def tell(carry: Carry, client: Client) -> Outcome:
     """The sensitivity of every prunable weight."""
     found = sensitivity(trees.pick(client.start, carry["gradient"]), carry["gradient"])
-    return Outcome({"sensitivity": Packet(Half("bfloat16")({f"scores.{k}": v for k, v in found.items()}))})
+    return Outcome(
+        {"sensitivity": Packet(Half("bfloat16")({f"scores.{k}": v for k, v in found.items()}))}
+    )
 
 
 def send_sparse(carry: Carry, client: Client) -> Outcome:

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.allocate import GlobalRank, Uniform
-from ..parts.codec import Codec, Smallest
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
+from ..wire.codec import Codec, Smallest
 from .fedavg import State as Dense
 from .fedavg import average, dense_bytes
 
@@ -47,7 +47,7 @@ class FixedPrune:
     score: Magnitude = Magnitude()
     allocation: Uniform | GlobalRank = Uniform()
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, a
 
 Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers at home::
 
-    u_k   = E epochs of min CE from (its norms, w M_k)                        -> own, Train, part_sub
+    u_k   = E epochs of min CE from (its norms, w M_k)                        -> own, Train, share_submodel
     w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over those who have j        -> OverlapMean
 
 At the end of stage 1 every client sends its sub-model once: the server then knows its channels. Stage 2 begins with the
@@ -26,35 +26,35 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import trees
-from ..channels import Channels
-from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
-from ..errors import check
-from ..layout import Layout
-from ..parts.channels import FilterL1, FilterL2, Gamma
-from ..parts.codec import Codec, Smallest
-from ..parts.gamma import GammaL1
-from ..parts.local import Local
-from ..parts.objective import CrossEntropy, Objective
-from ..parts.overlap import OverlapMean
-from ..parts.schedule import stepwise
-from ..parts.submodel import (
-    Noted,
+from ..channels.choice import FilterL1, FilterL2, Gamma
+from ..channels.groups import Channels
+from ..channels.overlap import OverlapMean
+from ..channels.submodel import (
+    PlainGroups,
     Score,
     add,
     cut_out,
+    groups_from_plain,
+    groups_to_plain,
     mask_of,
     masked_packet,
     mean_of,
-    noted,
     own,
-    part_sub,
-    recalled,
     recovered,
+    share_submodel,
     size_at,
     slim,
     travels,
 )
+from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..errors import check
+from ..nets.layout import Layout
+from ..parts.gamma import GammaL1
+from ..parts.local import LocalTraining
+from ..parts.objective import CrossEntropy, Objective
+from ..parts.schedule import stepwise
 from ..trees import Tree
+from ..wire.codec import Codec, Smallest
 from .heterofl import dealt
 
 
@@ -64,7 +64,7 @@ class State:
 
     round: int
     clients: tuple[int, ...]
-    structure: Noted
+    structure: PlainGroups
     model: Tree
     kept: dict[int, Channels]
 
@@ -89,11 +89,16 @@ class Hermes:
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
-        check(min(self.guided, self.tune) >= 1, "guided, tune", (self.guided, self.tune), "1 or more epochs each")
+        check(
+            min(self.guided, self.tune) >= 1,
+            "guided, tune",
+            (self.guided, self.tune),
+            "1 or more epochs each",
+        )
         check_densities(self.schedule)
 
     @property
@@ -105,13 +110,19 @@ class Hermes:
         """All but the norm layers is shared, or all but these and the last layer."""
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
         model = trees.pick(start.params, travels(start.layout, self.share_head))
-        return State(0, tuple(sorted(start.clients)), noted(start.layout.groups), model, {})
+        return State(
+            0, tuple(sorted(start.clients)), groups_to_plain(start.layout.groups), model, {}
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's part of the shared model; nothing before there is one."""
         if 0 < len(self.schedule) >= state.round:
             return {}
-        return {"model": cut_out(state.model, recalled(state.structure), state.kept.get(client))}
+        return {
+            "model": cut_out(
+                state.model, groups_from_plain(state.structure), state.kept.get(client)
+            )
+        }
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """First all clients prune, at the end of which they send what is left; then the cohort trains."""
@@ -123,22 +134,32 @@ class Hermes:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean over those who have each parameter; after stage 1, also who has which channels."""
-        groups, after = recalled(state.structure), state.round + 1
+        groups, after = groups_from_plain(state.structure), state.round + 1
         if after > len(self.schedule):
             return replace(state, round=after, model=mean_of(state.model, reports, groups))
         mean, kept = OverlapMean(), dict[int, Channels]()
         for report in reports:
             if "model" in report.give:
                 kept[report.of] = add(mean, report.give["model"], groups, report.examples)
-        return replace(state, round=after, model=mean.value(state.model), kept=dict(sorted(kept.items())))
+        return replace(
+            state, round=after, model=mean.value(state.model), kept=dict(sorted(kept.items()))
+        )
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Recover, train, slim, train; or train what one has."""
         prune = (
             Edit(begin),
-            Train(self.objective + self.sparse, lasting(self.local, self.guided), "personal", "guided", mask=""),
+            Train(
+                self.objective + self.sparse,
+                lasting(self.local, self.guided),
+                "personal",
+                "guided",
+                mask="",
+            ),
             Edit(self._slim),
-            Train(self.objective, lasting(self.local, self.tune), "guided", "tuned", mask="slim.mask"),
+            Train(
+                self.objective, lasting(self.local, self.tune), "guided", "tuned", mask="slim.mask"
+            ),
         )
         return {
             "prune": (*prune, Give(keep)),
@@ -148,15 +169,24 @@ class Hermes:
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim(carry, client, self.score, asked(carry), (self.local or Local()) if self.devices else None)
+        return slim(
+            carry,
+            client,
+            self.score,
+            asked(carry),
+            (self.local or LocalTraining()) if self.devices else None,
+        )
 
     def _part(self, carry: Carry, client: Client) -> Outcome:
-        return part_sub(carry, client, self.share_head)
+        return share_submodel(carry, client, self.share_head)
 
     def _keep_and_send(self, carry: Carry, client: Client) -> Outcome:
         """What is pruned and tuned stays, and what is shared of it travels."""
         shared = trees.pick(carry["tuned"], travels(client.layout, self.share_head))
-        return replace(keep(carry, client), give={"model": masked_packet(shared, mask_of(client, carry["channels"]))})
+        return replace(
+            keep(carry, client),
+            give={"model": masked_packet(shared, mask_of(client, carry["channels"]))},
+        )
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """As SAFL's formula without its clusters: N M (1 + p) and 2 G p M per client of the cohort; see the page."""
@@ -170,22 +200,32 @@ def check_densities(densities: Sequence[float]) -> None:
     check(all(0 < d <= 1 for d in densities), "densities", tuple(densities), "in (0, 1] each")
 
 
-def check_start(start: Start, stage_1: int, score: Score, devices: bool, local: Local | None) -> None:
+def check_start(
+    start: Start, stage_1: int, score: Score, devices: bool, local: LocalTraining | None
+) -> None:
     """There must be a stage 2, and for a stage 1 channels with a score: a net without norms has no scales.
 
     Where devices decide, there must be a stage 1, and the narrowest net must fit them all.
     """
-    check(start.rounds > stage_1, "rounds", start.rounds, f"more than {stage_1}, which the pruning of stage 1 takes")
+    check(
+        start.rounds > stage_1,
+        "rounds",
+        start.rounds,
+        f"more than {stage_1}, which the pruning of stage 1 takes",
+    )
     if stage_1:
         score(start.params, start.layout.groups)
     if devices:
         check(
-            stage_1 > 0, "densities", (), "one or more where devices decide, since pruning is what fits a model to one"
+            stage_1 > 0,
+            "densities",
+            (),
+            "one or more where devices decide, since pruning is what fits a model to one",
         )
         dealt((), start, local)
 
 
-def lasting(local: Local | None, epochs: int) -> Local | None:
+def lasting(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
     """The recipe for so many epochs."""
     return replace(local, epochs=epochs) if local else None
 

@@ -18,16 +18,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..channels.choice import nested
+from ..channels.submodel import (
+    PlainGroups,
+    cut_out,
+    groups_from_plain,
+    groups_to_plain,
+    masked_packet,
+    mean_of,
+    size_at,
+)
+from ..channels.widths import width_for, widths
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
-from ..parts.channels import nested
-from ..parts.codec import Codec, Smallest
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.submodel import Noted, cut_out, masked_packet, mean_of, noted, recalled, size_at
 from ..trees import Tree
-from ..widths import width_for, widths
+from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class State:
     """The model in full width, and the share of channels that each client holds."""
 
     round: int
-    structure: Noted
+    structure: PlainGroups
     model: Tree
     shares: dict[int, float]
 
@@ -47,7 +55,7 @@ class HeteroFL:
     widths: tuple[float, ...] = ()
     """Shares of channels, dealt to the clients in turn; none: what each device can hold, by memory and speed."""
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
@@ -55,11 +63,16 @@ class HeteroFL:
 
     def init(self, start: Start) -> State:
         """The network's start, and everybody's width."""
-        return State(0, noted(start.layout.groups), start.params, dealt(self.widths, start, self.local))
+        return State(
+            0,
+            groups_to_plain(start.layout.groups),
+            start.params,
+            dealt(self.widths, start, self.local),
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own width of the model."""
-        groups = recalled(state.structure)
+        groups = groups_from_plain(state.structure)
         return {"model": cut_out(state.model, groups, nested(groups, state.shares[client]))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
@@ -68,7 +81,7 @@ class HeteroFL:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Every parameter over those who have it."""
-        mean = mean_of(state.model, reports, recalled(state.structure))
+        mean = mean_of(state.model, reports, groups_from_plain(state.structure))
         return replace(state, round=state.round + 1, model=mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -85,12 +98,14 @@ def check_widths(shares: Sequence[float]) -> None:
     check(all(0 < s <= 1 for s in shares), "widths", tuple(shares), "shares in (0, 1]")
 
 
-def dealt(shares: Sequence[float], start: Start, local: Local | None) -> dict[int, float]:
+def dealt(shares: Sequence[float], start: Start, local: LocalTraining | None) -> dict[int, float]:
     """Every client's share of channels: in turn, or what its device can hold."""
     clients = sorted(start.clients)
     if shares:
         return {k: shares[i % len(shares)] for i, k in enumerate(clients)}
-    options = widths(start.layout, local.batch, local.optimiser.slots) if local else widths(start.layout)
+    options = (
+        widths(start.layout, local.batch, local.optimiser.slots) if local else widths(start.layout)
+    )
     return {k: width_for(start.clients[k], options) for k in clients}
 
 

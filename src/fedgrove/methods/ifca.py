@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 
 from ..core import Batches, Edit, Give, Measure, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
+from ..nets.layout import Layout
 from ..parts.aggregate import Mean
 from ..parts.choose import Losses, choose, send_choice
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..trees import Tree
+from ..wire.codec import Codec, Dense
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class IFCA:
 
     clusters: int = 3
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:
@@ -67,13 +67,18 @@ class IFCA:
             j = chosen[report.of] = int(report.metrics["group"])
             means.setdefault(j, Mean()).add(report.give["model"].values, report.examples)
         models = {**state.models, **{j: mean.value() for j, mean in sorted(means.items())}}
-        return replace(state, round=state.round + 1, models=models, groups={**state.groups, **chosen})
+        return replace(
+            state, round=state.round + 1, models=models, groups={**state.groups, **chosen}
+        )
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Choose; then train and send, or use."""
         look = Measure("losses", Losses(self.clusters), Batches("train"), of="model0")
         first = (look, Edit(choose))
-        return {"train": (*first, Train(self.objective, self.local), Give(send_choice)), "use": first}[verb]
+        return {
+            "train": (*first, Train(self.objective, self.local), Give(send_choice)),
+            "use": first,
+        }[verb]
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""

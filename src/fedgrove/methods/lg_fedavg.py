@@ -3,7 +3,7 @@ Federated Learning with Local and Global Representations", 2020, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; u the first layers, v the last ``shared`` layers::
 
-    (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, part_ways
+    (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, share_received
     v           = sum_k n_k v_k / sum_k n_k            -> average
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..layout import Layout
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.personal import complete, part_ways
+from ..parts.personal import complete, share_received
 from ..trees import pick
+from ..wire.codec import Codec, Dense
 from .fedavg import State, average, dense_bytes
 
 
@@ -29,7 +29,7 @@ class LGFedAvg:
 
     shared: int = 2
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:
@@ -54,8 +54,13 @@ class LGFedAvg:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the own layers under the shared ones, train all, send the shared ones."""
         join = Edit(complete)
-        return {"train": (join, Train(self.objective, self.local), Give(part_ways)), "use": (join,)}[verb]
+        return {
+            "train": (join, Train(self.objective, self.local), Give(share_received)),
+            "use": (join,),
+        }[verb]
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """The parameters of the shared layers."""
-        return dense_bytes(layout.count(set(layout.last(self.shared)) & set(layout.params)), cohort, rounds)
+        return dense_bytes(
+            layout.count(set(layout.last(self.shared)) & set(layout.params)), cohort, rounds
+        )

@@ -2,7 +2,7 @@ r"""Local: no federation. Every client trains alone, as often as the cohort's dr
 
 Round :math:`t`, cohort :math:`S_t`::
 
-    w_k  = E epochs of min CE(w; D_k) from w_k     -> complete, Train, part_ways
+    w_k  = E epochs of min CE(w; D_k) from w_k     -> complete, Train, share_received
 
 It stands in every table: a federation that does not beat it need not be built. A client does the same local work
 here as under FedAvg with the same cohort; nothing travels but the call itself.
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
-from ..layout import Layout
-from ..parts.codec import Codec, Dense
-from ..parts.local import Local as Recipe
+from ..nets.layout import Layout
+from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.personal import complete, part_ways
+from ..parts.personal import complete, share_received
+from ..wire.codec import Codec, Dense
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Local:
     """Every client for itself: the baseline the papers leave out."""
 
     objective: Objective = CrossEntropy()
-    local: Recipe | None = None
+    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def init(self, start: Start) -> State:
@@ -57,7 +57,10 @@ class Local:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the own model and keep it."""
         join = Edit(complete)
-        return {"train": (join, Train(self.objective, self.local), Give(part_ways)), "use": (join,)}[verb]
+        return {
+            "train": (join, Train(self.objective, self.local), Give(share_received)),
+            "use": (join,),
+        }[verb]
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """Nothing travels."""

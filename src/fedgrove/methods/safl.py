@@ -15,7 +15,7 @@ Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, a
 
 Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers at home (Hermes)::
 
-    u_k   = E epochs of min CE from (its norms, w M_k)                            -> own, Train, part_sub
+    u_k   = E epochs of min CE from (its norms, w M_k)                            -> own, Train, share_submodel
     w_i   = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i            -> OverlapMean
 
 All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then on it gets its part
@@ -30,34 +30,48 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import trees
-from ..channels import Channels, Group
-from ..core import Batches, Carry, Client, Edit, Give, Measure, Outcome, Packet, Report, Stage, Start, Task, Train
-from ..errors import check
-from ..layout import Layout
-from ..parts.channels import FilterL1, FilterL2, Gamma, Overlap
-from ..parts.choose import Losses, choose
-from ..parts.codec import Codec, Smallest
-from ..parts.gamma import GammaDistance, GammaL1
-from ..parts.local import Local
-from ..parts.objective import CrossEntropy, Objective
-from ..parts.overlap import OverlapMean
-from ..parts.schedule import stepwise
-from ..parts.submodel import (
-    Noted,
+from ..channels.choice import FilterL1, FilterL2, Gamma, Overlap
+from ..channels.groups import ChannelGroup, Channels
+from ..channels.overlap import OverlapMean
+from ..channels.submodel import (
+    PlainGroups,
     add,
     cut_out,
+    groups_from_plain,
+    groups_to_plain,
     mask_of,
     masked_packet,
     mean_of,
-    noted,
     own,
-    part_sub,
-    recalled,
+    share_submodel,
     size_at,
     slim,
     travels,
 )
+from ..core import (
+    Batches,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
+from ..errors import check
+from ..nets.layout import Layout
+from ..parts.choose import Losses, choose
+from ..parts.gamma import GammaDistance, GammaL1
+from ..parts.local import LocalTraining
+from ..parts.objective import CrossEntropy, Objective
+from ..parts.schedule import stepwise
 from ..trees import Tree
+from ..wire.codec import Codec, Smallest
 from .hermes import asked, begin, check_densities, check_start, keep, lasting
 
 MOST = 5
@@ -73,7 +87,7 @@ class State:
 
     round: int
     clients: tuple[int, ...]
-    structure: Noted
+    structure: PlainGroups
     models: dict[int, Tree]
     channels: dict[int, Channels]
     groups: dict[int, int]
@@ -105,11 +119,16 @@ class SAFL:
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
     objective: Objective = CrossEntropy()
-    local: Local | None = None
+    local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
-        check(min(self.guided, self.tune) >= 1, "guided, tune", (self.guided, self.tune), "1 or more epochs each")
+        check(
+            min(self.guided, self.tune) >= 1,
+            "guided, tune",
+            (self.guided, self.tune),
+            "1 or more epochs each",
+        )
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
         check_densities(self.schedule)
 
@@ -123,9 +142,11 @@ class SAFL:
     def init(self, start: Start) -> State:
         """The network's start and other draws of it: equal cluster models would tie for ever."""
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
-        models = {j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))}
+        models = {
+            j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))
+        }
         shared = trees.pick(start.params, travels(start.layout, self.share_head))
-        clients, structure = tuple(sorted(start.clients)), noted(start.layout.groups)
+        clients, structure = tuple(sorted(start.clients)), groups_to_plain(start.layout.groups)
         return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {})
 
     def _first(self, clients: int) -> int:
@@ -135,29 +156,48 @@ class SAFL:
         """The client's part of the shared model; nothing before there is one."""
         if 0 < len(self.schedule) >= state.round:
             return {}
-        return {"model": cut_out(state.model, recalled(state.structure), state.kept.get(client))}
+        return {
+            "model": cut_out(
+                state.model, groups_from_plain(state.structure), state.kept.get(client)
+            )
+        }
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """First all clients choose and prune, then the cohort trains."""
         if state.round >= len(self.schedule):
             return [Task(k, self.deliver(state, k)) for k in cohort]
-        groups, asked = recalled(state.structure), {"density": self.schedule[state.round]}
-        models = [cut_out(model, groups, state.channels.get(j)) for j, model in sorted(state.models.items())]
+        groups, asked = groups_from_plain(state.structure), {"density": self.schedule[state.round]}
+        models = [
+            cut_out(model, groups, state.channels.get(j))
+            for j, model in sorted(state.models.items())
+        ]
         send = {f"model{i}": packet for i, packet in enumerate(models)}
         return [Task(k, send, asked, f"prune:{len(models)}") for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Stage 1: the clusters' channels and means. Stage 2: the mean over those who have each parameter."""
-        groups = recalled(state.structure)
+        groups = groups_from_plain(state.structure)
         if state.round >= len(self.schedule):
-            return replace(state, round=state.round + 1, model=mean_of(state.model, reports, groups))
-        fused, chosen, kept, shared = dict[int, Fusion](), dict[int, int](), dict[int, Channels](), OverlapMean()
+            return replace(
+                state, round=state.round + 1, model=mean_of(state.model, reports, groups)
+            )
+        fused, chosen, kept, shared = (
+            dict[int, Fusion](),
+            dict[int, int](),
+            dict[int, Channels](),
+            OverlapMean(),
+        )
         ids, last = sorted(state.models), state.round + 1 == len(self.schedule)
         for report in reports:
             j, packet = ids[int(report.metrics["group"])], report.give["model"]
             chosen[report.of], kept[report.of] = j, fused.setdefault(j, Fusion(groups)).add(packet)
             if last:
-                add(shared, Packet(trees.pick(packet.values, state.model), packet.mask), groups, report.examples)
+                add(
+                    shared,
+                    Packet(trees.pick(packet.values, state.model), packet.mask),
+                    groups,
+                    report.examples,
+                )
         new = {j: fusion.value(state.models[j]) for j, fusion in sorted(fused.items())}
         state = replace(
             state,
@@ -194,7 +234,13 @@ class SAFL:
                 Edit(begin),
                 Train(near, lasting(self.local, self.guided), "personal", "guided", mask=""),
                 Edit(self._slim),
-                Train(self.objective, lasting(self.local, self.tune), "guided", "tuned", mask="slim.mask"),
+                Train(
+                    self.objective,
+                    lasting(self.local, self.tune),
+                    "guided",
+                    "tuned",
+                    mask="slim.mask",
+                ),
                 Give(keep_and_tell),
             )
         return {
@@ -203,10 +249,16 @@ class SAFL:
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim(carry, client, self.score, asked(carry), (self.local or Local()) if self.devices else None)
+        return slim(
+            carry,
+            client,
+            self.score,
+            asked(carry),
+            (self.local or LocalTraining()) if self.devices else None,
+        )
 
     def _part(self, carry: Carry, client: Client) -> Outcome:
-        return part_sub(carry, client, self.share_head)
+        return share_submodel(carry, client, self.share_head)
 
     def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
         """Section III.D: N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M per client of the cohort.
@@ -215,7 +267,9 @@ class SAFL:
         """
         sizes, many = [size_at(layout, d) for d in self.schedule], self._first(clients)
         first = (2 * many + 1) * layout.size + many * sum(sizes[:-1]) + sum(sizes) if sizes else 0
-        return 4 * (clients * first + 2 * (rounds - len(sizes)) * cohort * (sizes or [layout.size])[-1])
+        return 4 * (
+            clients * first + 2 * (rounds - len(sizes)) * cohort * (sizes or [layout.size])[-1]
+        )
 
 
 class Fusion:
@@ -224,7 +278,7 @@ class Fusion:
     Clients count alike here, as in the paper; as many channels stay as its clients keep on average.
     """
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[ChannelGroup]) -> None:
         self.groups, self.overlap, self.mean, self.clients = groups, Overlap(), OverlapMean(), 0
 
     def add(self, packet: Packet) -> Channels:

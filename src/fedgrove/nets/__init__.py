@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, check, unknown
-from ..layout import probe
 from . import custom, norms
 from .har import HarCnn
 from .images import BnCnn, LeafCnn, LeNet, MnistCnn
+from .layout import probe
 from .mlp import Mlp
 from .net import Net, Output
 from .resnet import ResNet18
@@ -33,7 +33,9 @@ class _Known:
     least: int = 1
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        return self.spatial is None or (len(shape) == self.spatial + 1 and min(shape[1:]) >= self.least)
+        return self.spatial is None or (
+            len(shape) == self.spatial + 1 and min(shape[1:]) >= self.least
+        )
 
     @property
     def takes(self) -> str:
@@ -58,7 +60,9 @@ _NETS = {
     "lenet": _Known(LeNet, "the LeNet of AdFedWCP", 2, 16),
     "leafcnn": _Known(LeafCnn, "the LeafCNN of AdFedWCP", 2, 16),
     "bn-cnn2": _Known(functools.partial(BnCnn, blocks=2), "the 2-conv CNN of SAFL for MNIST", 2, 4),
-    "bn-cnn4": _Known(functools.partial(BnCnn, blocks=4), "the 4-conv CNN of SAFL for CIFAR-10", 2, 16),
+    "bn-cnn4": _Known(
+        functools.partial(BnCnn, blocks=4), "the 4-conv CNN of SAFL for CIFAR-10", 2, 16
+    ),
     "resnet18": _Known(ResNet18, "ResNet-18 for small images", 2, 8),
     "mlp": _Known(Mlp, "two hidden layers", None),
 }
@@ -98,7 +102,9 @@ def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(name for name, known in _NETS.items() if known.fits(shape))
 
 
-def build(net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int, **options: Any) -> nn.Module:
+def build(
+    net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int, **options: Any
+) -> nn.Module:
     """Make a network for inputs of ``shape``, with initial weights that follow from ``seed`` alone.
 
     ``net`` is a name, perhaps with options ("bn-cnn2:norm=none"), ``path/file.py:Class``, or a module (which is copied,
@@ -108,7 +114,12 @@ def build(net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int,
     >>> build("mlp", (8,), 3, seed=0, hidden=5).fc1
     Linear(in_features=8, out_features=5, bias=True)
     """
-    check(bool(shape) and all(isinstance(n, int) and n > 0 for n in shape), "shape", shape, "positive whole numbers")
+    check(
+        bool(shape) and all(isinstance(n, int) and n > 0 for n in shape),
+        "shape",
+        shape,
+        "positive whole numbers",
+    )
     check(classes > 0, "classes", classes, "above 0")
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: it would seed the accelerators too, which fork_rng does not restore here.
@@ -119,10 +130,14 @@ def build(net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int,
     return module
 
 
-def _make(net: str | nn.Module, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> nn.Module:
+def _make(
+    net: str | nn.Module, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+) -> nn.Module:
     if isinstance(net, nn.Module):
         if options:
-            raise InputError(f"options {', '.join(options)} came with a finished module; set them where you make it.")
+            raise InputError(
+                f"options {', '.join(options)} came with a finished module; set them where you make it."
+            )
         return copy.deepcopy(net)
     if custom.is_spec(net):
         return custom.load(net, shape, classes, options)
@@ -139,14 +154,22 @@ def _said(net: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
         return {k: _typed(v, known[k]) if k in known else v for k, v in given.items()}
     except (ValueError, KeyError):
         options = ", ".join(f"{k}={v}" for k, v in known.items())
-        raise InputError(f"net '{net}:{text}' was asked for; its options are written as in {net}:{options}.") from None
+        raise InputError(
+            f"net '{net}:{text}' was asked for; its options are written as in {net}:{options}."
+        ) from None
 
 
 def _typed(text: str, default: Any) -> Any:
-    return {"true": True, "false": False}[text.lower()] if isinstance(default, bool) else type(default)(text)
+    return (
+        {"true": True, "false": False}[text.lower()]
+        if isinstance(default, bool)
+        else type(default)(text)
+    )
 
 
-def _fitted(net: str, known: _Known, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> nn.Module:
+def _fitted(
+    net: str, known: _Known, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+) -> nn.Module:
     for name in options:
         if name not in known.options:
             raise unknown(f"option of net '{net}'", name, known.options)

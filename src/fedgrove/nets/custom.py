@@ -43,7 +43,11 @@ def find(spec: str) -> type[nn.Module]:
     if not path.endswith(".py") or not name:
         raise InputError(f"net '{spec}' names no class; write path/file.py:Class.")
     found = vars(_imported(Path(path)))
-    own = [k for k, v in found.items() if isinstance(v, type) and issubclass(v, nn.Module) and v is not nn.Module]
+    own = [
+        k
+        for k, v in found.items()
+        if isinstance(v, type) and issubclass(v, nn.Module) and v is not nn.Module
+    ]
     if name not in own:
         raise unknown(f"network class in {path}", name, own)
     cls: type[nn.Module] = found[name]
@@ -67,20 +71,28 @@ def _imported(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise InputError(f"{path} could not be imported, {type(error).__name__}: {error}; run it by itself.") from error
+        raise InputError(
+            f"{path} could not be imported, {type(error).__name__}: {error}; run it by itself."
+        ) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
 
 
 def _arguments(
-    spec: str, cls: type[nn.Module], shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+    spec: str,
+    cls: type[nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    options: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """How to call ``cls``: arguments called shape, classes or num_classes by name, else by how many it requires."""
     signature = inspect.signature(cls)
     known = {"shape": shape, "classes": classes, "num_classes": classes}
     named: dict[str, Any] = {k: v for k, v in known.items() if k in signature.parameters}
-    required = [p for p in signature.parameters.values() if p.default is p.empty and p.kind in _POSITIONAL]
+    required = [
+        p for p in signature.parameters.values() if p.default is p.empty and p.kind in _POSITIONAL
+    ]
     open_ = [p for p in required if p.name not in options]
     forms: tuple[tuple[Any, ...], ...] = ((shape, classes), (classes,), ())
     tries = [((), named)] * bool(named) + [(form, {}) for form in forms if len(form) == len(open_)]

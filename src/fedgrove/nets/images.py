@@ -99,7 +99,12 @@ class BnCnn(nn.Module):
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, blocks: int = 4, width: int = 64, norm: str = "batch"
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        blocks: int = 4,
+        width: int = 64,
+        norm: str = "batch",
     ) -> None:
         super().__init__()
         channels, high, wide = shape
@@ -107,7 +112,9 @@ class BnCnn(nn.Module):
         self.channels_last = norm != "group"  # which vmap cannot do so
         for i in range(blocks):
             out = width * 2**i
-            self.add_module(f"conv{i + 1}", nn.Conv2d(channels, out, 3, padding=1, bias=norm == "none"))
+            self.add_module(
+                f"conv{i + 1}", nn.Conv2d(channels, out, 3, padding=1, bias=norm == "none")
+            )
             self.add_module(f"norm{i + 1}", norms.layer(norm, out))
             channels, high, wide = out, high // 2, wide // 2
         self.head = nn.Linear(channels * high * wide, classes)

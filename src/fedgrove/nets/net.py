@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError
-from ..layout import Layout, tensors_of
 from ..trees import Tree
+from .layout import Layout, tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,9 @@ class Net:
     """
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...]) -> None:
-        self.module = module.train(module.training)  # so that a train() of its own is called before the first step
+        self.module = module.train(
+            module.training
+        )  # so that a train() of its own is called before the first step
         self.layout = Layout.of(module, shape)
         self._slots = _slots(module)
         self._last = bool(getattr(module, "channels_last", False))
@@ -58,7 +60,11 @@ class Net:
         """
         seen: list[Tensor] = []
         # Registered for the call alone, so that the module stays picklable and holds on to no activations.
-        hook = self._head.register_forward_pre_hook(lambda _, args: seen.append(args[0])) if self._head else None
+        hook = (
+            self._head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+            if self._head
+            else None
+        )
         try:
             logits = self.run(tree, x, train)
         finally:
@@ -137,4 +143,6 @@ def _slots(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
     """
     label = {id(t): name for name, t in tensors_of(module).items()}
     owners = [d for m in module.modules() for d in (m._parameters, m._buffers)]
-    return [(label[id(t)], owner, key) for owner in owners for key, t in owner.items() if id(t) in label]
+    return [
+        (label[id(t)], owner, key) for owner in owners for key, t in owner.items() if id(t) in label
+    ]

@@ -41,12 +41,19 @@ class ThinGroupNorm(nn.GroupNorm):
     def __init__(self, full: nn.GroupNorm, sizes: tuple[int, ...]) -> None:
         nn.Module.__init__(self)
         self.sizes, self.width = sizes, full.num_channels // full.num_groups
-        self.num_groups, self.num_channels, self.eps, self.affine = len(sizes), sum(sizes), full.eps, True
+        self.num_groups, self.num_channels, self.eps, self.affine = (
+            len(sizes),
+            sum(sizes),
+            full.eps,
+            True,
+        )
         self.weight, self.bias = full.weight, full.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise group by group, then scale and shift."""
-        parts = [self._normal(part) for part in torch.split(x, list(self.sizes), 1) if part.shape[1]]
+        parts = [
+            self._normal(part) for part in torch.split(x, list(self.sizes), 1) if part.shape[1]
+        ]
         shape = (-1, *(1,) * (x.dim() - 2))
         return torch.cat(parts, 1) * self.weight.view(shape) + self.bias.view(shape)
 

@@ -41,7 +41,9 @@ class ResNet18(nn.Module):
     Differs from the paper: He et al. start with conv 7 of stride 2 and a pooling, for images of 224 × 224.
     """
 
-    def __init__(self, shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 64) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], classes: int, norm: str = "batch", width: int = 64
+    ) -> None:
         super().__init__()
         self.channels_last = norm != "group"  # which vmap cannot do so
         self.conv1 = nn.Conv2d(shape[0], width, 3, padding=1, bias=norm == "none")

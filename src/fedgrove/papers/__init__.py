@@ -106,17 +106,32 @@ def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part]:
     """The parts of a paper that were asked for: ``table2`` and ``figure3``, for instance."""
     paper = find(name)
     if table is None and figure is None:
-        tables, figures = (", ".join(map(str, numbers)) for numbers in (paper.tables, paper.figures))
-        raise InputError(f"neither --table nor --figure was given; {name} has --table {tables} and --figure {figures}.")
+        tables, figures = (
+            ", ".join(map(str, numbers)) for numbers in (paper.tables, paper.figures)
+        )
+        raise InputError(
+            f"neither --table nor --figure was given; {name} has --table {tables} and --figure {figures}."
+        )
     asked = (("table", table, paper.tables), ("figure", figure, paper.figures))
-    return {f"{kind}{n}": _numbered(name, kind, n, there) for kind, n, there in asked if n is not None}
+    return {
+        f"{kind}{n}": _numbered(name, kind, n, there) for kind, n, there in asked if n is not None
+    }
 
 
 def _numbered(name: str, kind: str, n: int, there: Mapping[int, Part]) -> Part:
-    check(n in there, f"--{kind}", n, f"one of {', '.join(map(str, there))}, those of {name} that are run here")
+    check(
+        n in there,
+        f"--{kind}",
+        n,
+        f"one of {', '.join(map(str, there))}, those of {name} that are run here",
+    )
     return there[n]
 
 
 def experiments(study: Study, seeds: Iterable[int]) -> dict[str, Experiment]:
     """The runs of a study, by name: every row on every seed."""
-    return {f"{row.name}-s{seed}": replace(row.experiment, seed=seed) for row in study.rows for seed in seeds}
+    return {
+        f"{row.name}-s{seed}": replace(row.experiment, seed=seed)
+        for row in study.rows
+        for seed in seeds
+    }

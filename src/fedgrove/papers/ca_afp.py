@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from ..api import Experiment
 from ..core import AnyMethod
 from ..methods import CAAFP, ClusterFL, EfficientFL, FedAvg, FedCHAR, FedSNIP, GlobalFT, Local
-from ..parts.local import Adam
-from ..parts.local import Local as Recipe
+from ..parts.local import Adam, LocalTraining
 from . import Paper, Part, Row, Setting, Study
 
 Weights = tuple[float, float, float]
@@ -133,10 +132,10 @@ def scale(setting: Setting) -> Scale:
     return QUICK if setting.quick else FULL
 
 
-def recipe(setting: Setting, epochs: int | None = None) -> Recipe:
+def recipe(setting: Setting, epochs: int | None = None) -> LocalTraining:
     """Tables 5 and 6: Adam 1e-3, batches of 32, 3 local epochs."""
     s = scale(setting)
-    return Recipe(epochs or s.epochs, s.batch, Adam(lr=s.lr))
+    return LocalTraining(epochs or s.epochs, s.batch, Adam(lr=s.lr))
 
 
 def methods(setting: Setting) -> dict[str, AnyMethod]:
@@ -149,7 +148,9 @@ def methods(setting: Setting) -> dict[str, AnyMethod]:
         "clusterfl": ClusterFL(clusters=3, local=local),
         "efficientfl": EfficientFL(density=DENSITY, local=local),
         "fedsnip": FedSNIP(density=DENSITY, local=local),
-        "global-ft": GlobalFT(s.phases, DENSITY, weights=weights(setting), churn=0.05, every=s.every, local=local),
+        "global-ft": GlobalFT(
+            s.phases, DENSITY, weights=weights(setting), churn=0.05, every=s.every, local=local
+        ),
         "ca-afp": ca_afp(setting, s.phases),
         "ca-afp-phased": ca_afp(setting, s.phased),
     }
@@ -163,10 +164,14 @@ def weights(setting: Setting) -> Weights:
 def ca_afp(setting: Setting, phases: tuple[int, int, int], start: float | None = None) -> CAAFP:
     """Tables 5 to 7: three groups, churn 5 %."""
     s, weighed = scale(setting), weights(setting)
-    return CAAFP(phases, DENSITY, start, 3, weighed, churn=0.05, every=s.every, local=recipe(setting))
+    return CAAFP(
+        phases, DENSITY, start, 3, weighed, churn=0.05, every=s.every, local=recipe(setting)
+    )
 
 
-def experiment(setting: Setting, method: AnyMethod, finetune: tuple[int, ...], scenario: str = "none") -> Experiment:
+def experiment(
+    setting: Setting, method: AnyMethod, finetune: tuple[int, ...], scenario: str = "none"
+) -> Experiment:
     """Clients are scored at the end only: every round would cost as much as training."""
     s, rounds = scale(setting), scale(setting).phases[2]
     if isinstance(method, CAAFP) and method.phases:
@@ -206,7 +211,9 @@ def notes(setting: Setting) -> tuple[str, ...]:
         "steps the network is smaller.",
     }
     quick = ("Quick: a few rounds of a few clients. No figure here says anything about a method.",)
-    return (quick if setting.quick else ()) + ((told[setting.data],) if setting.data in told else ())
+    return (quick if setting.quick else ()) + (
+        (told[setting.data],) if setting.data in told else ()
+    )
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------
@@ -239,7 +246,12 @@ def table_2(setting: Setting) -> Study:
 
 def _reported_2(printed: tuple[float, ...]) -> dict[str, float]:
     mean3, std3, mean25, std25, mib = printed
-    percent = {"accuracy_mean:3": mean3, "accuracy_std:3": std3, "accuracy_mean:25": mean25, "accuracy_std:25": std25}
+    percent = {
+        "accuracy_mean:3": mean3,
+        "accuracy_std:3": std3,
+        "accuracy_mean:25": mean25,
+        "accuracy_std:25": std25,
+    }
     return {**{key: round(value / 100, 6) for key, value in percent.items()}, "mib_paper": mib}
 
 
@@ -292,12 +304,20 @@ def figure_2(setting: Setting) -> Study:
     s, half, rows = scale(setting), 0.5, list[Row]()
     last = s.pruned
     varied = [("first density", f"start={x:g}", x, (0, 0, last), x) for x in s.starts]
-    varied += [("dense rounds after the grouping", f"P2={n}", float(n), (0, n, last), half) for n in s.dense]
-    varied += [("warm-up rounds before the grouping", f"P1={n}", float(n), (n, 0, last), half) for n in s.dense]
+    varied += [
+        ("dense rounds after the grouping", f"P2={n}", float(n), (0, n, last), half)
+        for n in s.dense
+    ]
+    varied += [
+        ("warm-up rounds before the grouping", f"P1={n}", float(n), (n, 0, last), half)
+        for n in s.dense
+    ]
     for panel, name, x, phases, start in varied:
         method = ca_afp(setting, phases, start)
         lengths = (s.lengths[1],)
-        rows.append(Row(name, name, experiment(setting, method, lengths), panel=panel, x=x, series="ca-afp"))
+        rows.append(
+            Row(name, name, experiment(setting, method, lengths), panel=panel, x=x, series="ca-afp")
+        )
     return Study(
         "CA-AFP, Figure 2",
         f"CA-AFP by its first density and by the length of its dense phases; {last} rounds of pruning to density "
@@ -305,7 +325,10 @@ def figure_2(setting: Setting) -> Study:
         tuple(rows),
         1 if setting.quick else 3,
         lines=True,
-        notes=(*notes(setting), "The paper prints no numbers; it says accuracy drops beyond a start sparsity of 0.5."),
+        notes=(
+            *notes(setting),
+            "The paper prints no numbers; it says accuracy drops beyond a start sparsity of 0.5.",
+        ),
     )
 
 
@@ -320,7 +343,10 @@ def figure_3(setting: Setting) -> Study:
         1 if setting.quick else 3,
         drawn=("accuracy_mean",),
         lines=True,
-        notes=(*notes(setting), "Of this figure the paper prints only what CA-AFP reaches, approximately."),
+        notes=(
+            *notes(setting),
+            "Of this figure the paper prints only what CA-AFP reaches, approximately.",
+        ),
     )
 
 
@@ -338,7 +364,10 @@ def figure_4(setting: Setting) -> Study:
         1 if setting.quick else 3,
         drawn=("accuracy_mean",),
         lines=True,
-        notes=(*notes(setting), "Of this figure the paper prints only some points of k = 1, approximately."),
+        notes=(
+            *notes(setting),
+            "Of this figure the paper prints only some points of k = 1, approximately.",
+        ),
     )
 
 

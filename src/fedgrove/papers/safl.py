@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from ..api import Experiment
 from ..core import AnyMethod
 from ..methods import SAFL, FedAvg, FedBN, Hermes, LGFedAvg, Local
-from ..parts.local import SGD
-from ..parts.local import Local as Recipe
+from ..parts.local import SGD, LocalTraining
 from . import Paper, Part, Row, Setting, Study
 
 # ---- what the paper reports ----------------------------------------------------------------------------------------
@@ -88,10 +87,10 @@ def place(setting: Setting) -> Place:
     return LOOK if setting.quick else PLACES.get(setting.data, PLACES["mnist"])
 
 
-def recipe(setting: Setting) -> Recipe:
+def recipe(setting: Setting) -> LocalTraining:
     """Section IV.C: SGD .005, 1 epoch; the paper gives no batch size."""
     s = scale(setting)
-    return Recipe(1, s.batch, SGD(s.lr))
+    return LocalTraining(1, s.batch, SGD(s.lr))
 
 
 def hermes(setting: Setting, rate: float) -> Hermes:
@@ -110,7 +109,11 @@ def safl(setting: Setting, rate: float, clusters: int) -> SAFL:
 def others(setting: Setting) -> dict[str, AnyMethod]:
     """The methods that do not prune, by the name of their row."""
     local = recipe(setting)
-    return {"fedavg": FedAvg(local=local), "lg-fedavg": LGFedAvg(shared=1, local=local), "fedbn": FedBN(local=local)}
+    return {
+        "fedavg": FedAvg(local=local),
+        "lg-fedavg": LGFedAvg(shared=1, local=local),
+        "fedbn": FedBN(local=local),
+    }
 
 
 def experiment(setting: Setting, method: AnyMethod, stage_2: int | None = None) -> Experiment:
@@ -120,7 +123,9 @@ def experiment(setting: Setting, method: AnyMethod, stage_2: int | None = None) 
     return Experiment(
         method,
         setting.data,
-        net=f"{where.net}{',' if ':' in where.net else ':'}norm=none" if isinstance(method, FedAvg) else where.net,
+        net=f"{where.net}{',' if ':' in where.net else ':'}norm=none"
+        if isinstance(method, FedAvg)
+        else where.net,
         partition=where.partition,
         split=setting.split,
         clients=where.clients,
@@ -139,7 +144,11 @@ def notes(setting: Setting) -> tuple[str, ...]:
     """What every table on these data must say."""
     s, where = scale(setting), place(setting)
     paper = {"cifar10": "1000 rounds on all images", "mnist": "2000 rounds"}.get(setting.data)
-    told = [f"{setting.data}: {s.stage_2} rounds of stage 2 where the paper runs {paper}."] if paper else []
+    told = (
+        [f"{setting.data}: {s.stage_2} rounds of stage 2 where the paper runs {paper}."]
+        if paper
+        else []
+    )
     quick = ["Quick: a few rounds of a few clients. No figure here says anything about a method."]
     pruning = len(safl(setting, where.rates[0], 1).schedule)
     epochs = f"{pruning} x {s.guided + s.tune} epochs of stage 1"
@@ -162,7 +171,9 @@ def table_1(setting: Setting) -> Study:
     for k in where.clusters:
         name, method = f"safl-k{k}", safl(setting, rate, k)
         label = f"safl, K = {k}"
-        rows.append(Row(name, label, experiment(setting, method), accuracy(printed.get(k)), lead=True))
+        rows.append(
+            Row(name, label, experiment(setting, method), accuracy(printed.get(k)), lead=True)
+        )
     number = "II" if setting.data == "mnist" else "I"
     return Study(
         f"SAFL, Table {number}",
@@ -190,7 +201,12 @@ def _dense(setting: Setting) -> Iterator[Row]:
 
 def _hermes(setting: Setting, rate: float) -> Row:
     printed = RATES.get(setting.data, {}).get(rate)
-    return Row("hermes", "hermes", experiment(setting, hermes(setting, rate)), accuracy(printed and printed[1]))
+    return Row(
+        "hermes",
+        "hermes",
+        experiment(setting, hermes(setting, rate)),
+        accuracy(printed and printed[1]),
+    )
 
 
 def table_3(setting: Setting) -> Study:
@@ -200,11 +216,17 @@ def table_3(setting: Setting) -> Study:
         printed = RATES.get(setting.data, {}).get(rate)
         panel = f"density {1 - rate:g}"
         asked = experiment(setting, hermes(setting, rate))
-        rows.append(Row(f"hermes-{rate:g}", "hermes", asked, accuracy(printed and printed[1]), panel=panel))
+        rows.append(
+            Row(f"hermes-{rate:g}", "hermes", asked, accuracy(printed and printed[1]), panel=panel)
+        )
         for k in where.clusters:
             asked = experiment(setting, safl(setting, rate, k))
             reported = accuracy(printed and printed[0]) if k == where.clusters[-1] else {}
-            rows.append(Row(f"safl-k{k}-{rate:g}", f"safl, K = {k}", asked, reported, panel=panel, lead=True))
+            rows.append(
+                Row(
+                    f"safl-k{k}-{rate:g}", f"safl, K = {k}", asked, reported, panel=panel, lead=True
+                )
+            )
     return Study(
         "SAFL, Table III",
         f"SAFL beside Hermes, by density; K clusters, {scale(setting).stage_2} rounds of stage 2.",
@@ -230,7 +252,16 @@ def figure_7(setting: Setting) -> Study:
     for name, method in methods.items():
         for x in scale(setting).curve:
             asked = experiment(setting, method, x)
-            rows.append(Row(f"{name}-{x}", f"{name}, {x} rounds", asked, panel="rounds of stage 2", x=x, series=name))
+            rows.append(
+                Row(
+                    f"{name}-{x}",
+                    f"{name}, {x} rounds",
+                    asked,
+                    panel="rounds of stage 2",
+                    x=x,
+                    series=name,
+                )
+            )
     return Study(
         "SAFL, Figure 7",
         f"Accuracy by rounds of stage 2; density {1 - rate:g} and {k} clusters where a method has these.",
@@ -248,15 +279,24 @@ def figure_8(setting: Setting) -> Study:
     rate, share = SHARE.get(setting.data, (where.rates[-1], None))
     printed = RATES.get(setting.data, {}).get(rate)
     method = safl(setting, rate, where.clusters[-1])
-    ours = Row("safl", "safl", experiment(setting, method), accuracy(printed and printed[0]), lead=True)
-    said = "" if share is None else f" The paper counts {share} % of FedAvg's bytes for SAFL, in its number of rounds."
+    ours = Row(
+        "safl", "safl", experiment(setting, method), accuracy(printed and printed[0]), lead=True
+    )
+    said = (
+        ""
+        if share is None
+        else f" The paper counts {share} % of FedAvg's bytes for SAFL, in its number of rounds."
+    )
     return Study(
         "SAFL, Figure 8",
         f"Accuracy beside bytes at density {1 - rate:g}; counted: SAFL's own formula with the size of an "
         "evenly slimmed network.",
         (*_dense(setting), _hermes(setting, rate), ours),
         seeds(setting),
-        notes=(*notes(setting), f"Neither reading of its sizes reproduces the paper's share.{said}"),
+        notes=(
+            *notes(setting),
+            f"Neither reading of its sizes reproduces the paper's share.{said}",
+        ),
     )
 
 
@@ -268,5 +308,8 @@ PAPER = Paper(
         2: Part(("mnist",), table_1, "digits"),
         3: Part(("cifar10", "mnist"), table_3, "digits"),
     },
-    {7: Part(("cifar10", "mnist"), figure_7, "digits"), 8: Part(("cifar10", "mnist"), figure_8, "digits")},
+    {
+        7: Part(("cifar10", "mnist"), figure_7, "digits"),
+        8: Part(("cifar10", "mnist"), figure_8, "digits"),
+    },
 )

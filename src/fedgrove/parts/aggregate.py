@@ -31,10 +31,14 @@ class Mean:
     def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
         """Take one client's tree into the sums."""
         if self._sums and tree.keys() != self._sums.keys():
-            raise ValueError(f"trees to average differ in names: {sorted(set(tree) ^ set(self._sums))}")
+            raise ValueError(
+                f"trees to average differ in names: {sorted(set(tree) ^ set(self._sums))}"
+            )
         for k, v in tree.items():
             if k in self._sums:
-                self._sums[k].add_(v, alpha=weight)  # in double: the sum's type, not the leaf's, decides
+                self._sums[k].add_(
+                    v, alpha=weight
+                )  # in double: the sum's type, not the leaf's, decides
             else:
                 self._sums[k], self._types[k] = v.double() * weight, v.dtype
         self.weight += weight

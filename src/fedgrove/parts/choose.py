@@ -22,7 +22,9 @@ class Losses:
         """The summed cross-entropy of every model."""
         found = []
         for j in range(self.models):
-            each = F.cross_entropy(net(carry[f"model{j}"], batch.x, train=False).logits, batch.y, reduction="none")
+            each = F.cross_entropy(
+                net(carry[f"model{j}"], batch.x, train=False).logits, batch.y, reduction="none"
+            )
             found.append((each * batch.weight).sum())
         return {"loss": torch.stack(found)}
 

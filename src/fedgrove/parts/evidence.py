@@ -39,7 +39,10 @@ class Gradient:
         def loss(weights: Tree) -> Tensor:
             tree = {**params, **weights}
             out = net(tree, batch.x, train=False)
-            return self.objective(out, trees.pick(tree, net.layout.params), batch, carry)[0] * batch.weight.sum()
+            return (
+                self.objective(out, trees.pick(tree, net.layout.params), batch, carry)[0]
+                * batch.weight.sum()
+            )
 
         found: Tree = grad(loss)(trees.pick(params, net.layout.prunable))
         return found
@@ -58,18 +61,20 @@ def settled(gradient: Tensor) -> Tensor:
     return torch.where(gradient.abs() > noise, gradient, 0.0)
 
 
-def testimony(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
+def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
     """What a client sends of its gradient: signs under the mask, and outside it the ``grow`` largest in 16 bits.
 
     >>> g, m = torch.tensor([-3.0, 0.0, 2.0, 4.0]), torch.tensor([True, True, False, False])
-    >>> testimony(g, m, 1).values
+    >>> evidence_packet(g, m, 1).values
     {'scores.signs': tensor([-1,  0], dtype=torch.int8), 'scores.grow': tensor([0., 4.], dtype=torch.bfloat16)}
     """
     gradient = settled(gradient)
     values: Tree = {"scores.signs": gradient[mask].sign().to(torch.int8)}
     if grow:
         outside = gradient[~mask]
-        values["scores.grow"] = torch.where(best(outside.abs(), grow), outside, 0.0).to(torch.bfloat16)
+        values["scores.grow"] = torch.where(best(outside.abs(), grow), outside, 0.0).to(
+            torch.bfloat16
+        )
     return Packet(values)
 
 
@@ -103,7 +108,11 @@ class Gather:
     def since(self, before: Mapping[str, Tensor]) -> Sums:
         """These sums and those before."""
         n = self._reports
-        around = (self._squares - self._moved**2 / n).clamp(min=0) if n > 1 else torch.zeros_like(self._squares)
+        around = (
+            (self._squares - self._moved**2 / n).clamp(min=0)
+            if n > 1
+            else torch.zeros_like(self._squares)
+        )
         now = {
             "spread": around,
             "pooled": torch.tensor(float(n if n > 1 else 0)),

@@ -30,9 +30,13 @@ class GammaL1(Objective):
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """Lambda times the sum of all scales' magnitudes."""
-        return self.weight * _total([params[k].abs() for k in out.net.layout.scales], out.logits), {}
+        return self.weight * _total(
+            [params[k].abs() for k in out.net.layout.scales], out.logits
+        ), {}
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,14 @@ class GammaDistance(Objective):
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """Mu times the sum of all scales' distances."""
         near = carry[self.to]
-        return self.weight * _total([(params[k] - near[k]).abs() for k in out.net.layout.scales], out.logits), {}
+        return self.weight * _total(
+            [(params[k] - near[k]).abs() for k in out.net.layout.scales], out.logits
+        ), {}
 
 
 def _total(parts: list[Tensor], like: Tensor) -> Tensor:

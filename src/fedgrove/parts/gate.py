@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..core import Info, Packet, Report
-from ..layout import Layout
+from ..nets.layout import Layout
 
 
 def _finite(v: Tensor) -> bool:
@@ -30,7 +30,11 @@ class Gate:
     finite: bool = True
 
     def refuses(
-        self, report: Report, layout: Layout, clients: Mapping[int, Info], sent: Mapping[str, Packet] | None = None
+        self,
+        report: Report,
+        layout: Layout,
+        clients: Mapping[int, Info],
+        sent: Mapping[str, Packet] | None = None,
     ) -> str | None:
         """Why a report cannot be used, as a sentence; None if it can. ``sent`` is what the client was sent."""
         who = f"client {report.of}"
@@ -41,7 +45,11 @@ class Gate:
         for name, packet in report.give.items():
             if reason := self._packet(packet, layout):
                 return f"{who} sent {name} with {reason}"
-            if sent and name in sent and (odd := sorted(packet.values.keys() ^ sent[name].values.keys())):
+            if (
+                sent
+                and name in sent
+                and (odd := sorted(packet.values.keys() ^ sent[name].values.keys()))
+            ):
                 return f"{who} sent {name} with other tensors than it got: {', '.join(odd)} on one side only."
         return None
 

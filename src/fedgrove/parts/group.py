@@ -72,12 +72,21 @@ class AverageLinkage:
         from sklearn.metrics import silhouette_score
 
         tried = {g: self._divide(far, g) for g in range(2, min(MOST, n - 1) + 1)}
-        return renumbered(max(tried.values(), key=lambda labels: silhouette_score(far, labels, metric="precomputed")))
+        return renumbered(
+            max(
+                tried.values(),
+                key=lambda labels: silhouette_score(far, labels, metric="precomputed"),
+            )
+        )
 
-    def _divide(self, far: np.ndarray[tuple[int, ...], np.dtype[np.float64]], groups: int) -> list[int]:
+    def _divide(
+        self, far: np.ndarray[tuple[int, ...], np.dtype[np.float64]], groups: int
+    ) -> list[int]:
         from sklearn.cluster import AgglomerativeClustering
 
-        rule = AgglomerativeClustering(n_clusters=groups, metric="precomputed", linkage=self.linkage)
+        rule = AgglomerativeClustering(
+            n_clusters=groups, metric="precomputed", linkage=self.linkage
+        )
         return [int(label) for label in rule.fit_predict(far)]
 
 
@@ -108,7 +117,10 @@ class Bipartition:
                 done.append(part)
                 continue
             labels = AverageLinkage("complete")(vectors[part], 2)
-            parts += [[k for k, label in zip(part, labels, strict=True) if label == side] for side in (0, 1)]
+            parts += [
+                [k for k, label in zip(part, labels, strict=True) if label == side]
+                for side in (0, 1)
+            ]
         label_of = {k: i for i, part in enumerate(done) for k in part}
         return renumbered([label_of[k] for k in range(len(vectors))])
 
@@ -129,7 +141,9 @@ def renumbered(labels: Sequence[int]) -> list[int]:
 
 def nearest(vector: Tensor, centres: Mapping[int, Tensor]) -> int:
     """The group whose mean update has the largest cosine with a client's: where a late joiner goes."""
-    far = cosine_distances(torch.stack([vector.double(), *(c.double() for c in centres.values())]))[0, 1:]
+    far = cosine_distances(torch.stack([vector.double(), *(c.double() for c in centres.values())]))[
+        0, 1:
+    ]
     return list(centres)[int(far.argmin())]
 
 

@@ -37,7 +37,7 @@ class Optimiser(Protocol):
     def slots(self) -> int:
         """How many vectors of the parameters' size it remembers."""
 
-    def begin(self, w: Tensor) -> Tree:
+    def init(self, w: Tensor) -> Tree:
         """The state before the first step."""
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
@@ -60,7 +60,7 @@ class SGD:
     (:math:`\eta` lr, :math:`\beta` momentum, :math:`\lambda` weight_decay; the first :math:`v` is :math:`g`).
 
     >>> w, rule = torch.tensor([1.0]), SGD(lr=0.1)
-    >>> rule.step(w, torch.tensor([2.0]), rule.begin(w), rule.lr)[0]
+    >>> rule.step(w, torch.tensor([2.0]), rule.init(w), rule.lr)[0]
     tensor([0.8000])
     """
 
@@ -78,7 +78,7 @@ class SGD:
         """The velocity."""
         return 1
 
-    def begin(self, w: Tensor) -> Tree:
+    def init(self, w: Tensor) -> Tree:
         """A velocity of zero."""
         return {"v": torch.zeros_like(w)}
 
@@ -123,7 +123,7 @@ class Adam:
         """First and second moments."""
         return 2
 
-    def begin(self, w: Tensor) -> Tree:
+    def init(self, w: Tensor) -> Tree:
         """Moments of zero, no step taken."""
         return {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "t": w.new_zeros(())}
 
@@ -148,7 +148,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalTraining:
     r"""A training recipe: epochs over the client's training data, batch size, optimiser, decay, clipping.
 
     The learning rate of round :math:`t` is :math:`\eta\,\delta^t` (:math:`\delta` decay); gradients longer than
@@ -173,10 +173,12 @@ def clip_scale(g: Tensor, clip: float) -> Tensor:
     return torch.clamp_max(clip / torch.linalg.vector_norm(g).clamp_min(1e-12), 1.0)
 
 
-def recipe(stage: Train) -> Local:
+def recipe(stage: Train) -> LocalTraining:
     """The stage's recipe; a run fills in the data set's own before any work is done."""
     if stage.local is None:
-        raise ValueError("this Train stage has no recipe: build the run with fedgrove.run, or set local=Local(...)")
+        raise ValueError(
+            "this Train stage has no recipe: build the run with fedgrove.run, or set local=LocalTraining(...)"
+        )
     return stage.local
 
 
@@ -188,32 +190,37 @@ def epochs(net: Net, stage: Train, client: Client, number: int) -> Iterable[Batc
 
 def batches_of(net: Net, stage: Train) -> Batches:
     """The training data in the recipe's batches; BatchNorm cannot train on a batch of one."""
-    return Batches("train", recipe(stage).batch, shuffle=True, least=2 if net.layout.batch_norm else 1)
+    return Batches(
+        "train", recipe(stage).batch, shuffle=True, least=2 if net.layout.batch_norm else 1
+    )
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
     """A mask over the flat vector of all parameters: ones where it names nothing."""
     return torch.cat(
-        [(mask[k].to(v.dtype) if k in mask else torch.ones_like(v)).reshape(-1) for k, v in params.items()]
+        [
+            (mask[k].to(v.dtype) if k in mask else torch.ones_like(v)).reshape(-1)
+            for k, v in params.items()
+        ]
     )
 
 
-def learning_rate(local: Local, carry: Carry) -> Tensor:
+def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
     r""":math:`\eta_t = \eta\,\delta^t`, as a tensor."""
     rate: Tensor = local.optimiser.lr * local.decay ** carry["settings"]["round"]
     return rate
 
 
-# ---- the pure form: begin, step (batch after batch), which an engine may stack over clients ------------------------
+# ---- the pure form: start_training, step (batch after batch), which an engine may stack over clients ------------------------
 
 
-def begin(net: Net, stage: Train, carry: Carry) -> Carry:
+def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
     """The carry before the first step: ``carry[end]`` holds the masked start, ``carry["optimiser"]`` its state.
 
     ``carry["before"]`` keeps what ``carry[end]`` was, which is what an objective sees under that name.
     """
     tree = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
-    state = recipe(stage).optimiser.begin(trees.flat(trees.pick(tree, net.layout.params)))
+    state = recipe(stage).optimiser.init(trees.flat(trees.pick(tree, net.layout.params)))
     return {**carry, "before": carry.get(stage.end, {}), stage.end: tree, "optimiser": state}
 
 
@@ -239,26 +246,31 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
         g = g * flat_mask(carry[stage.mask], params)
     if local.clip is not None:
         g = g * clip_scale(g, local.clip)
-    w, state = local.optimiser.step(trees.flat(params), g, carry["optimiser"], learning_rate(local, carry))
-    return {**carry, stage.end: _unflat(w, params) | buffers, "aux": carry["aux"] | aux, "optimiser": state}
-
-
-def _unflat(w: Tensor, like: Mapping[str, Tensor]) -> Tree:
-    pieces = torch.split(w, [v.numel() for v in like.values()])
-    return {k: piece.view(v.shape) for (k, v), piece in zip(like.items(), pieces, strict=True)}
+    w, state = local.optimiser.step(
+        trees.flat(params), g, carry["optimiser"], learning_rate(local, carry)
+    )
+    return {
+        **carry,
+        stage.end: trees.unflat(w, params) | buffers,
+        "aux": carry["aux"] | aux,
+        "optimiser": state,
+    }
 
 
 # ---- the in-place form: the same steps, lean, on one client --------------------------------------------------------
 
 
 def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
-    """All steps of a Train stage on one client: equal to :func:`begin` and :func:`step` over ``batches``."""
+    """All steps of a Train stage on one client: equal to :func:`start_training` and :func:`step` over ``batches``."""
     local = recipe(stage)
     first = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
     w = trees.flat(trees.pick(first, net.layout.params))
-    params = {k: v.detach().requires_grad_() for k, v in _unflat(w, trees.pick(first, net.layout.params)).items()}
+    params = {
+        k: v.detach().requires_grad_()
+        for k, v in trees.unflat(w, trees.pick(first, net.layout.params)).items()
+    }
     tree: dict[str, Any] = params | {k: first[k].clone() for k in net.layout.buffers}
-    leaves, state, g = list(params.values()), local.optimiser.begin(w), torch.empty_like(w)
+    leaves, state, g = list(params.values()), local.optimiser.init(w), torch.empty_like(w)
     mask = flat_mask(carry[stage.mask], params) if stage.mask in carry else None
     lr = float(learning_rate(local, carry))
     for batch in batches:

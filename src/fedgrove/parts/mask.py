@@ -21,7 +21,12 @@ def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:
 
 
 def _top(name: str, score: Tensor, n: int) -> Tensor:
-    check(0 <= n <= score.numel(), f"the number of weights kept in {name}", n, f"from 0 to {score.numel()}")
+    check(
+        0 <= n <= score.numel(),
+        f"the number of weights kept in {name}",
+        n,
+        f"from 0 to {score.numel()}",
+    )
     return best(score.reshape(-1), n).view(score.shape)
 
 

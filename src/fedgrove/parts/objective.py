@@ -30,7 +30,9 @@ class Objective(ABC):
     """
 
     @abstractmethod
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """The loss of one batch, and what to remember for the next step."""
 
     def __add__(self, other: Objective) -> Objective:
@@ -47,7 +49,9 @@ class Sum(Objective):
 
     terms: tuple[Objective, ...]
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """The terms' losses, added; what they remember, joined."""
         parts = [term(out, params, batch, carry) for term in self.terms]
         loss, aux = parts[0][0], dict(parts[0][1])
@@ -60,7 +64,9 @@ class Sum(Objective):
 class CrossEntropy(Objective):
     r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`, :math:`v` = ``batch.weight``."""
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """The mean over the examples that are not padding."""
         each = F.cross_entropy(out.logits, batch.y, reduction="none")
         return (each * batch.weight).sum() / batch.weight.sum(), {}
@@ -79,7 +85,9 @@ class Proximal(Objective):
     def __post_init__(self) -> None:
         check(self.mu >= 0, "mu", self.mu, "0 or more")
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """Half mu times the squared distance."""
         reference = trees.pick(carry[self.to], params)
         return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}
@@ -100,9 +108,13 @@ class Clustered(Objective):
         given = (self.alpha, self.beta, self.rho)
         check(min(given) >= 0, "alpha, beta, rho", given, "0 or more each")
 
-    def __call__(self, out: Output, params: Tree, batch: Batch, carry: Carry) -> tuple[Tensor, Tree]:
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
         """Small, along the cluster, and near where it was."""
         w = trees.flat(params)
         u, last = (trees.flat(trees.pick(carry[k], params)) for k in ("model", "personal"))
         away = w - last
-        return self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum() + 0.5 * self.rho * (away * away).sum(), {}
+        return self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum() + 0.5 * self.rho * (
+            away * away
+        ).sum(), {}

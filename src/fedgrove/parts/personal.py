@@ -15,8 +15,10 @@ def complete(carry: Carry, client: Client) -> Carry:
     return {**carry, "received": received, "model": {k: whole[k] for k in client.layout.shapes}}
 
 
-def part_ways(carry: Carry, client: Client) -> Outcome:
+def share_received(carry: Carry, client: Client) -> Outcome:
     """Send back what was received, trained; keep the rest."""
     shared = {k: carry["local"][k] for k in carry["received"]}
     kept = {k: v for k, v in carry["local"].items() if k not in shared}
-    return Outcome({"model": Packet(shared)} if shared else {}, memory={"kept": kept} if kept else {})
+    return Outcome(
+        {"model": Packet(shared)} if shared else {}, memory={"kept": kept} if kept else {}
+    )

@@ -116,7 +116,9 @@ class TopK:
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree with the small values set to 0."""
-        return _floats(tree, lambda x: torch.where(largest(x, max(1, round(self.density * x.numel()))), x, 0.0))
+        return _floats(
+            tree, lambda x: torch.where(largest(x, max(1, round(self.density * x.numel()))), x, 0.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,9 @@ class Ternary:
 
     def _layer(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
         most = x.abs().max()
-        return torch.where(_uniform(x, draw) * most.double() < x.abs().double(), x.sign() * most, 0.0)
+        return torch.where(
+            _uniform(x, draw) * most.double() < x.abs().double(), x.sign() * most, 0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,9 @@ def cluster(x: Tensor, k: int, zero: bool = True, bins: int = 1024) -> Clusterin
     if not bool(torch.isfinite(x).all()):
         raise InputError("values to cluster hold NaN or infinity; drop the update that has them.")
     free = _centroids(_histogram(x.detach().double().cpu().reshape(-1).numpy(), bins), k, zero)
-    order = torch.tensor(sorted({*torch.tensor(free).to(x.dtype).tolist(), *([0.0] if zero else [])}), dtype=x.dtype)
+    order = torch.tensor(
+        sorted({*torch.tensor(free).to(x.dtype).tolist(), *([0.0] if zero else [])}), dtype=x.dtype
+    )
     edges = (order[1:].double() + order[:-1].double()) / 2
     index = torch.bucketize(x.detach().double().cpu(), edges)
     return _zero_first(order, index) if zero else Clustering(order, index)
@@ -217,7 +223,9 @@ def _histogram(x: Floats, bins: int) -> Floats:
         low, high = float(x.min()), float(x.max())
         scaled = (x - low) / (high - low) * bins if high > low else np.zeros_like(x)
         place = np.minimum(scaled, bins - 1).astype(np.int64)
-    sums = np.stack([np.bincount(place).astype(np.float64), np.bincount(place, x), np.bincount(place, x * x)])
+    sums = np.stack(
+        [np.bincount(place).astype(np.float64), np.bincount(place, x), np.bincount(place, x * x)]
+    )
     return sums[:, sums[0] > 0]
 
 
@@ -235,7 +243,9 @@ def _centroids(sums: Floats, k: int, zero: bool) -> list[float]:
     """The free centroids of the best partition of the bins into at most ``k`` intervals, one of them about 0."""
     total = np.concatenate([np.zeros((3, 1)), sums.cumsum(axis=1)], axis=1)
     count, first, second = (t[:, None] - t[None, :] for t in total)  # [b, a]: over bins a..b-1
-    about_mean = np.where(count > 0, np.maximum(second - first**2 / np.where(count > 0, count, 1), 0), np.inf)
+    about_mean = np.where(
+        count > 0, np.maximum(second - first**2 / np.where(count > 0, count, 1), 0), np.inf
+    )
     about_zero = np.where(count >= 0, second, np.inf)
     np.fill_diagonal(about_mean, 0.0)  # an empty interval costs nothing
     # plain[b]: bins 0..b-1 in j intervals about their means; with_zero[b]: one interval more, about 0.
@@ -265,7 +275,9 @@ def _means(steps: list[_Step], total: Floats, zero: bool) -> list[float]:
             end, seek = int(step.closing[end]), False
         begin = int((step.longer if seek else step.plain)[end])
         if begin < end:
-            means.append(float((total[1, end] - total[1, begin]) / (total[0, end] - total[0, begin])))
+            means.append(
+                float((total[1, end] - total[1, begin]) / (total[0, end] - total[0, begin]))
+            )
         end = begin
     return means
 
@@ -289,5 +301,7 @@ def _floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:
 
 def _uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
     if draw is None:
-        raise InputError("a random quantiser was given no generator; pass draw=seeds.torch_rng(seed, round, client).")
+        raise InputError(
+            "a random quantiser was given no generator; pass draw=seeds.torch_rng(seed, round, client)."
+        )
     return torch.rand(x.shape, generator=draw, dtype=torch.float64)

@@ -74,9 +74,16 @@ class Blend:
 
     def __post_init__(self) -> None:
         given = (self.alpha, self.beta, self.gamma)
-        check(min(given) >= 0 and math.isclose(sum(given), 1), "weights", given, "three numbers of 0 or more, sum 1")
+        check(
+            min(given) >= 0 and math.isclose(sum(given), 1),
+            "weights",
+            given,
+            "three numbers of 0 or more, sum 1",
+        )
 
-    def __call__(self, w: Tensor, variance: Tensor | None, signs: Tensor | None, votes: float) -> Tensor:
+    def __call__(
+        self, w: Tensor, variance: Tensor | None, signs: Tensor | None, votes: float
+    ) -> Tensor:
         """The score of every weight."""
         agree = torch.ones_like(w) if variance is None else coherence(variance)
         consent = torch.ones_like(w) if signs is None else consistency(signs, votes)

@@ -78,7 +78,9 @@ def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[s
     >>> paired(runs, {0: {"accuracy_mean": 0.5}, 1: {"accuracy_mean": 0.5}})
     {'seeds': 2, 'difference': 0.125, 'standard_error': 0.125, 'p': 0.5}
     """
-    shared = [s for s in runs if s in others and all(runs[s].get(k) == others[s].get(k) for k in SAME)]
+    shared = [
+        s for s in runs if s in others and all(runs[s].get(k) == others[s].get(k) for k in SAME)
+    ]
     if len(shared) < 2:
         return None
     ours, theirs = ([float(r[s]["accuracy_mean"]) for s in shared] for r in (runs, others))
@@ -96,13 +98,24 @@ def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[s
 def print_over_seeds(found: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print what :func:`over_seeds` found: a row per method and settings, then a row per pair."""
     out = console(file)
-    out.print(_table(["over seeds"], ["seeds", "accuracy %", "worst %", "up", "down"], [_row(g) for g in found]))
+    out.print(
+        _table(
+            ["over seeds"],
+            ["seeds", "accuracy %", "worst %", "up", "down"],
+            [_row(g) for g in found],
+        )
+    )
     pairs = [(g["group"], pair) for g in found for pair in g["paired"]]
     if pairs:
         heads = ["seeds", "difference, points", "standard error", "p"]
         out.print()
-        out.print(_table(["paired by seed", "minus"], heads, [_pair(name, pair) for name, pair in pairs]))
-        out.print("p: two-sided paired t-test over seeds" + ("; not corrected for several pairs" * (len(pairs) > 1)))
+        out.print(
+            _table(["paired by seed", "minus"], heads, [_pair(name, pair) for name, pair in pairs])
+        )
+        out.print(
+            "p: two-sided paired t-test over seeds"
+            + ("; not corrected for several pairs" * (len(pairs) > 1))
+        )
 
 
 def _row(g: Mapping[str, Any]) -> list[str]:
@@ -121,7 +134,14 @@ def _row(g: Mapping[str, Any]) -> list[str]:
 def _pair(name: str, pair: Mapping[str, Any]) -> list[str]:
     p = "-" if pair["p"] is None else f"{pair['p']:.2g}"
     points = f"{100 * pair['difference']:+.2f}"
-    return [name, pair["against"], str(pair["seeds"]), points, f"{100 * pair['standard_error']:.2f}", p]
+    return [
+        name,
+        pair["against"],
+        str(pair["seeds"]),
+        points,
+        f"{100 * pair['standard_error']:.2f}",
+        p,
+    ]
 
 
 def _table(left: Sequence[str], right: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

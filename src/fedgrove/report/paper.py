@@ -74,7 +74,11 @@ def figure(summary: Summary, key: str) -> float | None:
         return float(summary["bytes_paper"] / 2**20)
     scores = summary["finetune"][length]
     if measure == "score":
-        return float(scores["accuracy_mean"] / scores["accuracy_std"]) if scores["accuracy_std"] else None
+        return (
+            float(scores["accuracy_mean"] / scores["accuracy_std"])
+            if scores["accuracy_std"]
+            else None
+        )
     return float(scores[measure])
 
 
@@ -83,7 +87,9 @@ def _rows(study: Study, done: Mapping[str, Summary | None]) -> Iterator[dict[str
         runs = _runs(row, done)
         keys = [*(f"{m}:{n}" for n in row.experiment.finetune for m in study.measures), *COUNTED]
         ours = {key: _over_seeds([figure(run, key) for run in runs.values()]) for key in keys}
-        difference = {k: _round(ours[k]["mean"] - v) for k, v in row.reported.items() if ours.get(k)}
+        difference = {
+            k: _round(ours[k]["mean"] - v) for k, v in row.reported.items() if ours.get(k)
+        }
         some = next(iter(runs.values()), {})
         yield {
             "data": some.get("data", row.experiment.data),
@@ -107,7 +113,11 @@ def _rows(study: Study, done: Mapping[str, Summary | None]) -> Iterator[dict[str
 
 def _runs(row: Row, done: Mapping[str, Summary | None]) -> dict[int, Summary]:
     """A row's finished runs by seed."""
-    return {s["seed"]: s for name, s in done.items() if s is not None and name.rpartition("-s")[0] == row.name}
+    return {
+        s["seed"]: s
+        for name, s in done.items()
+        if s is not None and name.rpartition("-s")[0] == row.name
+    }
 
 
 def _over_seeds(values: Sequence[float | None]) -> dict[str, Any]:
@@ -127,8 +137,12 @@ def _marked(study: Study, rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]
     """``best``: whether a row is the first of its panel by the measure that the paper chooses by."""
     found = list(rows)
     for row in found:
-        rivals = [r for r in found if r["panel"] == row["panel"] and _chosen_by(study, r) is not None]
-        row["best"] = bool(study.best and rivals) and row is max(rivals, key=lambda r: _chosen_by(study, r) or 0.0)
+        rivals = [
+            r for r in found if r["panel"] == row["panel"] and _chosen_by(study, r) is not None
+        ]
+        row["best"] = bool(study.best and rivals) and row is max(
+            rivals, key=lambda r: _chosen_by(study, r) or 0.0
+        )
     return found
 
 
@@ -148,7 +162,11 @@ def _pairs(study: Study, done: Mapping[str, Summary | None]) -> Iterator[dict[st
             for n in lead.experiment.finetune:
                 ours, theirs = (_after(_runs(row, done), n) for row in (lead, other))
                 if gap := paired(ours, theirs):
-                    at = {"data": next(iter(ours.values()))["data"], "panel": lead.panel, "x": lead.x}
+                    at = {
+                        "data": next(iter(ours.values()))["data"],
+                        "panel": lead.panel,
+                        "x": lead.x,
+                    }
                     yield {**at, "row": lead.label, "against": other.label, "finetune": n, **gap}
 
 
@@ -184,25 +202,48 @@ def layout(found: Found) -> tuple[list[str], list[Section]]:
     every = [line for lines in sections.values() for line in lines]
     kept = [i for i in range(len(head)) if (i != 1 or several) and any(line[i] for line in every)]
     return [head[i] for i in kept], [
-        Section(title, [[line[i] for i in kept] for line in lines]) for title, lines in sections.items()
+        Section(title, [[line[i] for i in kept] for line in lines])
+        for title, lines in sections.items()
     ]
 
 
 def place(row: Found) -> str:
     """The data of a row, and its panel."""
-    return f"{row['data']}, {row['split'] or 'own'} split" + (f": {row['panel']}" if row["panel"] else "")
+    return f"{row['data']}, {row['split'] or 'own'} split" + (
+        f": {row['panel']}" if row["panel"] else ""
+    )
 
 
 def _head(measures: Sequence[str]) -> list[str]:
     beside = [cell for m in measures for cell in (TITLES[m], "paper", "difference")]
-    return ["row", "fine-tuned", "seeds", *beside, "groups", TITLES["mib_paper"], "paper", "difference", TITLES["mib"]]
+    return [
+        "row",
+        "fine-tuned",
+        "seeds",
+        *beside,
+        "groups",
+        TITLES["mib_paper"],
+        "paper",
+        "difference",
+        TITLES["mib"],
+    ]
 
 
 def _line(row: Found, n: int, measures: Sequence[str]) -> list[str]:
     mark = " *" * row["best"] + " +" * row["picked"]
-    seeds = f"{len(row['seeds'])}" + (f" of {len(row['seeds']) + row['missing']}" if row["missing"] else "")
+    seeds = f"{len(row['seeds'])}" + (
+        f" of {len(row['seeds']) + row['missing']}" if row["missing"] else ""
+    )
     beside = [cell for m in measures for cell in _beside(row, f"{m}:{n}")]
-    return [row["label"] + mark, str(n), seeds, *beside, groups(row), *_beside(row, "mib_paper"), _ours(row, "mib")]
+    return [
+        row["label"] + mark,
+        str(n),
+        seeds,
+        *beside,
+        groups(row),
+        *_beside(row, "mib_paper"),
+        _ours(row, "mib"),
+    ]
 
 
 def _beside(row: Found, key: str) -> tuple[str, str, str]:
@@ -220,7 +261,9 @@ def _ours(row: Found, key: str) -> str:
     value, (scale, digits) = row["ours"].get(key), _scale(key)
     if not value:
         return ""
-    spread = "" if value["std"] is None or key in COUNTED else f" ± {scale * value['std']:.{digits}f}"
+    spread = (
+        "" if value["std"] is None or key in COUNTED else f" ± {scale * value['std']:.{digits}f}"
+    )
     return f"{scale * value['mean']:.{digits}f}{spread}"
 
 
@@ -240,7 +283,11 @@ def groups(row: Found) -> str:
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    return f"{len(sizes)} x {sizes[0]}" if len(sizes) > 5 and len(set(sizes)) == 1 else "/".join(map(str, sizes))
+    return (
+        f"{len(sizes)} x {sizes[0]}"
+        if len(sizes) > 5 and len(set(sizes)) == 1
+        else "/".join(map(str, sizes))
+    )
 
 
 def print_paper(found: Found, file: IO[str] | None = None) -> None:
@@ -253,7 +300,9 @@ def print_paper(found: Found, file: IO[str] | None = None) -> None:
         out.print(_rich(head, lines))
     out.print(SPREAD + marks(found))
     if found["paired"]:
-        out.print("\npaired by seed, difference of accuracy in points, two-sided p, not corrected for several pairs:")
+        out.print(
+            "\npaired by seed, difference of accuracy in points, two-sided p, not corrected for several pairs:"
+        )
         out.print(_rich(*tests(found)))
     for note in found["notes"]:
         out.print(note)
@@ -272,9 +321,22 @@ def tests(found: Found) -> tuple[list[str], list[list[str]]]:
     lines: dict[tuple[str, ...], dict[int, str]] = {}
     for pair in found["paired"]:
         p = "" if pair["p"] is None else f" (p {pair['p']:.2g})"
-        key = (pair["data"], *[_where(pair)] * panels, pair["row"], pair["against"], str(pair["seeds"]))
+        key = (
+            pair["data"],
+            *[_where(pair)] * panels,
+            pair["row"],
+            pair["against"],
+            str(pair["seeds"]),
+        )
         lines.setdefault(key, {})[pair["finetune"]] = f"{100 * pair['difference']:+.2f}{p}"
-    head = ["data", *["at"] * panels, "row", "minus", "seeds", *(f"fine-tuned {n}" for n in lengths)]
+    head = [
+        "data",
+        *["at"] * panels,
+        "row",
+        "minus",
+        "seeds",
+        *(f"fine-tuned {n}" for n in lengths),
+    ]
     return head, [[*key, *(cells.get(n, "") for n in lengths)] for key, cells in lines.items()]
 
 
@@ -299,7 +361,9 @@ def markdown(found: Found) -> str:
     blocks += [f"{title}\n\n{_pipes(head, lines)}" for title, lines in sections]
     blocks.append(SPREAD + marks(found))
     if found["paired"]:
-        blocks.append("Paired by seed: points of accuracy and two-sided p.\n\n" + _pipes(*tests(found)))
+        blocks.append(
+            "Paired by seed: points of accuracy and two-sided p.\n\n" + _pipes(*tests(found))
+        )
     return "\n\n".join([*blocks, *(f"- {note}" for note in found["notes"])]) + "\n"
 
 

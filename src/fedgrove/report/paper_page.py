@@ -13,7 +13,17 @@ from .paper import SPREAD, TITLES, Found, layout, marks, place, tests, titled
 
 LENGTHS = ("#f58518", "#4c78a8", "#54a24b", "#b279a2", "#9d755d", "#e45756", "#72b7b2")
 """One colour per length of fine-tuning."""
-METHODS = ("#9d9d9d", "#5b5b5b", "#72b7b2", "#4c78a8", "#eeca3b", "#b279a2", "#54a24b", "#e45756", "#f58518")
+METHODS = (
+    "#9d9d9d",
+    "#5b5b5b",
+    "#72b7b2",
+    "#4c78a8",
+    "#eeca3b",
+    "#b279a2",
+    "#54a24b",
+    "#e45756",
+    "#f58518",
+)
 PAPER = "diamond-open"
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -40,7 +50,11 @@ def write_page(found: Found, cited: str, path: Path) -> None:
     body.append(f"<p>{escape(found['about'])}<br><small>{escape(cited)}. {_who(found)}</small></p>")
     for i, (title, figure) in enumerate(_pictures(found)):
         body.append(f"<h2>{escape(title)}</h2>")
-        body.append(figure.to_html(full_html=False, include_plotlyjs=i == 0, config={"displayModeBar": False}))
+        body.append(
+            figure.to_html(
+                full_html=False, include_plotlyjs=i == 0, config={"displayModeBar": False}
+            )
+        )
     for title, rows in sections:
         body.append(f"<h2>{escape(title)}</h2>{_html(head, rows)}")
     body.append(f"<p><small>{escape(SPREAD + marks(found))}</small></p>")
@@ -48,8 +62,12 @@ def write_page(found: Found, cited: str, path: Path) -> None:
         said = "points of accuracy, two-sided p of a paired t-test, not corrected for several pairs"
         body.append(f"<h2>Paired by seed: {said}</h2>{_html(*tests(found))}")
     body.append("<ul>" + "".join(f"<li>{escape(note)}</li>" for note in found["notes"]) + "</ul>")
-    head_html = f'<meta charset="utf-8"><title>{escape(titled(found))}</title><style>{STYLE}</style>'
-    path.write_text(f"<!doctype html><html lang=en><head>{head_html}</head><body>{''.join(body)}</body></html>\n")
+    head_html = (
+        f'<meta charset="utf-8"><title>{escape(titled(found))}</title><style>{STYLE}</style>'
+    )
+    path.write_text(
+        f"<!doctype html><html lang=en><head>{head_html}</head><body>{''.join(body)}</body></html>\n"
+    )
 
 
 def _who(found: Found) -> str:
@@ -121,7 +139,9 @@ def _dots(rows: Sequence[Found], measures: Sequence[str]) -> Any:
             name = f"fine-tuned {n}" if len(lengths) > 1 else "ours"
             for trace in _pair(draw, rows, f"{measure}:{n}", name, LENGTHS[i % 7], column == 1):
                 figure.add_trace(trace, row=1, col=column)
-        figure.update_xaxes(range=span(rows, [f"{measure}:{n}" for n in lengths]), row=1, col=column)
+        figure.update_xaxes(
+            range=span(rows, [f"{measure}:{n}" for n in lengths]), row=1, col=column
+        )
     figure.update_yaxes(autorange="reversed", automargin=True)
     # Room for each length on a line of its own, so that whiskers do not hide each other.
     height = 150 + len(rows) * (16 + 12 * len(lengths))
@@ -140,9 +160,17 @@ def span(rows: Sequence[Found], keys: Sequence[str]) -> list[float]:
     return [min(ends) - room, max(ends) + room]
 
 
-def _pair(draw: Any, rows: Sequence[Found], key: str, name: str, colour: str, legend: bool) -> list[Any]:
+def _pair(
+    draw: Any, rows: Sequence[Found], key: str, name: str, colour: str, legend: bool
+) -> list[Any]:
     labels = [row["label"] for row in rows]
-    shared = {"y": labels, "mode": "markers", "legendgroup": name, "offsetgroup": name, "orientation": "h"}
+    shared = {
+        "y": labels,
+        "mode": "markers",
+        "legendgroup": name,
+        "offsetgroup": name,
+        "orientation": "h",
+    }
     ours = draw.Scatter(
         **shared,
         x=_column(rows, key, "mean"),
@@ -162,7 +190,10 @@ def _pair(draw: Any, rows: Sequence[Found], key: str, name: str, colour: str, le
 def _scatter(rows: Sequence[Found], n: int) -> Any:
     """Where methods differ: accuracy against its spread over clients, and against MiB."""
     draw, subplots = _plotly()
-    across = {f"accuracy_std:{n}": "std over clients, % (fairer to the left)", "mib_paper": "MiB counted"}
+    across = {
+        f"accuracy_std:{n}": "std over clients, % (fairer to the left)",
+        "mib_paper": "MiB counted",
+    }
     figure = subplots.make_subplots(cols=len(across), shared_yaxes=True, horizontal_spacing=0.04)
     for column, (key, name) in enumerate(across.items(), start=1):
         for i, row in enumerate(rows):
@@ -177,7 +208,12 @@ def _points(draw: Any, row: Found, x: str, y: str, colour: str, legend: bool) ->
     """A method: ours filled, the paper's hollow, a thin line between."""
     label = row["label"]
     ours = draw.Scatter(
-        **{"x": _column([row], x, "mean"), "y": _column([row], y, "mean"), "name": label, "legendgroup": label},
+        **{
+            "x": _column([row], x, "mean"),
+            "y": _column([row], y, "mean"),
+            "name": label,
+            "legendgroup": label,
+        },
         **{"mode": "markers", "showlegend": legend, "marker": {"color": colour, "size": 12}},
         error_x=_whiskers([row], x),
         error_y=_whiskers([row], y),
@@ -187,9 +223,19 @@ def _points(draw: Any, row: Found, x: str, y: str, colour: str, legend: bool) ->
     between = draw.Scatter(
         x=[_value(row, x, "mean"), _value(row, x, "paper")],
         y=[_value(row, y, "mean"), _value(row, y, "paper")],
-        **{"mode": "lines+markers", "legendgroup": label, "showlegend": False, "name": f"{label}, paper"},
+        **{
+            "mode": "lines+markers",
+            "legendgroup": label,
+            "showlegend": False,
+            "name": f"{label}, paper",
+        },
         line={"color": colour, "width": 1, "dash": "dot"},
-        marker={"color": colour, "symbol": ["circle", PAPER], "size": [1, 13], "line": {"width": 2}},
+        marker={
+            "color": colour,
+            "symbol": ["circle", PAPER],
+            "size": [1, 13],
+            "line": {"width": 2},
+        },
     )
     return [between, ours]
 
@@ -204,7 +250,9 @@ def _lines(rows: Sequence[Found], drawn: Sequence[str]) -> Any:
     for column, measure in enumerate(drawn, start=1):
         for i, (name, some) in enumerate(series.items()):
             colour = METHODS[-1] if len(series) == 1 else METHODS[i % 9]
-            for trace in _curve(draw, name, points(some, measure), colour, column == 1 and len(series) > 1):
+            for trace in _curve(
+                draw, name, points(some, measure), colour, column == 1 and len(series) > 1
+            ):
                 figure.add_trace(trace, row=1, col=column)
         figure.update_yaxes(title=TITLES[measure], row=1, col=column)
         figure.update_xaxes(title=rows[0]["panel"], row=1, col=column)
@@ -222,9 +270,16 @@ def points(rows: Sequence[Found], measure: str) -> list[dict[str, Any]]:
     return sorted(found, key=lambda point: float(point["x"]))
 
 
-def _curve(draw: Any, name: str, some: Sequence[Mapping[str, Any]], colour: str, legend: bool) -> list[Any]:
+def _curve(
+    draw: Any, name: str, some: Sequence[Mapping[str, Any]], colour: str, legend: bool
+) -> list[Any]:
     ours = draw.Scatter(
-        **{"x": [p["x"] for p in some], "y": [p["mean"] for p in some], "name": name, "legendgroup": name},
+        **{
+            "x": [p["x"] for p in some],
+            "y": [p["mean"] for p in some],
+            "name": name,
+            "legendgroup": name,
+        },
         **{"mode": "lines+markers", "line": {"color": colour, "width": 2}, "showlegend": legend},
         error_y={"array": [p["std"] or 0 for p in some], "thickness": 1, "width": 3},
     )
@@ -233,14 +288,23 @@ def _curve(draw: Any, name: str, some: Sequence[Mapping[str, Any]], colour: str,
         return [ours]
     marker = {"color": colour, "symbol": PAPER, "size": 13, "line": {"width": 2}}
     x, y = ([p[key] for p in told] for key in ("x", "paper"))
-    return [ours, draw.Scatter(x=x, y=y, mode="markers", marker=marker, name=f"{name}, paper", legendgroup=name)]
+    return [
+        ours,
+        draw.Scatter(
+            x=x, y=y, mode="markers", marker=marker, name=f"{name}, paper", legendgroup=name
+        ),
+    ]
 
 
 def _laid_out(figure: Any, height: int, **more: Any) -> Any:
     legend = {"orientation": "h", "y": -0.16 if height > 300 else -0.3, "yanchor": "top"}
-    figure.update_layout(template="plotly_white", height=height, margin={"t": 40, "r": 20}, legend=legend, **more)
+    figure.update_layout(
+        template="plotly_white", height=height, margin={"t": 40, "r": 20}, legend=legend, **more
+    )
     return figure
 
 
 def _plotly() -> tuple[Any, Any]:
-    return importlib.import_module("plotly.graph_objects"), importlib.import_module("plotly.subplots")
+    return importlib.import_module("plotly.graph_objects"), importlib.import_module(
+        "plotly.subplots"
+    )

@@ -11,7 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 Summary = Mapping[str, Any]
-FIGURES = ("accuracy\n%", "worst\n%", "worst\n10 %", "density", "params", "up", "down", "paper\nMiB", "seconds")
+FIGURES = (
+    "accuracy\n%",
+    "worst\n%",
+    "worst\n10 %",
+    "density",
+    "params",
+    "up",
+    "down",
+    "paper\nMiB",
+    "seconds",
+)
 NAMES = ("run", "method", "data", "partition", "scenario", "split", "seed", "rounds")
 """Columns that tell runs apart; they come when there are several."""
 
@@ -40,20 +50,28 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
     out.print(table)
     if len(rows) > 1 and best:
         out.print("* the best mean accuracy" + (" on its data" if several else ""))
-    for note in dict.fromkeys(f"{s['data']}: {note}" for s in summaries for note in s.get("notes", ())):
+    for note in dict.fromkeys(
+        f"{s['data']}: {note}" for s in summaries for note in s.get("notes", ())
+    ):
         out.print(note)
 
 
 def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
-    """Print, run by run, what the bytes were spent on (:func:`fedgrove.measure.causes`), in MiB."""
+    """Print, run by run, what the bytes were spent on (:func:`fedgrove.wire.ledger.causes`), in MiB."""
     words = list(summaries[0]["bytes_causes"]) if summaries else []
     table = _table(("run", "method"), (*words, "sent\nMiB", "paper\nMiB", "sent -\npaper"))
     for s in summaries:
         sent = sum(s["bytes_causes"].values())
         cells = [*s["bytes_causes"].values(), sent]
         paper = s.get("bytes_paper")
-        last = ["", "unfinished"] if paper is None else [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
-        table.add_row(str(s["run"]), str(s.get("method", "")), *(f"{n / 2**20:,.2f}" for n in cells), *last)
+        last = (
+            ["", "unfinished"]
+            if paper is None
+            else [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
+        )
+        table.add_row(
+            str(s["run"]), str(s.get("method", "")), *(f"{n / 2**20:,.2f}" for n in cells), *last
+        )
     console(file).print(table)
 
 
@@ -68,13 +86,19 @@ def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -
 
 
 def print_cost(found: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print what :func:`fedgrove.cost.cost` found."""
+    """Print what :func:`fedgrove.cost.estimate.cost` found."""
     print_pairs(
         [
-            ("clients, cohort, rounds", f"{found['clients']}, {found['cohort']}, {found['rounds']}"),
+            (
+                "clients, cohort, rounds",
+                f"{found['clients']}, {found['cohort']}, {found['rounds']}",
+            ),
             ("up, at most", mib(found["bytes_up"])),
             ("down, at most", mib(found["bytes_down"])),
-            ("paper's own count", f"{found['mib_paper']:,} MiB, {found['reduction_paper']:.1%} less than dense"),
+            (
+                "paper's own count",
+                f"{found['mib_paper']:,} MiB, {found['reduction_paper']:.1%} less than dense",
+            ),
             ("parameters", f"{found['params']:,}"),
             ("multiply-accumulates", f"{found['macs']:,} per sample"),
             ("memory of a step", mib(found["memory"])),
@@ -118,7 +142,11 @@ def _best(rows: Sequence[Mapping[str, Any]]) -> set[int]:
         mean = row["scores"].get("accuracy_mean")
         if mean is not None:
             top[_place(row)] = max(mean, top.get(_place(row), mean))
-    return {i for i, row in enumerate(rows) if row["scores"].get("accuracy_mean", -1) == top.get(_place(row))}
+    return {
+        i
+        for i, row in enumerate(rows)
+        if row["scores"].get("accuracy_mean", -1) == top.get(_place(row))
+    }
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:

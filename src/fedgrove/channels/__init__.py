@@ -1,0 +1,1 @@
+"""Channels: which fall together, which to keep, and really smaller networks."""

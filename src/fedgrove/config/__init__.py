@@ -1,0 +1,1 @@
+"""What a person asks for: experiments, their settings, config.toml, grids and sweeps."""

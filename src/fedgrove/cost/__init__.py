@@ -1,0 +1,1 @@
+"""What a method will cost, before anything is trained."""

@@ -1,0 +1,1 @@
+"""The batched engine: many clients stacked and trained as one."""

@@ -1,0 +1,1 @@
+"""The pool engine: one worker process per core."""

@@ -1,0 +1,78 @@
+"""Kinds of files, and what can be asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from ..errors import InputError, check, unknown
+from . import executorch, onnx
+
+Predict = Callable[[Tensor], Tensor]
+"""Inputs (batch, *shape) to logits."""
+
+
+class Format(Protocol):
+    """A kind of file; the modules ``onnx`` and ``executorch`` are such."""
+
+    SUFFIX: str
+    EXTRA: str
+    NEEDS: tuple[str, ...]
+
+    def write(
+        self, module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str], /
+    ) -> None:
+        """Write a module that takes inputs of ``shape``."""
+
+    def quantise(
+        self, module: nn.Module, plain: Path, x: Tensor, path: Path, /
+    ) -> tuple[float, float] | None:
+        """Write it in int8, calibrated on ``x``; ``plain`` is the file that was written before.
+
+        Gives the shares of weights and of MACs that are in int8, where it knows them.
+        """
+
+    def load(self, path: Path, /) -> Predict:
+        """The file as a function from inputs to logits."""
+
+
+FORMATS: dict[str, Format] = {"onnx": onnx, "executorch": executorch}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How to export; a wrong word, or a package that is not there, is refused here."""
+
+    to: str = "onnx"
+    int8: bool = False
+    standardised: bool = False
+    """Whether the file takes inputs that are standardised already."""
+    align: int = 1
+    """What the channels of a shrunk layer are a multiple of, where its full width allows."""
+
+    def __post_init__(self) -> None:
+        if self.to not in FORMATS:
+            raise unknown("format", self.to, FORMATS)
+        check(self.align >= 1, "align", self.align, "1 (as pruned) or more, as 16")
+        missing = [name for name in self.format.NEEDS if importlib.util.find_spec(name) is None]
+        if missing:
+            raise InputError(
+                f"a file for {self.to} needs {', '.join(missing)}, not installed here; "
+                f"pip install 'fedgrove[{self.format.EXTRA}]'"
+            )
+
+    @property
+    def format(self) -> Format:
+        """What writes and reads the files."""
+        return FORMATS[self.to]
+
+    def names(self, client: int) -> dict[str, str]:
+        """What the files of a client are called."""
+        stem, suffix = f"client-{client:05d}", self.format.SUFFIX
+        names = {"shrunk": stem + suffix, "card": f"{stem}{suffix}.md"}
+        return names | ({"int8": f"{stem}.int8{suffix}"} if self.int8 else {})

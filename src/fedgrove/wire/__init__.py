@@ -1,0 +1,1 @@
+"""Packets as bytes: codecs, messages, what receivers hold, and what it all costs."""

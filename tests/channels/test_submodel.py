@@ -1,0 +1,143 @@
+"""Sub-models: groups as plain data, recovery by hand, what a mask says about channels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.conftest import make_run
+from torch import nn
+
+from fedgrove import trees
+from fedgrove.channels.choice import Gamma, nested
+from fedgrove.channels.submodel import (
+    channels_in,
+    cut_out,
+    every,
+    groups_from_plain,
+    groups_to_plain,
+    own,
+    recovered,
+    shapes_of,
+    size_at,
+    slim,
+)
+from fedgrove.core import Packet, Task
+from fedgrove.methods import Hermes
+from fedgrove.nets.layout import Layout
+from fedgrove.runs.store import freeze, thaw
+
+TINY = Layout.of(
+    nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,)
+)
+
+
+def flags(*bits: int) -> torch.Tensor:
+    return torch.tensor(bits).bool()
+
+
+def test_groups_are_noted_and_recalled_through_a_checkpoint(tmp_path: Path) -> None:
+    run = make_run(Hermes(), tmp_path, net="resnet18")
+    plain, tensors = groups_to_plain(run.net.layout.groups), {}
+    assert groups_from_plain(thaw(freeze(plain, tensors), tensors)) == run.net.layout.groups
+
+
+def test_a_sub_model_and_its_channels() -> None:
+    groups, tree = TINY.groups, {k: torch.ones(shape) for k, shape in TINY.shapes.items()}
+    packet = cut_out(tree, groups, {"0": flags(1, 0, 1)})
+    assert packet.values["0.weight"].flatten().tolist() == [1, 0, 1]
+    assert packet.values["3.weight"].flatten().tolist() == [1, 0, 1]
+    assert channels_in(packet, groups)["0"].tolist() == [True, False, True]
+    home = {
+        k: packet.values[k] for k in ("0.weight", "0.bias", "3.weight", "3.bias")
+    }  # without the norm layer
+    mask = {k: m for k, m in (packet.mask or {}).items() if k in home}
+    assert channels_in(Packet(home, mask), groups)["0"].tolist() == [True, False, True]
+    assert cut_out(tree, groups, every(groups)) == Packet(tree) == cut_out(tree, groups, None)
+    assert channels_in(Packet(tree), groups)["0"].all()
+
+
+@pytest.mark.parametrize(("share", "size"), [(1.0, 3 + 3 + 3 + 3 + 3 + 1), (1 / 3, 6)])
+def test_size(share: float, size: int) -> None:
+    assert size_at(TINY, share) == size
+    mask = TINY.expand(nested(TINY.groups, share))
+    assert size == TINY.size - sum(int((~m).sum()) for m in mask.values())
+
+
+# ---- slimming and recovery ------------------------------------------------------------------------------------------
+
+
+def test_recovery_by_hand(tmp_path: Path) -> None:
+    """Of gamma (3, -1, 2, .5 | 9, 8, 7, 6, 5, 4, .1, .2) half stay: 3, 9, 8, 7, 6, 5 of the twelve."""
+    run = make_run(Hermes(), tmp_path, net="bn-cnn2")
+    client = run.client(Task(0), {})
+    guided = {k: torch.rand_like(v) + 0.5 for k, v in run.params.items()}
+    guided["norm1.weight"] = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.float64)
+    guided["norm2.weight"] = torch.tensor([9, 8, 7, 6, 5, 4, 0.1, 0.2], dtype=torch.float64)
+    carry = slim({"guided": guided}, client, Gamma(), 0.5)
+    assert carry["channels"]["conv1"].tolist() == [True, False, False, False]
+    assert carry["channels"]["conv2"].tolist() == [True] * 5 + [False] * 3
+    tuned = {k: v + 1 if k in run.net.layout.params else v for k, v in guided.items()}
+    tuned = trees.masked(tuned, carry["slim.mask"])
+    whole = recovered({**carry, "tuned": tuned}, client)
+    # what stays is as tuned, what was removed is as before, but for its scale
+    assert torch.equal(whole["conv1.weight"][0], guided["conv1.weight"][0] + 1)
+    assert torch.equal(whole["conv1.weight"][1:], guided["conv1.weight"][1:])
+    assert torch.equal(whole["conv2.weight"][:5, 0], guided["conv2.weight"][:5, 0] + 1)
+    assert torch.equal(whole["conv2.weight"][:, 1:], guided["conv2.weight"][:, 1:])
+    assert whole["norm1.weight"].tolist() == [4, 0, 0, 0]
+    for name in ("norm1.bias", "norm1.running_mean", "norm1.running_var"):
+        assert torch.equal(whole[name][1:], guided[name][1:])
+    assert torch.equal(whole["norm1.bias"][:1], guided["norm1.bias"][:1] + 1)
+    assert torch.equal(whole["head.bias"], guided["head.bias"] + 1)
+
+
+@pytest.mark.parametrize(("shift", "moves"), [(0.5, True), (0.0, False)])
+def test_a_gradient_flows_back_into_restored_channels_where_the_shift_is_above_zero(
+    shift: float, moves: bool, tmp_path: Path
+) -> None:
+    run = make_run(Hermes(), tmp_path, net="bn-cnn2")
+    guided = {**run.params, "norm1.bias": torch.full_like(run.params["norm1.bias"], shift)}
+    carry = slim({"guided": guided}, client := run.client(Task(0), {}), Gamma(), 0.5)
+    whole = recovered({**carry, "tuned": trees.masked(guided, carry["slim.mask"])}, client)
+    removed = ~carry["channels"]["conv1"]
+    scale = whole["norm1.weight"].clone().requires_grad_()
+    x = torch.randn(5, *run.federation.shape, dtype=torch.float64)
+    logits = run.net({**whole, "norm1.weight": scale}, x, train=False).logits
+    (g,) = torch.autograd.grad((logits[:, 0]).sum(), scale)
+    assert bool((g[removed] != 0).all()) == moves
+    assert removed.any()
+
+
+def test_at_density_1_nothing_is_masked(tmp_path: Path) -> None:
+    run = make_run(Hermes(), tmp_path, net="bn-cnn2")
+    client = run.client(Task(0), {})
+    carry = slim({"guided": run.params}, client, Gamma(), 1.0)
+    assert carry["slim.mask"] == {}
+    tuned = {k: v + 1 for k, v in run.params.items()}
+    assert trees.equal(recovered({**carry, "tuned": tuned}, client), tuned)
+
+
+def test_own_model(tmp_path: Path) -> None:
+    """Initial parameters, under what is kept, under what is received; masked by the client's channels."""
+    run = make_run(Hermes(), tmp_path, net="bn-cnn2")
+    client = run.client(Task(0), {})
+    first = own({}, client)
+    assert trees.equal(first["model"], run.params)
+    assert "model.mask" not in first
+    channels = nested(run.net.layout.groups, 0.5)
+    personal = {k: torch.ones_like(v) for k, v in run.params.items()}
+    got = {"conv1.weight": torch.full_like(run.params["conv1.weight"], 7.0)}
+    carry = own({"personal": personal, "channels": channels, "model": got}, client)
+    mask = run.net.layout.expand(channels)
+    assert trees.equal(carry["model.mask"], mask)
+    assert trees.equal(carry["model"], trees.masked({**personal, **got}, mask))
+    assert list(carry["model"]) == list(run.net.layout.shapes) == list(shapes_of(run.params))
+    lost = own({"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client)
+    assert trees.equal(
+        lost["model.mask"],
+        run.net.layout.expand({**every(run.net.layout.groups), "conv1": channels["conv1"]}),
+    )
+    assert (lost["model"]["conv1.weight"][2:] == 0).all()
+    assert (lost["model"]["norm1.weight"][2:] == 0).all()  # no word of it in the mask it got

@@ -1,0 +1,32 @@
+"""A trained federation, and all its models as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedgrove as fg
+from fedgrove.export.figures import Exported
+from fedgrove.export.make import export_all
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained federation: one model of digits for three clients."""
+    out = tmp_path_factory.mktemp("digits") / "run"
+    words: dict[str, Any] = {
+        "clients": 3,
+        "cohort": 3,
+        "rounds": 5,
+        "evaluate": 0,
+        "partition": "iid",
+    }
+    return fg.run("fedavg", data="digits", engine="serial", out=out, **words).folder.path
+
+
+@pytest.fixture(scope="session")
+def everyone(digits: Path) -> dict[int, Exported]:
+    """All its models, in the folder of the run, in int8 too."""
+    return {made.client: made for made in export_all(digits, int8=True)}

@@ -1,0 +1,336 @@
+"""A client's model as a file: it says what torch says, it is smaller, its card is true."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.export.made import (
+    NETS,
+    close,
+    finished,
+    of,
+    predicted,
+    prune,
+    thinned,
+    with_onnx,
+)
+from torch import Tensor, nn
+
+import fedgrove as fg
+from fedgrove import nets, trees
+from fedgrove.core import Packet, Start
+from fedgrove.errors import InputError
+from fedgrove.export import onnx as onnx_files
+from fedgrove.export.figures import Exported, Row
+from fedgrove.export.make import _notes
+from fedgrove.export.source import Raw, Scale, opened, scale_between, shrunk
+from fedgrove.methods import FedAvg
+from fedgrove.methods.fedavg import State
+from fedgrove.nets import Net
+
+# ---- what is written says what torch says ---------------------------------------------------------------------------
+
+
+@with_onnx
+@pytest.mark.parametrize("name", NETS)
+def test_every_net_is_written_shrunk_and_agrees(name: str, tmp_path: Path) -> None:
+    shape = NETS[name]
+    net = Net(nets.build(name, shape, 3, 0, **({"width": 8} if name == "resnet18" else {})), shape)
+    tree, path = thinned(net), tmp_path / "net.onnx"
+    small, few = shrunk(net, tree)
+    assert small.layout.size < 0.65 * net.layout.size
+    channels = range(shape[0])
+    scale = Scale(tuple(0.5 * c - 1.0 for c in channels), tuple(1.0 + 0.1 * c for c in channels))
+    onnx_files.write(Raw(small.filled(few), scale, shape).eval(), shape, path, {})
+    raw = 3 * torch.randn(7, *shape, generator=torch.Generator().manual_seed(1))
+    wide = (-1, *(1,) * (len(shape) - 1))
+    seen = (raw - torch.tensor(scale.mean).view(wide)) / torch.tensor(scale.deviation).view(wide)
+    truth = net(tree, seen, train=False).logits.detach()
+    for n in (1, 7):
+        assert close(predicted(path, raw[:n]), truth[:n])
+    # 4 bytes a parameter, and at most 40 KiB of graph and names
+    assert 4 * small.layout.size < path.stat().st_size < 4 * small.layout.size + 40_960
+
+
+@with_onnx
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_every_net_leaves_a_run(name: str, tmp_path: Path) -> None:
+    shape = NETS[name]
+    run, net = finished(tmp_path, name, shape), Net(nets.build(name, shape, 3, 0), shape)
+    tree = prune(run, net)
+    made = fg.export_model(run, client=0, int8=True)
+    rows = of(made)
+    seen, raw = (
+        fg.load(str(tmp_path / "own.npz"), standardise=flag).clients[0].test.x
+        for flag in (True, False)
+    )
+    truth = net(tree, seen, train=False).logits.detach()
+    assert close(predicted(run.path / "export" / "client-00000.onnx", raw), truth)
+    assert rows["int8"].bytes < rows["shrunk"].bytes < 0.65 * rows["dense"].bytes
+
+
+@with_onnx
+def test_a_trained_model_and_its_int8(digits: Path, everyone: dict[int, Exported]) -> None:
+    made, rows = everyone[2], of(everyone[2])
+    summary = json.loads((digits / "summary.json").read_text())
+    assert made.accuracy_torch == pytest.approx(summary["accuracy_clients"]["2"], abs=1e-6)
+    assert rows["shrunk"].accuracy == made.accuracy_torch > 0.9
+    assert made.same_int8 is not None
+    assert made.same_int8 > 0.97
+    assert rows["int8"].bytes < 0.5 * rows["shrunk"].bytes
+    assert all(row.latency_us > 0 for row in made.rows)
+    raw = fg.load("digits", clients=3, partition="iid", standardise=False).clients[2].test
+    out = predicted(made.folder / "client-00002.int8.onnx", raw.x)
+    assert float((out.argmax(1) == raw.y).double().mean()) == rows["int8"].accuracy
+
+
+@with_onnx
+def test_int8_loses_at_most_a_point(everyone: dict[int, Exported]) -> None:
+    for made in everyone.values():
+        assert of(made)["shrunk"].accuracy - of(made)["int8"].accuracy <= 0.01
+        assert made.notes == ()
+
+
+@with_onnx
+def test_every_client_has_its_files(digits: Path, everyone: dict[int, Exported]) -> None:
+    suffixes = (".int8.onnx", ".onnx", ".onnx.md")
+    names = [f"client-{k:05d}{suffix}" for k in range(3) for suffix in suffixes]
+    assert sorted(p.name for p in (digits / "export").iterdir()) == names
+
+
+@cache
+def half() -> Mapping[str, Tensor]:
+    layout = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8)).layout
+    return layout.expand({g.name: torch.arange(g.size) < g.size // 2 for g in layout.groups})
+
+
+@dataclass(frozen=True)
+class Halved(FedAvg):
+    """FedAvg on half the channels."""
+
+    def init(self, start: Start) -> State:
+        return State(0, trees.masked(start.params, half()))
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        return {"model": Packet(state.model, dict(half()))}
+
+
+@with_onnx
+def test_a_method_that_removes_channels(tmp_path: Path) -> None:
+    """From training on the small net to the file; the method, made here, is not needed again."""
+    run = finished(tmp_path, "bn-cnn2", (1, 8, 8), Halved())
+    rows = of(fg.export_model(run, client=1))
+    # conv 3x3 without bias: 1·32·9 + 32·64·9; norms 2·32 + 2·64; head 64·2·2·3 + 3
+    assert rows["shrunk"].params == 288 + 18_432 + 64 + 128 + 768 + 3
+    assert rows["dense"].params == 576 + 73_728 + 128 + 256 + 1_536 + 3
+    assert rows["shrunk"].bytes < 0.3 * rows["dense"].bytes
+
+
+def test_single_zeros_stay_and_whole_channels_go() -> None:
+    net = Net(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), (2,))
+    tree = {k: torch.ones_like(v) for k, v in net.params().items()}
+    tree["0.weight"][0, 0] = 0
+    same, kept = shrunk(net, tree)
+    assert same is net
+    assert trees.equal(kept, tree)
+    tree["0.weight"][1], tree["0.bias"][1] = 0, 0
+    assert shrunk(net, tree)[0] is net  # the next layer still reads it
+    tree["2.weight"][:, 1] = 0
+    small, few = shrunk(net, tree)
+    assert small.layout.shapes == {
+        "0.weight": (2, 2),
+        "0.bias": (2,),
+        "2.weight": (2, 2),
+        "2.bias": (2,),
+    }
+    assert few["0.weight"].tolist() == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("align", "widths"), [(1, (20, 45)), (8, (24, 48)), (16, (32, 48)), (100, (64, 100))]
+)
+def test_zero_channels_fill_up_to_a_multiple(align: int, widths: tuple[int, int]) -> None:
+    """Of 64 and 128 channels the last 20 and 45 are left; no layer gets wider than it was, and outputs stay."""
+    net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
+    left = zip(net.layout.groups, (20, 45), strict=True)
+    mask = net.layout.expand({g.name: torch.arange(g.size) >= g.size - n for g, n in left})
+    tree = trees.masked(net.params(), mask)
+    small, few = shrunk(net, tree, align)
+    assert tuple(value.shape[0] for value in few.values() if value.dim() == 4) == widths
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert close(small(few, x, train=False).logits, net(tree, x, train=False).logits)
+
+
+@with_onnx
+def test_an_aligned_file_is_checked_too_and_the_full_width_is_its_limit(tmp_path: Path) -> None:
+    run, net = (
+        finished(tmp_path, "bn-cnn2", (1, 8, 8)),
+        Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8)),
+    )
+    prune(run, net)
+    found = {
+        n: of(fg.export_model(run, client=0, align=n, out=tmp_path / str(n))) for n in (1, 48, 128)
+    }
+    # 32 and 64 of 64 and 128 are left; 48 makes 48 and 96, 128 all: 9 a + 9 a b + 2 a + 2 b + 12 b + 3
+    sizes = [
+        9 * a + 9 * a * b + 2 * a + 2 * b + 12 * b + 3 for a, b in ((32, 64), (48, 96), (64, 128))
+    ]
+    assert [found[n]["shrunk"].params for n in (1, 48, 128)] == sizes
+    assert len({found[n]["shrunk"].accuracy for n in found}) == 1
+    with pytest.raises(InputError, match=r"align is 0; it must be 1"):
+        fg.export_model(run, client=0, align=0)
+
+
+# ---- standardisation ------------------------------------------------------------------------------------------------
+
+
+@given(
+    mean=st.floats(-100, 100),
+    deviation=st.floats(0.01, 100),
+    shape=st.sampled_from([(4,), (2, 9), (3, 4, 4)]),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_scale_is_found_again(mean: float, deviation: float, shape: tuple[int, ...]) -> None:
+    g = torch.Generator().manual_seed(0)
+    raw = mean + deviation * torch.randn(6, *shape, generator=g)
+    wide = (-1, *(1,) * (len(shape) - 1))
+    m, d = torch.linspace(-1, 1, shape[0]) + mean, torch.linspace(1, 2, shape[0]) * deviation
+    seen = (raw - m.view(wide)) / d.view(wide)
+    found = scale_between(raw, seen)
+    again = (raw - torch.tensor(found.mean).view(wide)) / torch.tensor(found.deviation).view(wide)
+    assert torch.allclose(again, seen, rtol=1e-5, atol=1e-5 * (1 + abs(mean) / deviation))
+
+
+def test_a_channel_that_does_not_move_is_only_centred() -> None:
+    found = scale_between(
+        torch.tensor([[4.0, 1.0], [4.0, 3.0]]), torch.tensor([[0.0, -1.0], [0.0, 1.0]])
+    )
+    assert (found.mean, found.deviation) == ((4.0, 2.0), (1.0, 1.0))
+
+
+@with_onnx
+def test_the_file_standardises_unless_told(tmp_path: Path) -> None:
+    run = finished(tmp_path, "har-cnn", (3, 16))
+    inside, outside = (
+        fg.export_model(run, client=1, out=tmp_path / str(flag), standardised=flag)
+        for flag in (False, True)
+    )
+    seen, raw = (
+        fg.load(str(tmp_path / "own.npz"), standardise=flag).clients[1].test.x
+        for flag in (True, False)
+    )
+    a, b = (
+        predicted(made.folder / "client-00001.onnx", x)
+        for made, x in ((inside, raw), (outside, seen))
+    )
+    assert torch.allclose(a, b, atol=1e-5)
+    assert not torch.allclose(predicted(inside.folder / "client-00001.onnx", seen), b, atol=1e-2)
+
+    import onnx
+
+    said = {
+        p.key: p.value for p in onnx.load(str(inside.folder / "client-00001.onnx")).metadata_props
+    }
+    train = fg.load(str(tmp_path / "own.npz"), standardise=False).clients[1].train.x.double()
+    assert json.loads(said["mean"]) == pytest.approx(train.mean((0, 2)).tolist(), rel=1e-5)
+    assert json.loads(said["deviation"]) == pytest.approx(
+        train.std((0, 2), correction=0).tolist(), rel=1e-5
+    )
+    assert (said["client"], said["standardises"], json.loads(said["classes"])) == (
+        "1",
+        "yes",
+        ["0", "1", "2"],
+    )
+    cards = [(made.folder / made.card).read_text() for made in (inside, outside)]
+    assert "The file itself standardises" in cards[0]
+    assert "The caller must standardise" in cards[1]
+    for mean in json.loads(said["mean"]):
+        assert f"{mean:.9g}" in cards[0]
+        assert f"{mean:.9g}" in cards[1]
+
+
+@with_onnx
+def test_data_made_in_python_are_handed_over_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = fg.from_arrays(rng.standard_normal((40, 5)), rng.integers(0, 2, 40), clients=2)
+    run = fg.run(
+        "local", data=data, rounds=1, cohort=1, engine="serial", out=tmp_path / "run"
+    ).folder
+    with pytest.raises(InputError, match=r"made in Python.*fedgrove.export_model\(run, data=\.\.\.\)"):
+        fg.export_model(run, client=0)
+    made = fg.export_model(run, client=0, data=data)
+    assert "how it standardised them is not known" in (made.folder / made.card).read_text()
+
+
+# ---- the card -------------------------------------------------------------------------------------------------------
+
+
+@with_onnx
+def test_the_card_says_what_it_must_and_its_code_runs(
+    digits: Path,
+    everyone: dict[int, Exported],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = everyone[1]
+    text = (made.folder / made.card).read_text()
+    for row in made.rows:
+        for word in (f"{row.params:,}", f"{row.macs:,}", f"{row.bytes:,}", f"{row.accuracy:.4f}"):
+            assert word in text
+    said = (
+        "fedavg",
+        "digits",
+        "| client | 1, of 3 |",
+        "partition iid",
+        "`(batch, 1, 8, 8)`",
+        "3 = 3",
+        "Apache-2.0",
+    )
+    for word in (
+        *said,
+        "5 rounds",
+        "seed 0",
+        "calibrated",
+        "mean: 0.30526",
+        "`client-00001.int8.onnx`",
+    ):
+        assert word in text
+    assert str(digits.parent) not in text
+    monkeypatch.chdir(made.folder)
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    exec(code, {})
+    assert capsys.readouterr().out.strip() in set("0123456789")
+
+
+@with_onnx
+def test_no_path_of_this_machine_is_in_a_file(digits: Path, everyone: dict[int, Exported]) -> None:
+    for path in (digits / "export").glob("*.onnx"):
+        assert not re.search(
+            rb"\.py\b|/home/|/tmp/|/root|site-packages|com.microsoft", path.read_bytes()
+        )
+
+
+def rows_of(shrunk: float, int8: float) -> tuple[Row, ...]:
+    return tuple(
+        Row(v, 1, 1, 1, 1.0, 1.0, a)
+        for v, a in (("dense", shrunk), ("shrunk", shrunk), ("int8", int8))
+    )
+
+
+def test_a_loss_above_one_point_and_changed_data_are_noted(digits: Path) -> None:
+    source = opened(digits)
+    right = source.summary["accuracy_clients"]["0"]
+    assert list(_notes(source, 0, rows_of(0.95, 0.94), right)) == []
+    assert re.search(r"int8 loses 1\.1 points", *_notes(source, 0, rows_of(0.95, 0.939), right))
+    assert re.search(r"they have changed", *_notes(source, 0, rows_of(0.5, 0.5), right - 0.5))

@@ -1,0 +1,243 @@
+"""A run, its loop, and what it does with reports that would spoil the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import federation, make_run, play, reports
+from torch import nn
+
+from fedgrove import methods, trees
+from fedgrove.api import execute
+from fedgrove.core import Batch, Carry, Client, Edit, Give, Packet, Report, Stage, Task, Train
+from fedgrove.data.federation import Defaults
+from fedgrove.engines import Pool, Serial
+from fedgrove.errors import EngineError, InputError
+from fedgrove.runs.folder import RunFolder
+from fedgrove.methods.fedavg import send
+from fedgrove.nets import Net
+from fedgrove.parts.aggregate import Mean
+from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.runs.rounds import build, correct, draw_cohort, evaluation, gated, kept, plan, recipe_of, rounds
+from fedgrove.runs.store import Memory
+
+
+@dataclass(frozen=True)
+class Poisoned(methods.FedAvg):
+    """FedAvg in which some clients' training went wrong."""
+
+    bad: tuple[int, ...] = ()
+    value: float = math.nan
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        return (Train(self.objective, self.local), Edit(self.spoil), Give(send)) if verb == "train" else ()
+
+    def spoil(self, carry: Carry, client: Client) -> Carry:
+        if client.id not in self.bad:
+            return carry
+        first, *rest = carry["local"].items()
+        return {**carry, "local": {first[0]: torch.full_like(first[1], self.value), **dict(rest)}}
+
+
+# ---- a client that sends NaN -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path: Path) -> None:
+    run = make_run(Poisoned(bad=(1,), value=value), tmp_path / "bad", cohort=4, rounds=1)
+    loop = rounds(run)
+    last = loop.send(reports(run, Serial(), next(loop).tasks))
+    healthy = make_run(methods.FedAvg(), tmp_path / "good", cohort=4, rounds=1)
+    mean = Mean()
+    for report in reports(healthy, Serial(), plan(healthy, healthy.method.init(healthy.start))):
+        if report.of != 1:
+            mean.add(report.give["model"].values, report.examples)
+    assert trees.equal(last.state.model, mean.value())
+    assert last.refused == (
+        "client 1 sent model with values that are not finite in fc1.weight; a lower lr or a gradient clip may help.",
+    )
+
+
+def test_refusals_are_counted_in_metrics_and_summary(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", "")
+    run = make_run(Poisoned(bad=(1, 2)), tmp_path / "run" / "checkpoint", cohort=4, rounds=2)
+    summary = execute(run, folder, Serial(), 1, lambda line: None)
+    assert [[reason[:8] for reason in line["refused"]] for line in folder.metrics()] == [["client 1", "client 2"]] * 2
+    assert summary["refused"] == 4
+    assert 0 <= summary["accuracy_mean"] <= 1
+    # what a refused client sent was sent all the same: four reports of the same length
+    another = RunFolder.create(tmp_path / "other", "")
+    healthy = make_run(methods.FedAvg(), tmp_path / "other" / "checkpoint", cohort=4, rounds=2)
+    other = execute(healthy, another, Serial(), 1, lambda line: None)
+    assert summary["bytes_up"] == other["bytes_up"]
+    assert other["refused"] == 0
+    assert all("refused" not in line for line in another.metrics())
+
+
+@pytest.mark.parametrize("engine", [Serial, lambda: Pool(workers=2)], ids=["serial", "pool"])
+def test_nothing_but_spoilt_reports_ends_the_run_with_a_sentence(engine: Any, tmp_path: Path) -> None:
+    run = make_run(Poisoned(bad=(0, 1, 2, 3)), tmp_path, cohort=4)
+    chosen = engine()
+    with pytest.raises(EngineError, match=r"no usable report came back.*: client 3 sent model with values"):
+        play(run, chosen)
+    chosen.close()
+
+
+def test_no_report_at_all_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
+    loop = rounds(make_run(methods.FedAvg(), tmp_path))
+    next(loop)
+    with pytest.raises(EngineError, match=r"^no usable report came back, so there is nothing to fold\.$"):
+        loop.send([])
+
+
+def test_a_report_that_lacks_a_layer_is_refused_too(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, cohort=2)
+    exchange = next(loop := rounds(run))
+    good, other = reports(run, Serial(), exchange.tasks)
+    (name, _), *rest = other.give["model"].values.items()
+    short = replace(other, give={"model": Packet(dict(rest))})
+    last = loop.send([good, short])
+    assert len(last.refused) == 1
+    assert name in last.refused[0]
+
+
+def test_the_gate_lets_reports_through_one_by_one(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    asked = []
+
+    def stream() -> Any:
+        for k in (0, 1):
+            asked.append(k)
+            yield Report(k, {}, run.infos[k].examples)
+
+    refused: list[str] = []
+    passed = gated(run, stream(), refused)
+    assert next(passed).of == 0
+    assert asked == [0]
+    assert [r.of for r in passed] == [1]
+    assert refused == []
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+def test_the_loop_stamps_rounds_and_ends_without_tasks(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, rounds=2)
+    loop = rounds(run)
+    seen = [exchange := next(loop)]
+    while exchange.tasks:
+        seen.append(exchange := loop.send(reports(run, Serial(), exchange.tasks)))
+    assert [e.state.round for e in seen] == [0, 1, 2]
+    assert [{t.round for t in e.tasks} for e in seen] == [{0}, {1}, set()]
+    assert [[t.to for t in e.tasks] for e in seen[:2]] == [draw_cohort(run, 0), draw_cohort(run, 1)]
+    with pytest.raises(StopIteration):
+        loop.send([])
+
+
+def test_going_on_from_a_state_gives_the_same_result(tmp_path: Path) -> None:
+    whole = play(make_run(methods.FedAvg(), tmp_path / "whole"), Serial())
+    half = play(make_run(methods.FedAvg(), tmp_path / "half", rounds=1), Serial())
+    run = make_run(methods.FedAvg(), tmp_path / "rest")
+    loop = rounds(run, half)
+    exchange = next(loop)
+    while exchange.tasks:
+        exchange = loop.send(reports(run, Serial(), exchange.tasks))
+    assert trees.equal(exchange.state.model, whole.model)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"rounds": 0}, "rounds is 0; it must be 1 or more."),
+        ({"cohort": 0}, "cohort is 0; it must be between 1 and the number of clients, 4."),
+        ({"cohort": 5}, "cohort is 5; it must be between 1 and the number of clients, 4."),
+        ({"finetune": ()}, r"finetune is \(\); it must be lengths of 0 or more epochs."),
+        ({"finetune": (0, -1)}, r"finetune is \(0, -1\); it must be lengths of 0 or more epochs."),
+    ],
+)
+def test_impossible_runs_are_refused(words: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        make_run(methods.FedAvg(), tmp_path, **words)
+
+
+# ---- scores ----------------------------------------------------------------------------------------------------------
+
+
+def test_correct_by_hand() -> None:
+    # logits (x, 0): x = 1, -1, 1, 1 predict 0, 1, 0, 0; labels 0, 1, 1, 0; the last is padding.
+    # correct 2 of 3; losses ln(1 + e^-1) twice, then ln(1 + e) for the wrong one.
+    net = Net(nn.Linear(1, 2, bias=False), (1,))
+    params = {"weight": torch.tensor([[1.0], [0.0]])}
+    x, y = torch.tensor([[1.0], [-1.0], [1.0], [1.0]]), torch.tensor([0, 1, 1, 0])
+    found = correct(net, params, Batch(x, y, torch.tensor([1.0, 1, 1, 0]), torch.arange(4), torch.tensor(0)), {})
+    assert (found["correct"].item(), found["total"].item()) == (2.0, 3.0)
+    assert found["loss"].item() == pytest.approx(2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e), abs=1e-6)
+
+
+def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, finetune=(0, 2))
+    state = run.method.init(run.start)
+    before = {r.of: dict(r.metrics) for r in reports(run, Serial(), evaluation(run, state))}
+    for report in reports(run, Serial(), evaluation(run, state, "finetune")):
+        assert report.give == {}
+        assert report.metrics["test0"] == before[report.of]["test0"]
+        assert report.metrics["validation_loss2"] != report.metrics["validation_loss0"]
+        assert report.metrics["params"] == run.net.layout.size
+        assert report.metrics["density"] == 1
+        assert trees.distance(run.memory.read(run.memory.files[report.of])["own"], run.params) > 1e-4
+
+
+def test_parameters_that_are_left_under_a_mask() -> None:
+    assert kept(100, None) == 100
+    assert kept(100, {"w": torch.tensor([True, False, False]), "v": torch.tensor([[False]])}) == 97
+
+
+def test_a_masked_model_is_scored_by_what_is_kept(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    weight = run.net.layout.prunable[0]
+    mask = {weight: torch.zeros_like(run.params[weight], dtype=torch.bool)}
+    (report,) = reports(run, Serial(), [Task(0, {"model": Packet(run.params, mask)}, verb="evaluate")])
+    gone = run.params[weight].numel()
+    assert report.metrics["params"] == run.net.layout.size - gone
+    assert report.metrics["density"] == pytest.approx(1 - gone / run.net.layout.prunable_size)
+
+
+# ---- defaults --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("defaults", "recipe"),
+    [
+        (Defaults("mlp", 2, 3, 5, 16, "SGD", 0.1, 0.9, 1e-4), LocalTraining(5, 16, SGD(0.1, 0.9, 1e-4))),
+        (Defaults("mlp", 2, 3, 1, 8, "Adam", 1e-2, weight_decay=0.1), LocalTraining(1, 8, Adam(1e-2, weight_decay=0.1))),
+    ],
+)
+def test_the_data_sets_own_recipe(defaults: Defaults, recipe: LocalTraining, tmp_path: Path) -> None:
+    data = replace(federation((12,), (20, 20, 20), dtype=torch.float32), defaults=defaults)
+    assert recipe_of(data) == recipe
+    run = build(methods.FedAvg(), data, Memory(tmp_path))
+    assert (run.method.local, run.rounds, run.cohort) == (recipe, 3, 2)
+    own = build(methods.FedAvg(local=LocalTraining(7)), data, Memory(tmp_path), rounds=9, cohort=3, finetune=[0, 4])
+    assert (own.method.local, own.rounds, own.cohort, own.finetune) == (LocalTraining(7), 9, 3, (0, 4))
+
+
+def test_a_federation_without_clients_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="tiny has no clients left"):
+        build(methods.FedAvg(), replace(federation((12,), ()), clients={}), Memory(tmp_path))
+
+
+def test_fresh_parameters_are_drawn_from_seed_and_number(tmp_path: Path) -> None:
+    def drawn(seed: int, numbers: Sequence[int]) -> list[trees.Tree]:
+        run = make_run(methods.FedAvg(), tmp_path, seed=seed)
+        return [run.start.fresh(j) for j in numbers]
+
+    first, second = drawn(0, (1, 2))
+    assert trees.equal(first, drawn(0, (1,))[0])
+    assert not trees.equal(first, second)
+    assert not trees.equal(first, drawn(1, (1,))[0])

@@ -1,0 +1,228 @@
+"""Trees on disk, states without pickle, what clients remember."""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgrove import trees
+from fedgrove.errors import InputError
+from fedgrove.runs.store import Memory, freeze, read_tree, read_trees, thaw, write_bytes, write_tree, write_trees
+
+TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int64]
+
+
+def every_type() -> trees.Tree:
+    return {str(d): (torch.arange(6).view(2, 3) % 2).to(d) for d in TYPES}
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_comes_back_with_its_types_bits_and_order(tmp_path: Path) -> None:
+    odd = {"zero": torch.tensor(-0.0), "nan": torch.tensor([float("nan"), float("inf")]), "none": torch.zeros(0, 3)}
+    tree = {"z": torch.ones(1), **every_type(), "a": torch.tensor(3.0), **odd}
+    write_tree(tmp_path / "t.safetensors", tree)
+    back = read_tree(tmp_path / "t.safetensors")
+    assert list(back) == list(tree)
+    for k, v in tree.items():
+        assert (back[k].dtype, back[k].shape) == (v.dtype, v.shape)
+        assert back[k].view(-1).view(torch.uint8).tolist() == v.view(-1).view(torch.uint8).tolist()
+    assert [p.name for p in tmp_path.iterdir()] == ["t.safetensors"]
+
+
+def test_views_of_one_vector_and_transposed_leaves_are_written(tmp_path: Path) -> None:
+    w = torch.arange(6.0)
+    tree = {"a": w[:2], "b": w[2:], "c": w.view(2, 3).T, "d": torch.ones(2, requires_grad=True)}
+    write_tree(tmp_path / "t", tree)
+    assert trees.equal(read_tree(tmp_path / "t"), {k: v.detach() for k, v in tree.items()})
+
+
+def test_an_empty_tree(tmp_path: Path) -> None:
+    write_tree(tmp_path / "t", {})
+    assert read_tree(tmp_path / "t") == {}
+
+
+def test_several_trees_in_one_file(tmp_path: Path) -> None:
+    forest = {"kept": {"fc/1.weight": torch.ones(2), "b": torch.zeros(1)}, "own": {"b": torch.tensor(5)}}
+    write_trees(tmp_path / "t", forest)
+    back = read_trees(tmp_path / "t")
+    assert list(back) == ["kept", "own"]
+    assert all(trees.equal(back[k], forest[k]) for k in forest)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    write_bytes(path, b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", lambda a, b: (_ for _ in ()).throw(OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            write_bytes(path, b"new")
+        with pytest.raises(OSError, match="killed"):
+            write_tree(path, {"w": torch.ones(1)})
+    assert path.read_bytes() == b"old"
+    write_bytes(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    scores: trees.Tree = field(default_factory=dict)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    round: int
+    groups: Any = None
+    inner: Inner = Inner()
+
+
+def there_and_back(value: Any, like: Any = None) -> Any:
+    tensors: trees.Tree = {}
+    return thaw(json.loads(json.dumps(freeze(value, tensors))), tensors, like)
+
+
+def test_a_state_comes_back() -> None:
+    models = {0: {"w": torch.ones(2, 2)}, 7: every_type()}
+    groups = {"of": {3: 0, 4: 7}, "models": models, "trace": (1, (2.5, None), ["x", True, [], ()]), "none": {}}
+    state = State(4, groups, Inner({"w": torch.tensor(0.5)}, 2))
+    back = there_and_back(state, State(0))
+    assert isinstance(back, State)
+    assert isinstance(back.inner, Inner)
+    assert (back.round, back.inner.step) == (4, 2)
+    assert back.groups["of"] == {3: 0, 4: 7}
+    assert all(type(k) is int for k in back.groups["of"])
+    assert back.groups["trace"] == groups["trace"]
+    assert type(back.groups["trace"][2]) is list
+    assert list(back.groups["models"]) == [0, 7]
+    for k, model in models.items():
+        assert trees.equal(back.groups["models"][k], model)
+        assert [v.dtype for v in back.groups["models"][k].values()] == [v.dtype for v in model.values()]
+    assert trees.equal(back.inner.scores, state.inner.scores)
+
+
+@pytest.mark.parametrize("change", [lambda b: b.pop("groups"), lambda b: b.update(most=3)], ids=["fewer", "more"])
+def test_a_state_of_another_version_is_refused(change: Any) -> None:
+    frozen = freeze(State(4), {})
+    change(frozen["fields"])
+    with pytest.raises(InputError, match=r"another version .* differ in (groups|most); go on with the version"):
+        thaw(frozen, {}, State(0))
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(STATES)
+def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
+    back = there_and_back(value)
+    assert back == value
+    assert repr(back) == repr(value)  # tells 1 from True and 1.0, a tuple from a list
+
+
+@pytest.mark.parametrize("bad", [object(), {1, 2}, b"bytes", lambda: 0, 1j])
+def test_other_objects_are_refused_wherever_they_lie(bad: object) -> None:
+    for state in (bad, State(0, {"deep": [bad]}), State(0, (1, bad))):
+        with pytest.raises(TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"):
+            freeze(state, {})
+
+
+Point = namedtuple("Point", "x y")
+
+
+def test_a_named_tuple_does_not_come_back_as_something_else() -> None:
+    try:
+        back = there_and_back(Point(1, 2))
+    except TypeError:
+        return
+    assert isinstance(back, tuple)
+
+
+def test_a_dataclass_inside_a_container_comes_back_or_is_refused_when_written() -> None:
+    state = State(1, {0: Inner(step=3)})
+    try:
+        frozen = freeze(state, {})
+    except TypeError:
+        return
+    assert thaw(frozen, {}, State(0)) == state
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def kept(value: float) -> dict[str, trees.Tree]:
+    return {"own": {"w": torch.tensor([value])}}
+
+
+def test_a_version_counts_once_it_is_accepted(tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "deep" / "folder")
+    assert memory.read(memory.files.get(3)) == {}
+    name = memory.write(3, 1, "train", kept(1.0))
+    assert memory.files == {}
+    memory.accept(3, name)
+    memory.accept(4, None)
+    assert memory.files == {3: name}
+    assert memory.read(name)["own"]["w"].item() == 1.0
+
+
+def test_versions_of_rounds_and_verbs_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    names = [
+        memory.write(k, t, verb, kept(100 * k + 10 * t + len(verb)))
+        for k in (0, 1)
+        for t in (0, 1)
+        for verb in ("train", "finetune")
+    ]
+    assert len(set(names)) == 8
+    assert memory.read(names[0])["own"]["w"].item() == 5.0
+    assert memory.read(names[-1])["own"]["w"].item() == 118.0
+
+
+def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.accept(0, memory.write(0, 0, "train", kept(1.0)))
+    committed = dict(memory.files)
+    memory.write(
+        0, 0, "train", kept(2.0), held=memory.files[0]
+    )  # an exchange that is not a round leaves the round as it was
+    assert Memory(tmp_path, committed).read(committed[0])["own"]["w"].item() == 1.0
+
+
+def test_sweep_deletes_what_nobody_has_and_nothing_else(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    first, second = memory.write(0, 0, "train", kept(1.0)), memory.write(0, 1, "train", kept(2.0))
+    other = memory.write(1, 0, "train", kept(3.0))
+    (tmp_path / "latest.json").write_text("{}")
+    (tmp_path / "client-00009.000000.train.safetensors.part").write_text("a killed worker's")
+    memory.accept(0, second)
+    memory.sweep()
+    assert sorted(p.name for p in tmp_path.iterdir()) == [second, "latest.json"]
+    assert first not in memory.files.values()
+    assert other not in memory.files.values()
+
+
+def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    memory.accept(0, memory.write(0, 0, "train", kept(1.0)))
+    committed = dict(memory.files)
+    memory.accept(0, memory.write(0, 1, "train", kept(2.0)))
+    again = Memory(tmp_path, committed)
+    assert again.read(again.files[0])["own"]["w"].item() == 1.0
+    assert committed == {0: "client-00000.000000.train.safetensors"}

@@ -1,0 +1,390 @@
+"""Codecs: what goes in comes out, to the bit; what it cost; how near the limit."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from fedgrove.core import Packet
+from fedgrove.errors import InputError, WireError
+from fedgrove.parts.quantise import Centroids, cluster
+from fedgrove.wire.codec import (
+    COSTS,
+    Bitmap,
+    Chain,
+    Chainable,
+    Codebook,
+    Delta,
+    Dense,
+    Entropy,
+    Known,
+    Planes,
+    Smallest,
+    Sparse,
+    SubModel,
+    Zstd,
+    explain,
+)
+from fedgrove.wire.container import DTYPES
+from fedgrove.wire.entropy import entropy_bytes
+from fedgrove.wire.forms import find_book, to_words
+
+CODECS: list[Chainable] = [
+    Dense(),
+    Bitmap(),
+    SubModel(),
+    Delta(),
+    Sparse(),
+    Codebook(),
+    Dense() >> Entropy(),
+    Bitmap() >> Planes(),
+    Sparse() >> Entropy(),
+    Codebook() >> Entropy(slack=0),
+    Bitmap() >> Planes() >> Zstd(),
+    Smallest(),
+    Smallest(slack=0),
+]
+
+
+def words(value: Tensor, mask: Tensor | None = None) -> list[int]:
+    found = to_words(value)
+    return (found if mask is None else np.where(mask.reshape(-1).numpy(), found, 0)).tolist()
+
+
+def check_round_trip(codec: Chainable, packet: Packet, known: Known | None = None) -> bytes:
+    """Encode and decode, compare every bit, and add up the cost."""
+    encoded = codec.encode(packet, known)
+    assert set(encoded.cost) == set(COSTS)
+    assert min(encoded.cost.values()) >= 0
+    assert sum(encoded.cost.values()) == len(encoded.data)
+    back = codec.decode(encoded.data, known, {k: tuple(v.shape) for k, v in packet.values.items()})
+    mask = packet.mask or {}
+    assert (back.mask is None) == (packet.mask is None)
+    assert list(back.values) == list(packet.values)
+    assert set(back.mask or {}) == set(mask)
+    for name, value in packet.values.items():
+        assert back.values[name].dtype == value.dtype
+        assert back.values[name].shape == value.shape
+        assert words(back.values[name]) == words(value, mask.get(name))
+        assert name not in mask or torch.equal((back.mask or {})[name], mask[name])
+    assert codec.encode(packet, known).data == encoded.data
+    return encoded.data
+
+
+# --- round trips ---------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Any dtype and shape: noise in all bits, few distinct values, mostly zeros, or all the same."""
+    dtype = draw(st.sampled_from(DTYPES))
+    dims = draw(st.sampled_from([0, 1, 5, 63]))
+    shape = draw(st.lists(st.integers(0, dims), max_size=2 if dims == 63 else 4).map(tuple))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    bits = rng.integers(0, 1 << 63, shape, dtype=np.int64).reshape(-1)
+    kind = draw(st.sampled_from(["noise", "few", "zeros", "same"]))
+    bits = (
+        {
+            "noise": bits,
+            "few": bits[bits.argsort() % 7],
+            "zeros": bits * (rng.random(bits.shape) < 0.1),
+        }.get(kind, np.full_like(bits, 3))
+        if len(bits)
+        else bits
+    )
+    if dtype == torch.bool:
+        return torch.from_numpy(bits % 3 == 0).reshape(shape)
+    narrow = torch.from_numpy(bits.astype(f"u{dtype.itemsize}").view(np.uint8)).view(dtype)
+    return narrow.reshape(shape)
+
+
+@st.composite
+def packets(draw: st.DrawFn) -> Packet:
+    names = draw(st.lists(st.text(max_size=8), unique=True, max_size=4))
+    values = {name: draw(tensors()) for name in names}
+    if draw(st.booleans()):
+        return Packet(values)
+    return Packet(
+        values, {k: draw(masks(v.shape)) for k, v in values.items() if draw(st.booleans())}
+    )
+
+
+@st.composite
+def masks(draw: st.DrawFn, shape: tuple[int, ...]) -> Tensor:
+    """Of any density, by element or by whole channels."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    density = draw(st.sampled_from([0.0, 0.02, 0.3, 0.9, 1.0]))
+    if len(shape) >= 2 and draw(st.booleans()):
+        rows = torch.rand(shape[0], generator=generator) < density
+        columns = torch.rand(shape[1], generator=generator) < 0.5
+        return (
+            (rows[:, None] & columns)
+            .reshape(shape[0], shape[1], *(1 for _ in shape[2:]))
+            .expand(shape)
+        )
+    return torch.rand(shape, generator=generator) < density
+
+
+@settings(max_examples=250, deadline=None)
+@given(packets(), st.sampled_from(CODECS))
+def test_round_trip(packet: Packet, codec: Chainable) -> None:
+    check_round_trip(codec, packet)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), st.sampled_from([Delta(), Sparse(), Sparse() >> Entropy(), Smallest(), Bitmap()]))
+def test_round_trip_with_a_known_mask(data: st.DataObject, codec: Chainable) -> None:
+    packet = data.draw(packets().filter(lambda p: p.mask is not None))
+    held = {
+        k: data.draw(masks(v.shape)) for k, v in packet.values.items() if data.draw(st.booleans())
+    }
+    check_round_trip(codec, packet, Known.of(held))
+    check_round_trip(codec, packet, Known.of(packet.mask or {}))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_at_length(codec: Chainable, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(70, 60, generator=generator)
+    value = noise > 0 if dtype == torch.bool else (noise * 40).abs().to(dtype)
+    empty = {"none": value[:0], "thin": value[:, :0], "one": value[0, 0]}
+    mask = torch.rand(70, 60, generator=generator) < 0.3
+    check_round_trip(
+        codec, Packet({"w": value, **empty}, {"w": mask, "thin": mask[:, :0], "one": mask[0, 0]})
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_odd_bits_survive(codec: Chainable) -> None:
+    # two NaNs that differ in their payload, both zeros, infinity, the smallest number
+    odd = torch.tensor(
+        [0x7FC00001, 0x7FC00002, -0x80000000, 0, 0x7F800000, 1], dtype=torch.int32
+    ).view(torch.float32)
+    check_round_trip(codec, Packet({"w": odd}))
+    check_round_trip(codec, Packet({"w": odd}, {"w": torch.tensor([1, 1, 1, 0, 0, 1]) > 0}))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_what_the_mask_leaves_out_is_positive_zero(codec: Chainable) -> None:
+    packet = Packet({"w": torch.tensor([-1.0, -0.0, float("nan")])}, {"w": torch.zeros(3) > 1})
+    assert words(codec.decode(codec.encode(packet).data).values["w"]) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=repr)
+def test_views_gradients_and_inputs(codec: Chainable) -> None:
+    w = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mask = torch.eye(4, 6) > 0
+    packet = Packet({"t": w.t(), "every": w[::2]}, {"t": mask})
+    before = w.detach().clone(), mask.clone()
+    check_round_trip(codec, packet)
+    assert torch.equal(w, before[0])
+    assert torch.equal(mask, before[1])
+    codec.decode(codec.encode(packet).data).values["t"].add_(1)  # what comes back may be written to
+
+
+def test_large_tensors_round_trip() -> None:
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(400, 500, generator=generator)
+    mask = w.abs() > 1.04
+    for values in (
+        w,
+        Centroids(16)({"w": w})["w"],
+        Centroids(200)({"w": w})["w"],
+        w.double(),
+        w.bfloat16(),
+    ):
+        for codec in (Smallest(), Smallest(slack=0), Dense() >> Planes() >> Entropy()):
+            check_round_trip(codec, Packet({"w": values}, {"w": mask}))
+
+
+# --- which form is taken, and what it costs ------------------------------------------------------------------------
+
+
+def line(codec: Chainable, packet: Packet, known: Known | None = None) -> tuple[str, str]:
+    (found,) = explain(codec.encode(packet, known).data, known)
+    return found.mask, found.values
+
+
+def test_forms() -> None:
+    generator = torch.Generator().manual_seed(0)
+    w = torch.randn(20, 10, 3, generator=generator)
+    scattered = torch.rand(20, 10, 3, generator=generator) < 0.3
+    rows = torch.rand(20, 10, 1, generator=generator)[:, :1] < 0.5
+    channels = rows.expand(20, 10, 3)
+    small = Smallest()
+    assert line(Dense(), Packet({"w": w}, {"w": scattered})) == ("bits", "full")
+    assert line(Bitmap(), Packet({"w": w}, {"w": scattered})) == ("bits", "kept")
+    assert line(small, Packet({"w": w})) == ("none", "full")
+    assert line(small, Packet({"w": w}, {"w": scattered})) == ("bits", "kept")
+    assert line(SubModel(), Packet({"w": w}, {"w": channels})) == ("channels", "kept")
+    assert line(small, Packet({"w": torch.where(scattered, w, 0.0)})) == ("zeros", "kept")
+    assert line(small, Packet({"w": w.sign()}, {"w": scattered})) == ("bits", "book")
+    assert line(Codebook(), Packet({"w": w.sign()})) == ("none", "book")
+    flipped = scattered.clone()
+    flipped[0, 0, 0] ^= True
+    assert line(small, Packet({"w": w}, {"w": scattered}), Known.of({"w": flipped})) == (
+        "flips",
+        "kept",
+    )
+    assert line(small, Packet({"w": w}, {"w": scattered}), Known.of({"w": scattered})) == (
+        "same",
+        "kept",
+    )
+    assert line(Bitmap(), Packet({"w": w}, {"w": scattered}), Known.of({"w": scattered})) == (
+        "bits",
+        "kept",
+    )
+
+
+def test_a_channel_mask_costs_a_bit_per_channel() -> None:
+    mask = (torch.arange(64)[:, None, None] % 2 > 0).expand(64, 32, 9)
+    packet = Packet({"w": torch.ones(64, 32, 9)}, {"w": mask})
+    # 64 + 32 bits and a byte before each
+    assert SubModel().encode(packet).cost["mask"] == 64 // 8 + 32 // 8 + 2
+    assert Bitmap().encode(packet).cost["mask"] == 64 * 32 * 9 // 8 + 1
+
+
+def test_static_codecs_cost_what_the_shapes_say() -> None:
+    w = torch.randn(100, 100, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(100, 100, dtype=torch.bool)
+    mask[:30] = True
+    cost = Dense().encode(Packet({"w": w})).cost
+    assert (cost["values"], cost["mask"]) == (40_001, 0)
+    cost = Bitmap().encode(Packet({"w": w}, {"w": mask})).cost
+    assert (cost["values"], cost["mask"]) == (12_001, 1_251)
+
+
+def test_scores_are_counted_apart() -> None:
+    cost = Dense().encode(Packet({"w": torch.zeros(10), "scores.w": torch.zeros(10)})).cost
+    assert (cost["values"], cost["scores"]) == (41, 41)
+
+
+def test_an_unchanged_mask_costs_nothing() -> None:
+    mask = {"w": torch.rand(1000, generator=torch.Generator().manual_seed(0)) < 0.3}
+    packet = Packet({"w": torch.randn(1000)}, mask)
+    full, again = Sparse().encode(packet), Sparse().encode(packet, Known.of(mask))
+    assert full.cost["mask"] == 126
+    assert again.cost["mask"] == 0
+    assert again.cost["header"] == full.cost["header"] + 8  # the digest
+
+
+def test_an_unknown_mask_asks_for_a_full_resend() -> None:
+    mask = {"w": torch.tensor([True, False, True])}
+    data = Sparse().encode(Packet({"w": torch.ones(3)}, mask), Known.of(mask)).data
+    for held in (None, Known.of({"w": torch.ones(3) > 0}), Known.of({})):
+        with pytest.raises(WireError, match="full resend"):
+            Sparse().decode(data, held)
+
+
+def test_a_digest_depends_on_names_shapes_and_bits_not_on_order() -> None:
+    a, b = torch.tensor([True, False]), torch.tensor([True, True])
+    assert Known.of({"a": a, "b": b}).digest == Known.of({"b": b, "a": a}).digest
+    others = [{"a": b, "b": a}, {"a": a}, {"a": a, "c": b}, {"a": a[None], "b": b}]
+    assert len({Known.of(m).digest for m in [{"a": a, "b": b}, *others]}) == 5
+
+
+def test_known_keeps_its_own_copy() -> None:
+    mask = {"w": torch.tensor([True, False])}
+    known = Known.of(mask)
+    mask["w"][1] = True
+    assert known.mask["w"].tolist() == [True, False]
+
+
+def test_chains_are_values() -> None:
+    chain = Sparse() >> Codebook() >> Entropy()
+    assert chain == Chain(Chain(Sparse(), Codebook()), Entropy())
+    assert pickle.loads(pickle.dumps(chain)) == chain
+    assert replace(Entropy(), slack=0.0) == Entropy(0.0)
+    assert (Sparse() >> Codebook() >> Planes() >> Entropy()).allow == Smallest().allow
+    with pytest.raises(InputError, match="slack is 2"):
+        Entropy(slack=2)
+
+
+# --- near the limit ------------------------------------------------------------------------------------------------
+
+SHAPES = {
+    "conv1": (64, 9, 5),
+    "conv2": (64, 64, 5),
+    "conv3": (128, 64, 3),
+    "fc1": (300, 128),
+    "fc2": (6, 300),
+}
+
+
+def network(density: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The weights of a small network (88,136 of them) and a magnitude mask."""
+    generator = torch.Generator().manual_seed(0)
+    values = {f"{k}.weight": torch.randn(s, generator=generator) * 0.05 for k, s in SHAPES.items()}
+    return values, {k: v.abs() >= v.abs().quantile(1 - density) for k, v in values.items()}
+
+
+def bound(mask: Tensor) -> float:
+    return entropy_bytes(np.bincount(mask.reshape(-1).numpy(), minlength=2))
+
+
+@pytest.mark.parametrize("density", [0.1, 0.3, 0.5])
+def test_masks_are_near_their_entropy(density: float) -> None:
+    values, mask = network(density)
+    encoded = Smallest().encode(Packet(values, mask))
+    assert encoded.cost["mask"] <= 1.02 * sum(bound(m) for m in mask.values())
+
+
+def test_masks_with_all_headers_are_near_their_entropy() -> None:
+    values, mask = network(0.3)
+    cost = Smallest().encode(Packet(values, mask)).cost
+    assert cost["mask"] + cost["header"] <= 1.02 * sum(bound(m) for m in mask.values())
+
+
+def test_masks_and_indices_are_near_their_entropy() -> None:
+    values, _ = network(0.3)
+    found = {k: cluster(torch.where(v.abs() > 0.0518, v, 0.0), 16) for k, v in values.items()}
+    mask = {k: c.index > 0 for k, c in found.items()}
+    cost = Smallest().encode(Packet({k: c.values for k, c in found.items()}, mask)).cost
+    limit = sum(
+        bound(mask[k]) + entropy_bytes(np.bincount(c.index[mask[k]].numpy()))
+        for k, c in found.items()
+    )
+    assert cost["values"] == 0
+    assert cost["mask"] + cost["indices"] + cost["header"] <= 1.02 * limit
+
+
+def test_sixteen_centroids_at_density_three_tenths() -> None:
+    w = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
+    found = cluster(torch.where(w.abs() > 1.0364, w, 0.0), 16)  # the zero centroid is one of the 16
+    mask = found.index > 0
+    assert 0.29 < mask.float().mean() < 0.31
+    encoded = Smallest().encode(Packet({"w": found.values}, {"w": mask}))
+    assert len(encoded.data) <= 0.062 * 4 * w.numel()
+
+
+def test_fp32_at_density_three_tenths() -> None:
+    values, mask = network(0.3)
+    assert len(Smallest().encode(Packet(values, mask)).data) <= 0.29 * 4 * 88_136
+
+
+# --- codebooks -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 8]), st.integers(1, 300), st.integers(1, 20_000), st.integers(0, 50)
+)
+def test_codebooks_are_found_when_they_are_there(itemsize: int, k: int, n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    some = rng.integers(0, 1 << min(63, 8 * itemsize), k, dtype=np.uint64).astype(f"u{itemsize}")
+    # a skewed draw, so that a sample misses the rare ones
+    x = some[(k * rng.random(n) ** 4).astype(int)]
+    found = find_book(x)
+    assert (found is not None) == (len(np.unique(x)) <= 256)
+    if found is not None:
+        book, index = found
+        assert book.tolist() == np.unique(x).tolist()
+        assert (book[index] == x).all()

@@ -1,0 +1,221 @@
+"""Tasks and reports as bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedgrove import trees
+from fedgrove.core import Packet, Report, Task
+from fedgrove.errors import WireError
+from fedgrove.wire import message
+from fedgrove.wire.codec import Bitmap, Dense, Smallest
+from fedgrove.wire.message import read_report, read_task, write_report, write_task
+
+VALUES = {
+    "w": torch.arange(6.0).view(2, 3),
+    "b": torch.tensor([0.5, -1.5]),
+    "n": torch.tensor([1, 2, 3]),
+}
+MASK = {"w": torch.tensor([[True, False, True], [False, True, True]])}
+MASKED = Packet(trees.masked(VALUES, MASK), MASK)
+TASK = Task(
+    3, {"model": Packet(VALUES), "other": MASKED}, {"lr": 0.1, "phases": [1, 2]}, "cluster", 7
+)
+REPORT = Report(
+    3,
+    {"model": MASKED, "scores": Packet({"loss": torch.tensor(2.5)})},
+    20,
+    {"loss": 0.25, "steps": 4},
+)
+CODECS = [Dense(), Bitmap(), Smallest()]
+
+
+def same(a: dict[str, Packet], b: dict[str, Packet]) -> bool:
+    return list(a) == list(b) and all(
+        trees.equal(a[k].values, b[k].values) and trees.equal(a[k].mask or {}, b[k].mask or {})
+        for k in a
+    )
+
+
+def with_head(head: Any, rest: bytes = b"") -> bytes:
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    return struct.pack("<I", len(text)) + text + rest
+
+
+# ---- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_task_comes_back(codec) -> None:
+    back = read_task(write_task(TASK, codec), codec)
+    assert (back.to, back.verb, back.round, back.settings) == (
+        3,
+        "cluster",
+        7,
+        {"lr": 0.1, "phases": [1, 2]},
+    )
+    assert same(dict(back.send), dict(TASK.send))
+    assert back.send["model"].mask is None
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_a_report_comes_back(codec) -> None:
+    back = read_report(write_report(REPORT, codec), codec)
+    assert (back.of, back.examples, back.metrics) == (3, 20, {"loss": 0.25, "steps": 4})
+    assert same(dict(back.give), dict(REPORT.give))
+
+
+def test_messages_without_packets() -> None:
+    assert read_task(write_task(Task(1), Dense()), Dense()) == Task(1)
+    assert read_report(write_report(Report(1, {}, 5), Dense()), Dense()) == Report(1, {}, 5)
+
+
+def test_the_bytes_of_the_smallest_task() -> None:
+    # {"to":1,"verb":"train","round":0,"settings":{},"packets":[]}: 60 characters (0x3c), little-endian, then the text
+    text = b'{"to":1,"verb":"train","round":0,"settings":{},"packets":[]}'
+    assert len(text) == 60
+    assert write_task(Task(1), Dense()) == b"\x3c\x00\x00\x00" + text
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False), max_size=3),
+    st.integers(0, 10**6),
+    st.text(),
+)
+def test_numbers_and_words_come_back_to_the_bit(
+    numbers: dict[str, float], client: int, verb: str
+) -> None:
+    task = Task(client, {}, numbers, verb, client)
+    assert read_task(write_task(task, Dense()), Dense()) == task
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_measured_parts_add_up_to_the_real_length(codec) -> None:
+    cases = [
+        (message.task_head(TASK), TASK.send, write_task(TASK, codec)),
+        (message.report_head(REPORT), REPORT.give, write_report(REPORT, codec)),
+        (message.task_head(Task(1)), {}, write_task(Task(1), codec)),
+    ]
+    for head, packets, data in cases:
+        cost = message.measure(head, packets, lambda name, packet: codec.encode(packet).cost)
+        assert sum(cost.values()) == len(data)
+
+
+# ---- bytes that are not what they claim to be ------------------------------------------------------------------------
+
+WHOLE = {codec: (write_task(TASK, codec), write_report(REPORT, codec)) for codec in CODECS}
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=str)
+def test_every_way_of_cutting_a_message_short_is_refused(codec) -> None:
+    for data, read in zip(WHOLE[codec], (read_task, read_report), strict=True):
+        for n in range(len(data)):
+            with pytest.raises(WireError):
+                read(data[:n], codec)
+        with pytest.raises(WireError):
+            read(data + b"\0", codec)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_altered_bytes_are_read_or_refused_but_nothing_else(data: st.DataObject) -> None:
+    codec = data.draw(st.sampled_from(CODECS))
+    which = data.draw(st.integers(0, 1))
+    bytes_ = bytearray(WHOLE[codec][which])
+    for _ in range(data.draw(st.integers(1, 4))):
+        bytes_[data.draw(st.integers(0, len(bytes_) - 1))] = data.draw(st.integers(0, 255))
+    _harmless((read_task, read_report)[which], bytes(bytes_), codec)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=80), st.booleans())
+def test_any_bytes_are_read_or_refused_but_nothing_else(body: bytes, headed: bool) -> None:
+    data = with_head(body) if headed else body
+    _harmless(read_task, data, Dense())
+    _harmless(read_report, data, Dense())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+KEYS = ("to", "verb", "round", "settings", "of", "examples", "metrics", "packets")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(JSON, st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON))))
+def test_any_head_is_read_or_refused_but_nothing_else(head: Any) -> None:
+    _harmless(read_task, with_head(head), Dense())
+    _harmless(read_report, with_head(head), Dense())
+
+
+def _harmless(read: Any, data: bytes, codec: Any) -> None:
+    try:
+        result = read(data, codec)
+    except WireError:
+        return
+    assert isinstance(result, Task | Report)
+
+
+def good_task(**changes: Any) -> dict[str, Any]:
+    return {"to": 1, "verb": "train", "round": 0, "settings": {}, "packets": []} | changes
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        [],
+        {},
+        good_task(packets=[["a"]]),
+        good_task(packets=[["a", -1], ["b", 1]]),
+        good_task(packets=[["a", 10**9]]),
+        good_task(packets="ab"),
+        good_task(to="x"),
+        good_task(settings=3),
+        {k: v for k, v in good_task().items() if k != "verb"},
+    ],
+    ids=range(13),
+)
+def test_heads_that_are_not_heads(head: Any) -> None:
+    with pytest.raises(WireError):
+        read_task(with_head(head), Dense())
+
+
+@pytest.mark.parametrize("number", ["Infinity", "1e999"])
+@pytest.mark.parametrize("key", ["to", "round"])
+def test_a_number_without_end_is_refused(key: str, number: str) -> None:
+    text = json.dumps(good_task(**{key: "HERE"})).replace('"HERE"', number)
+    with pytest.raises(WireError):
+        read_task(with_head(text.encode()), Dense())
+
+
+@pytest.mark.parametrize("metrics", [{"loss": "much"}, {"loss": [1]}, {"loss": None}, {"loss": {}}])
+def test_a_metric_that_is_not_a_number_is_refused(metrics: Any) -> None:
+    with pytest.raises(WireError):
+        read_report(with_head({"of": 1, "examples": 2, "metrics": metrics, "packets": []}), Dense())
+
+
+def test_a_packet_named_twice_is_refused() -> None:
+    blob = Dense().encode(Packet({"w": torch.ones(1)})).data
+    with pytest.raises(WireError):
+        read_task(with_head(good_task(packets=[["a", len(blob)]] * 2), blob * 2), Dense())
+
+
+def test_a_head_longer_than_the_limit_is_refused() -> None:
+    data = struct.pack("<I", message.MAX_HEAD + 1) + b" " * (message.MAX_HEAD + 1)
+    with pytest.raises(WireError, match="does not fit"):
+        message.read(data, Dense())
