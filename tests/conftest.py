@@ -20,7 +20,8 @@ from fedgrove.core import AnyMethod, Engine, Info, Report
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.nets import Net, build
-from fedgrove.runs.rounds import Run, rounds
+from fedgrove.runs.rounds import rounds
+from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
 SHAPES = {"mlp": (12,), "har-cnn": (3, 16), "bn-cnn2": (1, 8, 8), "resnet18": (3, 8, 8)}

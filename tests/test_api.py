@@ -18,7 +18,7 @@ from tests.conftest import federation
 
 import fedgrove as fg
 from fedgrove import api, methods
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError

@@ -17,11 +17,11 @@ import typer
 import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
-from fedgrove.config.toml import assign
+from fedgrove.config.settings import assign
 from fedgrove.data import Federation
 from fedgrove.data.sets import SETS
 from fedgrove.parts.local import LocalTraining
-from fedgrove.runs.rounds import recipe_of
+from fedgrove.runs.run import recipe_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(

@@ -17,7 +17,8 @@ from fedgrove.engines import Serial
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import Run, evaluation
+from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
 FILE = Path(__file__).parents[1] / "examples" / "fedavg_by_hand.py"

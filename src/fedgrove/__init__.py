@@ -1,6 +1,6 @@
 """fedgrove: federated learning that grows a small, personal model for every device.
 
-What stands here is imported when it is first asked for, so that ``fedgrove --help`` need not wait for torch.
+Names are imported on first use, so that ``fedgrove --help`` need not wait for torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods
-    from .api import Experiment, Result, resume, run
+    from .api import resume, run
+    from .config.experiment import Experiment
     from .core import (
         Batch,
         Client,
@@ -28,8 +29,11 @@ if TYPE_CHECKING:
     from .data import from_arrays, load
     from .errors import EngineError, FedgroveError, InputError, WireError
     from .export.make import export_model
+    from .runs.result import Result
 
 __version__ = "0.1.0"
+"""The version; pyproject.toml reads it from here."""
+
 __all__ = [
     "Batch",
     "Client",
@@ -57,35 +61,28 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {
-    "api": ("Experiment", "Result", "resume", "run"),
-    "core": (
-        "Batch",
-        "Client",
-        "Edit",
-        "Give",
-        "Info",
-        "Measure",
-        "Outcome",
-        "Packet",
-        "Report",
-        "Start",
-        "Task",
-        "Train",
-    ),
-    "data": ("from_arrays", "load"),
-    "errors": ("EngineError", "FedgroveError", "InputError", "WireError"),
-    "export.make": ("export_model",),
+_MODULE_OF = {
+    "Experiment": "config.experiment",
+    "Result": "runs.result",
+    "export_model": "export.make",
+    "from_arrays": "data",
+    "load": "data",
+    "resume": "api",
+    "run": "api",
+    **dict.fromkeys(("EngineError", "FedgroveError", "InputError", "WireError"), "errors"),
 }
+"""Where a public name is defined; those that are not listed are in ``core``."""
 
 
 def __getattr__(name: str) -> Any:
+    # Lazy names cannot be plain imports: a module's own __getattr__ is called only for names that
+    # it does not have yet.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "methods":
         return importlib.import_module(".methods", __name__)
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(f".{home}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f".{_MODULE_OF.get(name, 'core')}", __name__)
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -5,222 +5,240 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from . import engines, methods
+from .config.experiment import Experiment, Federations, shorthand_settings, with_settings
+from .config.plan import Plan, plan
+from .config.toml import from_toml
 from .core import AnyMethod, Engine
-from .data import Federation, load
-from .errors import EngineError, FedgroveError, InputError, check, unknown
+from .data import Federation
+from .errors import EngineError, FedgroveError, InputError
+from .report.progress import watching
 from .runs.folder import RunFolder
-from .runs.lockstep import Member, Watch, together
-from .runs.rounds import Run, build
-from .runs.store import Memory
+from .runs.lockstep import Watch, together
+from .runs.result import Failure, Result
 
-
-@dataclass(frozen=True)
-class Experiment:
-    """What a person asks for, in the words of the command line; None takes the data set's own default."""
-
-    method: AnyMethod
-    data: str | Federation = "digits"
-    net: str | nn.Module | None = None
-    partition: str | None = None
-    scenario: str | None = None
-    split: str | None = None
-    clients: int | None = None
-    cohort: int | None = None
-    rounds: int | None = None
-    finetune: tuple[int, ...] = (0,)
-    profile: str | None = None
-    standardise: bool = True
-    seed: int = 0
-    evaluate: int = 1
-    """Score all clients every so many rounds; 0: only at the end."""
-
-    def __post_init__(self) -> None:
-        check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
-        check(self.seed >= 0, "seed", self.seed, "0 or more")
-        check(self.clients is None or self.clients >= 1, "clients", self.clients, "1 or more")
-
-    def federation(self, data_dir: str | Path | None = None) -> Federation:
-        """The data, shared out among clients."""
-        if isinstance(self.data, Federation):
-            return self.data
-        return load(
-            self.data,
-            partition=self.partition,
-            scenario=self.scenario,
-            split=self.split,
-            clients=self.clients,
-            profile=self.profile,
-            standardise=self.standardise,
-            seed=self.seed,
-            data_dir=data_dir,
-        )
-
-    def build(self, federation: Federation, memory: Memory) -> Run:
-        """The run that gives the result."""
-        return build(
-            self.method,
-            federation,
-            memory,
-            net=self.net,
-            rounds=self.rounds,
-            cohort=self.cohort,
-            seed=self.seed,
-            finetune=self.finetune,
-        )
-
-    def resolved(self, run: Run) -> Experiment:
-        """The same with nothing left open, as it is written to config.toml."""
-        net = self.net if self.net is not None else run.federation.defaults.net
-        d = run.federation
-        dealt = replace(self, partition=d.partition, scenario=d.scenario, split=d.split)
-        return replace(dealt, method=run.method, net=net, rounds=run.rounds, cohort=run.cohort)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run: its figures, and its folder."""
-
-    summary: dict[str, Any]
-    folder: RunFolder
-
-    def table(self) -> None:
-        """Print the figures."""
-        from .report.tables import print_summaries
-
-        print_summaries([self.summary])
-
-    def save(self, path: str | Path) -> RunFolder:
-        """Copy the run folder; a folder that exists is not touched."""
-        target = Path(path)
-        if target.exists():
-            raise InputError(
-                f"the run folder {target} exists; runs are never overwritten: give another name."
-            )
-        shutil.copytree(self.folder.path, target)
-        return RunFolder(target)
+__all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
 
 
 def run(
-    method: AnyMethod | str = "ditto",
+    method: AnyMethod | str = "ca-afp",
     *,
     data: str | Path | Federation = "digits",
-    out: str | Path | None = None,
+    net: str | nn.Module | None = None,
+    partition: str | None = None,
+    scenario: str | None = None,
+    split: str | None = None,
+    clients: int | None = None,
+    cohort: int | None = None,
+    rounds: int | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    finetune: Sequence[int] = (0,),
+    profile: str | None = None,
+    standardise: bool = True,
+    seed: int = 0,
+    set: Mapping[str, Any] | Sequence[str] = (),
+    evaluate: int = 1,
     engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
     data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    progress: bool = True,
     watch: Watch | None = None,
-    **words: Any,
 ) -> Result:
-    """Train a federation. ``words`` are those of :class:`Experiment`, which are those of the command line.
+    """Train a federation. The words are those of ``fedgrove run``; None takes the data set's own.
 
-    Without ``out`` the run folder is temporary; :meth:`Result.save` keeps it.
+    method: a name (``fedgrove list methods``) or a method made in Python.
+    data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
+    net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
+    partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K.
+    scenario: none, noisy, drift or restricted:K.
+    split: blocks or random.
+    clients: how many clients there are.
+    cohort: how many of them train in a round.
+    rounds: how many rounds.
+    epochs, batch, lr: of local training; short for ``set={"local.epochs": ...}`` and so on.
+    finetune: numbers of epochs of fine-tuning to report; the last one gives the headline.
+    profile: what devices the clients have: uniform, phones or adfedwcp.
+    standardise: whether each client standardises its own channels.
+    seed: all randomness follows from it.
+    set: a method's fields or its parts', ``{"mu": 0.1}`` or ``["mu=0.1"]``.
+    evaluate: score all clients every so many rounds; 0: only at the end.
+    engine: auto, batched, pool, serial or wired; or an engine, which is left open.
+    device: auto, cpu or cuda.
+    precision: on CUDA: fp32, tf32 or bf16.
+    data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
+    out: the run folder to make; without it the folder is temporary, and ``Result.save`` keeps it.
+    progress: whether to show progress on stderr.
+    watch: called with each line of metrics.jsonl as it is written.
     """
     chosen = methods.find(method)() if isinstance(method, str) else method
-    known = {f.name for f in fields(Experiment)} - {"method", "data"}
-    for word in words:
-        if word not in known:
-            raise unknown("word of run", word, known)
-    experiment = Experiment(chosen, data if isinstance(data, Federation) else str(data), **words)
-    return begin(experiment, out, engine=engine, data_dir=data_dir, watch=watch)
+    experiment = Experiment(
+        method=chosen,
+        data=data if isinstance(data, Federation) else str(data),
+        net=net,
+        partition=partition,
+        scenario=scenario,
+        split=split,
+        clients=clients,
+        cohort=cohort,
+        rounds=rounds,
+        finetune=tuple(finetune),
+        profile=profile,
+        standardise=standardise,
+        seed=seed,
+        evaluate=evaluate,
+    )
+    federations = Federations(data_dir)
+    settings = _texts(set) + shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
+    if settings:
+        experiment = configured(experiment, settings, federations)
+    return train(
+        experiment,
+        out,
+        federations=federations,
+        engine=engine,
+        device=device,
+        precision=precision,
+        progress=progress,
+        watch=watch,
+    )
 
 
-def begin(
+def _texts(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
+    """Settings as ``key=value``, as the command line takes them."""
+    if isinstance(settings, str):
+        raise InputError(
+            f"set is '{settings}'; it must be a list of such texts, or a dictionary of values."
+        )
+    if not isinstance(settings, Mapping):
+        return list(settings)
+    texts = []
+    for key, value in settings.items():
+        if isinstance(value, tuple | list):
+            value = ",".join(str(item) for item in value)
+        texts.append(f"{key}={value}")
+    return texts
+
+
+def configured(
+    experiment: Experiment, settings: Sequence[str], federations: Federations
+) -> Experiment:
+    """The experiment with its method's settings changed, from the data set's recipe."""
+    recipe = federations.recipe(experiment)
+    return replace(experiment, method=with_settings(experiment.method, settings, recipe))
+
+
+def train(
     experiment: Experiment,
-    out: str | Path | None,
+    out: str | Path | None = None,
     *,
+    federations: Federations | None = None,
     engine: str | Engine = "auto",
-    data_dir: str | Path | None = None,
+    device: str = "auto",
+    precision: str = "fp32",
+    progress: bool = False,
     watch: Watch | None = None,
 ) -> Result:
-    """Make the run folder and run to the end. Everything is checked before the folder is made."""
-    from .config.toml import to_toml
+    """Make the run folder and run to the end. Everything is checked before the folder is made.
 
-    federation = experiment.federation(data_dir)
-    with tempfile.TemporaryDirectory() as trial_folder:
-        trial = experiment.build(federation, Memory(Path(trial_folder)))
-    scratch = None if out is not None else tempfile.mkdtemp(prefix="fedgrove-")
-    chosen = engines.choose(engine) if isinstance(engine, str) else engine
-    experiment = experiment.resolved(trial)
-    folder = RunFolder.create(Path(scratch or "", out or "run"), to_toml(experiment))
-    result = _finish(experiment, federation, folder, chosen, watch, own=isinstance(engine, str))
-    if scratch:  # goes when the result goes
+    Without ``out`` the folder is temporary, and goes when the result goes.
+    """
+    if federations is None:
+        federations = Federations()
+    with _engine(engine, device, precision) as chosen:
+        if out is not None:
+            planned = plan(experiment, Path(out), federations)
+            return _finish(planned, planned.create_folder(), chosen, progress, watch)
+        scratch = tempfile.mkdtemp(prefix="fedgrove-")
+        try:
+            planned = plan(experiment, Path(scratch) / "run", federations)
+            result = _finish(planned, planned.create_folder(), chosen, progress, watch)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
-    return result
+        return result
 
 
 def resume(
     path: str | Path,
     *,
     engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
     method: AnyMethod | None = None,
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
+    progress: bool = False,
     watch: Watch | None = None,
 ) -> Result:
-    """Go on from a run's last checkpoint; the result is the one it would have had, to the bit.
+    """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
-    A run of a method, on arrays or on a module of your own needs them again: ``method=``, ``data=``, ``net=``.
+    A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
+    ``net=``.
     """
-    from .config.toml import from_toml
-
     folder = RunFolder.open(Path(path))
     if folder.summary is not None:
         raise InputError(
-            f"the run in {path} is finished; there is nothing to resume. See: fedgrove compare {path}"
+            f"the run in {path} is finished; there is nothing to resume. "
+            f"See: fedgrove compare {path}"
         )
     experiment = from_toml(folder.config, method=method, data=data, net=net)
-    chosen = engines.choose(engine) if isinstance(engine, str) else engine
-    return _finish(
-        experiment,
-        experiment.federation(data_dir),
-        folder,
-        chosen,
-        watch,
-        own=isinstance(engine, str),
-    )
+    planned = plan(experiment, folder.path, Federations(data_dir))
+    with _engine(engine, device, precision) as chosen:
+        return _finish(planned, folder, chosen, progress, watch)
+
+
+@contextmanager
+def _engine(engine: str | Engine, device: str, precision: str) -> Iterator[Engine]:
+    """The engine of that name, closed at the end; an engine that was given is left open."""
+    if not isinstance(engine, str):
+        yield engine
+        return
+    chosen = engines.choose(engine, device, precision)
+    try:
+        yield chosen
+    finally:
+        chosen.close()
 
 
 def _finish(
-    experiment: Experiment,
-    federation: Federation,
-    folder: RunFolder,
-    engine: Engine,
-    watch: Watch | None,
-    own: bool,
+    planned: Plan, folder: RunFolder, engine: Engine, progress: bool, watch: Watch | None
 ) -> Result:
-    run = experiment.build(federation, folder.memory())
+    """Run to the end from the folder's last checkpoint: a lockstep of one."""
+    rounds = planned.run.rounds
     try:
-        return Result(
-            execute(run, folder, engine, experiment.evaluate, watch or (lambda line: None)), folder
-        )
+        with watching(rounds, folder.metrics(), quiet=not progress) as show:
+
+            def watch_line(line: Mapping[str, Any]) -> None:
+                show(line)
+                if watch is not None:
+                    watch(line)
+
+            member = planned.member(folder, watch_line)
+            for _ in together([member], engine):
+                if member.error is not None:
+                    raise member.error
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Interrupted. {_way_on(folder, run)}") from None
+        raise KeyboardInterrupt(f"Interrupted. {_how_to_resume(folder, rounds)}") from None
     except (FedgroveError, OSError) as error:
-        raise EngineError(f"{error} {_way_on(folder, run)}") from error
-    finally:
-        if own:
-            engine.close()
-
-
-def _way_on(folder: RunFolder, run: Run) -> str:
-    done = folder.rounds_saved()
-    return f"{done} of {run.rounds} rounds are saved; go on with: fedgrove resume {folder.path}"
-
-
-def execute(
-    run: Run, folder: RunFolder, engine: Engine, every: int, watch: Watch
-) -> dict[str, Any]:
-    """Run to the end from the folder's last checkpoint, commit after every exchange, and write the result."""
-    member = Member(run, folder, every, watch)
-    for _ in together([member], engine):
-        if member.error is not None:
-            raise member.error
+        raise EngineError(f"{error} {_how_to_resume(folder, rounds)}") from error
     assert member.summary is not None
-    return member.summary
+    return Result(member.summary, folder)
+
+
+def _how_to_resume(folder: RunFolder, rounds: int) -> str:
+    saved = folder.rounds_saved()
+    return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"

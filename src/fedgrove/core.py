@@ -1,17 +1,19 @@
 """The nouns: what travels, what a client is, what it does, what a method is, what runs it. Read this first.
 
-A :class:`Method` plans :class:`Task` objects and folds :class:`Report` objects; it never sees bytes, devices or
-networks. An :class:`Engine` carries tasks to where the data are and does the method's work there, stage by stage;
-it never sees maths. What a stage reads and writes is the *carry*: a dictionary of named trees.
+A :class:`Method` plans :class:`Task` objects and folds :class:`Report` objects; it never sees
+bytes, devices or networks. An :class:`Engine` carries tasks to where the data are and does the
+method's work there, stage by stage; it never sees maths. A stage reads and writes the *carry*: a
+dictionary of named trees.
 
-The carry of a task begins as::
+The carry of a task starts as::
 
     carry[p]            the values of each packet p the task sends (usually "model")
     carry[p + ".mask"]  its mask, if it has one
-    carry[m]            each tree m the client remembers from earlier rounds (a packet of the same name wins)
+    carry[m]            each tree m the client remembers from earlier rounds
+                        (a packet of the same name wins)
     carry["settings"]   the task's numbers and the round, as tensors
     carry["aux"]        what objectives keep from step to step
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -31,14 +33,17 @@ if TYPE_CHECKING:
     from .nets.layout import Layout
     from .parts.local import LocalTraining
     from .parts.objective import Objective
-    from .runs.rounds import Run
+    from .runs.run import Run
     from .wire.codec import Codec
 
 Carry = dict[str, Tree]
 Settings = Mapping[str, float | Sequence[float]]
 
+SCORING_VERBS = ("evaluate", "finetune")
+"""The verbs that every run has beside its method's own; their traffic is counted apart."""
 
-# ---- what travels --------------------------------------------------------------------------------------------------
+
+# ---- what travels ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,8 @@ class Packet:
 class Task:
     """Server to one client: packets, numbers, and the name of the work to do with them.
 
-    A verb may have a qualifier, "train:evidence": what stands before the colon is the purpose that randomness depends
-    on, so that a method which also measures something trains as it would without.
+    A verb may have a qualifier, "train:evidence". Randomness depends only on the part before the
+    colon, so that a method which also measures something trains as it would without.
     """
 
     to: int
@@ -67,7 +72,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Report:
-    """One client to server. ``cost`` is filled in by the engine: real bytes, by direction and part."""
+    """One client to the server.
+
+    ``cost`` is filled in by the engine: real bytes, by direction and part.
+    """
 
     of: int
     give: Mapping[str, Packet] = field(default_factory=dict)
@@ -76,12 +84,12 @@ class Report:
     cost: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-# ---- a client, seen from its own side ------------------------------------------------------------------------------
+# ---- a client, from its own point of view ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Info:
-    """What the server knows of a client: how much data it holds and what kind of device it is.
+    """What the server knows of a client: how many examples it has and what kind of device it is.
 
     bandwidth is in Mbit/s, speed is relative to a reference device, memory is in bytes.
     """
@@ -93,8 +101,11 @@ class Info:
 
 
 class Batch(NamedTuple):
-    """Some examples. ``weight`` 0 marks padding; ``index`` is the place in the client's split; ``position`` the
-    batch's number within the epoch. (A tuple, so that ``torch.func`` looks into it.)"""
+    """Some examples.
+
+    ``weight`` 0 marks padding; ``index`` is the position in the client's split; ``position`` is the
+    batch's number within the epoch. (A named tuple is a pytree, which ``torch.func`` can map over.)
+    """
 
     x: Tensor
     y: Tensor
@@ -105,65 +116,87 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """Which examples a stage looks at: a split, in what order, in what size, how many batches at most."""
+    """Which examples a stage sees: the split, the order, the batch size, the number of batches."""
 
     split: Literal["train", "validation", "test"] = "train"
     size: int = 256
     shuffle: bool = False
     limit: int | None = None
+    """At most this many batches."""
     least: int = 1
     """A last batch with fewer examples is left out (BatchNorm cannot train on one)."""
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client in the middle of one task: its data, what it remembers, the network both sides know.
+    """A client while it works on one task: its data, what it remembers, the network.
 
-    ``start`` holds the network's initial parameters: both sides draw them from the run's seed, so they cost no bytes.
+    ``start`` holds the network's initial parameters: both sides draw them from the run's seed, so
+    they cost no bytes.
     """
 
     id: int
     info: Info
     data: ClientData
     memory: Mapping[str, Tree]
-    layout: Layout
+    net: Net
     start: Tree
     seed: int
-    """Of this client in this task: derived from (seed, round, client, verb)."""
+    """For this client in this task: derived from (seed, round, client, verb)."""
+
+    @property
+    def layout(self) -> Layout:
+        """The network's structure."""
+        return self.net.layout
 
     def order(self, over: Batches, *purpose: int | str) -> Tensor:
-        """The examples of one pass over a split, in order; a shuffle depends on seed and ``purpose`` alone."""
-        n = len(getattr(self.data, over.split))
-        shuffle = torch_rng(self.seed, "shuffle", *purpose) if over.shuffle else None
-        order = torch.arange(n) if shuffle is None else torch.randperm(n, generator=shuffle)
+        """The examples of one pass over a split, in order.
+
+        A shuffle depends on the seed and ``purpose`` alone.
+        """
+        count = len(getattr(self.data, over.split))
+        if over.shuffle:
+            generator = torch_rng(self.seed, "shuffle", *purpose)
+            order = torch.randperm(count, generator=generator)
+        else:
+            order = torch.arange(count)
         if over.limit is not None:
             order = order[: over.limit * over.size]
         if over.size < over.least:
+            # No batch is large enough.
             return order[:0]
-        short = len(order) % over.size
-        return order if not short or short >= over.least else order[: len(order) - short]
+        remainder = len(order) % over.size
+        if 0 < remainder < over.least:
+            order = order[: len(order) - remainder]
+        return order
 
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
         """One pass over a split, batch by batch."""
-        part = getattr(self.data, over.split)
-        ones, order = (
-            torch.ones(min(over.size, len(part)), dtype=part.x.dtype),
-            self.order(over, *purpose),
-        )
-        for position, index in enumerate(torch.split(order, over.size) if len(order) else ()):
+        examples = getattr(self.data, over.split)
+        order = self.order(over, *purpose)
+        if not len(order):
+            # torch.split would give one empty batch.
+            return
+        ones = torch.ones(min(over.size, len(examples)), dtype=examples.x.dtype)
+        for position, index in enumerate(torch.split(order, over.size)):
             yield Batch(
-                part.x[index], part.y[index], ones[: len(index)], index, torch.tensor(position)
+                x=examples.x[index],
+                y=examples.y[index],
+                weight=ones[: len(index)],
+                index=index,
+                position=torch.tensor(position),
             )
 
 
-# ---- what a client does: a short tuple of stages, in order ---------------------------------------------------------
+# ---- what a client does: a short tuple of stages, in order -----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Train:
     """Parameters move from ``carry[start]`` to ``carry[end]`` under ``carry[mask]``, if there is one.
 
-    A pure function of tensors, so that an engine may batch it over clients: no Python branch on data in the objective.
+    A pure function of tensors, so that an engine may batch it over clients: the objective has no
+    Python branch on data.
     """
 
     objective: Objective
@@ -176,7 +209,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Measure:
-    """``carry[name]`` becomes the sum over batches of ``f(net, carry[of], batch, carry)``; pure, like Train."""
+    """``carry[name]`` becomes the sum over batches of ``f(net, carry[of], batch, carry)``.
+
+    Pure, like Train.
+    """
 
     name: str
     f: Callable[[Net, Tree, Batch, Carry], Tree]
@@ -187,14 +223,17 @@ class Measure:
 
 @dataclass(frozen=True)
 class Edit:
-    """Any change of the carry, one client at a time: choose a group, cluster weights, restore what was kept."""
+    """Any change of the carry, for one client at a time: choose a group, cluster weights, ..."""
 
     f: Callable[[Carry, Client], Carry]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a client's work ends with: what to send, what to say, what to keep (a name left out stays as it was)."""
+    """The result of a client's work: what to send, what to report, what to remember.
+
+    A name that is left out of ``memory`` stays as it was.
+    """
 
     give: Mapping[str, Packet] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -211,18 +250,26 @@ class Give:
 Stage = Train | Measure | Edit | Give
 
 
-# ---- what a method is ----------------------------------------------------------------------------------------------
+# ---- what a method is ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the server knows before the first round. ``fresh(j)`` draws the j-th other set of initial parameters."""
+    """What the server knows before the first round.
+
+    ``fresh(j)`` draws the j-th other set of initial parameters.
+    """
 
     params: Tree
-    layout: Layout
+    net: Net
     clients: Mapping[int, Info]
     rounds: int
     fresh: Callable[[int], Tree]
+
+    @property
+    def layout(self) -> Layout:
+        """The network's structure."""
+        return self.net.layout
 
 
 class State(Protocol):
@@ -237,7 +284,10 @@ S = TypeVar("S")
 
 
 class Method(Protocol[S]):
-    """A federated algorithm: a frozen dataclass whose fields are its parts, and pure functions of an explicit state."""
+    """A federated algorithm.
+
+    A frozen dataclass whose fields are its parts, and pure functions of an explicit state.
+    """
 
     @property
     def local(self) -> LocalTraining | None:
@@ -251,7 +301,7 @@ class Method(Protocol[S]):
         """The state before round 0."""
 
     def deliver(self, state: S, client: int) -> Mapping[str, Packet]:
-        """What a client gets in order to use the model now; an empty mapping if it uses its own."""
+        """What a client is sent in order to use the model now; empty if it uses its own."""
 
     def plan(self, state: S, cohort: Sequence[int]) -> list[Task]:
         """The tasks of the next exchange."""
@@ -260,14 +310,17 @@ class Method(Protocol[S]):
         """The next state. Reports come one by one, in task order: keep running sums, not reports."""
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """What a client does on a verb. "use" ends with ``carry["model"]`` being the client's own model."""
+        """What a client does on a verb.
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+        After "use", ``carry["model"]`` is the client's own model.
+        """
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """What the paper's own formula counts, both directions unless it says otherwise."""
 
 
 class Engine(Protocol):
-    """Does the work where the data are: the only thing that differs between a laptop, a GPU and a network."""
+    """Does the work where the data are: all that differs between a laptop, a GPU and a network."""
 
     @property
     def name(self) -> str:
@@ -277,7 +330,7 @@ class Engine(Protocol):
         """Do the jobs; reports come in job order. Several runs may travel together."""
 
     def close(self) -> None:
-        """Let go of workers and memory."""
+        """Release workers and memory."""
 
 
 AnyMethod = Method[Any]

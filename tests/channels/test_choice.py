@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from fedgrove import nets
 from fedgrove.channels.choice import Even, FilterL1, FilterL2, Gamma, Overlap, Slim, nested
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.errors import InputError
-from fedgrove.nets.layout import Layout
+from fedgrove.nets import Net
 
 BOTH = (0, 1)
 STREAM = ChannelGroup(
@@ -65,12 +66,13 @@ def test_filters_count_all_that_make_a_channel() -> None:
 
 def test_scores_fit_a_real_net() -> None:
     net = nets.build("resnet18", (1, 8, 8), 3, 0, width=2)
-    layout, params = Layout.of(net, (1, 8, 8)), dict(net.named_parameters())
+    params = dict(net.named_parameters())
+    net = Net(net, (1, 8, 8))
     for score in (Gamma(), FilterL1(), FilterL2()):
-        found = score(params, layout.groups)
-        assert {k: len(v) for k, v in found.items()} == {g.name: g.size for g in layout.groups}
-        assert layout.expand(Slim()(found, 0.5))
-    assert set(torch.cat([*Gamma()(params, layout.groups).values()]).tolist()) == {1.0}
+        found = score(params, groups_of(net))
+        assert {k: len(v) for k, v in found.items()} == {g.name: g.size for g in groups_of(net)}
+        assert channel_mask(net, Slim()(found, 0.5))
+    assert set(torch.cat([*Gamma()(params, groups_of(net)).values()]).tolist()) == {1.0}
 
 
 # ---- choices ---------------------------------------------------------------------------------------------------------

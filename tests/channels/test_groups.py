@@ -10,24 +10,25 @@ from torch import Tensor, nn
 
 from fedgrove import nets
 from fedgrove.channels import groups
+from fedgrove.channels.find import groups_of
 from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.errors import InputError
-from fedgrove.nets.layout import Layout
+from fedgrove.nets import Net
 
 T, F = True, False
 
 
-def layout(name: str, shape: tuple[int, ...], **options: object) -> Layout:
-    return Layout.of(nets.build(name, shape, 3, seed=0, **options), shape)
+def layout(name: str, shape: tuple[int, ...], **options: object) -> Net:
+    return Net(nets.build(name, shape, 3, seed=0, **options), shape)
 
 
 @pytest.fixture(scope="module")
-def har() -> Layout:
+def har() -> Net:
     return layout("har-cnn", (2, 8))
 
 
 @pytest.fixture(scope="module")
-def res() -> Layout:
+def res() -> Net:
     return layout("resnet18", (1, 8, 8), width=2)
 
 
@@ -38,21 +39,21 @@ def places(group: ChannelGroup) -> dict[tuple[str, int], str]:
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_of_sensor_readings(har: Layout) -> None:
-    assert [(g.name, g.size) for g in har.groups] == [("conv1", 64), ("conv2", 64), ("fc1", 32)]
-    assert places(har.groups[1]) == {
+def test_a_window_of_sensor_readings(har: Net) -> None:
+    assert [(g.name, g.size) for g in groups_of(har)] == [("conv1", 64), ("conv2", 64), ("fc1", 32)]
+    assert places(groups_of(har)[1]) == {
         ("conv2.weight", 0): "filter",
         ("conv2.bias", 0): "bias",
         ("fc1.weight", 1): "input",
     }
     # 8 steps, pooled twice: two inputs of fc1 per channel, side by side
-    inputs = next(p for p in har.groups[1].places if p.tensor == "fc1.weight")
+    inputs = next(p for p in groups_of(har)[1].places if p.tensor == "fc1.weight")
     assert inputs.channel == tuple(c for c in range(64) for _ in range(2))
 
 
-def test_a_residual_sum_ties_layers(res: Layout) -> None:
+def test_a_residual_sum_ties_layers(res: Net) -> None:
     """The stem and the first two blocks write into one stream; each block's inner groups are its own."""
-    sizes = [(g.name, g.size) for g in res.groups]
+    sizes = [(g.name, g.size) for g in groups_of(res)]
     assert sizes[:4] == [
         ("conv1", 2),
         ("layer1.0.conv1", 2),
@@ -60,7 +61,7 @@ def test_a_residual_sum_ties_layers(res: Layout) -> None:
         ("layer2.0.conv1", 4),
     ]
     assert len(sizes) == 8 + 4  # eight blocks and four streams
-    stream = places(res.groups[0])
+    stream = places(groups_of(res)[0])
     assert {t for (t, _), role in stream.items() if role == "filter"} == {
         "conv1.weight",
         "layer1.0.conv2.weight",
@@ -77,7 +78,7 @@ def test_a_residual_sum_ties_layers(res: Layout) -> None:
         "layer2.0.conv1.weight",
         "layer2.0.shortcut.conv.weight",
     }
-    assert {p.tensor: p.fill for p in res.groups[1].places if p.role == "statistic"} == {
+    assert {p.tensor: p.fill for p in groups_of(res)[1].places if p.role == "statistic"} == {
         "layer1.0.norm1.running_mean": 0.0,
         "layer1.0.norm1.running_var": 1.0,
     }
@@ -98,18 +99,18 @@ def test_a_residual_sum_ties_layers(res: Layout) -> None:
 )
 def test_every_net_but_not_its_output(name: str, shape: tuple[int, ...], count: int) -> None:
     found = layout(name, shape)
-    assert len(found.groups) == count
-    makers = {p.tensor for g in found.groups for p in g.within("filter")}
+    assert len(groups_of(found)) == count
+    makers = {p.tensor for g in groups_of(found) for p in g.within("filter")}
     assert makers == set(found.prunable) - {"head.weight"}
 
 
-def test_groups_are_plain_and_found_once(har: Layout) -> None:
-    assert har.groups is har.groups
-    assert pickle.loads(pickle.dumps(har.groups)) == har.groups
-    assert hash(har.groups) == hash(tuple(har.groups))
+def test_groups_are_plain_and_found_once(har: Net) -> None:
+    assert groups_of(har) is groups_of(har)
+    assert pickle.loads(pickle.dumps(groups_of(har))) == groups_of(har)
+    assert hash(groups_of(har)) == hash(tuple(groups_of(har)))
     again = pickle.loads(pickle.dumps(har))
     assert again == har
-    assert again.groups == har.groups
+    assert groups_of(again) == groups_of(har)
 
 
 def test_looking_for_groups_leaves_no_trace() -> None:
@@ -117,7 +118,7 @@ def test_looking_for_groups_leaves_no_trace() -> None:
     module.conv1.weight.requires_grad_(False)  # type: ignore[union-attr,operator]
     before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
     with torch.no_grad():  # as in a Measure
-        assert len(Layout.of(module, (1, 8, 8)).groups) == 2
+        assert len(groups_of(Net(module, (1, 8, 8)))) == 2
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert module.training
@@ -143,12 +144,12 @@ class Mixed(nn.Module):
 
 
 def test_branches_side_by_side() -> None:
-    found = Layout.of(Mixed(), (1, 6, 6))
-    assert [(g.name, g.size) for g in found.groups] == [("a", 5), ("up", 4)]
-    both = {p.tensor: p.channel for p in found.groups[0].places}
+    found = Net(Mixed(), (1, 6, 6))
+    assert [(g.name, g.size) for g in groups_of(found)] == [("a", 5), ("up", 4)]
+    both = {p.tensor: p.channel for p in groups_of(found)[0].places}
     assert (both["a.weight"], both["b.weight"]) == ((0, 1, 2), (3, 4))
-    assert places(found.groups[0])["up.weight", 0] == "input"
-    assert places(found.groups[1])["up.weight", 1] == "filter"
+    assert places(groups_of(found)[0])["up.weight", 0] == "input"
+    assert places(groups_of(found)[1])["up.weight", 1] == "filter"
 
 
 class Awkward(nn.Module):
@@ -168,7 +169,7 @@ class Awkward(nn.Module):
 
 
 def test_channels_that_are_not_independent_are_left_out() -> None:
-    assert [g.name for g in Layout.of(Awkward(), (4,)).groups] == ["free"]
+    assert [g.name for g in groups_of(Net(Awkward(), (4,)))] == ["free"]
 
 
 def test_a_net_that_cannot_be_followed_says_so() -> None:
@@ -187,7 +188,7 @@ def test_a_net_that_cannot_be_followed_says_so() -> None:
         InputError,
         match="channels of Odd could not be followed, ValueError: not like this; write its",
     ):
-        assert Layout.of(Odd(), (2,)).groups
+        assert groups_of(Net(Odd(), (2,)))
 
 
 # ---- groups and masks ----------------------------------------------------------------------------------------------
@@ -267,5 +268,5 @@ def test_what_is_refused() -> None:
 
 
 def test_scales_are_the_weights_of_norms() -> None:
-    assert layout("bn-cnn2", (1, 8, 8), width=2).scales == ("norm1.weight", "norm2.weight")
-    assert layout("mlp", (4,)).scales == ()
+    assert layout("bn-cnn2", (1, 8, 8), width=2).layout.scales == ("norm1.weight", "norm2.weight")
+    assert layout("mlp", (4,)).layout.scales == ()

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedgrove import nets, trees
 from fedgrove.channels import shrink
+from fedgrove.channels.find import channel_mask, groups_of, removed_channels
 from fedgrove.channels.shrink import cut, structured, widen
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
@@ -44,9 +45,7 @@ def net_of(name: str) -> Net:
 
 def drawn(net: Net, seed: int, density: float) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    kept = {
-        group.name: torch.rand(group.size, generator=g) < density for group in net.layout.groups
-    }
+    kept = {group.name: torch.rand(group.size, generator=g) < density for group in groups_of(net)}
     for flags in kept.values():
         flags[int(torch.randint(len(flags), (), generator=g))] = True
     return kept
@@ -79,7 +78,7 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
     """Random structured masks, also with single weights pruned inside the channels that stay."""
     net = net_of(name)
     kept, tree = drawn(net, seed, density), values(net, seed)
-    mask = net.layout.expand(kept)
+    mask = channel_mask(net, kept)
     if pruned:
         g = torch.Generator().manual_seed(seed)
         mask = {
@@ -114,11 +113,11 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
 @EVERY
 def test_fewer_channels_are_fewer_parameters(name: str) -> None:
     net = net_of(name)
-    half = {g.name: torch.arange(g.size) % 2 == 0 for g in net.layout.groups}
+    half = {g.name: torch.arange(g.size) % 2 == 0 for g in groups_of(net)}
     small = cut(net, half).net
     assert small.layout.size == sum(
-        int(m.sum()) for m in net.layout.expand(half).values()
-    ) + net.layout.count(set(net.layout.params) - set(net.layout.expand(half)))
+        int(m.sum()) for m in channel_mask(net, half).values()
+    ) + net.layout.count(set(net.layout.params) - set(channel_mask(net, half)))
     assert small.layout.macs < 0.6 * net.layout.macs
     assert small.layout.norms == net.layout.norms
     assert small.layout.prunable == net.layout.prunable
@@ -127,17 +126,17 @@ def test_fewer_channels_are_fewer_parameters(name: str) -> None:
 
 @EVERY
 def test_channels_come_back_from_their_mask(name: str) -> None:
-    layout = net_of(name).layout
+    net = net_of(name)
     for seed in range(3):
         kept = drawn(net_of(name), seed, 0.6)
-        found = layout.channels_of(layout.expand(kept))
+        found = removed_channels(net, channel_mask(net, kept))
         assert found is None or trees.equal(found, kept)
         assert (found is None) == all(bool(k.all()) for k in kept.values())
 
 
 def test_a_running_variance_is_reset_to_one() -> None:
     net = net_of("bn-cnn2")
-    mask = net.layout.expand({"conv1": torch.tensor([True, False, True, True, False, True])})
+    mask = channel_mask(net, {"conv1": torch.tensor([True, False, True, True, False, True])})
     tree = {k: torch.full_like(v, 7.0) for k, v in net.params().items()}
     wide = widen(net, shrink.shrink(net, tree, mask)[1], mask)
     assert wide["norm1.running_mean"].tolist() == [7, 0, 7, 7, 0, 7]
@@ -171,7 +170,7 @@ def test_leaves_that_are_not_the_nets_are_left_alone() -> None:
 
 def test_masks_are_narrowed_as_values_are() -> None:
     net = net_of("mlp")
-    mask = net.layout.expand({"fc1": torch.tensor([True] * 3 + [False] * 4)})
+    mask = channel_mask(net, {"fc1": torch.tensor([True] * 3 + [False] * 4)})
     mask["fc2.weight"][0, 0] = False
     thin = structured(net, mask)
     assert thin is not None
@@ -182,7 +181,7 @@ def test_masks_are_narrowed_as_values_are() -> None:
 
 def test_at_least_one_channel_stays() -> None:
     net = net_of("mlp")
-    whole = net.layout.expand({"fc1": torch.ones(7).bool()})
+    whole = channel_mask(net, {"fc1": torch.ones(7).bool()})
     none = {k: torch.zeros_like(m) for k, m in whole.items()}
     with pytest.raises(
         InputError, match="all 7 channels of group 'fc1' are to go; at least one must stay"
@@ -212,11 +211,9 @@ def test_a_mask_is_looked_at_once_and_nothing_outlives_its_net(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net = Net(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), (2,))
-    mask = net.layout.expand({"0": torch.tensor([True, False, True])})
+    mask = channel_mask(net, {"0": torch.tensor([True, False, True])})
     looked: list[Mask] = []
-    monkeypatch.setattr(
-        type(net.layout), "channels_of", _noting(type(net.layout).channels_of, looked)
-    )
+    monkeypatch.setattr(shrink, "removed_channels", _noting(shrink.removed_channels, looked))
     assert structured(net, mask) is structured(net, mask)
     assert len(looked) == 1
     assert structured(net, dict(mask)) is not None

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedgrove import trees
 from fedgrove.channels.choice import Gamma, nested
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.channels.submodel import (
     channels_in,
     cut_out,
@@ -25,12 +26,10 @@ from fedgrove.channels.submodel import (
 )
 from fedgrove.core import Packet, Task
 from fedgrove.methods import Hermes
-from fedgrove.nets.layout import Layout
+from fedgrove.nets import Net
 from fedgrove.runs.store import freeze, thaw
 
-TINY = Layout.of(
-    nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,)
-)
+TINY = Net(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,))
 
 
 def flags(*bits: int) -> torch.Tensor:
@@ -39,12 +38,15 @@ def flags(*bits: int) -> torch.Tensor:
 
 def test_groups_are_noted_and_recalled_through_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(Hermes(), tmp_path, net="resnet18")
-    plain, tensors = groups_to_plain(run.net.layout.groups), {}
-    assert groups_from_plain(thaw(freeze(plain, tensors), tensors)) == run.net.layout.groups
+    plain, tensors = groups_to_plain(groups_of(run.net)), {}
+    assert groups_from_plain(thaw(freeze(plain, tensors), tensors)) == groups_of(run.net)
 
 
 def test_a_sub_model_and_its_channels() -> None:
-    groups, tree = TINY.groups, {k: torch.ones(shape) for k, shape in TINY.shapes.items()}
+    groups, tree = (
+        groups_of(TINY),
+        {k: torch.ones(shape) for k, shape in TINY.layout.shapes.items()},
+    )
     packet = cut_out(tree, groups, {"0": flags(1, 0, 1)})
     assert packet.values["0.weight"].flatten().tolist() == [1, 0, 1]
     assert packet.values["3.weight"].flatten().tolist() == [1, 0, 1]
@@ -61,8 +63,8 @@ def test_a_sub_model_and_its_channels() -> None:
 @pytest.mark.parametrize(("share", "size"), [(1.0, 3 + 3 + 3 + 3 + 3 + 1), (1 / 3, 6)])
 def test_size(share: float, size: int) -> None:
     assert size_at(TINY, share) == size
-    mask = TINY.expand(nested(TINY.groups, share))
-    assert size == TINY.size - sum(int((~m).sum()) for m in mask.values())
+    mask = channel_mask(TINY, nested(groups_of(TINY), share))
+    assert size == TINY.layout.size - sum(int((~m).sum()) for m in mask.values())
 
 
 # ---- slimming and recovery ------------------------------------------------------------------------------------------
@@ -126,18 +128,18 @@ def test_own_model(tmp_path: Path) -> None:
     first = own({}, client)
     assert trees.equal(first["model"], run.params)
     assert "model.mask" not in first
-    channels = nested(run.net.layout.groups, 0.5)
+    channels = nested(groups_of(run.net), 0.5)
     personal = {k: torch.ones_like(v) for k, v in run.params.items()}
     got = {"conv1.weight": torch.full_like(run.params["conv1.weight"], 7.0)}
     carry = own({"personal": personal, "channels": channels, "model": got}, client)
-    mask = run.net.layout.expand(channels)
+    mask = channel_mask(run.net, channels)
     assert trees.equal(carry["model.mask"], mask)
     assert trees.equal(carry["model"], trees.masked({**personal, **got}, mask))
     assert list(carry["model"]) == list(run.net.layout.shapes) == list(shapes_of(run.params))
     lost = own({"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client)
     assert trees.equal(
         lost["model.mask"],
-        run.net.layout.expand({**every(run.net.layout.groups), "conv1": channels["conv1"]}),
+        channel_mask(run.net, {**every(groups_of(run.net)), "conv1": channels["conv1"]}),
     )
     assert (lost["model"]["conv1.weight"][2:] == 0).all()
     assert (lost["model"]["norm1.weight"][2:] == 0).all()  # no word of it in the mask it got

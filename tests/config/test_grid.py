@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.config.grid import alternatives, grid, variants
 from fedgrove.errors import InputError
 from fedgrove.methods import Ditto, FedAvg, FedProx

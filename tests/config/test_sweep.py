@@ -15,8 +15,8 @@ from tests.conftest import federation
 
 import fedgrove as fg
 from fedgrove import api
-from fedgrove.api import Experiment, Result
-from fedgrove.config.sweep import Failure, experiments_of, planned, read, resume, sweep
+from fedgrove.config.experiment import Experiment
+from fedgrove.config.sweep import experiments_of, planned, read, resume, sweep
 from fedgrove.core import Report, Task
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
@@ -24,7 +24,8 @@ from fedgrove.errors import EngineError, InputError
 from fedgrove.methods import Ditto, FedAvg, FixedPrune
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.folder import RunFolder
-from fedgrove.runs.rounds import Run
+from fedgrove.runs.result import Failure, Result
+from fedgrove.runs.run import Run
 
 TINY = federation((12,), (20, 13, 24), dtype=torch.float32)
 SPOILT = LocalTraining(1, 8, SGD(lr=1e30))

@@ -9,9 +9,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedgrove import methods
-from fedgrove.api import Experiment
-from fedgrove.config.settings import _accepts, allowed, coerce, fitting, is_leaf, members, walk
-from fedgrove.config.toml import assign, from_toml, part_types, read_words, settable, to_toml
+from fedgrove.config.experiment import Experiment
+from fedgrove.config.settings import (
+    _accepts,
+    allowed,
+    assign,
+    coerce,
+    fitting,
+    is_leaf,
+    members,
+    part_types,
+    settable,
+    walk,
+)
+from fedgrove.config.toml import from_toml, read_words, to_toml
 from fedgrove.data import from_arrays
 from fedgrove.errors import InputError
 from fedgrove.methods import Ditto, FedAvg, FedProx, LGFedAvg

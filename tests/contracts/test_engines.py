@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +14,13 @@ from torch.func import vmap
 from fedgrove import methods, trees
 from fedgrove.channels.shrink import structured
 from fedgrove.core import Batch, Carry, Edit, Give, Measure, Outcome, Packet, Report, Task, Train
-from fedgrove.engines import Pool, Serial
+from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.runs.rounds import Run, evaluation, plan
-from fedgrove.runs.store import Held
+from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Bitmap, Dense, Smallest
-from fedgrove.wire.message import read_report, read_task, write_report, write_task
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 
@@ -162,33 +161,6 @@ def test_stages_under_vmap_equal_clients_alone(
 
 
 # ---- every Task and Report through real bytes ----------------------------------------------------------------------
-
-
-class Wired:
-    """Serial, but every message becomes bytes and is read back; either side knows only what it got or sent."""
-
-    name = "wired"
-
-    def __init__(self) -> None:
-        self.held: dict[int, Held] = {}
-
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
-        for run, task in jobs:
-            codec, own = run.method.codec, self.held.setdefault(task.to, Held())
-            data = write_task(task, codec, {n: run.held.known(task.to, n) for n in task.send})
-            arrived = read_task(data, codec, {n: own.known(task.to, n) for n in task.send})
-            for held, packets in ((run.held, task.send), (own, arrived.send)):
-                for name, packet in packets.items():
-                    held.note(task.to, name, packet.mask)
-            report, memory = perform(run, arrived, run.memory.read(run.memory.files.get(task.to)))
-            if memory:
-                run.memory.accept(task.to, run.memory.write(task.to, task.round, task.verb, memory))
-            answer = write_report(report, codec, {n: own.known(task.to, n) for n in report.give})
-            back = read_report(answer, codec, {n: run.held.known(task.to, n) for n in report.give})
-            yield run, replace(back, cost={"down": {"all": len(data)}, "up": {"all": len(answer)}})
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize("codec", [Dense(), Bitmap(), Smallest()], ids=lambda c: type(c).__name__)

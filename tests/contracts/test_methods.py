@@ -15,7 +15,7 @@ import torch
 from tests.conftest import make_run, play, remembered, reports, small, tensors
 
 from fedgrove import methods, trees
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.config.toml import from_toml, to_toml
 from fedgrove.core import Info, Report, Task
 from fedgrove.engines import Serial
@@ -190,7 +190,7 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
         "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
     }.get(name, whole)
-    assert run.method.paper_bytes(run.net.layout, 4, 3, 50) == round(expected)
+    assert run.method.paper_bytes(run.net, 4, 3, 50) == round(expected)
 
 
 def test_a_cohort_depends_on_seed_and_round_alone(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Proximal
-from fedgrove.runs.rounds import Run, plan, rounds
+from fedgrove.runs.rounds import plan, rounds
+from fedgrove.runs.run import Run
 
 CPU = torch.device("cpu")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -20,7 +20,7 @@ from fedgrove.core import Carry, Client, Edit, Give, Outcome, Packet, Stage, Tas
 from fedgrove.engines import Pool, Serial, choose, names
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
-from fedgrove.runs.rounds import Run
+from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Codec, Dense
 
 

@@ -11,6 +11,7 @@ import torch
 from tests.conftest import SHAPES, make_run
 
 from fedgrove import methods, trees
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.channels.shrink import structured
 from fedgrove.core import Carry, Packet, Task, Train
 from fedgrove.engines import Pool, Serial, work
@@ -21,7 +22,7 @@ from fedgrove.parts import local
 from fedgrove.parts.gamma import GammaDistance, GammaL1
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Proximal
-from fedgrove.runs.rounds import Run
+from fedgrove.runs.run import Run
 from fedgrove.trees import Mask
 
 RECIPES = [
@@ -32,8 +33,8 @@ RECIPES = [
 
 def half(run: Run, pruned: bool = False) -> Mask:
     g = torch.Generator().manual_seed(3)
-    mask = run.net.layout.expand(
-        {group.name: torch.arange(group.size) % 2 == 0 for group in run.net.layout.groups}
+    mask = channel_mask(
+        run.net, {group.name: torch.arange(group.size) % 2 == 0 for group in groups_of(run.net)}
     )
     if pruned:
         mask = {
@@ -169,9 +170,9 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
     run = make_run(
         methods.FedAvg(local=recipe), tmp_path, net=net, sizes=(20, 13, 24), options=options
     )
-    groups = run.net.layout.groups
+    groups = groups_of(run.net)
     masks = [
-        run.net.layout.expand({g.name: torch.arange(g.size) % every == k % every for g in groups})
+        channel_mask(run.net, {g.name: torch.arange(g.size) % every == k % every for g in groups})
         for k, every in enumerate(WIDTHS[widths])
     ]
     tasks = [

@@ -25,21 +25,13 @@ from fedgrove.core import (
     Task,
     Train,
 )
-from fedgrove.engines.work import (
-    Sent,
-    count_down,
-    count_up,
-    initial_carry,
-    numbered,
-    one_thread,
-    own_randomness,
-    perform,
-)
+from fedgrove.engines.work import initial_carry, numbered, one_thread, own_randomness, perform
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
-from fedgrove.runs.rounds import Run
+from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Delta, Dense
+from fedgrove.wire.count import BroadcastCosts, count_down, count_up
 from fedgrove.wire.message import write_report, write_task
 
 W = {"w": torch.ones(2)}
@@ -233,8 +225,12 @@ def test_both_directions_are_counted_to_the_byte(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, dtype=torch.float32)
     task = Task(0, {"model": Packet(run.params)}, {"lr": 0.1}, round=12)
     report = Report(0, {"model": Packet(run.params)}, 20, {"loss": 1.5})
-    assert sum(count_down(run, task, Sent()).values()) == len(write_task(task, Dense()))
-    assert sum(count_up(run, task, report).values()) == len(write_report(report, Dense()))
+    assert sum(count_down(task, run.method.codec, run.held, BroadcastCosts()).values()) == len(
+        write_task(task, Dense())
+    )
+    assert sum(count_up(task, report, run.method.codec, run.held).values()) == len(
+        write_report(report, Dense())
+    )
 
 
 def test_a_broadcast_is_encoded_once(tmp_path: Path) -> None:
@@ -247,7 +243,7 @@ def test_a_broadcast_is_encoded_once(tmp_path: Path) -> None:
             return super().encode(packet, known)
 
     run = make_run(methods.FedAvg(codec=Counting()), tmp_path)
-    packet, sent = Packet(run.params), Sent()
+    packet, sent = Packet(run.params), BroadcastCosts()
     costs = [count_down(run, Task(k, {"model": packet}), sent) for k in range(4)]
     assert len(encoded) == 1
     assert all(cost == costs[0] for cost in costs)
@@ -261,7 +257,7 @@ def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> Non
     mask = {"fc1.weight": drawn < 0.5}
     packet = Packet(trees.masked(run.params, mask), mask)
     scored, first, second, other = (
-        count_down(run, task, Sent())["mask"]
+        count_down(task, run.method.codec, run.held, BroadcastCosts())["mask"]
         for task in (
             Task(0, {"model": packet}, verb="evaluate"),  # leaves no trace
             Task(0, {"model": packet}),

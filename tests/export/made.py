@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fedgrove import trees
-from fedgrove.api import Experiment, begin
+from fedgrove.api import train
+from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.config.experiment import Experiment
 from fedgrove.export import executorch as executorch_files
 from fedgrove.export import onnx as onnx_files
 from fedgrove.export.figures import Exported, Row
@@ -62,11 +64,11 @@ def finished(
     wanted = Experiment(
         method or FedAvg(), own_data(folder, shape), net, cohort=2, rounds=1, evaluate=0
     )
-    return begin(wanted, folder / "run", engine="serial").folder
+    return train(wanted, folder / "run", engine="serial").folder
 
 
 def every_other(net: Net) -> trees.Mask:
-    return net.layout.expand({g.name: torch.arange(g.size) % 2 == 0 for g in net.layout.groups})
+    return channel_mask(net, {g.name: torch.arange(g.size) % 2 == 0 for g in groups_of(net)})
 
 
 def prune(run: RunFolder, net: Net, client: int = 0) -> trees.Tree:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import fedgrove as fg
 from fedgrove import nets, trees
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.core import Packet, Start
 from fedgrove.errors import InputError
 from fedgrove.export import onnx as onnx_files
@@ -111,8 +112,10 @@ def test_every_client_has_its_files(digits: Path, everyone: dict[int, Exported])
 
 @cache
 def half() -> Mapping[str, Tensor]:
-    layout = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8)).layout
-    return layout.expand({g.name: torch.arange(g.size) < g.size // 2 for g in layout.groups})
+    layout = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
+    return channel_mask(
+        layout, {g.name: torch.arange(g.size) < g.size // 2 for g in groups_of(layout)}
+    )
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,8 @@ def test_single_zeros_stay_and_whole_channels_go() -> None:
 def test_zero_channels_fill_up_to_a_multiple(align: int, widths: tuple[int, int]) -> None:
     """Of 64 and 128 channels the last 20 and 45 are left; no layer gets wider than it was, and outputs stay."""
     net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
-    left = zip(net.layout.groups, (20, 45), strict=True)
-    mask = net.layout.expand({g.name: torch.arange(g.size) >= g.size - n for g, n in left})
+    left = zip(groups_of(net), (20, 45), strict=True)
+    mask = channel_mask(net, {g.name: torch.arange(g.size) >= g.size - n for g, n in left})
     tree = trees.masked(net.params(), mask)
     small, few = shrunk(net, tree, align)
     assert tuple(value.shape[0] for value in few.values() if value.dim() == 4) == widths
@@ -267,7 +270,9 @@ def test_data_made_in_python_are_handed_over_again(tmp_path: Path) -> None:
     run = fg.run(
         "local", data=data, rounds=1, cohort=1, engine="serial", out=tmp_path / "run"
     ).folder
-    with pytest.raises(InputError, match=r"made in Python.*fedgrove.export_model\(run, data=\.\.\.\)"):
+    with pytest.raises(
+        InputError, match=r"made in Python.*fedgrove.export_model\(run, data=\.\.\.\)"
+    ):
         fg.export_model(run, client=0)
     made = fg.export_model(run, client=0, data=data)
     assert "how it standardised them is not known" in (made.folder / made.card).read_text()

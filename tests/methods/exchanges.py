@@ -12,7 +12,8 @@ from fedgrove.core import Report, Task
 from fedgrove.engines import Serial
 from fedgrove.methods import CAAFP
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import Run, rounds
+from fedgrove.runs.rounds import rounds
+from fedgrove.runs.run import Run
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
 SIZES = (20, 13, 24, 17, 9)

@@ -415,4 +415,4 @@ def test_phases_that_do_not_sum_to_the_rounds_get_a_sentence(tmp_path: Path) -> 
     ):
         next(rounds(run))
     with pytest.raises(InputError, match="sum to the rounds, 4"):
-        run.method.paper_bytes(run.net.layout, 5, 4, 4)
+        run.method.paper_bytes(run.net, 5, 4, 4)

@@ -16,7 +16,8 @@ from fedgrove.cost.estimate import cost
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP
-from fedgrove.runs.store import Held, Memory, freeze, thaw
+from fedgrove.runs.store import Memory, freeze, thaw
+from fedgrove.wire.held import Held
 
 # ---- engines and checkpoints -----------------------------------------------------------------------------------------
 
@@ -107,7 +108,7 @@ def test_nominal_bytes_of_a_falling_density_by_hand(tmp_path: Path) -> None:
     """Phases (1, 1, 4), .7 -> .3, f = 1, 5 clients, cohort 4, d = 5187. R before rounds 2, 3, 4 is 2, 1, 1, so the
     density is .7, .5, .3, .3: 4 * (1 + 1 + .7 + .5 + .3 + .3) + 5 = 20.2 dense messages, both ways."""
     run = tiny(tmp_path, phases=(1, 1, 4), start=0.7)
-    assert run.method.paper_bytes(run.net.layout, 5, 4, 6) == round(20.2 * 8 * 5187)
+    assert run.method.paper_bytes(run.net, 5, 4, 6) == round(20.2 * 8 * 5187)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from fedgrove.errors import InputError
 from fedgrove.methods.ditto import use_personal
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
-from fedgrove.runs.rounds import Run, evaluation, rounds
+from fedgrove.runs.rounds import evaluation, rounds
+from fedgrove.runs.run import Run
 
 
 def two_kinds(run: Run) -> Run:

@@ -8,6 +8,7 @@ import torch
 from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
+from fedgrove.channels.find import groups_of
 from fedgrove.channels.groups import ChannelGroup
 from fedgrove.channels.submodel import channels_in
 from fedgrove.methods import FedRolex
@@ -32,7 +33,7 @@ def test_every_channel_is_trained_and_everybody_uses_all(tmp_path: Path) -> None
     trained: dict[str, torch.Tensor] = {}
     for state, tasks, _, after in exchanges(run):  # noqa: B007
         for task in tasks:
-            window = channels_in(task.send["model"], run.net.layout.groups)
+            window = channels_in(task.send["model"], groups_of(run.net))
             assert {g: int(c.sum()) for g, c in window.items()} == {"conv1": 1, "conv2": 2}
             assert int(window["conv1"].int().argmax()) == state.round % 4
             trained = {g: c | trained.get(g, c) for g, c in window.items()}

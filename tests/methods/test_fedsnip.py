@@ -13,7 +13,8 @@ from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.parts.mask import best
-from fedgrove.runs.rounds import Run, rounds
+from fedgrove.runs.rounds import rounds
+from fedgrove.runs.run import Run
 
 
 def sensitivity(run: Run, client: int) -> torch.Tensor:

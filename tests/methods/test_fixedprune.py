@@ -10,7 +10,7 @@ from fedgrove import methods
 from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import InputError
-from fedgrove.nets.layout import Layout
+from fedgrove.nets import Net
 from fedgrove.runs.rounds import rounds
 from fedgrove.wire.codec import Bitmap, Dense
 from fedgrove.wire.ledger import Ledger
@@ -21,10 +21,10 @@ def test_a_round_by_hand() -> None:
 
     mean = (1*[8, 0, 0, 4] + 3*[0, 4, 0, 0]) / 4 = [2, 3, 0, 1]; the two largest are 3 and 2; the bias is kept.
     """
-    layout = Layout.of(torch.nn.Linear(4, 1), (4,))
+    net = Net(torch.nn.Linear(4, 1), (4,))
     method = methods.FixedPrune(density=0.5)
     first = {"weight": torch.tensor([[1.0, -2.0, 3.0, -4.0]]), "bias": torch.tensor([0.1])}
-    state = method.init(Start(first, layout, {0: Info(1), 1: Info(3)}, 5, lambda j: first))
+    state = method.init(Start(first, net, {0: Info(1), 1: Info(3)}, 5, lambda j: first))
     assert state.model["weight"].tolist() == [[0.0, 0.0, 3.0, -4.0]]
     one = Packet({"weight": torch.tensor([[8.0, 0.0, 0.0, 4.0]]), "bias": torch.tensor([1.0])})
     two = Packet({"weight": torch.tensor([[0.0, 4.0, 0.0, 0.0]]), "bias": torch.tensor([3.0])})

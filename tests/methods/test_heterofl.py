@@ -12,6 +12,7 @@ from tests.conftest import make_run, play, reports
 from torch import nn
 
 from fedgrove import trees
+from fedgrove.channels.find import groups_of
 from fedgrove.channels.submodel import channels_in
 from fedgrove.core import Info, Report, Start
 from fedgrove.data.profile import TIERS
@@ -26,7 +27,7 @@ from fedgrove.runs.rounds import evaluation, plan
 NET = Net(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), (1,))
 START = Start(
     {k: torch.zeros(s) for k, s in NET.layout.shapes.items()},
-    NET.layout,
+    NET,
     {0: Info(10), 1: Info(30)},
     3,
     lambda j: {},
@@ -70,13 +71,11 @@ def test_sub_models_are_nested_and_stay_as_wide(tmp_path: Path) -> None:
     method = HeteroFL(widths=(1.0, 0.5, 0.25), local=LocalTraining(1, 8, Adam(1e-2)))
     run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,) * 3)
     state = play(run, Serial())
-    kept = [
-        channels_in(task.send["model"], run.net.layout.groups) for task in evaluation(run, state)
-    ]
+    kept = [channels_in(task.send["model"], groups_of(run.net)) for task in evaluation(run, state)]
     assert [sum(int(c.sum()) for c in k.values()) for k in kept] == [12, 6, 3]
     assert all(bool((small[g] <= wide[g]).all()) for wide, small in pairwise(kept) for g in wide)
     for report in reports(run, Serial(), plan(run, state)):
-        assert channels_in(report.give["model"], run.net.layout.groups).keys() == kept[0].keys()
+        assert channels_in(report.give["model"], groups_of(run.net)).keys() == kept[0].keys()
         assert report.give["model"].mask is None if report.of == 0 else report.give["model"].mask
     assert not trees.equal(
         state.model, play(replace(run, method=FedAvg(local=method.local)), Serial()).model

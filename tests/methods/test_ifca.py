@@ -13,7 +13,8 @@ from fedgrove import methods
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import Run, evaluation, rounds
+from fedgrove.runs.rounds import evaluation, rounds
+from fedgrove.runs.run import Run
 
 
 def two_kinds(run: Run) -> Run:

@@ -17,6 +17,7 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
+from fedgrove.channels.find import channel_mask
 from fedgrove.channels.shrink import cut
 from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.engines import Pool, Serial
@@ -28,7 +29,8 @@ from fedgrove.nets import Net
 from fedgrove.parts.gamma import GammaDistance
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.schedule import stepwise
-from fedgrove.runs.rounds import Run, evaluation, plan
+from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.run import Run
 from fedgrove.runs.store import freeze, thaw
 from fedgrove.wire.codec import SubModel
 
@@ -53,7 +55,7 @@ def flags(*bits: int) -> torch.Tensor:
 NET = Net(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,))
 START = Start(
     {k: torch.full(s, 9.0) for k, s in NET.layout.shapes.items()},
-    NET.layout,
+    NET,
     {k: Info(n) for k, n in enumerate((10, 30, 60))},
     3,
     lambda j: {k: torch.full(s, 9.0 + j) for k, s in NET.layout.shapes.items()},
@@ -63,7 +65,7 @@ KEPT = {0: flags(1, 1, 0), 1: flags(0, 1, 1), 2: flags(0, 1, 1)}
 
 def sub_model(client: int, value: float, shared: bool) -> Report:
     """A client's sub-model, all of one value; in stage 2 without its norm layer."""
-    mask = NET.layout.expand({"0": KEPT[client]})
+    mask = channel_mask(NET, {"0": KEPT[client]})
     names = [k for k in NET.layout.shapes if not (shared and k in NET.layout.norms)]
     values = {k: torch.full(NET.layout.shapes[k], value) for k in names}
     mask = {k: m for k, m in mask.items() if k in values}
@@ -171,7 +173,7 @@ def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Pat
         for task in evaluation(run, after):
             report, kept = perform(run, task, run.memory.read(run.memory.files[task.to]))
             expected = 12 * SHORT["densities"][min(after.round, 3) - 1]
-            mask = run.net.layout.expand(_channels(run, task.to))
+            mask = channel_mask(run.net, _channels(run, task.to))
             assert sum(int(c.sum()) for c in _channels(run, task.to).values()) == round(expected)
             assert report.metrics["params"] == run.net.layout.size - sum(
                 int((~m).sum()) for m in mask.values()
@@ -358,13 +360,13 @@ def test_the_ledger_is_the_papers_formula_with_measured_sizes(tmp_path: Path) ->
 def _size(run: Run, channels: Any) -> int:
     """Parameters of a sub-model."""
     return run.net.layout.size - sum(
-        int((~m).sum()) for m in run.net.layout.expand(channels or {}).values()
+        int((~m).sum()) for m in channel_mask(run.net, channels or {}).values()
     )
 
 
 def _shared(run: Run, channels: Any) -> int:
     """Those of them that travel in stage 2."""
-    mask = run.net.layout.expand(channels)
+    mask = channel_mask(run.net, channels)
     names = [k for k in run.net.layout.params if k not in run.net.layout.norms]
     return sum(int(mask[k].sum()) if k in mask else run.params[k].numel() for k in names)
 

@@ -17,7 +17,8 @@ from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import Hermes
 from fedgrove.nets import Net
-from fedgrove.runs.rounds import Run, evaluation
+from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.run import Run
 
 
 @pytest.mark.parametrize(

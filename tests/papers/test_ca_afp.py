@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedgrove import papers
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.data import scenario
 from fedgrove.methods import CAAFP, FedCHAR, name_of
 from fedgrove.nets import Net, build
@@ -74,7 +74,7 @@ def test_table_2_is_run_as_tables_5_and_6_say(data: str, weights: tuple[float, .
 @pytest.mark.parametrize("data", ["uci-har", "wisdm"])
 def test_the_megabytes_of_table_2_are_those_its_rows_would_count(data: str) -> None:
     shape, clients = SHAPES[data]
-    layout = Net(build("har-cnn", shape, 6, 0), shape).layout
+    layout = Net(build("har-cnn", shape, 6, 0), shape)
     reported = 0
     for row in table(2, data).rows:
         if "mib_paper" in row.reported:

@@ -22,7 +22,7 @@ from fedgrove.nets.norms import settle
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
-from fedgrove.runs.rounds import Run
+from fedgrove.runs.run import Run
 
 F64 = torch.float64
 RECIPES = {

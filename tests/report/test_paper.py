@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg, Local
 from fedgrove.papers import Row, Study
 from fedgrove.report.paper import figure, groups, layout, markdown, print_paper, table

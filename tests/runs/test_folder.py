@@ -18,7 +18,8 @@ from fedgrove.core import Packet
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.runs.folder import RunFolder, fresh_name
-from fedgrove.runs.rounds import Run, evaluation, plan
+from fedgrove.runs.run import Run
+from fedgrove.runs.rounds import evaluation, plan
 from fedgrove.runs.store import read_tree
 
 

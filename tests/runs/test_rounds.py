@@ -24,7 +24,9 @@ from fedgrove.methods.fedavg import send
 from fedgrove.nets import Net
 from fedgrove.parts.aggregate import Mean
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.runs.rounds import build, correct, draw_cohort, evaluation, gated, kept, plan, recipe_of, rounds
+from fedgrove.runs.run import build, recipe_of
+from fedgrove.runs.scoring import correct, kept
+from fedgrove.runs.rounds import draw_cohort, evaluation, gated, plan, rounds
 from fedgrove.runs.store import Memory
 
 

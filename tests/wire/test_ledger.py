@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.core import Report
-from fedgrove.wire.ledger import Ledger, causes, spread
+from fedgrove.runs.scoring import spread
+from fedgrove.wire.ledger import Ledger, causes
 
 ACCURACIES = st.lists(st.floats(0, 1, allow_nan=False), min_size=1, max_size=35)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..channels.find import channel_mask, groups_of
 from ..channels.groups import Channels
 from ..channels.shrink import cut
 from ..core import Batch, Carry, Train
@@ -74,7 +75,7 @@ def thinned(net: Net, removed: float, seed: int = 0) -> Channels:
     """Channels drawn at random: of each group the same share goes, at least one channel stays."""
     g = torch.Generator().manual_seed(seed)
     found = {}
-    for group in net.layout.groups:
+    for group in groups_of(net):
         keep = max(1, group.size - round(removed * group.size))
         kept = torch.zeros(group.size, dtype=torch.bool)
         kept[torch.randperm(group.size, generator=g)[:keep]] = True
@@ -96,7 +97,7 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
     for share in removed:
         channels = thinned(net, share)
         thin = cut(net, channels)
-        work[share, "masked"] = (net, params, net.layout.expand(channels))
+        work[share, "masked"] = (net, params, channel_mask(net, channels))
         work[share, "gone"] = (thin.net, thin.narrow(params), None)
     with one_thread():
         train = timed({k: _step(scene, batch, *v) for k, v in work.items()}, repeats * scene.turns)

@@ -22,7 +22,8 @@ from ..core import Engine
 from ..engines import Pool, Serial
 from ..engines.batched.engine import Batched, Precision
 from ..engines.pool.engine import cores
-from ..runs.rounds import Run, draw_cohort, gated, plan
+from ..runs.rounds import draw_cohort, gated, plan
+from ..runs.run import Run
 from .loop import Plain
 from .scenes import Scene, scene_of, seeded, setting
 

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..engines.pool.engine import cores
-from ..runs.rounds import Run, draw_cohort
+from ..runs.rounds import draw_cohort
+from ..runs.run import Run
 from .loop import fit, plain_module
 from .scenes import Scene
 

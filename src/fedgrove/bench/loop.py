@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ..nets import build
 from ..parts.local import Adam, LocalTraining
-from ..runs.rounds import Run
+from ..runs.run import Run
 from .scenes import Scene
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..runs.rounds import Run, draw_cohort
+from ..runs.rounds import draw_cohort
+from ..runs.run import Run
 from .loop import optimiser_of, plain_module
 from .scenes import Scene
 

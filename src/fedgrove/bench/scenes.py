@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from .. import methods
-from ..api import Experiment
+from ..config.experiment import Experiment
 from ..core import Info
 from ..data import ClientData, Defaults, Examples, Federation
 from ..errors import unknown
 from ..nets import Net, build
 from ..parts.local import SGD, Adam, LocalTraining
-from ..runs.rounds import Run
+from ..runs.run import Run
 from ..runs.store import Memory
 
 

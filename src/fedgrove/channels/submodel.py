@@ -1,14 +1,15 @@
 """Sub-models: what a client trains when it has only some of a network's channels.
 
-A server that adds up sub-models must know which tensors a channel reaches. :func:`groups_to_plain` writes the groups of a layout
-down as plain data, which a method's state may hold; :func:`groups_from_plain` reads them again.
+A server that averages sub-models must know which tensors a channel reaches.
+:func:`groups_to_plain` writes the groups down as plain data, which a method's state may hold;
+:func:`groups_from_plain` reads them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -16,50 +17,52 @@ from torch import Tensor
 from .. import trees
 from ..core import Carry, Client, Outcome, Packet, Report
 from ..errors import check
+from ..nets import Net
 from ..nets.layout import Layout
-from ..parts.local import LocalTraining
 from ..trees import Mask, Tree
 from .choice import Slim, nested
+from .find import channel_mask, groups_of
 from .groups import ChannelGroup, Channels, Place, Role, expand
 from .overlap import OverlapMean
 from .widths import largest_that_fits
 
-PlainGroups = tuple[tuple[str, int, tuple[tuple[str, int, Tensor, str, float], ...]], ...]
-"""Groups as plain data: name, size, and of every place its tensor, dimension, channels, role and fill."""
+if TYPE_CHECKING:
+    from ..parts.local import LocalTraining
+
+PlainPlace = tuple[str, int, Tensor, str, float]
+"""A place as plain data: tensor, dimension, channels, role, fill."""
+PlainGroups = tuple[tuple[str, int, tuple[PlainPlace, ...]], ...]
+"""Groups as plain data: name, size, places."""
 Score = Callable[[Mapping[str, Tensor], Sequence[ChannelGroup]], Tree]
 
 
 def groups_to_plain(groups: Sequence[ChannelGroup]) -> PlainGroups:
     """The groups as a method's state may hold them."""
-    return tuple(
-        (
-            g.name,
-            g.size,
-            tuple((p.tensor, p.dim, torch.tensor(p.channel), p.role, p.fill) for p in g.places),
-        )
-        for g in groups
-    )
+    plain = []
+    for group in groups:
+        places: list[PlainPlace] = []
+        for p in group.places:
+            places.append((p.tensor, p.dim, torch.tensor(p.channel), p.role, p.fill))
+        plain.append((group.name, group.size, tuple(places)))
+    return tuple(plain)
 
 
-@lru_cache(maxsize=64)  # a state keeps its tensors, by whose identity it is known here
+# Tensors hash by identity, and a state keeps its own: the same state is read once.
+@lru_cache(maxsize=64)
 def groups_from_plain(plain: PlainGroups) -> tuple[ChannelGroup, ...]:
     """The inverse of :func:`groups_to_plain`."""
-    return tuple(
-        ChannelGroup(
-            name,
-            size,
-            tuple(
-                Place(t, dim, tuple(c.tolist()), cast(Role, r), fill)
-                for t, dim, c, r, fill in places
-            ),
-        )
-        for name, size, places in plain
-    )
+    groups = []
+    for name, size, plain_places in plain:
+        places: list[Place] = []
+        for tensor, dim, channel, role, fill in plain_places:
+            places.append(Place(tensor, dim, tuple(channel.tolist()), cast(Role, role), fill))
+        groups.append(ChannelGroup(name, size, tuple(places)))
+    return tuple(groups)
 
 
 def every(groups: Sequence[ChannelGroup]) -> Channels:
     """All channels of all groups."""
-    return {g.name: torch.ones(g.size, dtype=torch.bool) for g in groups}
+    return {group.name: torch.ones(group.size, dtype=torch.bool) for group in groups}
 
 
 def is_whole(channels: Mapping[str, Tensor]) -> bool:
@@ -67,24 +70,30 @@ def is_whole(channels: Mapping[str, Tensor]) -> bool:
     return all(bool(kept.all()) for kept in channels.values())
 
 
-def size_at(layout: Layout, share: float) -> int:
-    """Parameters of the net with the same share of channels in every group: what a byte formula can know beforehand."""
-    mask = layout.expand(nested(layout.groups, share))
-    return layout.size - sum(int((~kept).sum()) for kept in mask.values())
+def size_at(net: Net, share: float) -> int:
+    """Parameters of the net with the same share of channels in every group.
+
+    What a byte formula can know before training.
+    """
+    mask = channel_mask(net, nested(groups_of(net), share))
+    return net.layout.size - sum(int((~kept).sum()) for kept in mask.values())
 
 
-# ---- the server -----------------------------------------------------------------------------------------------------
+# ---- the server ------------------------------------------------------------------------------------------------------
 
 
 def shapes_of(tree: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     """The shape of every leaf."""
-    return {k: tuple(v.shape) for k, v in tree.items()}
+    return {name: tuple(leaf.shape) for name, leaf in tree.items()}
 
 
 def cut_out(
     model: Tree, groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor] | None
 ) -> Packet:
-    """The part of a model that lies in these channels; the whole model, without a mask, where none is missing."""
+    """The part of a model that lies in these channels.
+
+    The whole model, without a mask, if none is missing.
+    """
     if channels is None or is_whole(channels):
         return Packet(model)
     mask = expand(groups, shapes_of(model), channels)
@@ -92,27 +101,30 @@ def cut_out(
 
 
 def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
-    """The channels of a sub-model that came back: those of which its mask leaves a filter anything.
+    """The channels of a received sub-model: those of which its mask leaves a filter anything.
 
-    (Filters alone are asked: norm layers may have stayed at home.)
+    (Only filters are looked at: norm layers may have stayed on the client.)
     """
     mask = packet.mask or {}
-    return {g.name: _alive(g, mask) for g in groups}
-
-
-def _alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
-    filters = group.within("filter")
-    if any(place.tensor not in mask for place in filters):
-        return torch.ones(group.size, dtype=torch.bool)
-    alive = torch.zeros(group.size, dtype=torch.bool)
-    for place in filters:
-        rows = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
-        alive[place.index[rows]] = True
-    return alive
+    channels: Channels = {}
+    for group in groups:
+        filters = group.within("filter")
+        if any(place.tensor not in mask for place in filters):
+            channels[group.name] = torch.ones(group.size, dtype=torch.bool)
+            continue
+        kept = torch.zeros(group.size, dtype=torch.bool)
+        for place in filters:
+            entry_is_kept = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
+            kept[place.index[entry_is_kept]] = True
+        channels[group.name] = kept
+    return channels
 
 
 def mean_of(previous: Tree, reports: Iterable[Report], groups: Sequence[ChannelGroup]) -> Tree:
-    """Every parameter, weighted by examples, over the clients that have it; where none has it, the previous value."""
+    """Every parameter, weighted by examples, averaged over the clients that have it.
+
+    Where none has it, the previous value.
+    """
     mean = OverlapMean()
     for report in reports:
         add(mean, report.give["model"], groups, report.examples)
@@ -122,83 +134,98 @@ def mean_of(previous: Tree, reports: Iterable[Report], groups: Sequence[ChannelG
 def add(
     mean: OverlapMean, packet: Packet, groups: Sequence[ChannelGroup], weight: float
 ) -> Channels:
-    """Take a sub-model into a mean; running statistics count where the channel is there. Returns its channels."""
+    """Add a sub-model to a mean; returns its channels.
+
+    Running statistics count wherever the channel is there.
+    """
     channels = channels_in(packet, groups)
-    whole = is_whole(channels)
-    mean.add(
-        packet.values,
-        None if whole else expand(groups, shapes_of(packet.values), channels, True),
-        weight,
-    )
+    if is_whole(channels):
+        mean.add(packet.values, None, weight)
+    else:
+        mask = expand(groups, shapes_of(packet.values), channels, buffers=True)
+        mean.add(packet.values, mask, weight)
     return channels
 
 
-# ---- a client -------------------------------------------------------------------------------------------------------
+# ---- a client --------------------------------------------------------------------------------------------------------
 
 
 def own(carry: Carry, client: Client) -> Carry:
-    """The client's own sub-model: what it received in what it keeps, under the mask of its channels.
+    """``carry["model"]`` becomes the client's own sub-model, under the mask of its channels.
 
-    Before it keeps anything, the network's initial parameters; a client that lost its channels has those it got.
+    It is made of what the client received, then what it keeps, then the network's initial
+    parameters. A client that lost its channels takes those it was sent.
     """
-    whole, got = (
-        {**client.start, **carry.get("personal", {}), **carry.get("model", {})},
-        carry.get("model.mask"),
-    )
-    channels = (
-        channels_in(Packet({}, got), client.layout.groups)
-        if got and "channels" not in carry
-        else carry.get("channels")
-    )
-    mask = mask_of(client, channels) or {}
-    model = trees.masked({k: whole[k] for k in client.layout.shapes}, mask)
-    rest = {k: v for k, v in carry.items() if k != "model.mask"}
-    return {**rest, "model": model, **({"model.mask": mask} if mask else {})}
+    received = carry.get("model", {})
+    kept = carry.get("personal", {})
+    complete = {**client.start, **kept, **received}
+    received_mask = carry.get("model.mask")
+    channels = carry.get("channels")
+    if channels is None and received_mask:
+        channels = channels_in(Packet({}, received_mask), groups_of(client.net))
+    mask = mask_of(client, channels)
+    model = trees.pick(complete, client.layout.shapes)
+
+    next_carry = {name: tree for name, tree in carry.items() if name != "model.mask"}
+    if not mask:
+        next_carry["model"] = model
+    else:
+        next_carry["model"] = trees.masked(model, mask)
+        next_carry["model.mask"] = mask
+    return next_carry
 
 
 def mask_of(client: Client, channels: Mapping[str, Tensor] | None) -> Mask | None:
-    """The mask of a client's channels; None where it has them all."""
-    return None if channels is None or is_whole(channels) else client.layout.expand(channels)
+    """The mask of a client's channels; None if it has them all."""
+    if channels is None or is_whole(channels):
+        return None
+    return channel_mask(client.net, channels)
 
 
 def travels(layout: Layout, head: bool) -> list[str]:
-    """What is shared of a sub-model: all but the norm layers and, unless it is to be, the last layer."""
-    check(
-        head or bool(layout.head),
-        "share_head",
-        head,
-        "true where a network has no last linear layer to keep",
-    )
-    at_home = {*layout.norms, *(() if head else layout.head)}
-    return [k for k in layout.shapes if k not in at_home]
+    """The names of what is shared of a sub-model: all but the norm layers.
+
+    Without ``head``, the last layer stays on the client too.
+    """
+    allowed = "true where a network has no last linear layer to keep"
+    check(head or bool(layout.head), "share_head", head, allowed)
+    stays = set(layout.norms)
+    if not head:
+        stays.update(layout.head)
+    return [name for name in layout.shapes if name not in stays]
 
 
 def share_submodel(carry: Carry, client: Client, head: bool) -> Outcome:
-    """What is shared travels, under its mask; the whole sub-model is kept."""
-    packet = masked_packet(
-        trees.pick(carry["local"], travels(client.layout, head)), carry.get("model.mask")
-    )
+    """Send what is shared, under its mask; keep the whole sub-model."""
+    shared = trees.pick(carry["local"], travels(client.layout, head))
+    packet = masked_packet(shared, carry.get("model.mask"))
     return Outcome({"model": packet}, memory={"personal": carry["local"]})
 
 
 def masked_packet(values: Tree, mask: Mask | None) -> Packet:
-    """Values with what the mask says of them; no mask where it says nothing."""
-    return (
-        Packet(values, {k: m for k, m in mask.items() if k in values}) if mask else Packet(values)
-    )
+    """Values with the part of the mask that names them; without a mask if there is none."""
+    if not mask:
+        return Packet(values)
+    return Packet(values, {name: leaf for name, leaf in mask.items() if name in values})
 
 
 def slim(
-    carry: Carry, client: Client, score: Score, density: float, recipe: LocalTraining | None = None
+    carry: Carry,
+    client: Client,
+    score: Score,
+    density: float,
+    recipe: LocalTraining | None = None,
 ) -> Carry:
-    """Network slimming of ``carry["guided"]``: ``carry["channels"]`` are those that stay, under ``carry["slim.mask"]``.
+    """Network slimming of ``carry["guided"]``.
 
-    With a ``recipe``, no more of them than the client's device can hold while it trains by it. Scores are compared in
-    single precision, so that rounding in the last place cannot decide between equals. Groups without a score stay
-    whole.
+    ``carry["channels"]`` become those that stay, ``carry["slim.mask"]`` their mask. With a
+    ``recipe``, no more of them than the client's device can hold while it trains by it. Groups
+    without a score stay whole.
     """
-    groups = client.layout.groups
-    scores = {k: s.float() for k, s in score(carry["guided"], groups).items()}
+    groups = groups_of(client.net)
+    # Compared in single precision, so that rounding in the last place cannot decide between
+    # equals.
+    scores = {name: s.float() for name, s in score(carry["guided"], groups).items()}
 
     def choose(density: float) -> Channels:
         return {**every(groups), **Slim()(scores, density)}
@@ -206,22 +233,26 @@ def slim(
     if recipe is None:
         channels = choose(density)
     else:
-        channels = largest_that_fits(
-            client.info, client.layout, choose, density, recipe.batch, recipe.optimiser.slots
-        )
+        slots = recipe.optimiser.slots
+        channels = largest_that_fits(client.info, client.net, choose, density, recipe.batch, slots)
     return {**carry, "channels": channels, "slim.mask": mask_of(client, channels) or {}}
 
 
 def recovered(carry: Carry, client: Client) -> Tree:
-    """The client's model in full width: ``tuned`` where a channel stays; restored channels are as they were before they
-    were pruned (``guided``), but for the scale of their norm, which is 0.
+    """The client's model in full width.
 
-    The shift stays: behind a scale and a shift of 0 no gradient passes a ReLU, and no channel could ever come back.
+    ``tuned`` where a channel stays; restored channels are as they were before they were pruned
+    (``guided``), but for the scale of their norm, which is 0.
+
+    The shift stays: behind a scale and a shift of 0 no gradient passes a ReLU, and no channel could
+    ever come back.
     """
-    mask = expand(client.layout.groups, client.layout.shapes, carry["channels"], buffers=True)
-    before = trees.masked(
-        carry["guided"], {k: m for k, m in mask.items() if k in client.layout.scales}
-    )
-    return {
-        k: torch.where(mask[k], v, before[k]) if k in mask else v for k, v in carry["tuned"].items()
-    }
+    mask = expand(groups_of(client.net), client.layout.shapes, carry["channels"], buffers=True)
+    scale_masks = {name: leaf for name, leaf in mask.items() if name in client.layout.scales}
+    before = trees.masked(carry["guided"], scale_masks)
+    model: Tree = {}
+    for name, leaf in carry["tuned"].items():
+        if name in mask:
+            leaf = torch.where(mask[name], leaf, before[name])
+        model[name] = leaf
+    return model

@@ -1,4 +1,4 @@
-"""How wide a model a device can hold: the largest share of channels that fits its memory and its speed."""
+"""How wide a model a device can hold: the largest share of channels that fits memory and speed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from ..core import Info
 from ..errors import InputError, check
 from ..nets import Net
-from ..nets.layout import Layout
 from .choice import nested
+from .find import groups_of
 from .groups import Channels
 from .shrink import cut
 
 
 @dataclass(frozen=True)
 class Width:
-    """A net with a share of the channels of every group: what it needs."""
+    """What a net needs with a share of the channels of every group."""
 
     share: float
     memory: int
@@ -26,67 +26,81 @@ class Width:
 
 
 def widths(
-    layout: Layout, batch: int = 32, optimiser_slots: int = 1, steps: int = 8
+    net: Net, batch: int = 32, optimiser_slots: int = 1, steps: int = 8
 ) -> tuple[Width, ...]:
-    """The net in ``steps`` widths, 1/steps up to 1: what a training step of each really needs. Found once per run."""
+    """What a training step needs in each of ``steps`` widths, 1/steps up to 1."""
     check(steps >= 1, "steps", steps, "1 or more")
-    if layout.source is None or not layout.groups:
+    groups = groups_of(net)
+    if not groups:
         raise InputError(
-            "this net has no channels that can be removed, so it has one width; use a net with hidden layers."
+            "this net has no channels that can be removed, so it has one width; use a net with "
+            "hidden layers."
         )
-    net = Net(*layout.source)
-    shares = [i / steps for i in range(1, steps + 1)]
-    small = [cut(net, nested(layout.groups, share)).net.layout for share in shares]
-    return tuple(
-        Width(s, m.memory(batch, optimiser_slots), m.macs)
-        for s, m in zip(shares, small, strict=True)
-    )
+    options: list[Width] = []
+    for i in range(1, steps + 1):
+        share = i / steps
+        small = cut(net, nested(groups, share)).net.layout
+        options.append(Width(share, small.memory(batch, optimiser_slots), small.macs))
+    return tuple(options)
 
 
 def width_for(info: Info, options: Sequence[Width]) -> float:
-    """The largest share whose training step fits the device's memory and takes it no longer than the whole net takes a
-    device of speed 1: macs ≤ speed · macs of the whole. The smallest, where none does it in time.
+    """The largest share whose training step fits the device's memory and is fast enough.
+
+    Fast enough: it takes no longer than the whole net takes a device of speed 1, so
+    macs ≤ speed · macs of the whole. If none is, the smallest share that fits the memory.
 
     >>> whole = [Width(0.5, 100, 30), Width(1.0, 300, 100)]
-    >>> [width_for(Info(9, speed=speed, memory=memory), whole) for speed, memory in ((1, 999), (1, 200), (0.5, 999))]
+    >>> devices = [Info(9, speed=1, memory=999), Info(9, speed=1, memory=200), Info(9, speed=0.5)]
+    >>> [width_for(device, whole) for device in devices]
     [1.0, 0.5, 0.5]
     """
-    fitting = [w for w in options if w.memory <= info.memory]
+    fitting = [option for option in options if option.memory <= info.memory]
     if not fitting:
-        least = min(w.memory for w in options)
+        least = min(option.memory for option in options)
         raise InputError(
-            f"a device has {info.memory} bytes of memory and the narrowest net needs {least}; take a smaller net."
+            f"a device has {info.memory} bytes of memory and the narrowest net needs {least}; "
+            "take a smaller net."
         )
-    most = info.speed * max(w.macs for w in options)
-    quick = [w for w in fitting if w.macs <= most]
-    return max(w.share for w in quick) if quick else min(w.share for w in fitting)
+    most_macs = info.speed * max(option.macs for option in options)
+    fast_enough = [option for option in fitting if option.macs <= most_macs]
+    if fast_enough:
+        return max(option.share for option in fast_enough)
+    return min(option.share for option in fitting)
 
 
 def largest_that_fits(
     info: Info,
-    layout: Layout,
+    net: Net,
     choose: Callable[[float], Channels],
     most: float,
     batch: int = 32,
     optimiser_slots: int = 1,
     steps: int = 32,
 ) -> Channels:
-    """What ``choose`` keeps at the largest density, in ``steps`` steps and at most ``most``, whose training step fits
-    the device as in :func:`width_for`; what it keeps at the smallest, where none does."""
-    assert layout.source is not None
-    net = Net(*layout.source)
+    """What ``choose`` keeps at the largest density whose training step fits the device.
+
+    Densities are multiples of 1/``steps``, and at most ``most``; a step fits as in
+    :func:`width_for`. If none fits, what ``choose`` keeps at the smallest density.
+    """
 
     def fits(channels: Channels) -> bool:
         small = cut(net, channels).net.layout
-        return (
-            small.memory(batch, optimiser_slots) <= info.memory
-            and small.macs <= info.speed * layout.macs
-        )
+        in_memory = small.memory(batch, optimiser_slots) <= info.memory
+        in_time = small.macs <= info.speed * net.layout.macs
+        return in_memory and in_time
 
-    if fits(found := choose(most)):
-        return found
-    low, high = 1, math.ceil(most * steps)
+    channels = choose(most)
+    if fits(channels):
+        return channels
+    # Bisection: a smaller density never needs more. `low` fits (or is the least there is),
+    # `high` does not.
+    low = 1
+    high = math.ceil(most * steps)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(choose(middle / steps)) else (low, middle)
+        if fits(choose(middle / steps)):
+            low = middle
+        else:
+            high = middle
     return choose(low / steps)

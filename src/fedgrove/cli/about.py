@@ -46,13 +46,12 @@ def list_(kind: Kind) -> None:
 def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) -> None:
     """Print a method's equations, and everything in it that --set can change."""
     from .. import methods
-    from ..api import Experiment
+    from ..config.experiment import Experiment, Federations
     from ..config.settings import settable
     from ..report.tables import print_pairs
-    from . import arguments
 
     made = methods.find(method)()
-    recipe = arguments.recipe(Experiment(made, str(data)), data_dir)
+    recipe = Federations(data_dir).recipe(Experiment(made, str(data)))
     print(f"{_about(type(made).__module__)}\n\n--set takes, with the recipe of {data}:\n")
     print_pairs(
         [(path, f"{_short(value)}  ({said})") for path, value, said in settable(made, recipe)]

@@ -19,7 +19,8 @@ from .paper import paper
 from .sweep import members_of, resume_sweep, sweep
 
 if TYPE_CHECKING:
-    from ..api import Result
+    from ..config.plan import Plan
+    from ..runs.result import Result
 
 
 class Commands(TyperGroup):
@@ -27,13 +28,13 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or a sentence that names the nearest."""
-        found = super().get_command(ctx, cmd_name)
-        if found is None:
+        command = super().get_command(ctx, cmd_name)
+        if command is None:
             raise unknown("command", cmd_name, self.list_commands(ctx))
-        return found
+        return command
 
     def invoke(self, ctx: Any) -> Any:
-        """Do the command; an interruption becomes a sentence here, for typer would drop what it says."""
+        """Run the command; an interruption becomes a sentence here, as typer would drop its text."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -90,21 +91,31 @@ def run(
     dry_run: o.DryRun = False,
     json: o.Json = False,
 ) -> None:
-    """Train a federation and say how well every client is served and what it cost; alone: ca-afp beside fedavg."""
+    """Train a federation and report how well every client is served and what it cost.
+
+    Without a method: ca-afp beside fedavg.
+    """
     if method is None:
         return side_by_side(ctx.params)
-    from ..api import begin
-    from ..report.progress import watching
+    from .. import api
+    from ..config.experiment import Federations
+    from ..config.plan import plan
     from . import arguments
 
-    wanted = arguments.experiment(ctx.params)
+    federations = Federations(data_dir)
+    experiment = arguments.experiment(ctx.params, federations)
+    folder = arguments.out_folder(experiment, out)
     if dry_run:
-        return _dry(*arguments.resolved(wanted, data_dir), json)
-    total = wanted.rounds or arguments.defaults(wanted, data_dir).rounds
-    with arguments.engine(ctx.params) as chosen, watching(total, quiet=json) as watch:
-        result = begin(
-            wanted, arguments.out_folder(wanted, out), engine=chosen, data_dir=data_dir, watch=watch
-        )
+        return _print_plan(plan(experiment, folder, federations), json)
+    result = api.train(
+        experiment,
+        folder,
+        federations=federations,
+        engine=engine,
+        device=device,
+        precision=precision,
+        progress=not json,
+    )
     _show(result, json)
 
 
@@ -118,43 +129,44 @@ def resume(
     data_dir: o.DataDir = None,
     json: o.Json = False,
 ) -> None:
-    """Go on with an interrupted run or sweep; the result is the one it would have had."""
+    """Resume an interrupted run or sweep; the result is the one it would have had."""
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
     from .. import api
-    from ..config.toml import read_words
-    from ..report.progress import watching
-    from ..runs.folder import RunFolder
-    from . import arguments
 
-    folder = RunFolder.open(Path(run))
-    total = int(read_words(folder.config).get("rounds", 1))
-    with (
-        arguments.engine(ctx.params) as chosen,
-        watching(total, folder.metrics(), quiet=json) as watch,
-    ):
-        result = api.resume(run, engine=chosen, data_dir=data_dir, watch=watch)
+    result = api.resume(
+        run,
+        engine=engine,
+        device=device,
+        precision=precision,
+        data_dir=data_dir,
+        progress=not json,
+    )
     _show(result, json)
 
 
 @app.command()
 def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
-    """Put runs side by side; a sweep stands for all its runs, and is also compared over seeds."""
+    """Show runs side by side; a sweep stands for all its runs, and is also compared over seeds."""
     from ..report.over_seeds import over_seeds, print_over_seeds
     from ..report.tables import print_causes, print_summaries
 
-    found = [_summary(path, bytes) for run in runs for path in members_of(run)]
+    summaries = []
+    for run in runs:
+        for path in members_of(run):
+            summaries.append(_summary(path, bytes))
     if json:
-        print(jsonlib.dumps(found, indent=1))
-    elif bytes:
-        print_causes(found)
-    else:
-        print_summaries(found)
-        if len(found) > len(runs) and any(each["finished"] for each in found):
-            print()
-            print_over_seeds(
-                over_seeds({each["run"]: each if each["finished"] else None for each in found})
-            )
+        print(jsonlib.dumps(summaries, indent=1))
+        return
+    if bytes:
+        print_causes(summaries)
+        return
+    print_summaries(summaries)
+    has_sweep = len(summaries) > len(runs)
+    finished = {each["run"]: each if each["finished"] else None for each in summaries}
+    if has_sweep and any(finished.values()):
+        print()
+        print_over_seeds(over_seeds(finished))
 
 
 @app.command()
@@ -180,20 +192,23 @@ def cost(
     set: o.Set = None,
     json: o.Json = False,
 ) -> None:
-    """Say what a method would send and need; nothing is trained."""
+    """Print what a method would send and need; nothing is trained."""
+    from ..config.experiment import Federations
+    from ..config.plan import plan
     from ..report.tables import print_cost
     from . import arguments
 
-    words = ctx.params
-    if input is None:
-        found = arguments.resolved(arguments.experiment(words), data_dir)[1]
+    if input is not None:
+        figures = arguments.cost_of_shape(ctx.params)
     else:
-        found = arguments.cost_of_shape(words)
-    found = {"method": method, **found}
+        federations = Federations(data_dir)
+        experiment = arguments.experiment(ctx.params, federations)
+        figures = _cost(plan(experiment, Path(), federations))
+    figures = {"method": method, **figures}
     if json:
-        print(jsonlib.dumps(found, indent=1))
+        print(jsonlib.dumps(figures, indent=1))
     else:
-        print_cost(found)
+        print_cost(figures)
 
 
 app.command("list")(about.list_)
@@ -205,18 +220,27 @@ app.command("export")(export)
 app.command("paper")(paper)
 
 
-def _dry(wanted: Any, found: dict[str, Any], json: bool) -> None:
+def _cost(planned: Plan) -> dict[str, Any]:
+    from ..cost.estimate import of_run
+
+    net = planned.experiment.net
+    assert net is not None, "a plan has nothing left open"
+    return of_run(planned.run, net)
+
+
+def _print_plan(planned: Plan, json: bool) -> None:
+    """The whole configuration and the cost."""
     import tomllib
 
-    from ..config.toml import to_toml
     from ..report.tables import print_cost
 
-    text = to_toml(wanted)
+    figures = _cost(planned)
     if json:
-        print(jsonlib.dumps({"config": tomllib.loads(text), "cost": found}, indent=1))
+        config = tomllib.loads(planned.config)
+        print(jsonlib.dumps({"config": config, "cost": figures}, indent=1))
     else:
-        print(text)
-        print_cost(found)
+        print(planned.config)
+        print_cost(figures)
 
 
 def _show(result: Result, json: bool) -> None:
@@ -235,9 +259,13 @@ def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
     from ..wire.ledger import causes
 
     folder = RunFolder.open(Path(path))
-    words = {k: v for k, v in read_words(folder.config).items() if k in NAMES}
+    words = {}
+    for word, value in read_words(folder.config).items():
+        if word in NAMES:
+            words[word] = value
     if bytes:
         words["bytes_causes"] = causes(folder.metrics())
-    if folder.summary is not None:
-        return {"run": path, "finished": True, **words, **folder.summary}
+    summary = folder.summary
+    if summary is not None:
+        return {"run": path, "finished": True, **words, **summary}
     return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

@@ -10,104 +10,104 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .sweep import dry, experiments, watched
+from .sweep import grid_of, print_plans, watched
 
 if TYPE_CHECKING:
-    from ..api import Experiment
+    from ..config.experiment import Experiment, Federations
     from ..report.tables import Summary
 
 METHODS = ("ca-afp", "fedavg")
 LINKAGE = "linkage=complete"
-"""Average linkage, the method's own, splits off single clients here; this one gives groups of some size."""
+"""Average linkage, the method's own, splits off single clients here; this one gives larger groups."""
 FINETUNE = (0, 3)
-"""CA-AFP ends with fine-tuning; without it a pruned model has not come to rest."""
+"""CA-AFP ends with fine-tuning; without it a pruned model has not settled."""
 
 
 def phases(rounds: int) -> tuple[int, int, int]:
-    """Half of the rounds dense: updates from a trained model say more of who belongs together than from a random one.
+    """Half of the rounds dense, since updates of a trained model tell clients apart better.
 
     Of several splits the best on validation data of digits, seeds 5 to 13.
 
     >>> phases(20)
     (8, 2, 10)
     """
-    warm, stable = 2 * rounds // 5, rounds // 10
-    return warm, stable, rounds - warm - stable
+    warm_up = 2 * rounds // 5
+    stabilise = rounds // 10
+    return warm_up, stabilise, rounds - warm_up - stabilise
 
 
 def side_by_side(words: Mapping[str, Any]) -> None:
     """Train both on the same clients from the same start, and show them in one table."""
     from ..config import sweep as library
+    from ..config.experiment import Federations
+    from ..runs.result import Failure
     from . import arguments
 
-    wanted = _wanted(words)
+    federations = Federations(words["data_dir"])
+    experiments = _experiments(words, federations)
     if words["dry_run"]:
-        return dry(wanted, words["data_dir"], words["json"])
-    first = next(iter(wanted.values()))
-    place = _place(first, words["out"])
+        return print_plans(experiments, federations, words["json"])
+    first = next(iter(experiments.values()))
+    folder = _folder(first, words["out"])
+    total = len(experiments) * (first.rounds or 0)
     with arguments.engine(words) as chosen:
-        run = partial(library.sweep, wanted, place, engine=chosen, data_dir=words["data_dir"])
-        ends = watched(place, wanted, len(wanted) * (first.rounds or 0), run, words["json"])
-    failures = {name: end for name, end in ends.items() if isinstance(end, library.Failure)}
-    for name, end in failures.items():
-        print(f"{name} failed after {end.folder.rounds_saved()} rounds: {end.why}")
-    _show(
-        {n: end.summary for n, end in ends.items() if not isinstance(end, library.Failure)},
-        place,
-        words["json"],
-    )
-    if failures:
+        run = partial(library.sweep, experiments, folder, engine=chosen, data_dir=words["data_dir"])
+        ends = watched(folder, experiments, total, run, words["json"])
+    summaries: dict[str, Summary] = {}
+    failed = False
+    for name, end in ends.items():
+        if isinstance(end, Failure):
+            failed = True
+            print(f"{name} failed after {end.folder.rounds_saved()} rounds: {end.why}")
+        else:
+            summaries[name] = end.summary
+    _show(summaries, folder, words["json"])
+    if failed:
         raise typer.Exit(1)
 
 
-def _wanted(words: Mapping[str, Any]) -> dict[str, Experiment]:
+def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str, Experiment]:
     from ..errors import InputError
     from . import arguments
 
-    simple = {**words, "method": "fedavg", **dict.fromkeys(("set", *arguments.SUGAR))}
     rounds = words["rounds"]
     if rounds is None:
-        rounds = arguments.defaults(arguments.experiment(simple), words["data_dir"]).rounds
-    dense = f"phases={','.join(map(str, phases(rounds)))}"
-    given = {**words, "rounds": rounds, "finetune": words["finetune"] or FINETUNE}
-    seeds = (words["seed"] or 0,)
-    found = experiments(
-        {
-            **given,
-            "methods": METHODS,
-            "seeds": seeds,
-            "vary": [dense, LINKAGE, *(words["set"] or ())],
-        }
-    )
-    if len(found) > len(METHODS):
+        rounds = federations.defaults(arguments.base_experiment(words, METHODS[0])).rounds
+    lengths = ",".join(str(n) for n in phases(rounds))
+    grid_words = {
+        **words,
+        "rounds": rounds,
+        "finetune": words["finetune"] or FINETUNE,
+        "methods": METHODS,
+        "seeds": (words["seed"] or 0,),
+        "vary": [f"phases={lengths}", LINKAGE, *(words["set"] or ())],
+    }
+    experiments = grid_of(grid_words, federations)
+    if len(experiments) > len(METHODS):
         raise InputError(
-            f"--set takes one value here; for several: fedgrove sweep {' '.join(METHODS)} --set KEY=V,V"
+            f"--set takes one value here; for several: fedgrove sweep {' '.join(METHODS)} "
+            "--set KEY=V,V"
         )
-    return found
+    return experiments
 
 
-def _place(first: Experiment, out: str | None) -> Path:
-    """A folder that nobody has."""
-    from ..errors import InputError
-    from ..runs.folder import fresh_name
+def _folder(first: Experiment, out: str | None) -> Path:
+    """A folder that does not exist yet."""
+    from ..runs.folder import exists, fresh_name
 
     if out is None:
-        return fresh_name(
-            Path("runs"), f"{'-'.join(METHODS)}-{Path(str(first.data)).stem}-s{first.seed}"
-        )
+        data = Path(str(first.data)).stem
+        return fresh_name(Path("runs"), f"{'-'.join(METHODS)}-{data}-s{first.seed}")
     if Path(out).exists():
-        raise InputError(
-            f"the run folder {out} exists; runs are never overwritten. "
-            f"Give another --out, or continue it with: fedgrove resume {out}"
-        )
+        raise exists(Path(out))
     return Path(out)
 
 
-def _show(done: Mapping[str, Summary], place: Path, json: bool) -> None:
+def _show(summaries: Mapping[str, Summary], folder: Path, json: bool) -> None:
     """One table, and what CA-AFP did to get there."""
     from ..report.tables import print_summaries
 
-    rows = [{"run": str(place / name), **summary} for name, summary in done.items()]
+    rows = [{"run": str(folder / name), **summary} for name, summary in summaries.items()]
     if json:
         print(jsonlib.dumps(rows, indent=1))
         return
@@ -115,10 +115,11 @@ def _show(done: Mapping[str, Summary], place: Path, json: bool) -> None:
         print_summaries(rows)
     if len(rows) == len(METHODS):
         pruned, dense = rows
-        sent, whole = (row["bytes_up"] + row["bytes_down"] for row in (pruned, dense))
-        sizes = ", ".join(map(str, pruned["group_sizes"]))
+        pruned_bytes = pruned["bytes_up"] + pruned["bytes_down"]
+        dense_bytes = dense["bytes_up"] + dense["bytes_down"]
+        sizes = ", ".join(str(size) for size in pruned["group_sizes"])
         print(
-            f"ca-afp: groups of {sizes} clients, {pruned['density']:.0%} of the weights, {sent / whole:.0%} of "
-            "fedavg's bytes"
+            f"ca-afp: groups of {sizes} clients, {pruned['density']:.0%} of the weights, "
+            f"{pruned_bytes / dense_bytes:.0%} of fedavg's bytes"
         )
-    print(place)
+    print(folder)

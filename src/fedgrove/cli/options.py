@@ -47,7 +47,7 @@ def shape(text: str) -> Any:
     return tuple(int(word) for word in text.split("x"))
 
 
-def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
+def option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
     return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
 
 
@@ -66,61 +66,59 @@ Bytes = Annotated[
 
 Data = Annotated[
     str | None,
-    _option("--data", "A data set (fedgrove list data) or FILE.npz; else digits.", "NAME"),
+    option("--data", "A data set (fedgrove list data) or FILE.npz; else digits.", "NAME"),
 ]
 Net = Annotated[
-    str | None, _option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
+    str | None, option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
 ]
 Partition = Annotated[
     str | None,
-    _option("--partition", "natural, iid, dirichlet:ALPHA, classes:K or shards:K.", "KIND"),
+    option("--partition", "natural, iid, dirichlet:ALPHA, classes:K or shards:K.", "KIND"),
 ]
 Scenario = Annotated[
-    str | None, _option("--scenario", "none, noisy, drift or restricted:K.", "KIND")
+    str | None, option("--scenario", "none, noisy, drift or restricted:K.", "KIND")
 ]
-Split = Annotated[str | None, _option("--split", "blocks or random.", "KIND")]
-Clients = Annotated[int | None, _option("--clients", "How many clients there are.", "K", whole)]
-Cohort = Annotated[int | None, _option("--cohort", "How many train in a round.", "M", whole)]
-Rounds = Annotated[int | None, _option("--rounds", "How many rounds.", "N", whole)]
+Split = Annotated[str | None, option("--split", "blocks or random.", "KIND")]
+Clients = Annotated[int | None, option("--clients", "How many clients there are.", "K", whole)]
+Cohort = Annotated[int | None, option("--cohort", "How many train in a round.", "M", whole)]
+Rounds = Annotated[int | None, option("--rounds", "How many rounds.", "N", whole)]
 Epochs = Annotated[
-    int | None, _option("--epochs", "Local epochs; short for --set local.epochs=E.", "E", whole)
+    int | None, option("--epochs", "Local epochs; short for --set local.epochs=E.", "E", whole)
 ]
 BatchSize = Annotated[
-    int | None, _option("--batch", "Batch size; short for --set local.batch=B.", "B", whole)
+    int | None, option("--batch", "Batch size; short for --set local.batch=B.", "B", whole)
 ]
 Lr = Annotated[
     float | None,
-    _option("--lr", "Learning rate; short for --set local.optimiser.lr=L.", "L", number),
+    option("--lr", "Learning rate; short for --set local.optimiser.lr=L.", "L", number),
 ]
 Finetune = Annotated[
-    Any, _option("--finetune", "Epochs of fine-tuning to report, as 0,3,25.", "N,N", lengths)
+    Any, option("--finetune", "Epochs of fine-tuning to report, as 0,3,25.", "N,N", lengths)
 ]
 Profile = Annotated[
-    str | None, _option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")
+    str | None, option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")
 ]
 Seed = Annotated[
-    int | None, _option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
+    int | None, option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
 ]
-Engine = Annotated[str, _option("--engine", "auto, batched, pool or serial.", "NAME")]
+Engine = Annotated[str, option("--engine", "auto, batched, pool or serial.", "NAME")]
 Precision = Annotated[
-    str, _option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
+    str, option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
 ]
-Device = Annotated[str, _option("--device", "auto, cpu or cuda.", "NAME")]
+Device = Annotated[str, option("--device", "auto, cpu or cuda.", "NAME")]
 DataDir = Annotated[
-    str | None, _option("--data-dir", "Where the data files are; else FEDGROVE_DATA.", "DIR")
+    str | None, option("--data-dir", "Where the data files are; else FEDGROVE_DATA.", "DIR")
 ]
 Out = Annotated[
-    str | None, _option("--out", "The run folder to make; one that exists is never touched.", "DIR")
+    str | None, option("--out", "The run folder to make; one that exists is never touched.", "DIR")
 ]
 Set = Annotated[
     list[str] | None,
-    _option(
-        "--set", "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).", "KEY=VALUE"
-    ),
+    option("--set", "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).", "KEY=VALUE"),
 ]
 Evaluate = Annotated[
     int | None,
-    _option("--evaluate", "Score all clients every N rounds; 0: at the end.", "N", whole),
+    option("--evaluate", "Score all clients every N rounds; 0: at the end.", "N", whole),
 ]
 NoStandardise = Annotated[
     bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")
@@ -132,6 +130,6 @@ DryRun = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone, on stdout.")]
 Input = Annotated[
     Any,
-    _option("--input", "The shape of one example, in place of data: CxL or CxHxW.", "SHAPE", shape),
+    option("--input", "The shape of one example, in place of data: CxL or CxHxW.", "SHAPE", shape),
 ]
-Classes = Annotated[int | None, _option("--classes", "How many classes, with --input.", "N", whole)]
+Classes = Annotated[int | None, option("--classes", "How many classes, with --input.", "N", whole)]

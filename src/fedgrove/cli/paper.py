@@ -118,6 +118,7 @@ def _run(
     """The summaries of a study's runs by name, None where one failed."""
     from .. import papers
     from ..config import sweep as library
+    from ..runs.result import Failure
 
     wanted = papers.experiments(study, words["seeds"] or range(study.seeds))
     total = sum(experiment.rounds or 0 for experiment in wanted.values())
@@ -126,13 +127,13 @@ def _run(
         ends = watched(place, wanted, total, run, words["json"])
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on where it stopped.") from None
-    failures = {n: end for n, end in ends.items() if isinstance(end, library.Failure)}
+    failures = {n: end for n, end in ends.items() if isinstance(end, Failure)}
     for name, end in failures.items():
         print(
             f"fedgrove: {name} failed after {end.folder.rounds_saved()} rounds: {end.why}",
             file=sys.stderr,
         )
-    return {n: None if isinstance(end, library.Failure) else end.summary for n, end in ends.items()}
+    return {n: None if isinstance(end, Failure) else end.summary for n, end in ends.items()}
 
 
 def _written(

@@ -13,8 +13,8 @@ import typer
 from . import options as o
 
 if TYPE_CHECKING:
-    from ..api import Experiment, Result
-    from ..config.sweep import Failure
+    from ..config.experiment import Experiment, Federations
+    from ..runs.result import Failure, Result
 
 Ends = dict[str, "Result | Failure"]
 
@@ -26,33 +26,33 @@ def seeds_of(text: str) -> Any:
     ((0, 1, 2), (3, 5, 7), (4,))
     """
     words = text.removesuffix(",").split(",")
-    if not all(word.strip().isdecimal() for word in words) or text.strip() == "0":
+    all_numbers = all(word.strip().isdecimal() for word in words)
+    if not all_numbers or text.strip() == "0":
         raise typer.BadParameter(
             f"is '{text}'; it must be how many, as 10, or the seeds themselves, as 3,5,7 or 4,"
         )
-    return tuple(map(int, words)) if "," in text else tuple(range(int(text)))
-
-
-def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
-    return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
+    if "," in text:
+        return tuple(int(word) for word in words)
+    return tuple(range(int(text)))
 
 
 Methods = Annotated[
     list[str], typer.Argument(metavar="METHOD...", help="see: fedgrove list methods")
 ]
 Seeds = Annotated[
-    Any, _option("--seeds", "How many, from 0 on, or which: 3,5,7; else seed 0.", "N|S,S", seeds_of)
+    Any,
+    o.option("--seeds", "How many, from 0 on, or which: 3,5,7; else seed 0.", "N|S,S", seeds_of),
 ]
 Vary = Annotated[
     list[str] | None,
-    _option(
+    o.option(
         "--set",
         "A field and its values, as mu=0.1,1; | separates values that are lists.",
         "KEY=VALUE,VALUE",
     ),
 ]
 Out = Annotated[
-    str | None, _option("--out", "The sweep's folder; the same sweep in it is continued.", "DIR")
+    str | None, o.option("--out", "The sweep's folder; the same sweep in it is continued.", "DIR")
 ]
 
 
@@ -84,41 +84,44 @@ def sweep(
     dry_run: o.DryRun = False,
     json: o.Json = False,
 ) -> None:
-    """Train every method with every value of every --set on every seed, in lockstep, and compare over seeds."""
+    """Train every method with every value of every --set on every seed, and compare over seeds."""
     from ..config import sweep as library
+    from ..config.experiment import Federations
     from ..runs.folder import fresh_name
     from . import arguments
 
-    wanted = experiments(ctx.params)
+    federations = Federations(data_dir)
+    experiments = grid_of(ctx.params, federations)
     if dry_run:
-        return dry(wanted, data_dir, json)
-    first = next(iter(wanted.values()))
-    total = (first.rounds or arguments.defaults(first, data_dir).rounds) * len(wanted)
-    place = (
-        Path(out)
-        if out is not None
-        else fresh_name(Path("runs"), f"sweep-{Path(str(first.data)).stem}")
-    )
-    grid = _grid(ctx.params, wanted)
+        return print_plans(experiments, federations, json)
+    first = next(iter(experiments.values()))
+    if out is not None:
+        folder = Path(out)
+    else:
+        folder = fresh_name(Path("runs"), f"sweep-{Path(str(first.data)).stem}")
+    rounds_each = first.rounds or federations.defaults(first).rounds
+    grid = _grid_words(ctx.params, experiments)
     with arguments.engine(ctx.params) as chosen:
-        run = partial(library.sweep, wanted, place, engine=chosen, data_dir=data_dir, grid=grid)
-        _go(place, wanted, total, run, json)
+        run = partial(
+            library.sweep, experiments, folder, engine=chosen, data_dir=data_dir, grid=grid
+        )
+        _run_and_show(folder, experiments, rounds_each * len(experiments), run, json)
 
 
 def resume_sweep(out: str, words: Mapping[str, Any], json: bool) -> None:
-    """Go on with an interrupted sweep."""
+    """Resume an interrupted sweep."""
     from ..config import sweep as library
     from . import arguments
 
-    wanted = library.experiments_of(out)
-    total = sum(experiment.rounds or 0 for experiment in wanted.values())
+    experiments = library.experiments_of(out)
+    total = sum(experiment.rounds or 0 for experiment in experiments.values())
     with arguments.engine(words) as chosen:
         run = partial(library.resume, out, engine=chosen, data_dir=words.get("data_dir"))
-        _go(Path(out), wanted, total, run, json)
+        _run_and_show(Path(out), experiments, total, run, json)
 
 
 def members_of(path: str) -> list[str]:
-    """The run folders of a sweep; a folder that is none stands for itself."""
+    """The run folders of a sweep; any other folder stands for itself."""
     from ..config import sweep as library
 
     if not (Path(path) / library.FILE).is_file():
@@ -126,27 +129,22 @@ def members_of(path: str) -> list[str]:
     return [str(Path(path) / name) for name in library.read(path)["members"]]
 
 
-def experiments(words: Mapping[str, Any]) -> dict[str, Experiment]:
-    """The grid the words ask for; the data set's recipe is looked up once."""
+def grid_of(words: Mapping[str, Any], federations: Federations) -> dict[str, Experiment]:
+    """The experiments the words describe, by name."""
+    from ..config.experiment import shorthand_settings
     from ..config.grid import grid
     from . import arguments
 
-    first = {**words, "method": words["methods"][0], **dict.fromkeys(("set", *arguments.SUGAR))}
-    base = arguments.experiment(first)
-    recipe = arguments.recipe(base, words.get("data_dir"))
-    sugar = [
-        f"{path}={words[word]}"
-        for word, path in arguments.SUGAR.items()
-        if words.get(word) is not None
-    ]
-    return grid(
-        words["methods"], base, words["seeds"] or (0,), [*(words["vary"] or ()), *sugar], recipe
-    )
+    methods = words["methods"]
+    base = arguments.base_experiment(words, methods[0])
+    settings = [*(words["vary"] or ()), *shorthand_settings(words)]
+    seeds = words["seeds"] or (0,)
+    return grid(methods, base, seeds, settings, federations.recipe(base))
 
 
-def _grid(words: Mapping[str, Any], wanted: Mapping[str, Experiment]) -> dict[str, Any]:
-    """What was arguments, for sweep.json; folders and engines decide no result and are left out."""
-    beside = (
+def _grid_words(words: Mapping[str, Any], experiments: Mapping[str, Experiment]) -> dict[str, Any]:
+    """What was asked for, as sweep.json keeps it; folders and engines decide no result."""
+    left_out = (
         "seeds",
         "vary",
         "engine",
@@ -157,22 +155,25 @@ def _grid(words: Mapping[str, Any], wanted: Mapping[str, Experiment]) -> dict[st
         "dry_run",
         "json",
     )
-    given = {k: v for k, v in words.items() if v not in (None, False) and k not in beside}
-    seeds = list(dict.fromkeys(experiment.seed for experiment in wanted.values()))
-    return {**given, "seeds": seeds, "set": list(words["vary"] or ())}
+    given = {}
+    for word, value in words.items():
+        if value not in (None, False) and word not in left_out:
+            given[word] = value
+    seeds = dict.fromkeys(experiment.seed for experiment in experiments.values())
+    return {**given, "seeds": list(seeds), "set": list(words["vary"] or ())}
 
 
-def _go(
+def _run_and_show(
     out: Path,
-    wanted: Iterable[str],
+    names: Iterable[str],
     total: int,
     run: Callable[..., list[Result | Failure]],
     json: bool,
 ) -> None:
-    """Run under a progress line, show the results, and end with code 1 where a run failed."""
-    from ..config.sweep import Failure
+    """Run under a progress line, show the results, and exit with code 1 if a run failed."""
+    from ..runs.result import Failure
 
-    ends = watched(out, wanted, total, run, json)
+    ends = watched(out, names, total, run, json)
     _show(out, ends, json)
     if any(isinstance(end, Failure) for end in ends.values()):
         raise typer.Exit(1)
@@ -180,93 +181,81 @@ def _go(
 
 def watched(
     out: Path,
-    wanted: Iterable[str],
+    names: Iterable[str],
     total: int,
     run: Callable[..., list[Result | Failure]],
     quiet: bool,
 ) -> Ends:
     """Run under one progress line for all; how each run ended, by name."""
-    from ..report.progress import watching
+    from ..report.progress import Merged, watching
     from ..runs.folder import RunFolder
 
-    names, summed = list(wanted), _Summed()
-    past = [summed(name, line) for name in names for line in RunFolder(out / name).metrics()]
+    names = list(names)
+    merged = Merged()
+    past = []
+    for name in names:
+        for line in RunFolder(out / name).metrics():
+            past.append(merged(name, line))
     with watching(total, past, quiet=quiet) as watch:
-        return dict(
-            zip(names, run(watch=lambda line: watch(summed(line["run"], line))), strict=True)
-        )
-
-
-class _Summed:
-    """Lines of many runs as if they were one: its round is the sum of theirs, its accuracy their mean."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, Mapping[str, Any]] = {}
-        self.accuracy: dict[str, float] = {}
-
-    def __call__(self, name: str, line: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.last[name] = line
-        if "accuracy_mean" in line:
-            self.accuracy[name] = line["accuracy_mean"]
-        mean = (
-            {"accuracy_mean": sum(self.accuracy.values()) / len(self.accuracy)}
-            if self.accuracy
-            else {}
-        )
-        return {**line, **mean, "round": sum(last["round"] for last in self.last.values())}
+        ends = run(watch=lambda line: watch(merged(line["run"], line)))
+    return dict(zip(names, ends, strict=True))
 
 
 def _show(out: Path, ends: Ends, json: bool) -> None:
-    from ..config.sweep import Failure, state
+    from ..config.sweep import state
     from ..report.over_seeds import over_seeds, print_over_seeds
     from ..report.tables import print_pairs, print_summaries
+    from ..runs.result import Failure
 
-    done = {name: None if isinstance(end, Failure) else end.summary for name, end in ends.items()}
-    found = over_seeds(done)
+    summaries: dict[str, dict[str, Any] | None] = {}
+    failures: list[tuple[str, str]] = []
+    for name, end in ends.items():
+        if isinstance(end, Failure):
+            summaries[name] = None
+            saved = end.folder.rounds_saved()
+            failures.append((name, f"failed after {saved} rounds: {end.why}"))
+        else:
+            summaries[name] = end.summary
+    groups = over_seeds(summaries)
     if json:
-        members = [{"run": name, **state(end), **(done[name] or {})} for name, end in ends.items()]
-        print(jsonlib.dumps({"members": members, "groups": found}, indent=1))
+        members = []
+        for name, end in ends.items():
+            members.append({"run": name, **state(end), **(summaries[name] or {})})
+        print(jsonlib.dumps({"members": members, "groups": groups}, indent=1))
         return
-    if found:
-        print_summaries(
-            [{"run": name, **summary} for name, summary in done.items() if summary is not None]
-        )
+    if groups:
+        rows = []
+        for name, summary in summaries.items():
+            if summary is not None:
+                rows.append({"run": name, **summary})
+        print_summaries(rows)
         print()
-        print_over_seeds(found)
-    failed = [(name, end) for name, end in ends.items() if isinstance(end, Failure)]
-    print_pairs(
-        [
-            (name, f"failed after {end.folder.rounds_saved()} rounds: {end.why}")
-            for name, end in failed
-        ]
-    )
+        print_over_seeds(groups)
+    print_pairs(failures)
     print(out)
 
 
-def dry(wanted: Mapping[str, Experiment], data_dir: str | None, json: bool) -> None:
-    """Say what the runs would send, or print their configurations and costs; nothing is trained."""
+def print_plans(
+    experiments: Mapping[str, Experiment], federations: Federations, json: bool
+) -> None:
+    """Print what the runs would send, or their configurations and costs; nothing is trained."""
     import tomllib
 
-    from ..config.sweep import planned
-    from ..config.toml import to_toml
+    from ..config.sweep import plan_all
     from ..cost.estimate import of_run
     from ..report.tables import mib, print_pairs
 
-    with planned(wanted, data_dir) as plans:
-        costs = {
-            name: of_run(p.run, p.experiment.net or p.run.federation.defaults.net)
-            for name, p in plans.items()
-        }
+    rows = []
+    lines = []
+    for name, planned in plan_all(experiments, Path(), federations).items():
+        net = planned.experiment.net
+        assert net is not None, "a plan has nothing left open"
+        cost = of_run(planned.run, net)
+        rows.append({"run": name, "config": tomllib.loads(planned.config), "cost": cost})
+        up = mib(cost["bytes_up"])
+        down = mib(cost["bytes_down"])
+        lines.append((name, f"up at most {up}, down at most {down}"))
     if json:
-        configs = {name: tomllib.loads(to_toml(p.experiment)) for name, p in plans.items()}
-        print(
-            jsonlib.dumps(
-                [{"run": n, "config": configs[n], "cost": costs[n]} for n in plans], indent=1
-            )
-        )
+        print(jsonlib.dumps(rows, indent=1))
     else:
-        said = [
-            (n, f"up at most {mib(c['bytes_up'])}, down at most {mib(c['bytes_down'])}")
-            for n, c in costs.items()
-        ]
-        print_pairs(said)
+        print_pairs(lines)

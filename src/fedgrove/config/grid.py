@@ -1,19 +1,19 @@
-"""From lists of methods, settings and seeds to the experiments of a sweep, each under a readable name."""
+"""From lists of methods, settings and seeds to the experiments of a sweep, under readable names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any, NamedTuple, get_origin
 
 from .. import methods
-from ..api import Experiment
 from ..core import AnyMethod
 from ..errors import InputError, check
 from ..parts.local import LocalTraining
-from ..runs.rounds import with_recipe
+from ..runs.run import with_recipe
+from .experiment import Experiment
 from .settings import assign, members, walk
 
 
@@ -31,7 +31,7 @@ def grid(
     texts: Sequence[str] = (),
     recipe: LocalTraining | None = None,
 ) -> dict[str, Experiment]:
-    """Methods x the product of all settings x seeds; all else as in ``base``.
+    """Methods x the product of all settings x seeds; everything else as in ``base``.
 
     >>> from fedgrove.methods import FedAvg
     >>> list(grid(["fedavg", "fedprox"], Experiment(FedAvg()), [0], ["mu=0.1,1"]))
@@ -39,79 +39,85 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    found: dict[str, Experiment] = {}
-    every = variants([methods.find(name)() for name in names], texts, recipe)
-    for one, other in combinations(every, 2):
+    every_variant = variants([methods.find(name)() for name in names], texts, recipe)
+    for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:
             raise InputError(
                 f"{one.label} and {other.label} would be the same run; leave one of them out."
             )
-    for label, method in every:
+    experiments: dict[str, Experiment] = {}
+    for label, method in every_variant:
         for seed in seeds:
             name = f"{label}-s{seed}"
-            if name in found:
+            if name in experiments:
                 raise InputError(
                     f"the sweep holds {name} twice; give every method, value and seed once."
                 )
-            found[name] = replace(base, method=method, seed=seed)
-    return found
+            experiments[name] = replace(base, method=method, seed=seed)
+    return experiments
 
 
 def variants(
     chosen: Sequence[AnyMethod], texts: Sequence[str], recipe: LocalTraining | None = None
 ) -> list[Variant]:
-    """Every method with every combination of settings; a method that lacks a field is left as it is.
+    """Every method with every combination of settings; a method without a field is left as it is.
 
     A field that no method has is refused, as :func:`fedgrove.config.settings.assign` refuses it.
     """
-    found = [Variant(methods.name_of(method), method) for method in chosen]
+    current = [Variant(methods.name_of(method), method) for method in chosen]
     for text in texts:
-        if not any(_hints(v.method, text, recipe) for v in found):
-            assign(found[0].method, text, recipe)  # says what there is
-        found = list(chain.from_iterable(_varied(v, text, recipe) for v in found))
-    return found
+        somebody_has_it = any(_hints(variant.method, text, recipe) for variant in current)
+        if not somebody_has_it:
+            # Raises, and says what there is.
+            assign(current[0].method, text, recipe)
+        varied: list[Variant] = []
+        for variant in current:
+            varied.extend(_varied(variant, text, recipe))
+        current = varied
+    return current
 
 
 def _varied(variant: Variant, text: str, recipe: LocalTraining | None) -> list[Variant]:
+    """A variant for each value of one setting; a single value leaves the label as it is."""
     if not _hints(variant.method, text, recipe):
         return [variant]
-    choices = alternatives(variant.method, text, recipe)
-    said = (
-        [f"-{re.sub(r'[^a-zA-Z0-9_.,=+-]', '_', choice)}" for choice in choices]
-        if len(choices) > 1
-        else [""]
-    )
-    changed = [assign(variant.method, choice, recipe) for choice in choices]
-    return [
-        Variant(variant.label + words, method) for words, method in zip(said, changed, strict=True)
-    ]
+    settings = alternatives(variant.method, text, recipe)
+    varied: list[Variant] = []
+    for setting in settings:
+        label = variant.label
+        if len(settings) > 1:
+            # The label becomes a folder's name.
+            label += "-" + re.sub(r"[^a-zA-Z0-9_.,=+-]", "_", setting)
+        varied.append(Variant(label, assign(variant.method, setting, recipe)))
+    return varied
 
 
 def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = None) -> list[str]:
     """The settings that one ``--set`` of a sweep asks for.
 
-    Commas separate values. Where the field itself holds a list they belong to it, and ``|`` separates lists; ``|``
-    works for every field.
+    Commas separate values. If the field itself holds a list they belong to it, and ``|`` separates
+    lists; ``|`` works for every field.
 
     >>> from fedgrove.methods import FedProx
     >>> alternatives(FedProx(), "mu=0.1,1"), alternatives(FedProx(), "mu=0.1|1")
     (['mu=0.1', 'mu=1'], ['mu=0.1', 'mu=1'])
     """
     key, _, value = text.partition("=")
-    lists = any(
-        get_origin(m) is tuple for hint in _hints(method, text, recipe) for m in members(hint)
-    )
-    values = value.split("|") if "|" in value or lists else value.split(",")
-    return [f"{key.strip()}={one.strip()}" for one in values]
+    takes_a_list = False
+    for hint in _hints(method, text, recipe):
+        for member in members(hint):
+            if get_origin(member) is tuple:
+                takes_a_list = True
+    separator = "|" if "|" in value or takes_a_list else ","
+    return [f"{key.strip()}={one.strip()}" for one in value.split(separator)]
 
 
 def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[Any]:
     """The types of the fields that the key of ``key=value`` may mean."""
     key = text.partition("=")[0].strip()
-    whole = with_recipe(method, recipe) if recipe is not None and method.local is None else method
-    fields = {s.path: s.hint for s in walk(whole)}
-    return (
-        [fields[key]]
-        if key in fields
-        else [hint for path, hint in fields.items() if path.endswith(f".{key}")]
-    )
+    if recipe is not None and method.local is None:
+        method = with_recipe(method, recipe)
+    hint_by_path = {setting.path: setting.hint for setting in walk(method)}
+    if key in hint_by_path:
+        return [hint_by_path[key]]
+    return [hint for path, hint in hint_by_path.items() if path.endswith(f".{key}")]

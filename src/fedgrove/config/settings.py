@@ -1,4 +1,4 @@
-"""What can be set in a method and its parts, by name: ``--set density=0.3``, ``--set local.optimiser.lr=0.01``."""
+"""What can be set in a method and its parts, by name: ``--set density=0.3``, ``--set lr=0.01``."""
 
 from __future__ import annotations
 
@@ -38,30 +38,33 @@ WORDS: dict[Any, str] = {
     str: "text",
     type(None): "none",
 }
+"""The types of fields that hold no part, in words."""
 
 
 class Setting(NamedTuple):
-    """A field somewhere in a method: its dotted path, what it holds, what it may hold."""
+    """A field somewhere in a method: its dotted path, its value, its type."""
 
     path: str
     value: Any
     hint: Any
 
 
-# ---- the table of allowed types ------------------------------------------------------------------------------------
+# ---- the table of allowed types --------------------------------------------------------------------------------------
 
 
 @cache
 def method_types() -> dict[str, type]:
     """The methods there are, by class name."""
-    return {cls.__name__: cls for cls in map(methods.find, methods.names())}
+    classes = [methods.find(name) for name in methods.names()]
+    return {cls.__name__: cls for cls in classes}
 
 
 @cache
 def part_types() -> tuple[type, ...]:
     """Every public frozen dataclass that a configuration may name: parts, codecs, channel choices.
 
-    Two parts may have one name (an allocation and a quantiser are both ``Uniform``): the field tells them apart.
+    Two parts may have one name (an allocation and a quantiser are both ``Uniform``): the field tells
+    them apart.
 
     >>> LocalTraining in part_types()
     True
@@ -69,77 +72,97 @@ def part_types() -> tuple[type, ...]:
     modules = [choice, codec]
     for info in pkgutil.iter_modules(parts.__path__):
         modules.append(import_module(f"{parts.__name__}.{info.name}"))
-    types_found: list[type] = []
+    classes: list[type] = []
     for module in modules:
         for name, value in vars(module).items():
             is_public_class = isinstance(value, type) and not name.startswith("_")
-            if is_public_class and value.__module__ == module.__name__ and _frozen(value):
-                types_found.append(value)
-    return tuple(types_found)
+            # Not what a module only imports.
+            if is_public_class and value.__module__ == module.__name__ and _is_frozen(value):
+                classes.append(value)
+    return tuple(classes)
 
 
-def _frozen(cls: type) -> bool:
-    return dataclasses.is_dataclass(cls) and bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
+def _is_frozen(cls: type) -> bool:
+    if not dataclasses.is_dataclass(cls):
+        return False
+    return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
 def fitting(hint: Any) -> dict[str, type]:
-    """The parts that a field of this type takes, by name; all parts where the type is not known.
+    """The parts that a field of this type takes, by name; all parts if the type is not known.
 
     >>> sorted(fitting(LocalTraining))
     ['LocalTraining']
     """
-    wanted = [m for m in members(hint) if not is_leaf(m)]
-    return {
-        cls.__name__: cls
-        for cls in part_types()
-        if hint is Any or any(_accepts(m, cls) for m in wanted)
-    }
+    wanted = [member for member in members(hint) if not is_leaf(member)]
+    classes: dict[str, type] = {}
+    for cls in part_types():
+        if hint is Any or any(_accepts(member, cls) for member in wanted):
+            classes[cls.__name__] = cls
+    return classes
 
 
 def _accepts(wanted: Any, cls: type) -> bool:
-    if getattr(wanted, "_is_protocol", False):
-        own = {f.name for f in dataclasses.fields(cls)}
-        return all(name in own or _has(cls, name, like) for name, like in _promised(wanted).items())
-    return isinstance(wanted, type) and issubclass(cls, wanted)
+    if not _is_protocol(wanted):
+        return isinstance(wanted, type) and issubclass(cls, wanted)
+    field_names = {field.name for field in dataclasses.fields(cls)}
+    for name, member in _protocol_members(wanted).items():
+        if name not in field_names and not _has(cls, name, member):
+            return False
+    return True
 
 
-def _promised(protocol: type) -> dict[str, Any]:
-    """What a protocol asks for: its public names, and to be called if it is."""
-    bases = [b for b in protocol.__mro__ if getattr(b, "_is_protocol", False) and b is not Protocol]
-    return {
-        k: v for b in bases for k, v in vars(b).items() if not k.startswith("_") or k == "__call__"
-    }
+def _is_protocol(wanted: Any) -> bool:
+    return getattr(wanted, "_is_protocol", False) and wanted is not Protocol
+
+
+def _protocol_members(protocol: type) -> dict[str, Any]:
+    """What a protocol asks for: its public names, and ``__call__`` if it has one."""
+    promised: dict[str, Any] = {}
+    for base in protocol.__mro__:
+        if not _is_protocol(base):
+            continue
+        for name, member in vars(base).items():
+            if not name.startswith("_") or name == "__call__":
+                promised[name] = member
+    return promised
 
 
 def _has(cls: type, name: str, like: Any) -> bool:
-    """Whether a class has a method of this name that takes the same arguments: names alone would let too much in."""
-    own = getattr(cls, name, None)
-    if not inspect.isfunction(like) or not inspect.isfunction(own):
-        return own is not None and not inspect.isfunction(like)
-    return set(inspect.signature(like).parameters) <= set(inspect.signature(own).parameters)
+    """Whether a class has such a member; of a method the arguments must match too.
+
+    (Names alone would let too much in: most parts have only ``__call__``.)
+    """
+    member = getattr(cls, name, None)
+    if not inspect.isfunction(like):
+        return member is not None
+    if not inspect.isfunction(member):
+        return False
+    return set(inspect.signature(like).parameters) <= set(inspect.signature(member).parameters)
 
 
-# ---- types and values ----------------------------------------------------------------------------------------------
+# ---- types and values ------------------------------------------------------------------------------------------------
 
 
 def hints(cls: Any) -> dict[str, Any]:
     """The resolved type of every field that can be set."""
     try:
-        found = get_type_hints(cls)
+        resolved = get_type_hints(cls)
     except NameError:  # a type imported for type checkers only
-        found = {}
-    return {f.name: found.get(f.name, Any) for f in dataclasses.fields(cls) if f.init}
+        resolved = {}
+    return {f.name: resolved.get(f.name, Any) for f in dataclasses.fields(cls) if f.init}
 
 
 def members(hint: Any) -> tuple[Any, ...]:
     """The alternatives of a union; any other type is its own only one."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    return get_args(hint) if is_union else (hint,)
 
 
 def is_leaf(hint: Any) -> bool:
     """Whether a type holds numbers and words only, no parts."""
     if get_origin(hint) is tuple:
-        return all(is_leaf(a) for a in get_args(hint) if a is not ...)
+        return all(is_leaf(item) for item in get_args(hint) if item is not ...)
     return hint in WORDS or hint is Any or get_origin(hint) is Literal
 
 
@@ -149,23 +172,32 @@ def coerce(key: str, given: Any, hint: Any) -> Any:
     >>> coerce("phases", "0,0,50", tuple[int, ...]), coerce("clip", "none", float | None)
     ((0, 0, 50), None)
     """
-    leaves = [m for m in members(hint) if is_leaf(m)]
-    for member in sorted(
-        leaves, key=lambda m: m is str
-    ):  # everything is text, so text is tried last
+    leaves = [member for member in members(hint) if is_leaf(member)]
+    # Everything is text, so text is tried last.
+    leaves.sort(key=lambda member: member is str)
+    for member in leaves:
         try:
             value = TypeAdapter(member).validate_python(_spelled(given, member))
         except ValidationError:
             continue
-        if not (isinstance(given, str) and isinstance(value, float) and not math.isfinite(value)):
+        # Typed "nan" or "inf" is a number to Python and a slip to people.
+        typed_not_finite = (
+            isinstance(given, str) and isinstance(value, float) and not math.isfinite(value)
+        )
+        if not typed_not_finite:
             return value
     raise InputError(f"{key} is {given!r}; it must be {allowed(hint)}.")
 
 
 def _spelled(given: Any, member: Any) -> Any:
+    """What was typed, in the form that pydantic reads: "0,3" is a list, "none" is None."""
     if isinstance(given, str) and get_origin(member) is tuple:
-        return [word.strip() for word in given.split(",")] if given.strip() else []
-    return None if member is type(None) and given == "none" else given
+        if not given.strip():
+            return []
+        return [word.strip() for word in given.split(",")]
+    if member is type(None) and given == "none":
+        return None
+    return given
 
 
 def allowed(hint: Any) -> str:
@@ -174,34 +206,43 @@ def allowed(hint: Any) -> str:
     >>> allowed(float | None), allowed(tuple[int, ...])
     ('a number or none', 'whole numbers with commas between')
     """
-    names = [name for name, cls in fitting(hint).items() if _by_name(cls)]
-    choice = [f"one of {', '.join(names)}" if len(names) > 1 else names[0]] if names else []
-    return (
-        " or ".join([*choice, *(_said(m) for m in members(hint) if is_leaf(m))]) or "made in Python"
-    )
+    alternatives: list[str] = []
+    names = [name for name, cls in fitting(hint).items() if _needs_only_a_name(cls)]
+    if len(names) == 1:
+        alternatives.append(names[0])
+    elif names:
+        alternatives.append(f"one of {', '.join(names)}")
+    for member in members(hint):
+        if is_leaf(member):
+            alternatives.append(_leaf_in_words(member))
+    return " or ".join(alternatives) or "made in Python"
 
 
-def _by_name(cls: Any) -> bool:
-    """Whether a part needs no more than its name."""
-    missing = dataclasses.MISSING
-    return all(
-        f.default is not missing or f.default_factory is not missing
-        for f in dataclasses.fields(cls)
-    )
+def _needs_only_a_name(cls: Any) -> bool:
+    """Whether every field of a part has a default."""
+    for field in dataclasses.fields(cls):
+        has_default = (
+            field.default is not dataclasses.MISSING
+            or field.default_factory is not dataclasses.MISSING
+        )
+        if not has_default:
+            return False
+    return True
 
 
-def _said(leaf: Any) -> str:
+def _leaf_in_words(leaf: Any) -> str:
     if get_origin(leaf) is Literal:
-        return " or ".join(map(str, get_args(leaf)))
+        return " or ".join(str(value) for value in get_args(leaf))
     if get_origin(leaf) is tuple:
-        inner = [a for a in get_args(leaf) if a is not ...]
-        plural = {int: "whole numbers", float: "numbers", str: "words"}.get(inner[0], "values")
-        count = f"{len(inner)} " if ... not in get_args(leaf) else ""
+        items = [item for item in get_args(leaf) if item is not ...]
+        plural = {int: "whole numbers", float: "numbers", str: "words"}.get(items[0], "values")
+        any_length = ... in get_args(leaf)
+        count = "" if any_length else f"{len(items)} "
         return f"{count}{plural} with commas between"
     return WORDS.get(leaf, "a value")
 
 
-# ---- finding and setting -------------------------------------------------------------------------------------------
+# ---- finding and setting ---------------------------------------------------------------------------------------------
 
 
 def walk(part: Any, path: str = "") -> Iterator[Setting]:
@@ -209,18 +250,19 @@ def walk(part: Any, path: str = "") -> Iterator[Setting]:
     for name, hint in hints(type(part)).items():
         value = getattr(part, name)
         yield Setting(path + name, value, type(value) if hint is Any else hint)
-        yield from _within(value, f"{path}{name}.", hint)
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{path}{name}.")
+        elif isinstance(value, tuple):
+            yield from _walk_items(value, f"{path}{name}.", hint)
 
 
-def _within(value: Any, path: str, hint: Any) -> Iterator[Setting]:
-    if dataclasses.is_dataclass(value):
-        yield from walk(value, path)
-    elif isinstance(value, tuple):
-        inner = (get_args(hint) or (Any,))[0]
-        for i, item in enumerate(value):
-            if dataclasses.is_dataclass(item):
-                yield Setting(f"{path}{i}", item, inner)
-                yield from walk(item, f"{path}{i}.")
+def _walk_items(items: tuple[Any, ...], path: str, hint: Any) -> Iterator[Setting]:
+    """The parts in a tuple, by their position: ``objective.terms.0``."""
+    item_hint = (get_args(hint) or (Any,))[0]
+    for i, item in enumerate(items):
+        if dataclasses.is_dataclass(item):
+            yield Setting(f"{path}{i}", item, item_hint)
+            yield from walk(item, f"{path}{i}.")
 
 
 def settable(method: Any, recipe: LocalTraining | None = None) -> list[tuple[str, Any, str]]:
@@ -230,71 +272,89 @@ def settable(method: Any, recipe: LocalTraining | None = None) -> list[tuple[str
     >>> settable(FedProx())[1]
     ('pull.mu', 0.01, 'a number')
     """
-    return [(s.path, s.value, allowed(s.hint)) for s in walk(_filled(method, recipe))]
+    settings = walk(_with_default_recipe(method, recipe))
+    return [(setting.path, setting.value, allowed(setting.hint)) for setting in settings]
 
 
 def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
     """The method with one setting changed; ``text`` is ``key=value``.
 
-    The key is a field of the method, a dotted path, or the last names of a path if only one path ends so; where the
-    field holds a part, the value is a part's class name. ``recipe`` stands for ``local`` where the method leaves it
-    to the data set.
+    The key is a field of the method, a dotted path, or the end of a path if only one path ends so;
+    if the field holds a part, the value is a part's class name. ``recipe`` stands for ``local`` if
+    the method leaves it to the data set.
 
     >>> from fedgrove.methods import Ditto
     >>> assign(Ditto(), "mu=0.5").pull.mu
     0.5
     """
-    key, equals, value = (word.strip() for word in text.partition("="))
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    value = value.strip()
     if not (key and equals and value):
         raise InputError(f"--set was given '{text}'; it takes key=value, for instance lr=0.01.")
-    whole = _filled(method, recipe)
-    setting = _find(whole, key)
-    start = whole if setting.path.startswith("local.") else method
+    complete = _with_default_recipe(method, recipe)
+    setting = _find(complete, key)
+    # The default recipe becomes the method's own only where something in it is changed.
+    changes_recipe = setting.path.startswith("local.")
+    base = complete if changes_recipe else method
     new = _chosen(setting, value)
     try:
-        return _put(start, setting.path.split("."), new)  # type: ignore[no-any-return]
+        return _put(base, setting.path.split("."), new)  # type: ignore[no-any-return]
     except InputError as error:
-        parent, _, leaf = setting.path.rpartition(".")
-        said = str(error)
-        own = said.startswith(f"{leaf} is ")
-        raise InputError(
-            f"{parent}.{said}" if own and parent else said if own else f"{setting.path}: {said}"
-        ) from None
+        raise InputError(_with_path(str(error), setting.path)) from None
 
 
-def _filled(method: Any, recipe: LocalTraining | None) -> Any:
-    missing = recipe is not None and getattr(method, "local", recipe) is None
-    return dataclasses.replace(method, local=recipe) if missing else method
+def _with_path(message: str, path: str) -> str:
+    """A part's refusal of its own field, with the whole path to it: "lr is -1" -> "local.lr is -1"."""
+    parent, _, leaf = path.rpartition(".")
+    names_the_field = message.startswith(f"{leaf} is ")
+    if not names_the_field:
+        return f"{path}: {message}"
+    if parent:
+        return f"{parent}.{message}"
+    return message
+
+
+def _with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
+    has_local = hasattr(method, "local")
+    if recipe is not None and has_local and method.local is None:
+        return dataclasses.replace(method, local=recipe)
+    return method
 
 
 def _find(method: Any, key: str) -> Setting:
-    every = {s.path: s for s in walk(method)}
-    if key in every:
-        return every[key]
-    ends = [path for path in every if path.endswith(f".{key}")]
-    if len(ends) > 1:
-        raise InputError(f"'{key}' could be any of {', '.join(ends)}; write one of these in full.")
-    if not ends:
-        raise unknown(f"setting of {methods.name_of(method)}", key, every)
-    return every[ends[0]]
+    settings = {setting.path: setting for setting in walk(method)}
+    if key in settings:
+        return settings[key]
+    matches = [path for path in settings if path.endswith(f".{key}")]
+    if len(matches) > 1:
+        raise InputError(
+            f"'{key}' could be any of {', '.join(matches)}; write one of these in full."
+        )
+    if not matches:
+        raise unknown(f"setting of {methods.name_of(method)}", key, settings)
+    return settings[matches[0]]
 
 
 def _chosen(setting: Setting, text: str) -> Any:
     choices = fitting(setting.hint)
     if text not in choices:
         return coerce(setting.path, text, setting.hint)
-    if not _by_name(choices[text]):
+    cls = choices[text]
+    if not _needs_only_a_name(cls):
         raise InputError(
             f"{setting.path} is '{text}', which needs more than a name; make it in Python."
         )
-    return choices[text]()
+    return cls()
 
 
 def _put(part: Any, keys: list[str], value: Any) -> Any:
-    head, *rest = keys
+    """A copy of a part in which the field at the end of ``keys`` has another value."""
+    key, *rest = keys
     if isinstance(part, tuple):
-        at = int(head)
-        return (*part[:at], _put(part[at], rest, value) if rest else value, *part[at + 1 :])
-    return dataclasses.replace(
-        part, **{head: _put(getattr(part, head), rest, value) if rest else value}
-    )
+        position = int(key)
+        item = _put(part[position], rest, value) if rest else value
+        return (*part[:position], item, *part[position + 1 :])
+    if rest:
+        value = _put(getattr(part, key), rest, value)
+    return dataclasses.replace(part, **{key: value})

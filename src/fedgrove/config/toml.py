@@ -2,6 +2,8 @@
 
 ::
 
+    format = 2
+
     [run]                          the words of the command line
     method = "ditto"
     data = "digits"
@@ -13,15 +15,16 @@
     type = "Adam"
     lr = 0.001
 
-Types come from one explicit table (:func:`fedgrove.config.settings.part_types`); nothing is evaluated as code.
-"""
+Types come from one explicit table (:func:`fedgrove.config.settings.part_types`); nothing is
+evaluated as code.
+"""  # noqa: E501
 
 from __future__ import annotations
 
 import dataclasses
 import tomllib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import tomli_w
 from torch import nn
@@ -30,54 +33,48 @@ from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, unknown
-from .settings import (
-    assign,
-    coerce,
-    fitting,
-    hints,
-    is_leaf,
-    members,
-    method_types,
-    part_types,
-    settable,
-)
+from .experiment import Experiment
+from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
-if TYPE_CHECKING:
-    from ..api import Experiment
-
-__all__ = ["assign", "from_toml", "part_types", "read_words", "settable", "to_toml"]
-
+FORMAT = 2
+"""Raised when names in config.toml change; files of another format are refused."""
 NONE = "none"
-"""Written only where a field that is not None by default holds None; else such fields are left out."""
+"""Written only where a field that is not None by default holds None; others are left out."""
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 def to_toml(experiment: Experiment) -> str:
-    """An experiment as the text of config.toml; floats are written so that they come back to the bit."""
-    words = {k: v for k, v in vars(experiment).items() if k != "method" and v is not None}
-    run = {"method": methods.name_of(experiment.method), **{k: _word(v) for k, v in words.items()}}
-    return tomli_w.dumps({"run": run, "method": _table(experiment.method, method_types().values())})
+    """An experiment as the text of config.toml; floats are written so that no bit is lost."""
+    run: dict[str, Any] = {"method": methods.name_of(experiment.method)}
+    for word, value in vars(experiment).items():
+        if word != "method" and value is not None:
+            run[word] = _word(value)
+    method = _table(experiment.method, method_types().values())
+    return tomli_w.dumps({"format": FORMAT, "run": run, "method": method})
 
 
 def _word(value: Any) -> Any:
+    # What was made in Python cannot be written; the mark says that it must be given again.
     if isinstance(value, Federation):
         return f"<arrays: {value.name}>"
     if isinstance(value, nn.Module):
         return f"<module: {type(value).__name__}>"
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return list(value)
+    return value
 
 
 def _table(part: Any, known: Collection[type]) -> dict[str, Any]:
     cls = type(part)
-    table: dict[str, Any] = {
-        "type": cls.__name__ if cls in known else f"{cls.__module__}:{cls.__qualname__}"
-    }
-    for f in dataclasses.fields(part):
-        value = getattr(part, f.name)
-        if f.init and not (value is None and f.default is None):
-            table[f.name] = _value(value, f.name)
+    name = cls.__name__ if cls in known else f"{cls.__module__}:{cls.__qualname__}"
+    table: dict[str, Any] = {"type": name}
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        is_default_none = value is None and field.default is None
+        if field.init and not is_default_none:
+            table[field.name] = _value(value, field.name)
     return table
 
 
@@ -85,20 +82,22 @@ def _value(value: Any, key: str) -> Any:
     if dataclasses.is_dataclass(value):
         return _table(value, part_types())
     if isinstance(value, tuple | list):
-        return [_value(v, key) for v in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return NONE if value is None else value
+        return [_value(item, key) for item in value]
+    if value is None:
+        return NONE
+    if isinstance(value, bool | int | float | str):
+        return value
     raise InputError(
-        f"{key} holds a {type(value).__name__}, which config.toml cannot hold; parts are made of numbers, words, "
-        "tuples and other parts."
+        f"{key} holds a {type(value).__name__}, which config.toml cannot hold; parts are made of "
+        "numbers, words, tuples and other parts."
     )
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read_words(text: str) -> dict[str, Any]:
-    """The table [run] of a config.toml, as it stands there."""
+    """The table [run] of a config.toml of any format."""
     run = _parsed(text).get("run", {})
     return run if isinstance(run, dict) else {}
 
@@ -111,38 +110,55 @@ def from_toml(
 ) -> Experiment:
     """The experiment that :func:`to_toml` wrote.
 
-    ``data``, ``net`` and ``method`` take the place of what was made in Python and so cannot be rebuilt by name.
+    ``data``, ``net`` and ``method`` take the place of what was made in Python and so cannot be
+    rebuilt by name.
     """
-    from ..api import Experiment
+    document = _parsed(text)
+    _check_format(document)
+    for name in document:
+        if name not in ("format", "run", "method"):
+            raise unknown("table of config.toml", name, ["run", "method"])
 
-    document, kinds = _parsed(text), hints(Experiment)
-    for word in document:
-        if word not in ("run", "method"):
-            raise unknown("table of config.toml", word, ["run", "method"])
+    kinds = hints(Experiment)
     words = read_words(text)
-    for word in words:
+    given: dict[str, Any] = {}
+    if data is not None:
+        given["data"] = data
+    if net is not None:
+        given["net"] = net
+    for word, value in words.items():
         if word not in kinds:
             raise unknown("word of [run]", word, kinds)
-    given: dict[str, Any] = {"data": data, "net": net}
-    made = {k: v for k, v in given.items() if v is not None}
-    named = {
-        k: _rebuilt_word(k, v, kinds[k])
-        for k, v in words.items()
-        if k != "method" and k not in made
-    }
-    return Experiment(
-        method=_method(document, words) if method is None else method, **named, **made
-    )
+        if word == "method" or word in given:
+            continue
+        given[word] = _rebuilt_word(word, value, kinds[word])
+    if method is None:
+        method = _method(document, words)
+    return Experiment(method=method, **given)
+
+
+def _check_format(document: Mapping[str, Any]) -> None:
+    # Files from before there was a format do not say one.
+    given = document.get("format", 1)
+    if given != FORMAT:
+        raise InputError(
+            f"this config.toml has format {given}; this version of fedgrove reads format {FORMAT}, "
+            "in which some names changed. Resume the run with the version that wrote it, or start "
+            "it again."
+        )
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two config.toml ask for the same run: one that was written before a word existed has its default.
+    """Whether two config.toml describe the same run.
 
-    Where data, network or method were made in Python, the texts must be equal: nothing else is known of them.
+    One that was written before a word existed has its default. Where data, network or method were
+    made in Python, the texts must be equal: nothing else is known of them.
     """
+    if one == other:
+        return True
     try:
-        return one == other or from_toml(one) == from_toml(other)
-    except InputError:  # made in Python, or by a version that knew other words
+        return from_toml(one) == from_toml(other)
+    except InputError:  # made in Python, or by a version with other words
         return False
 
 
@@ -156,22 +172,24 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _rebuilt_word(key: str, value: Any, hint: Any) -> Any:
-    if key in ("data", "net") and isinstance(value, str) and value.startswith("<"):
+    made_in_python = key in ("data", "net") and isinstance(value, str) and value.startswith("<")
+    if made_in_python:
         raise InputError(
-            f"the run's {key} was made in Python ({value}); go on from Python with: fedgrove.resume(path, {key}=...)"
+            f"the run's {key} was made in Python ({value}); resume it from Python with: "
+            f"fedgrove.resume(path, {key}=...)"
         )
     return coerce(key, value, hint)
 
 
 def _method(document: Mapping[str, Any], words: Mapping[str, Any]) -> Any:
     table = document.get("method")
-    if table is None:
-        if "method" not in words:
-            raise InputError(
-                "config.toml names no method; write method = NAME under [run], or a table [method]."
-            )
-        return methods.find(str(words["method"]))()
-    return _part(table, method_types(), "method")
+    if table is not None:
+        return _part(table, method_types(), "method")
+    if "method" not in words:
+        raise InputError(
+            "config.toml names no method; write method = NAME under [run], or a table [method]."
+        )
+    return methods.find(str(words["method"]))()
 
 
 def _part(table: Any, known: Mapping[str, type], path: str) -> Any:
@@ -183,19 +201,21 @@ def _part(table: Any, known: Mapping[str, type], path: str) -> Any:
     if ":" in name:
         raise InputError(
             f"{path} is {name}, which is not part of fedgrove and is never imported by name; "
-            "go on from Python with: fedgrove.resume(path, method=...)"
+            "resume it from Python with: fedgrove.resume(path, method=...)"
         )
     if name not in known:
         raise unknown(f"type for {path}", name, known)
-    return _built(known[name], {k: v for k, v in table.items() if k != "type"}, path)
+    fields = {key: value for key, value in table.items() if key != "type"}
+    return _built(known[name], fields, path)
 
 
 def _built(cls: type, fields: Mapping[str, Any], path: str) -> Any:
     kinds = hints(cls)
-    for key in fields:
+    values = {}
+    for key, value in fields.items():
         if key not in kinds:
             raise unknown(f"field of {path}, a {cls.__name__},", key, kinds)
-    values = {k: _rebuilt(v, kinds[k], f"{path}.{k}") for k, v in fields.items()}
+        values[key] = _rebuilt(value, kinds[key], f"{path}.{key}")
     try:
         return cls(**values)
     except TypeError as error:
@@ -208,8 +228,9 @@ def _rebuilt(value: Any, hint: Any, path: str) -> Any:
     if isinstance(value, dict):
         return _part(value, fitting(hint), path)
     if isinstance(value, list):
-        found = [m for m in members(hint) if get_args(m)]
-        if found and not is_leaf(found[0]):
-            inner = get_args(found[0])[0]
-            return tuple(_rebuilt(v, inner, f"{path}.{i}") for i, v in enumerate(value))
+        # A tuple of parts is rebuilt part by part; one of numbers or words at once.
+        containers = [member for member in members(hint) if get_args(member)]
+        if containers and not is_leaf(containers[0]):
+            item_hint = get_args(containers[0])[0]
+            return tuple(_rebuilt(item, item_hint, f"{path}.{i}") for i, item in enumerate(value))
     return coerce(path, value, hint)

@@ -8,22 +8,26 @@ from ..core import Engine
 from ..errors import InputError, unknown
 from .pool.engine import Pool, cores
 from .serial import Serial
+from .wired import Wired
 
-__all__ = ["Pool", "Serial", "choose", "names"]
+__all__ = ["Pool", "Serial", "Wired", "choose", "names"]
 
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def names() -> list[str]:
     """What ``--engine`` takes."""
-    return ["auto", "batched", "pool", "serial"]
+    return ["auto", "batched", "pool", "serial", "wired"]
 
 
 def choose(name: str = "auto", device: str = "auto", precision: str = "fp32") -> Engine:
-    """The engine of that name. ``auto`` stacks clients on a GPU where there is one, else takes a worker per core.
+    """The engine of that name.
 
-    ``precision`` is for the GPU: fp32 in full, or with shorter products (tf32), or with bf16 activations.
+    ``auto`` stacks clients on a GPU if there is one, otherwise it takes one worker per core.
+    ``precision`` is for the GPU: fp32 in full, with shorter products (tf32), or with bf16
+    activations.
     """
     if name not in names():
         raise unknown("engine", name, names())
@@ -31,29 +35,35 @@ def choose(name: str = "auto", device: str = "auto", precision: str = "fp32") ->
         raise unknown("precision", precision, PRECISIONS)
     device = device_of(device, name)
     if device == "cuda" or name == "batched":
+        # Imported here: most runs on a CPU never need it.
         from .batched.engine import Batched
 
         return Batched(device=device, precision=precision)  # type: ignore[arg-type]
-    if name == "serial" or (name == "auto" and cores() == 1):
+    if name == "wired":
+        return Wired()
+    one_core = cores() == 1
+    if name == "serial" or (name == "auto" and one_core):
         return Serial()
     return Pool()
 
 
 def device_of(device: str, engine: str = "auto") -> str:
     """cpu or cuda: what was asked for, or what is there."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise unknown("device", device, ("auto", "cpu", "cuda"))
-    there = torch.cuda.is_available()
-    if device == "cuda" and not there:
-        raise InputError(
-            "--device cuda was asked for and torch sees no CUDA device here; take --device cpu."
-        )
-    if device == "cuda" and engine not in ("auto", "batched"):
-        raise InputError(
-            f"--engine {engine} works on the CPU; on CUDA take --engine batched, or leave it out."
-        )
-    return (
-        "cuda"
-        if device == "cuda" or (device == "auto" and there and engine in ("auto", "batched"))
-        else "cpu"
-    )
+    if device not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    has_cuda = torch.cuda.is_available()
+    runs_on_cuda = engine in ("auto", "batched")
+    if device == "cuda":
+        if not has_cuda:
+            raise InputError(
+                "--device cuda was asked for and torch sees no CUDA device here; take --device cpu."
+            )
+        if not runs_on_cuda:
+            raise InputError(
+                f"--engine {engine} works on the CPU; on CUDA take --engine batched, or leave it "
+                "out."
+            )
+        return "cuda"
+    if device == "auto" and has_cuda and runs_on_cuda:
+        return "cuda"
+    return "cpu"

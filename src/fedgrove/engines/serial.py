@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ..core import Report, Task
-from ..runs.rounds import Run
-from .work import Sent, count_down, count_up, perform
+from ..runs.run import Run
+from ..wire.count import BroadcastCosts, count_down, count_up
+from .work import perform
 
 
 class Serial:
@@ -17,16 +18,19 @@ class Serial:
 
     def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
         """Do each job when its report is asked for."""
-        sent = Sent()
+        broadcasts = BroadcastCosts()
         for run, task in jobs:
-            held = run.memory.files.get(task.to)
-            report, kept = perform(run, task, run.memory.read(held))
-            if kept:
-                run.memory.accept(
-                    task.to, run.memory.write(task.to, task.round, task.verb, kept, held)
-                )
-            cost = {"down": count_down(run, task, sent), "up": count_up(run, task, report)}
+            version = run.memory.files.get(task.to)
+            report, remembered = perform(run, task, run.memory.read(version))
+            if remembered:
+                written = run.memory.write(task.to, task.round, task.verb, remembered, version)
+                run.memory.accept(task.to, written)
+            codec = run.method.codec
+            cost = {
+                "down": count_down(task, codec, run.held, broadcasts),
+                "up": count_up(task, report, codec, run.held),
+            }
             yield run, replace(report, cost=cost)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to release."""

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from .. import __version__
-from ..api import Result
 from ..data import Federation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
 from ..runs.folder import RunFolder
+from ..runs.result import Result
 from ..runs.store import write_bytes
 from ..trees import Tree
 from .card import card

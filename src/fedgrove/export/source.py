@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import nets
-from ..api import Experiment, Result
 from ..channels.shrink import cut, structured
+from ..config.experiment import Experiment
 from ..config.toml import from_toml, read_words
 from ..data import ClientData, Federation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
 from ..runs.folder import RunFolder
+from ..runs.result import Result
 from ..runs.store import read_tree
 from ..trees import Tree
 

@@ -43,7 +43,7 @@ from ..core import (
     Train,
 )
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.aggregate import Mean
 from ..parts.evidence import Gather, Gradient, Sums, evidence_packet, variance, votes
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
@@ -331,11 +331,11 @@ class CAAFP:
             )
         }
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Eq. 13 with the nominal density of each round over all parameters, and the dense exchange with everyone."""
         warm, stable, last = self.lengths(rounds)
-        density, dense = self.first, dense_bytes(layout.size, cohort, 1)
-        total: float = dense_bytes(layout.size, clients, 1 if stable + last else 0) + dense * (
+        density, dense = self.first, dense_bytes(net.layout.size, cohort, 1)
+        total: float = dense_bytes(net.layout.size, clients, 1 if stable + last else 0) + dense * (
             warm + stable
         )
         for t in range(1, last + 1):

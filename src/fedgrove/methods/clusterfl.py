@@ -28,7 +28,7 @@ from torch import Tensor
 from .. import trees
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.group import renumbered
 from ..parts.local import LocalTraining
 from ..parts.objective import Clustered, CrossEntropy, Objective
@@ -94,9 +94,9 @@ class ClusterFL:
         train = Train(self.objective + self.tie, self.local, start="personal")
         return {"train": (Edit(own), train, Give(send_own)), "use": (Edit(use_own),)}[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg: one model down, one up."""
-        return dense_bytes(layout.size, cohort, rounds)
+        return dense_bytes(net.layout.size, cohort, rounds)
 
 
 def leading(rows: Tensor, k: int) -> Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
 from ..wire.codec import Codec, Dense
@@ -60,9 +60,9 @@ class Ditto:
             "use": (Edit(use_personal),),
         }[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg: the personal model does not travel."""
-        return dense_bytes(layout.size, cohort, rounds)
+        return dense_bytes(net.layout.size, cohort, rounds)
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:

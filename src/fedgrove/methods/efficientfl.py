@@ -22,7 +22,7 @@ import torch
 from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.aggregate import Mean
 from ..parts.allocate import GlobalRank
 from ..parts.allocate import Uniform as Even
@@ -105,6 +105,6 @@ class EfficientFL:
         quantised = Uniform(self.bits, stochastic=False)(update)
         return Outcome({"update": Packet(quantised, carry.get("model.mask"))})
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The kept share of all parameters in 32 bits, as CA-AFP counts it: neither the dense round nor the 8 bits."""
-        return round(self.density * dense_bytes(layout.size, cohort, rounds))
+        return round(self.density * dense_bytes(net.layout.size, cohort, rounds))

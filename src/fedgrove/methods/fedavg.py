@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.aggregate import Mean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
@@ -57,9 +57,9 @@ class FedAvg:
         """Train and send; to use the model, nothing need be done."""
         return {"train": (Train(self.objective, self.local), Give(send)), "use": ()}[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """All parameters, 4 bytes each, down and up."""
-        return dense_bytes(layout.size, cohort, rounds)
+        return dense_bytes(net.layout.size, cohort, rounds)
 
 
 def average(state: State, reports: Iterable[Report]) -> State:

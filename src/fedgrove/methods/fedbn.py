@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.personal import complete, share_received
@@ -55,6 +55,8 @@ class FedBN:
             "use": (join,),
         }[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The parameters outside the norm layers."""
-        return dense_bytes(layout.count(set(layout.params) - set(layout.norms)), cohort, rounds)
+        return dense_bytes(
+            net.layout.count(set(net.layout.params) - set(net.layout.norms)), cohort, rounds
+        )

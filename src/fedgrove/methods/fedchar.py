@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.aggregate import Mean
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
@@ -115,9 +115,9 @@ class FedCHAR:
             "use": (Edit(use_personal),),
         }[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg with one round more: CA-AFP's column counts the clustering as a round of the cohort."""
-        return dense_bytes(layout.size, cohort, rounds + 1)
+        return dense_bytes(net.layout.size, cohort, rounds + 1)
 
 
 def show(carry: Carry, client: Client) -> Outcome:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from ..channels.choice import Even
+from ..channels.find import groups_of
 from ..channels.groups import ChannelGroup, Channels
 from ..channels.submodel import cut_out, groups_from_plain, groups_to_plain, mean_of
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..seeds import torch_rng
@@ -50,7 +51,7 @@ class FedDrop:
         """The network's start, and everybody's width."""
         return State(
             0,
-            groups_to_plain(start.layout.groups),
+            groups_to_plain(groups_of(start.net)),
             start.params,
             dealt(self.widths, start, self.local),
         )
@@ -77,9 +78,9 @@ class FedDrop:
         """Train and send; to use the model, nothing need be done."""
         return {"train": (Train(self.objective, self.local), Give(send_sub)), "use": ()}[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As HeteroFL's: a client's sub-model down and up."""
-        return sub_bytes(layout, self.widths, cohort, rounds)
+        return sub_bytes(net, self.widths, cohort, rounds)
 
 
 def drawn(groups: Sequence[ChannelGroup], share: float, generator: torch.Generator) -> Channels:

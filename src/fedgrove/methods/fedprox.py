@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
 from ..wire.codec import Codec, Dense
@@ -51,6 +51,6 @@ class FedProx:
             verb
         ]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg."""
-        return dense_bytes(layout.size, cohort, rounds)
+        return dense_bytes(net.layout.size, cohort, rounds)

@@ -35,7 +35,7 @@ from ..core import (
     Train,
 )
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.aggregate import Mean
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.evidence import Gradient
@@ -111,9 +111,9 @@ class FedSNIP:
             "use": (),
         }[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The kept share of all parameters, biases included; the probe and the mask are not counted."""
-        return round(self.density * dense_bytes(layout.size, cohort, rounds))
+        return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
 
 
 def begin(carry: Carry, client: Client) -> Carry:

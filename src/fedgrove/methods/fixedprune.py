@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top
@@ -86,6 +86,6 @@ class FixedPrune:
 
         return {"train": (Train(self.objective, self.local, mask=""), Give(give)), "use": ()}[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The kept share of all parameters, biases included; masks are not counted."""
-        return round(self.density * dense_bytes(layout.size, cohort, rounds))
+        return round(self.density * dense_bytes(net.layout.size, cohort, rounds))

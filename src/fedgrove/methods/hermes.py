@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 
 from .. import trees
 from ..channels.choice import FilterL1, FilterL2, Gamma
+from ..channels.find import groups_of
 from ..channels.groups import Channels
 from ..channels.overlap import OverlapMean
 from ..channels.submodel import (
@@ -48,7 +49,7 @@ from ..channels.submodel import (
 )
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.gamma import GammaL1
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
@@ -111,7 +112,7 @@ class Hermes:
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
         model = trees.pick(start.params, travels(start.layout, self.share_head))
         return State(
-            0, tuple(sorted(start.clients)), groups_to_plain(start.layout.groups), model, {}
+            0, tuple(sorted(start.clients)), groups_to_plain(groups_of(start.net)), model, {}
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -188,10 +189,10 @@ class Hermes:
             give={"model": masked_packet(shared, mask_of(client, carry["channels"]))},
         )
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As SAFL's formula without its clusters: N M (1 + p) and 2 G p M per client of the cohort; see the page."""
-        small, stage_2 = size_at(layout, (1.0, *self.schedule)[-1]), rounds - len(self.schedule)
-        first = clients * (layout.size + small) if self.schedule else 0
+        small, stage_2 = size_at(net, (1.0, *self.schedule)[-1]), rounds - len(self.schedule)
+        first = clients * (net.layout.size + small) if self.schedule else 0
         return 4 * (first + 2 * stage_2 * cohort * small)
 
 
@@ -214,7 +215,7 @@ def check_start(
         f"more than {stage_1}, which the pruning of stage 1 takes",
     )
     if stage_1:
-        score(start.params, start.layout.groups)
+        score(start.params, groups_of(start.net))
     if devices:
         check(
             stage_1 > 0,

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..channels.choice import nested
+from ..channels.find import groups_of
 from ..channels.submodel import (
     PlainGroups,
     cut_out,
@@ -31,7 +32,7 @@ from ..channels.submodel import (
 from ..channels.widths import width_for, widths
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..trees import Tree
@@ -65,7 +66,7 @@ class HeteroFL:
         """The network's start, and everybody's width."""
         return State(
             0,
-            groups_to_plain(start.layout.groups),
+            groups_to_plain(groups_of(start.net)),
             start.params,
             dealt(self.widths, start, self.local),
         )
@@ -88,9 +89,9 @@ class HeteroFL:
         """Train and send; to use the model, nothing need be done."""
         return {"train": (Train(self.objective, self.local), Give(send_sub)), "use": ()}[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """A client's sub-model down and up; the mean over the widths, or the whole where devices decide."""
-        return sub_bytes(layout, self.widths, cohort, rounds)
+        return sub_bytes(net, self.widths, cohort, rounds)
 
 
 def check_widths(shares: Sequence[float]) -> None:
@@ -103,15 +104,13 @@ def dealt(shares: Sequence[float], start: Start, local: LocalTraining | None) ->
     clients = sorted(start.clients)
     if shares:
         return {k: shares[i % len(shares)] for i, k in enumerate(clients)}
-    options = (
-        widths(start.layout, local.batch, local.optimiser.slots) if local else widths(start.layout)
-    )
+    options = widths(start.net, local.batch, local.optimiser.slots) if local else widths(start.net)
     return {k: width_for(start.clients[k], options) for k in clients}
 
 
-def sub_bytes(layout: Layout, shares: Sequence[float], cohort: int, rounds: int) -> int:
+def sub_bytes(net: Net, shares: Sequence[float], cohort: int, rounds: int) -> int:
     """Sub-models of these widths, in turn, 4 bytes a number, down and up."""
-    sizes = [size_at(layout, share) for share in shares] or [layout.size]
+    sizes = [size_at(net, share) for share in shares] or [net.layout.size]
     return round(2 * 4 * cohort * rounds * sum(sizes) / len(sizes))
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..core import Batches, Edit, Give, Measure, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.aggregate import Mean
 from ..parts.choose import Losses, choose, send_choice
 from ..parts.local import LocalTraining
@@ -80,6 +80,6 @@ class IFCA:
             "use": first,
         }[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""
-        return 4 * layout.size * (self.clusters + 1) * cohort * rounds
+        return 4 * net.layout.size * (self.clusters + 1) * cohort * rounds

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.personal import complete, share_received
@@ -59,8 +59,10 @@ class LGFedAvg:
             "use": (join,),
         }[verb]
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The parameters of the shared layers."""
         return dense_bytes(
-            layout.count(set(layout.last(self.shared)) & set(layout.params)), cohort, rounds
+            net.layout.count(set(net.layout.last(self.shared)) & set(net.layout.params)),
+            cohort,
+            rounds,
         )

@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 
 from .. import trees
 from ..channels.choice import FilterL1, FilterL2, Gamma, Overlap
+from ..channels.find import groups_of
 from ..channels.groups import ChannelGroup, Channels
 from ..channels.overlap import OverlapMean
 from ..channels.submodel import (
@@ -64,7 +65,7 @@ from ..core import (
     Train,
 )
 from ..errors import check
-from ..nets.layout import Layout
+from ..nets import Net
 from ..parts.choose import Losses, choose
 from ..parts.gamma import GammaDistance, GammaL1
 from ..parts.local import LocalTraining
@@ -146,7 +147,7 @@ class SAFL:
             j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))
         }
         shared = trees.pick(start.params, travels(start.layout, self.share_head))
-        clients, structure = tuple(sorted(start.clients)), groups_to_plain(start.layout.groups)
+        clients, structure = tuple(sorted(start.clients)), groups_to_plain(groups_of(start.net))
         return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {})
 
     def _first(self, clients: int) -> int:
@@ -260,15 +261,17 @@ class SAFL:
     def _part(self, carry: Carry, client: Client) -> Outcome:
         return share_submodel(carry, client, self.share_head)
 
-    def paper_bytes(self, layout: Layout, clients: int, cohort: int, rounds: int) -> int:
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Section III.D: N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M per client of the cohort.
 
         p_i M is the size of the net with the same share of channels in every layer.
         """
-        sizes, many = [size_at(layout, d) for d in self.schedule], self._first(clients)
-        first = (2 * many + 1) * layout.size + many * sum(sizes[:-1]) + sum(sizes) if sizes else 0
+        sizes, many = [size_at(net, d) for d in self.schedule], self._first(clients)
+        first = (
+            (2 * many + 1) * net.layout.size + many * sum(sizes[:-1]) + sum(sizes) if sizes else 0
+        )
         return 4 * (
-            clients * first + 2 * (rounds - len(sizes)) * cohort * (sizes or [layout.size])[-1]
+            clients * first + 2 * (rounds - len(sizes)) * cohort * (sizes or [net.layout.size])[-1]
         )
 
 

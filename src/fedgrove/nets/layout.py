@@ -1,11 +1,13 @@
-"""What a network is made of: its layers in order of execution, their tensors, and what they cost."""
+"""What a network is made of: its layers in order of execution, their tensors, and what they cost.
+
+A :class:`Layout` is plain data: it holds no module, so it can be compared, pickled and sent.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,13 +15,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..channels.groups import ChannelGroup, Channels, channels_of, expand, may_remove_channels
 from ..errors import InputError, check, unknown
-from ..trees import Mask
 
 Kind = Literal["conv", "linear", "norm", "other"]
 FLOAT_BYTES = 4
-"""Networks train in float32; all byte counts here are of that type."""
+"""Networks train in float32; all byte counts here are for that type."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Layer:
     """The weight that may be pruned: of conv and linear layers only."""
     bias: str | None
     macs: int
-    """Multiply-accumulates per sample, over all calls; 0 where never called."""
+    """Multiply-accumulates per sample, over all calls; 0 if the layer is never called."""
     activations: int
-    """Numbers in its output per sample, over all calls; 0 where never called."""
+    """Numbers in its output per sample, over all calls; 0 if the layer is never called."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -46,11 +46,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layout:
-    """Everything that is asked about a network's structure, found once.
+    """The structure of a network as plain data, found once.
 
-    ``layers`` are in the order in which they start to run; layers that never run come last, in the order
-    in which they were registered. Tensors are called as in ``state_dict``; a tensor that two layers share has one
-    name. Buffers are the float buffers that a ``state_dict`` holds.
+    ``layers`` are in the order in which they start to run; layers that never run come last, in the
+    order in which they were registered. Tensors have the names of the ``state_dict``; a tensor that
+    two layers share has one name. Buffers are the float buffers that a ``state_dict`` holds.
 
     >>> layout = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
     >>> layout.prunable, layout.size, layout.macs
@@ -61,23 +61,26 @@ class Layout:
     named_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     params: tuple[str, ...]
     buffers: tuple[str, ...]
-    source: tuple[nn.Module, tuple[int, ...]] | None = field(
-        default=None, compare=False, repr=False
-    )
-    """The module that was looked at and the shape of its inputs: ``groups`` are found when they are first asked for."""
+    batch_norm: bool
+    """Whether a norm layer takes statistics over a batch, and so cannot train on a batch of one."""
 
     @classmethod
     def of(cls, module: nn.Module, shape: tuple[int, ...]) -> Layout:
-        """Look at ``module`` while it runs once, in eval mode, on zeros of ``(1, *shape)``."""
-        tensors, count = tensors_of(module), len(list(module.parameters()))
-        shapes = tuple((name, tuple(t.shape)) for name, t in tensors.items())
-        every = tuple(tensors)
+        """Observe ``module`` while it runs once, in eval mode, on zeros of ``(1, *shape)``."""
+        tensors = tensors_of(module)
+        names = tuple(tensors)
+        # tensors_of puts the parameters first.
+        count = len(list(module.parameters()))
+        layers = _observe_layers(module, shape, tensors)
+        keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
+        # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
+        has_batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
         return cls(
-            _layers(module, shape, tensors),
-            shapes,
-            every[:count],
-            every[count:],
-            (module, tuple(shape)),
+            layers=layers,
+            named_shapes=tuple((name, tuple(t.shape)) for name, t in tensors.items()),
+            params=names[:count],
+            buffers=names[count:],
+            batch_norm=keeps_statistics or has_batch_norm,
         )
 
     @property
@@ -88,38 +91,46 @@ class Layout:
     @property
     def prunable(self) -> tuple[str, ...]:
         """The weights of conv and linear layers, in order of execution."""
-        return _once(layer.weight for layer in self.layers if layer.weight is not None)
+        return _unique(layer.weight for layer in self.layers if layer.weight is not None)
 
     @property
     def norms(self) -> tuple[str, ...]:
         """Parameters and buffers of the norm layers: what FedBN keeps local."""
-        return _once(name for layer in self.layers if layer.kind == "norm" for name in layer.names)
+        names: list[str] = []
+        for layer in self.layers:
+            if layer.kind == "norm":
+                names.extend(layer.names)
+        return _unique(names)
 
     @property
     def scales(self) -> tuple[str, ...]:
         """The scale of every norm layer that has one, γ in papers."""
-        norms = (layer for layer in self.layers if layer.kind == "norm")
-        return _once(
-            name for layer in norms for name in layer.params if name.rpartition(".")[2] == "weight"
-        )
-
-    @property
-    def batch_norm(self) -> bool:
-        """Whether a norm layer takes statistics over a batch, and so cannot train on a batch of one."""
-        kept = any(layer.kind == "norm" and layer.buffers for layer in self.layers)
-        parts = self.source[0].modules() if self.source is not None else ()
-        return kept or any(isinstance(part, _BatchNorm) for part in parts)
+        names: list[str] = []
+        for layer in self.layers:
+            if layer.kind != "norm":
+                continue
+            for name in layer.params:
+                # torch calls γ `weight` and β `bias` in every norm layer.
+                if name.rpartition(".")[2] == "weight":
+                    names.append(name)
+        return _unique(names)
 
     @property
     def head_layer(self) -> Layer | None:
         """The last linear layer that runs, if any does."""
-        found = [layer for layer in self.layers if layer.kind == "linear" and layer.activations]
-        return found[-1] if found else None
+        last = None
+        for layer in self.layers:
+            if layer.kind == "linear" and layer.activations:
+                last = layer
+        return last
 
     @property
     def head(self) -> tuple[str, ...]:
-        """The parameters of the last linear layer that runs; none where no linear layer does."""
-        return self.head_layer.params if self.head_layer else ()
+        """The parameters of the last linear layer that runs; empty if no linear layer runs."""
+        layer = self.head_layer
+        if layer is None:
+            return ()
+        return layer.params
 
     @property
     def size(self) -> int:
@@ -133,73 +144,52 @@ class Layout:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one forward pass per sample: conv, linear and recurrent layers."""
+        """Multiply-accumulates of one forward pass per sample: conv, linear, recurrent layers."""
         return sum(layer.macs for layer in self.layers)
 
     @property
     def activations(self) -> int:
-        """Numbers that the layers put out per sample."""
+        """Numbers that the layers output per sample."""
         return sum(layer.activations for layer in self.layers)
 
     @property
     def param_bytes(self) -> int:
-        """The parameters in float32."""
+        """The size of the parameters in float32."""
         return FLOAT_BYTES * self.size
 
-    @cached_property
-    def groups(self) -> tuple[ChannelGroup, ...]:
-        """The channels that fall together, in order of execution; found once. The net's output is in no group."""
-        from ..channels.shrink import coupled
-
-        return coupled(*self.source, [layer.name for layer in self.layers]) if self.source else ()
-
-    def expand(self, channels: Mapping[str, Tensor]) -> Mask:
-        """The mask of all that falls with removed channels: see :func:`fedgrove.channels.groups.expand`.
-
-        >>> layout = Layout.of(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)), (1,))
-        >>> {name: kept.int().tolist() for name, kept in layout.expand({"0": torch.tensor([True, False])}).items()}
-        {'0.weight': [[1], [0]], '0.bias': [1, 0], '2.weight': [[1, 0]]}
-        """
-        return expand(self.groups, self.shapes, channels)
-
-    def channels_of(self, mask: Mapping[str, Tensor] | None) -> Channels | None:
-        """The whole channels that a mask removes: see :func:`fedgrove.channels.groups.channels_of`."""
-        return (
-            channels_of(self.groups, mask)
-            if mask is not None and may_remove_channels(mask)
-            else None
-        )
-
     def first(self, n: int) -> tuple[str, ...]:
-        """The names (parameters, then buffers, layer by layer) of the first ``n`` layers with parameters."""
-        return _once(name for layer in self._trained(n)[:n] for name in layer.names)
+        """The tensor names of the first ``n`` layers that have parameters, layer by layer."""
+        return _names_of(self._trained(n)[:n])
 
     def last(self, n: int) -> tuple[str, ...]:
-        """The names (parameters, then buffers, layer by layer) of the last ``n`` layers with parameters."""
+        """The tensor names of the last ``n`` layers that have parameters, layer by layer."""
         layers = self._trained(n)
-        return _once(name for layer in layers[len(layers) - n :] for name in layer.names)
+        # layers[-n:] would be all layers for n = 0.
+        return _names_of(layers[len(layers) - n :])
 
     def density(self, mask: Mapping[str, Tensor] | None) -> float:
-        """The kept share of the prunable weights: Σ m / d over them; a weight that the mask does not name is whole.
+        """The kept share of the prunable weights, Σ m / d; a weight the mask does not name is kept.
 
         >>> layout = Layout.of(nn.Linear(3, 2), (3,))
-        >>> layout.density({"weight": torch.tensor([[1, 1, 0], [0, 0, 1]]).bool()}), layout.density(None)
+        >>> mask = {"weight": torch.tensor([[1, 1, 0], [0, 0, 1]]).bool()}
+        >>> layout.density(mask), layout.density(None)
         (0.5, 1.0)
         """
         if mask is None or not self.prunable_size:
             return 1.0
         self._check_mask(mask)
-        pruned = sum(
-            mask[k].numel() - int(mask[k].count_nonzero()) for k in self.prunable if k in mask
-        )
+        pruned = 0
+        for name in self.prunable:
+            if name in mask:
+                pruned += mask[name].numel() - int(mask[name].count_nonzero())
         return 1 - pruned / self.prunable_size
 
     def memory(self, batch: int, optimiser_slots: int) -> int:
         """Estimate the bytes of one training step, all in float32.
 
-        (2 + s)·d + a·B numbers: d parameters, their gradients, s optimiser slots (SGD 0, momentum 1, Adam 2), and
-        the a activations of B samples. Real use is higher: pooling indices, dropout masks and work space of
-        the kernels are not counted.
+        (2 + s)·d + a·B numbers: d parameters, their gradients, s optimiser slots (SGD 0, with
+        momentum 1, Adam 2), and the a activations of B samples. Real use is higher: pooling
+        indices, dropout masks and the kernels' work space are not counted.
         """
         check(batch > 0, "batch", batch, "above 0")
         check(optimiser_slots >= 0, "optimiser_slots", optimiser_slots, "0 or more")
@@ -213,37 +203,42 @@ class Layout:
     def _trained(self, n: int) -> list[Layer]:
         """The layers that run and have parameters, of which ``n`` are wanted."""
         layers = [layer for layer in self.layers if layer.params and layer.activations]
-        check(
-            0 <= n <= len(layers),
-            "n",
-            n,
-            f"from 0 to {len(layers)}, the layers of this net that have parameters",
-        )
+        allowed = f"from 0 to {len(layers)}, the layers of this net that have parameters"
+        check(0 <= n <= len(layers), "n", n, allowed)
         return layers
 
     def _check_mask(self, mask: Mapping[str, Tensor]) -> None:
         shapes = self.shapes
-        for name, kept in mask.items():
+        for name, leaf in mask.items():
             if name not in shapes:
                 raise unknown("tensor of this net", name, shapes)
-            given, own = tuple(kept.shape), shapes[name]
-            check(given == own, f"the shape of mask '{name}'", given, f"{own}, that of the tensor")
+            given = tuple(leaf.shape)
+            expected = shapes[name]
+            allowed = f"{expected}, that of the tensor"
+            check(given == expected, f"the shape of mask '{name}'", given, allowed)
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """The parameters, then the float buffers of a ``state_dict``, by name; shared ones once."""
     saved = module.state_dict().keys()
-    buffers = {k: b for k, b in module.named_buffers() if k in saved and b.is_floating_point()}
-    return {**dict(module.named_parameters()), **buffers}
+    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    for name, buffer in module.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            tensors[name] = buffer
+    return tensors
 
 
 def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:
-    """What ``module`` gives for zeros of ``(batch, *shape)`` in eval mode; modes and random state are left as found."""
+    """The output of ``module`` for zeros of ``(batch, *shape)`` in eval mode.
+
+    Train modes and torch's random state are left as they were.
+    """
     like = next(iter(tensors_of(module).values()), torch.zeros(()))
-    modes = [(m, m.training) for m in module.modules()]
+    modes = [(part, part.training) for part in module.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return module.eval()(torch.zeros((batch, *shape), dtype=like.dtype, device=like.device))
+            zeros = torch.zeros((batch, *shape), dtype=like.dtype, device=like.device)
+            return module.eval()(zeros)
     except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise InputError(
@@ -251,60 +246,77 @@ def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:
             f"{type(error).__name__}: {reason}; check the shape against the first layers of the net."
         ) from error
     finally:
-        for m, mode in modes:
-            m.training = mode
+        for part, mode in modes:
+            part.training = mode
 
 
-def _layers(
+# ---- observing a module while it runs --------------------------------------------------------------------------------
+
+
+def _observe_layers(
     module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[Layer, ...]:
     """The layers in order of execution, with what they cost."""
-    holders = {name: m for name, m in module.named_modules() if _own(m)}
-    order, macs, outs = _watch(module, shape, holders)
-    called = [*dict.fromkeys(order), *(name for name in holders if name not in order)]
-    label = {id(t): name for name, t in tensors.items()}
-    found = (
-        _layer(name, holders[name], label, macs.get(name, 0), outs.get(name, 0)) for name in called
-    )
-    return tuple(layer for layer in found if layer.names)
+    holders: dict[str, nn.Module] = {}
+    for name, part in module.named_modules():
+        own_tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        if own_tensors:
+            holders[name] = part
 
-
-def _own(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-
-
-def _watch(
-    module: nn.Module, shape: tuple[int, ...], holders: Mapping[str, nn.Module]
-) -> tuple[list[str], dict[str, int], dict[str, int]]:
-    """Run once and note who started when, and what each call cost."""
-    order: list[str] = []
-    macs: dict[str, int] = {}
-    outs: dict[str, int] = {}
+    started: list[str] = []
+    macs = dict.fromkeys(holders, 0)
+    activations = dict.fromkeys(holders, 0)
     handles = []
     for name, part in holders.items():
+        # `name=name` binds the name of this turn: a closure would see that of the last one.
+        def before(_: nn.Module, args: Any, name: str = name) -> None:
+            started.append(name)
 
-        def start(_: nn.Module, args: Any, name: str = name) -> None:
-            order.append(name)
+        def after(part: nn.Module, args: Any, output: Any, name: str = name) -> None:
+            macs[name] += _macs(part, args, output)
+            activations[name] += _numel(output)
 
-        def end(part: nn.Module, args: Any, out: Any, name: str = name) -> None:
-            macs[name] = macs.get(name, 0) + _macs(part, args, out)
-            outs[name] = outs.get(name, 0) + _numel(out)
-
-        handles += [part.register_forward_pre_hook(start), part.register_forward_hook(end)]
+        handles.append(part.register_forward_pre_hook(before))
+        handles.append(part.register_forward_hook(after))
     try:
         probe(module, shape)
     finally:
         for handle in handles:
             handle.remove()
-    return order, macs, outs
+
+    # In order of execution, each once; then those that never ran.
+    ordered = dict.fromkeys([*started, *holders])
+    name_by_id = {id(t): name for name, t in tensors.items()}
+    layers: list[Layer] = []
+    for name in ordered:
+        layer = _layer(name, holders[name], name_by_id, macs[name], activations[name])
+        if layer.names:
+            layers.append(layer)
+    return tuple(layers)
 
 
-def _layer(name: str, module: nn.Module, label: Mapping[int, str], macs: int, outs: int) -> Layer:
-    own = {k: label[id(p)] for k, p in module.named_parameters(recurse=False)}
-    buffers = _once(label[id(b)] for b in module.buffers(recurse=False) if id(b) in label)
+def _layer(
+    name: str, module: nn.Module, name_by_id: Mapping[int, str], macs: int, activations: int
+) -> Layer:
+    params = {key: name_by_id[id(p)] for key, p in module.named_parameters(recurse=False)}
+    # Integer buffers, and those a state_dict leaves out, have no name.
+    buffers = _unique(
+        name_by_id[id(b)] for b in module.buffers(recurse=False) if id(b) in name_by_id
+    )
     kind = _kind(module)
-    weight = own.get("weight") if kind in ("conv", "linear") else None
-    return Layer(name, kind, tuple(own.values()), buffers, weight, own.get("bias"), macs, outs)
+    weight = None
+    if kind in ("conv", "linear"):
+        weight = params.get("weight")
+    return Layer(
+        name=name,
+        kind=kind,
+        params=tuple(params.values()),
+        buffers=buffers,
+        weight=weight,
+        bias=params.get("bias"),
+        macs=macs,
+        activations=activations,
+    )
 
 
 def _kind(module: nn.Module) -> Kind:
@@ -319,33 +331,43 @@ def _kind(module: nn.Module) -> Kind:
             return "other"
 
 
-def _macs(module: nn.Module, args: tuple[Any, ...], out: Any) -> int:
+def _macs(module: nn.Module, args: tuple[Any, ...], output: Any) -> int:
     """Positions times weights: each weight is used once for every position it slides over.
 
-    Convolutions slide over the output, transposed ones over the input; recurrent layers over the steps.
+    Convolutions slide over the output, transposed ones over the input; recurrent layers over the
+    steps.
     """
     match module:
         case _ConvTransposeNd():
             return _numel(args[0]) // module.in_channels * module.weight.numel()
         case _ConvNd():
-            return _numel(out) // module.out_channels * module.weight.numel()
+            return _numel(output) // module.out_channels * module.weight.numel()
         case nn.Linear():
-            return _numel(out) // module.out_features * module.weight.numel()
+            return _numel(output) // module.out_features * module.weight.numel()
         case nn.RNNBase():
-            return (
-                _numel(args[0])
-                // module.input_size
-                * sum(p.numel() for p in module.parameters() if p.ndim == 2)
-            )
+            # The matrices multiply at every step; the bias vectors only add.
+            matrices = sum(p.numel() for p in module.parameters() if p.ndim == 2)
+            return _numel(args[0]) // module.input_size * matrices
         case _:
             return 0
 
 
 def _numel(value: Any) -> int:
+    """Numbers in a module's output, which may be a tensor or (as an LSTM's) nested tuples."""
     if isinstance(value, Tensor):
         return value.numel()
-    return sum(_numel(v) for v in value) if isinstance(value, tuple | list) else 0
+    if isinstance(value, tuple | list):
+        return sum(_numel(v) for v in value)
+    return 0
 
 
-def _once(items: Iterable[str]) -> tuple[str, ...]:
+def _names_of(layers: Iterable[Layer]) -> tuple[str, ...]:
+    names: list[str] = []
+    for layer in layers:
+        names.extend(layer.names)
+    return _unique(names)
+
+
+def _unique(items: Iterable[str]) -> tuple[str, ...]:
+    """Without repetitions, in order of first appearance: layers may share a tensor."""
     return tuple(dict.fromkeys(items))

@@ -18,7 +18,7 @@ from .layout import Layout, tensors_of
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """What a forward pass gives: logits, and the input of the last linear layer as ``(batch, numbers)``."""
+    """Result of a forward pass: logits, and the last linear layer's input as ``(batch, numbers)``."""
 
     logits: Tensor
     features: Tensor | None
@@ -29,25 +29,28 @@ class Output:
 class Net:
     """A module as a pure function of its tree: ``net(tree, x, train)``.
 
-    The module lends its structure and is given the tree's tensors for the time of the call, which costs a few
-    microseconds where ``torch.func.functional_call`` takes some fifty; both mean the same, under ``vmap`` and ``grad``
-    too. One net must not be called by two threads at once. A module that says ``channels_last = True`` is run with
-    channels last in memory on a CPU; it must not ``view`` what a convolution gives.
+    The module contributes its structure and is given the tree's tensors for the duration of the
+    call. That costs a few microseconds where ``torch.func.functional_call`` takes some fifty; both
+    mean the same, under ``vmap`` and ``grad`` too. One net must not be called by two threads at
+    once. A module with ``channels_last = True`` runs with channels last in memory on a CPU; it
+    must not ``view`` the output of a convolution.
 
     >>> net = Net(nn.Linear(2, 1), (2,))
-    >>> net({"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, torch.tensor([[3.0, 4.0]]), train=False).logits
+    >>> tree = {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}
+    >>> net(tree, torch.tensor([[3.0, 4.0]]), train=False).logits
     tensor([[7.]])
     """
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...]) -> None:
-        self.module = module.train(
-            module.training
-        )  # so that a train() of its own is called before the first step
+        # A module that overrides train() gets to run it before the first step.
+        self.module = module.train(module.training)
+        self.shape = tuple(shape)
+        """The shape of one input, without the batch dimension."""
         self.layout = Layout.of(module, shape)
         self._slots = _slots(module)
-        self._last = bool(getattr(module, "channels_last", False))
+        self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
-        self._head = module.get_submodule(head.name) if head else None
+        self._head = None if head is None else module.get_submodule(head.name)
 
     def params(self) -> Tree:
         """The module's own parameters, then its float buffers: detached copies."""
@@ -56,41 +59,46 @@ class Net:
     def __call__(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Output:
         """Run on ``x`` with the tensors of ``tree``, which may hold other names too.
 
-        In train mode the running statistics of BatchNorm *in* ``tree`` *are updated in place*: pass your own copies.
+        In train mode the running statistics of BatchNorm *in* ``tree`` *are updated in place*:
+        pass your own copies.
         """
-        seen: list[Tensor] = []
-        # Registered for the call alone, so that the module stays picklable and holds on to no activations.
-        hook = (
-            self._head.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-            if self._head
-            else None
-        )
+        head_inputs: list[Tensor] = []
+        hook = None
+        if self._head is not None:
+            # Registered for this call only, so that the module stays picklable and keeps no
+            # activations alive.
+            hook = self._head.register_forward_pre_hook(lambda _, args: head_inputs.append(args[0]))
         try:
             logits = self.run(tree, x, train)
         finally:
-            if hook:
+            if hook is not None:
                 hook.remove()
-        return Output(logits, seen[-1].flatten(1) if seen else None, self, train)
+        features = None
+        if head_inputs:
+            features = head_inputs[-1].flatten(1)
+        return Output(logits, features, self, train)
 
     def run(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Tensor:
         """The module's own output, while it holds the tensors of ``tree``."""
         if self.module.training != train:
             self.module.train(train)
         new = self._values(tree)
-        if self._last and x.device.type == "cpu":
-            x, new = channels_last(x), [channels_last(v) for v in new]
+        if self._channels_last and x.device.type == "cpu":
+            x = channels_last(x)
+            new = [channels_last(value) for value in new]
         old = [owner[key] for _, owner, key in self._slots]
         try:
             self._put(new)
-            out: Tensor = self.module(x)
+            output: Tensor = self.module(x)
         finally:
             self._put(old)
-        return out
+        return output
 
     def filled(self, tree: Mapping[str, Tensor]) -> nn.Module:
         """A copy of the module that holds the tree's values, to be exported or run on its own.
 
-        (``load_state_dict`` of a plain dict asks for the batch counters that our BatchNorms do without.)
+        (``load_state_dict`` of a plain dict asks for the batch counters that our BatchNorms do
+        without.)
         """
         module = copy.deepcopy(self.module)
         with torch.no_grad():
@@ -99,15 +107,15 @@ class Net:
         return module
 
     def redraw(self, seed: int) -> Tree:
-        """Other initial parameters: every layer that can draw its own does so anew, from ``seed`` alone."""
+        """Other initial parameters: each layer that can reset itself does so, from ``seed``."""
         module = copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             for part in module.modules():
+                reset: Any = getattr(part, "reset_parameters", None)
                 # Norm layers start at the same values every time.
-                draw: Any = getattr(part, "reset_parameters", None)
-                if draw and not isinstance(part, _NormBase):
-                    draw()
+                if reset is not None and not isinstance(part, _NormBase):
+                    reset()
         return {name: t.detach() for name, t in tensors_of(module).items()}
 
     def _values(self, tree: Mapping[str, Tensor]) -> list[Any]:
@@ -115,8 +123,8 @@ class Net:
             return [tree[name] for name, _, _ in self._slots]
         except KeyError as error:
             raise InputError(
-                f"the tree has no '{error.args[0]}'; it must hold every parameter and buffer of the net: "
-                f"{', '.join(self.layout.shapes)}."
+                f"the tree has no '{error.args[0]}'; it must hold every parameter and buffer of "
+                f"the net: {', '.join(self.layout.shapes)}."
             ) from None
 
     def _put(self, values: Sequence[Any]) -> None:
@@ -125,24 +133,33 @@ class Net:
 
 
 def channels_last(v: Tensor) -> Tensor:
-    """Images or filters with their channels last in memory, in which torch's CPU kernels are faster; all else as it is.
+    """Images or filters with channels last in memory, where torch's CPU kernels are faster.
 
-    (``contiguous(memory_format=...)`` does it too, but not under vmap. One channel is last and first: there the strides
-    must say so, since kernels go by them.)
+    Tensors that do not have four dimensions are returned as they are.
     """
     if v.dim() != 4:
         return v
-    last = v.squeeze(1).unsqueeze(3) if v.shape[1] == 1 else v.permute(0, 2, 3, 1).contiguous()
+    # `contiguous(memory_format=...)` does the same, but not under vmap.
+    if v.shape[1] == 1:
+        # A single channel is both first and last. Kernels choose by the strides, so these must
+        # be those of channels last: no copy, only another view.
+        last = v.squeeze(1).unsqueeze(3)
+    else:
+        last = v.permute(0, 2, 3, 1).contiguous()
     return last.permute(0, 3, 1, 2)
 
 
 def _slots(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
-    """Where each tensor lives: (name in the tree, the dict that holds it, its key there).
+    """Where each tensor is stored: (name in the tree, the dict that holds it, its key there).
 
     A tensor that several layers share has one name and several places.
     """
-    label = {id(t): name for name, t in tensors_of(module).items()}
-    owners = [d for m in module.modules() for d in (m._parameters, m._buffers)]
-    return [
-        (label[id(t)], owner, key) for owner in owners for key, t in owner.items() if id(t) in label
-    ]
+    name_by_id = {id(t): name for name, t in tensors_of(module).items()}
+    slots: list[tuple[str, dict[str, Any], str]] = []
+    for part in module.modules():
+        owners: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for owner in owners:
+            for key, tensor in owner.items():
+                if id(tensor) in name_by_id:
+                    slots.append((name_by_id[id(tensor)], owner, key))
+    return slots

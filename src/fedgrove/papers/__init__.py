@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..api import Experiment
+from ..config.experiment import Experiment
 from ..errors import InputError, check, unknown
 
 

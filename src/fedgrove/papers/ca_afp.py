@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..api import Experiment
+from ..config.experiment import Experiment
 from ..core import AnyMethod
 from ..methods import CAAFP, ClusterFL, EfficientFL, FedAvg, FedCHAR, FedSNIP, GlobalFT, Local
 from ..parts.local import Adam, LocalTraining

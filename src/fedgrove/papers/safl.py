@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..api import Experiment
+from ..config.experiment import Experiment
 from ..core import AnyMethod
 from ..methods import SAFL, FedAvg, FedBN, Hermes, LGFedAvg, Local
 from ..parts.local import SGD, LocalTraining

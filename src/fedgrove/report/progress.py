@@ -117,3 +117,23 @@ def _plain(seen: Seen) -> Callable[[Line], None]:
             )
 
     return watch
+
+
+class Merged:
+    """Lines of many runs as if they were one run's.
+
+    Its round is the sum of theirs, its accuracy their mean.
+    """
+
+    def __init__(self) -> None:
+        self.last: dict[str, Line] = {}
+        self.accuracy: dict[str, float] = {}
+
+    def __call__(self, name: str, line: Line) -> Line:
+        self.last[name] = line
+        if "accuracy_mean" in line:
+            self.accuracy[name] = line["accuracy_mean"]
+        merged = {**line, "round": sum(last["round"] for last in self.last.values())}
+        if self.accuracy:
+            merged["accuracy_mean"] = sum(self.accuracy.values()) / len(self.accuracy)
+        return merged

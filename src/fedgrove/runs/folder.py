@@ -2,8 +2,8 @@
 
 ::
 
-    config.toml       what was asked, resolved: rebuilds the run by type name
-    metrics.jsonl     one object per round
+    config.toml       the resolved configuration: rebuilds the run by type name
+    metrics.jsonl     one object per exchange
     checkpoint/       the last folded state, and what clients remember
     models/           *.safetensors, and index.json: which client uses which
     summary.json      written last
@@ -12,14 +12,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .rounds import Run
-from .store import Memory, freeze, read_tree, thaw, write_bytes, write_tree
 from ..trees import Tree
+from .run import Run
+from .store import freeze, read_tree, thaw, write_bytes, write_tree
+
+CHECKPOINT = "checkpoint"
+"""The folder of states and of what clients remember, within a run folder."""
 
 
 class RunFolder:
@@ -34,12 +37,11 @@ class RunFolder:
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise InputError(
-                f"the run folder {path} exists; runs are never overwritten. "
-                f"Give another --out, or continue it with: fedgrove resume {path}"
-            ) from None
+            raise exists(path) from None
         except OSError as error:
-            raise InputError(f"the run folder {path} cannot be made: {error.strerror or error}.") from None
+            raise InputError(
+                f"the run folder {path} cannot be made: {error.strerror or error}."
+            ) from None
         write_bytes(path / "config.toml", config.encode())
         return cls(path)
 
@@ -48,7 +50,9 @@ class RunFolder:
         """A folder that holds a run."""
         if not (path / "config.toml").is_file():
             what = "has no config.toml" if path.is_dir() else "does not exist"
-            raise InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one.")
+            raise InputError(
+                f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one."
+            )
         return cls(path)
 
     @property
@@ -60,88 +64,108 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The result, once there is one."""
         path = self.path / "summary.json"
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        figures: dict[str, Any] = json.loads(path.read_text())
+        return figures
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One object per exchange so far; a line that a killed run left half-written does not count."""
+        """One object per exchange so far."""
+        # A last line without its newline was cut short by a kill, and does not count.
         return [json.loads(line) for line in self._lines() if line.endswith(b"\n")]
 
     def _lines(self) -> list[bytes]:
         path = self.path / "metrics.jsonl"
-        return path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+        if not path.is_file():
+            return []
+        return path.read_bytes().splitlines(keepends=True)
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; it counts once the next checkpoint is written."""
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    # ---- checkpoints ---------------------------------------------------------------------------------------------
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     @property
-    def _latest(self) -> Path:
-        return self.path / "checkpoint" / "latest.json"
+    def _checkpoint(self) -> Path:
+        return self.path / CHECKPOINT
 
-    def memory(self) -> Memory:
-        """What clients remembered at the last checkpoint."""
-        files = {int(k): v for k, v in self._manifest().get("memory", {}).items()}
-        return Memory(self.path / "checkpoint", files)
+    @property
+    def _manifest_path(self) -> Path:
+        return self._checkpoint / "latest.json"
 
     def save(self, run: Run, state: Any) -> None:
         """Commit a state, what clients remember and hold, and the metrics so far, all at once."""
         tensors: Tree = {}
+        # Shared by both calls: a mask that a state and many clients hold is written once.
         numbers: dict[int, str] = {}
-        frozen, held = (freeze(value, tensors, numbers) for value in (state, run.held.masks))
-        memory = run.memory
+        frozen_state = freeze(state, tensors, numbers)
+        frozen_held = freeze(run.held.masks, tensors, numbers)
         lines = len(self._lines())
-        name = f"state.{lines:06d}.safetensors"
-        write_tree(self._latest.parent / name, tensors)
+        tensor_file = f"state.{lines:06d}.safetensors"
+        self._checkpoint.mkdir(exist_ok=True)
+        write_tree(self._checkpoint / tensor_file, tensors)
         manifest = {
             "round": state.round,
-            "state": frozen,
-            "held": held,
-            "tensors": name,
-            "memory": memory.files,
+            "state": frozen_state,
+            "held": frozen_held,
+            "tensors": tensor_file,
+            "memory": run.memory.files,
             "lines": lines,
         }
-        write_bytes(self._latest, json.dumps(manifest).encode())
-        memory.sweep()
-        for path in self._latest.parent.glob("state.*"):
-            if path.name != name:
+        # From this rename on the new checkpoint counts; what only the old one named can go.
+        write_bytes(self._manifest_path, json.dumps(manifest).encode())
+        run.memory.sweep()
+        for path in self._checkpoint.glob("state.*"):
+            if path.name != tensor_file:
                 path.unlink()
 
     def restore(self, run: Run) -> Any:
-        """The state of the last checkpoint, or None; metrics of rounds that did not count are cut off."""
+        """Take the run back to its last checkpoint: its state, or None if there is no checkpoint.
+
+        What clients remember and hold is restored too; metrics of rounds that did not count are
+        cut off.
+        """
         manifest = self._manifest()
-        write_bytes(self.path / "metrics.jsonl", b"".join(self._lines()[: manifest.get("lines", 0)]))
+        committed_lines = self._lines()[: manifest.get("lines", 0)]
+        write_bytes(self.path / "metrics.jsonl", b"".join(committed_lines))
         if not manifest:
             return None
-        tensors = read_tree(self._latest.parent / manifest["tensors"])
+        for client, file in manifest["memory"].items():
+            run.memory.accept(int(client), file)
+        tensors = read_tree(self._checkpoint / manifest["tensors"])
         run.held.masks.update(thaw(manifest["held"], tensors))
-        return thaw(manifest["state"], tensors, run.method.init(run.start))
+        return thaw(manifest["state"], tensors, like=run.initial_state)
 
     def rounds_saved(self) -> int:
         """How many rounds the last checkpoint holds."""
         return int(self._manifest().get("round", 0))
 
     def _manifest(self) -> dict[str, Any]:
-        return json.loads(self._latest.read_text()) if self._latest.is_file() else {}
+        if not self._manifest_path.is_file():
+            return {}
+        manifest: dict[str, Any] = json.loads(self._manifest_path.read_text())
+        return manifest
 
-    # ---- results -------------------------------------------------------------------------------------------------
+    # ---- results -----------------------------------------------------------------------------------------------------
 
     def save_models(self, run: Run, state: Any) -> None:
-        """Each client's own model where it has one, else the delivered model, written once."""
+        """Each client's own model where it has one, otherwise the delivered model, written once."""
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
         index: dict[str, str] = {}
         shared: dict[int, str] = {}
-        # All at once, so that each is alive as long as its identity is a key.
+        # All at once, so that each is alive as long as its id is a key.
         delivered = {k: run.method.deliver(state, k).get("model") for k in run.infos}
         for client, packet in delivered.items():
             own = run.memory.read(run.memory.files.get(client)).get("own")
-            if own is None and packet is not None:
-                tree, name = packet.values, shared.setdefault(id(packet.values), f"group-{len(shared):03d}.safetensors")
-            elif own is not None:
-                tree, name = own, f"client-{client:05d}.safetensors"
+            if own is not None:
+                tree = own
+                name = f"client-{client:05d}.safetensors"
+            elif packet is not None:
+                tree = packet.values
+                name = shared.setdefault(id(tree), f"group-{len(shared):03d}.safetensors")
             else:
                 continue
             index[str(client)] = name
@@ -151,17 +175,23 @@ class RunFolder:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the result."""
-        write_bytes(self.path / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
+        text = json.dumps(summary, indent=1) + "\n"
+        write_bytes(self.path / "summary.json", text.encode())
+
+
+def exists(path: Path) -> InputError:
+    """The refusal to write into a folder that is there."""
+    return InputError(
+        f"the run folder {path} exists; runs are never overwritten. "
+        f"Give another --out, or resume it with: fedgrove resume {path}"
+    )
 
 
 def fresh_name(root: Path, stem: str) -> Path:
-    """A folder name under ``root`` that nobody has: ``stem``, ``stem-2``, ``stem-3`` ..."""
-    return next(path for path in _candidates(root, stem) if not path.exists())
-
-
-def _candidates(root: Path, stem: str) -> Iterator[Path]:
-    yield root / stem
+    """A folder name under ``root`` that is not taken: ``stem``, ``stem-2``, ``stem-3``, ..."""
+    path = root / stem
     n = 2
-    while True:
-        yield root / f"{stem}-{n}"
+    while path.exists():
+        path = root / f"{stem}-{n}"
         n += 1
+    return path

@@ -23,9 +23,10 @@ from ...core import Batch, Carry, Edit, Give, Measure, Report, Task, Train
 from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
-from ...runs.rounds import Run
+from ...runs.run import Run
 from ...trees import Tree
-from ..work import Sent, count_down, count_up, initial_carry, numbered
+from ...wire.count import BroadcastCosts, count_down, count_up
+from ..work import initial_carry, numbered
 from . import grouped
 from .graphs import Graphs
 from .lift import fill, lift
@@ -81,7 +82,7 @@ class Batched:
 
     def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
         """Do the jobs, chunk by chunk; reports come in job order."""
-        stream, sent = iter(jobs), Sent()
+        stream, sent = iter(jobs), BroadcastCosts()
         works: dict[tuple[int, str], Work] = {}
         while chunk := [self._open(run, task, works) for run, task in islice(stream, self.chunk)]:
             with own_randomness(self._at), computing(self._at, self.precision):
@@ -99,7 +100,7 @@ class Batched:
         carry = initial_carry(task, memory, next(iter(run.params.values())).dtype)
         return Job(run, task, run.client(task, memory), carry, works[id(run), task.verb], held)
 
-    def _close(self, job: Job, sent: Sent) -> Report:
+    def _close(self, job: Job, sent: BroadcastCosts) -> Report:
         run, task, outcome = job.run, job.task, job.outcome
         report = Report(task.to, outcome.give, job.client.info.examples, outcome.metrics)
         if outcome.memory:
@@ -110,7 +111,11 @@ class Batched:
         if not self.count_bytes:
             return report
         return replace(
-            report, cost={"down": count_down(run, task, sent), "up": count_up(run, task, report)}
+            report,
+            cost={
+                "down": count_down(task, run.method.codec, run.held, sent),
+                "up": count_up(task, report, run.method.codec, run.held),
+            },
         )
 
     # ---- who goes with whom ------------------------------------------------------------------------------------

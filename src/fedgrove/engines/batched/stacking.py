@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...channels.shrink import Thin, cut, structured
+from ...channels.shrink import cut, structured
+from ...channels.thin import Thin
 from ...core import Carry, Client, Measure, Outcome, Stage, Task, Train
 from ...nets import Net
 from ...parts import local
-from ...runs.rounds import Run
+from ...runs.run import Run
 from ...trees import Tree
 from .lift import lift
 from .steps import Order

@@ -23,9 +23,10 @@ import torch
 
 from ...core import Packet, Report, Task
 from ...errors import EngineError, FedgroveError
-from ...runs.rounds import Run
+from ...runs.run import Run
 from ...trees import Tree
-from ..work import Sent, count_down, count_up, perform
+from ...wire.count import BroadcastCosts, count_down, count_up
+from ..work import perform
 from . import shared
 from .shared import Block
 
@@ -154,7 +155,7 @@ class _Flow:
         self.done: dict[int, tuple[Run, Report]] = {}
         self.busy: set[int] = set()
         self.next = self.count = 0
-        self.sent = Sent()
+        self.sent = BroadcastCosts()
         self.blocks: dict[int, Block] = {}
         self.users: dict[int, set[int]] = {}
         self.kept: dict[int, Tree] = {}  # alive as long as their identity is a key
@@ -200,7 +201,7 @@ class _Flow:
         report: Report = replace(letter.body, give=_packets(letter, shared.get(block)))
         shared.drop(block.name)
         run.memory.accept(task.to, version)
-        cost = {"down": count_down(run, task, self.sent), **report.cost}
+        cost = {"down": count_down(task, run.method.codec, run.held, self.sent), **report.cost}
         self.done[job] = (run, replace(report, cost=cost))
         self._release(job)
 
@@ -302,6 +303,7 @@ def _answer(
     report, kept = perform(run, task, run.memory.read(version))
     written = run.memory.write(task.to, task.round, task.verb, kept, version) if kept else None
     stripped, forest = _strip(
-        replace(report, cost={"up": count_up(run, task, report)}), report.give
+        replace(report, cost={"up": count_up(task, report, run.method.codec, run.held)}),
+        report.give,
     )
     return stripped, shared.put(forest, reply), written

@@ -1,0 +1,157 @@
+"""What a person asks for, in the words of the command line; and the federations it is run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..core import AnyMethod
+from ..data import Defaults, Federation, load
+from ..data.sets import SETS
+from ..errors import check
+from ..parts.local import LocalTraining
+from ..runs.run import Run, build, recipe_of
+from ..runs.store import Memory
+from .settings import assign
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a person asks for; None takes the data set's own default."""
+
+    method: AnyMethod
+    data: str | Federation = "digits"
+    net: str | nn.Module | None = None
+    partition: str | None = None
+    scenario: str | None = None
+    split: str | None = None
+    clients: int | None = None
+    cohort: int | None = None
+    rounds: int | None = None
+    finetune: tuple[int, ...] = (0,)
+    profile: str | None = None
+    standardise: bool = True
+    seed: int = 0
+    evaluate: int = 1
+    """Score all clients every so many rounds; 0: only at the end."""
+
+    def __post_init__(self) -> None:
+        check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
+        check(self.seed >= 0, "seed", self.seed, "0 or more")
+        clients_are_valid = self.clients is None or self.clients >= 1
+        check(clients_are_valid, "clients", self.clients, "1 or more")
+
+    def federation(self, data_dir: str | Path | None = None) -> Federation:
+        """The data, divided among clients."""
+        return Federations(data_dir).of(self)
+
+    def build(self, federation: Federation, memory: Memory) -> Run:
+        """The run that gives the result; nothing is written."""
+        return build(
+            self.method,
+            federation,
+            memory,
+            net=self.net,
+            rounds=self.rounds,
+            cohort=self.cohort,
+            seed=self.seed,
+            finetune=self.finetune,
+        )
+
+    def resolved(self, run: Run) -> Experiment:
+        """The same with nothing left open, as it is written to config.toml."""
+        federation = run.federation
+        net = federation.defaults.net if self.net is None else self.net
+        return replace(
+            self,
+            method=run.method,
+            net=net,
+            partition=federation.partition,
+            scenario=federation.scenario,
+            split=federation.split,
+            rounds=run.rounds,
+            cohort=run.cohort,
+        )
+
+
+class Federations:
+    """The federations of some experiments, each read and dealt once."""
+
+    def __init__(self, data_dir: str | Path | None = None) -> None:
+        self.data_dir = data_dir
+        self._dealt: dict[tuple[Any, ...], Federation] = {}
+
+    def of(self, experiment: Experiment) -> Federation:
+        """The data of an experiment, divided among clients."""
+        data = experiment.data
+        if isinstance(data, Federation):
+            return data
+        # The words that decide a federation: experiments that agree in them share it.
+        key = (
+            data,
+            experiment.partition,
+            experiment.scenario,
+            experiment.split,
+            experiment.clients,
+            experiment.profile,
+            experiment.standardise,
+            experiment.seed,
+        )
+        if key not in self._dealt:
+            self._dealt[key] = load(
+                data,
+                partition=experiment.partition,
+                scenario=experiment.scenario,
+                split=experiment.split,
+                clients=experiment.clients,
+                profile=experiment.profile,
+                standardise=experiment.standardise,
+                seed=experiment.seed,
+                data_dir=self.data_dir,
+            )
+        return self._dealt[key]
+
+    def defaults(self, experiment: Experiment) -> Defaults:
+        """How the data set is trained by default; a named set need not be read for that."""
+        if isinstance(experiment.data, str) and experiment.data in SETS:
+            return SETS[experiment.data].defaults
+        return self.of(experiment).defaults
+
+    def recipe(self, experiment: Experiment) -> LocalTraining:
+        """How the data set trains a client by default."""
+        return recipe_of(self.defaults(experiment))
+
+
+SHORTHANDS = {"epochs": "local.epochs", "batch": "local.batch", "lr": "local.optimiser.lr"}
+"""Words of the command line that are short for a setting."""
+
+
+def shorthand_settings(words: Mapping[str, Any]) -> list[str]:
+    """``epochs``, ``batch`` and ``lr`` as settings, those that were given.
+
+    >>> shorthand_settings({"epochs": 2, "lr": None})
+    ['local.epochs=2']
+    """
+    settings = []
+    for word, path in SHORTHANDS.items():
+        if words.get(word) is not None:
+            settings.append(f"{path}={words[word]}")
+    return settings
+
+
+def with_settings(
+    method: AnyMethod, settings: Sequence[str], recipe: LocalTraining | None = None
+) -> AnyMethod:
+    """The method after every ``key=value``, in their order.
+
+    >>> from fedgrove.methods import FedProx
+    >>> with_settings(FedProx(), ["mu=0.5", "lr=0.1"], LocalTraining()).local.optimiser.lr
+    0.1
+    """
+    for text in settings:
+        method = assign(method, text, recipe)
+    return method

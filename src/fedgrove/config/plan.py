@@ -1,0 +1,71 @@
+"""From an experiment to its training: planned and checked first, then a folder, then the loop.
+
+A run alone goes this way, and every run of a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..runs.folder import CHECKPOINT, RunFolder
+from ..runs.lockstep import Member, Watch, ignore
+from ..runs.result import Failure, Result
+from ..runs.run import Run
+from ..runs.store import Memory
+from .experiment import Experiment, Federations
+from .toml import to_toml
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment with nothing left open, its run, and where its folder is or will be."""
+
+    experiment: Experiment
+    run: Run
+    path: Path
+
+    @property
+    def config(self) -> str:
+        """The text of its config.toml."""
+        return to_toml(self.experiment)
+
+    def create_folder(self) -> RunFolder:
+        """The run folder, made new."""
+        return RunFolder.create(self.path, self.config)
+
+    def member(self, folder: RunFolder, watch: Watch = ignore, name: str = "") -> Member:
+        """The run, ready for :func:`fedgrove.runs.lockstep.together`.
+
+        With a ``name``, ``watch`` finds it under "run" in every line.
+        """
+
+        def named(line: Mapping[str, Any]) -> None:
+            watch({"run": name, **line})
+
+        return Member(
+            run=self.run,
+            folder=folder,
+            every=self.experiment.evaluate,
+            watch=named if name else watch,
+            name=name,
+        )
+
+
+def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
+    """Build and check everything; nothing is written.
+
+    ``path`` is where the run folder is, or will be.
+    """
+    federation = federations.of(experiment)
+    run = experiment.build(federation, Memory(path / CHECKPOINT))
+    return Plan(experiment.resolved(run), run, path)
+
+
+def ended(member: Member) -> Result | Failure:
+    """How a member of a lockstep ended."""
+    if member.summary is not None:
+        return Result(member.summary, member.folder)
+    return Failure(" ".join(str(member.error).split()), member.folder)

@@ -1,0 +1,102 @@
+"""Serial, but every message becomes bytes and is read back: what a network would carry.
+
+Each side uses only what it sent or received itself. Codecs are lossless, so the results are those of
+:class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from weakref import WeakKeyDictionary
+
+from ..core import SCORING_VERBS, Packet, Report, Task
+from ..errors import EngineError
+from ..runs.run import Run
+from ..wire.codec import Known
+from ..wire.count import BroadcastCosts, count_down, count_up
+from ..wire.held import Held
+from ..wire.message import read_report, read_task, write_report, write_task
+from .work import perform
+
+
+class Wired:
+    """Every task and report through real bytes, one client after another."""
+
+    name = "wired"
+
+    def __init__(self) -> None:
+        # What the clients themselves hold, apart from what the server believes (run.held).
+        self._clients: WeakKeyDictionary[Run, dict[int, Held]] = WeakKeyDictionary()
+
+    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
+        """Do each job when its report is asked for."""
+        broadcasts = BroadcastCosts()
+        for run, task in jobs:
+            codec = run.method.codec
+            client_held = self._clients.setdefault(run, {}).setdefault(task.to, Held())
+            self._forget_what_the_client_lacks(run, task, client_held)
+
+            # Down.
+            believed = _known(run.held, task.to, task.send)
+            task_bytes = write_task(task, codec, believed)
+            received = read_task(task_bytes, codec, _known(client_held, task.to, task.send))
+            down = count_down(task, codec, run.held, broadcasts)
+            if task.verb not in SCORING_VERBS:
+                for name, packet in received.send.items():
+                    client_held.note(task.to, name, packet.mask)
+
+            # On the client.
+            version = run.memory.files.get(task.to)
+            report, remembered = perform(run, received, run.memory.read(version))
+            if remembered:
+                written = run.memory.write(task.to, task.round, task.verb, remembered, version)
+                run.memory.accept(task.to, written)
+
+            # Up. Both sides know the masks of the task itself.
+            up = count_up(task, report, codec, run.held)
+            masks_received = _masks_sent(received, client_held)
+            for name, packet in report.give.items():
+                if packet.mask is None:
+                    # Without a mask of its own a packet has nothing to refer to.
+                    masks_received[name] = None
+            report_bytes = write_report(report, codec, masks_received)
+            answer = read_report(report_bytes, codec, _masks_sent(task, run.held))
+            _check_count("task", task_bytes, down)
+            _check_count("report", report_bytes, up)
+            yield run, replace(answer, cost={"down": down, "up": up})
+
+    @staticmethod
+    def _forget_what_the_client_lacks(run: Run, task: Task, client_held: Held) -> None:
+        """After a resume the server remembers masks that a fresh client does not hold."""
+        for name in task.send:
+            believed = run.held.known(task.to, name)
+            actual = client_held.known(task.to, name)
+            if believed is not None and (actual is None or actual.digest != believed.digest):
+                run.held.masks.pop((task.to, name))
+
+    def close(self) -> None:
+        """Forget what clients hold."""
+        self._clients.clear()
+
+
+def _known(held: Held, client: int, packets: Mapping[str, Packet]) -> dict[str, Known | None]:
+    known: dict[str, Known | None] = {}
+    for name, packet in packets.items():
+        known[name] = None if packet.mask is None else held.known(client, name)
+    return known
+
+
+def _masks_sent(task: Task, held: Held) -> dict[str, Known | None]:
+    """The masks of the task's packets, which the answer's packets of the same name may refer to."""
+    known: dict[str, Known | None] = {}
+    for name, packet in task.send.items():
+        known[name] = None if packet.mask is None else held.digest(packet.mask)
+    return known
+
+
+def _check_count(what: str, data: bytes, cost: Mapping[str, int]) -> None:
+    """The bytes counted must be the bytes written."""
+    counted = sum(cost.values())
+    if counted != len(data):
+        raise EngineError(f"a {what} of {len(data)} bytes was counted as {counted} bytes.")

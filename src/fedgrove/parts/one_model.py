@@ -1,0 +1,55 @@
+"""One model for all clients: the state, the tasks and the mean that many methods share.
+
+Methods of one model differ in how clients train and in what stays on the client; what the server
+does stands here once, as functions of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core import Carry, Client, Outcome, Packet, Report, Start, Task
+from ..trees import Tree
+from .aggregate import Mean
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """A method's state: the round and the one model."""
+
+    round: int
+    model: Tree
+
+
+def initial_model(start: Start) -> OneModel:
+    """Start at the network's initial parameters."""
+    return OneModel(0, start.params)
+
+
+def deliver_model(state: OneModel) -> Mapping[str, Packet]:
+    """The model, the same for every client."""
+    return {"model": Packet(state.model)}
+
+
+def train_cohort(state: OneModel, cohort: Sequence[int]) -> list[Task]:
+    """The cohort is sent the model and trains."""
+    return [Task(client, deliver_model(state)) for client in cohort]
+
+
+def average(state: OneModel, reports: Iterable[Report]) -> OneModel:
+    """The next model: the mean of the reported ones, weighted by examples, report by report."""
+    mean = Mean()
+    for report in reports:
+        mean.add(report.give["model"].values, report.examples)
+    return OneModel(state.round + 1, mean.value())
+
+
+def send_model(carry: Carry, client: Client) -> Outcome:
+    """The client sends what it trained."""
+    return Outcome({"model": Packet(carry["local"])})
+
+
+def dense_bytes(numbers: int, cohort: int, rounds: int) -> int:
+    """``numbers`` float32 values down and up again, per client of the cohort and round."""
+    return 2 * 4 * numbers * cohort * rounds
