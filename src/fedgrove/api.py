@@ -16,7 +16,7 @@ from torch import nn
 from . import engines, methods
 from .config.experiment import Experiment, Federations, shorthand_settings, with_settings
 from .config.plan import Plan, plan
-from .config.toml import from_toml
+from .config.toml import check_format, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
 from .errors import EngineError, FedgroveError, InputError
@@ -163,10 +163,12 @@ def train(
         scratch = tempfile.mkdtemp(prefix="fedgrove-")
         try:
             planned = plan(experiment, Path(scratch) / "run", federations)
-            result = _finish(planned, planned.create_folder(), chosen, progress, watch)
+            folder = planned.create_folder()
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
+        # A run that fails from here on keeps its folder, since it can be resumed from there.
+        result = _finish(planned, folder, chosen, progress, watch)
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
         return result
 
@@ -195,6 +197,7 @@ def resume(
             f"the run in {path} is finished; there is nothing to resume. "
             f"See: fedgrove compare {path}"
         )
+    check_format(folder.config)
     experiment = from_toml(folder.config, method=method, data=data, net=net)
     planned = plan(experiment, folder.path, Federations(data_dir))
     with _engine(engine, device, precision) as chosen:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedgrove import nets, trees
-from fedgrove.channels import shrink
+from fedgrove.channels import find, shrink, thin
 from fedgrove.channels.find import channel_mask, groups_of, removed_channels
 from fedgrove.channels.shrink import cut, structured, widen
 from fedgrove.errors import InputError
@@ -219,9 +219,9 @@ def test_a_mask_is_looked_at_once_and_nothing_outlives_its_net(
     assert structured(net, dict(mask)) is not None
     assert len(looked) == 2
     assert structured(net, None) is None
-    for _ in range(3 * shrink.MOST):
+    for _ in range(3 * thin.CACHE_SIZE):
         structured(net, dict(mask))
-    assert len(shrink._SEEN[net]) == shrink.MOST
+    assert len(shrink._SEEN[net]) == thin.CACHE_SIZE
     gone = weakref.ref(net)
     del net
     gc.collect()
@@ -229,16 +229,16 @@ def test_a_mask_is_looked_at_once_and_nothing_outlives_its_net(
 
 
 def _noting(f: Any, looked: list[Mask]) -> Any:
-    def groups_to_plain(self: Any, mask: Mask) -> Any:
+    def noting(net: Net, mask: Mask) -> Any:
         looked.append(mask)
-        return f(self, mask)
+        return f(net, mask)
 
-    return groups_to_plain
+    return noting
 
 
 def test_masks_of_single_weights_ask_for_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), (2,))
-    monkeypatch.setattr(shrink, "coupled", None)  # would fail
+    monkeypatch.setattr(find, "trace", None)  # would fail
     mask = {"0.weight": torch.zeros(3, 2).bool(), "2.weight": torch.ones(2, 3).bool()}
     assert structured(net, mask) is None
 

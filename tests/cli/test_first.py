@@ -104,7 +104,7 @@ def test_interrupted_it_says_how_to_go_on(
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "save", stop)
         assert main(["run", *SMALL, "--out", "cut"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1].endswith("go on with: fedgrove resume cut")
+    assert capsys.readouterr().err.splitlines()[-1].endswith("resume with: fedgrove resume cut")
     assert main(["resume", "cut", "--engine", "serial", "--json"]) == 0
     members = json.loads(capsys.readouterr().out)["members"]
     assert main(["run", *SMALL, "--out", "whole", "--json"]) == 0

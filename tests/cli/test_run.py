@@ -131,7 +131,7 @@ def test_an_interrupted_run_is_resumed_to_the_same_result(
     err = capsys.readouterr().err.splitlines()[-1]
     assert (
         err.lower()
-        == "fedgrove: interrupted. 2 of 3 rounds are saved; go on with: fedgrove resume cut"
+        == "fedgrove: interrupted. 2 of 3 rounds are saved; resume with: fedgrove resume cut"
     )
     assert main(["compare", "whole", "cut"]) == 0
     assert "unfinished, 2 of 3 rounds" in capsys.readouterr().out
@@ -157,7 +157,7 @@ def test_work_that_cannot_be_finished_ends_with_one(
     assert main(["run", "ditto", *SMALL]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "fedgrove: a worker died. 0 of 2 rounds are saved; go on with: fedgrove resume runs/"
+        "fedgrove: a worker died. 0 of 2 rounds are saved; resume with: fedgrove resume runs/"
     )
 
 
@@ -209,5 +209,5 @@ def test_as_a_process_ctrl_c_says_how_to_go_on(here: Path) -> None:
     process.send_signal(signal.SIGINT)
     err = process.communicate(timeout=60)[1]
     assert process.returncode == 130
-    assert err.splitlines()[-1].endswith("rounds are saved; go on with: fedgrove resume long")
+    assert err.splitlines()[-1].endswith("rounds are saved; resume with: fedgrove resume long")
     assert "Traceback" not in err

@@ -271,6 +271,6 @@ def test_ctrl_c_says_how_to_go_on(here: Path) -> None:
     err = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert err.splitlines()[-1].endswith(
-        "0 of 1 runs are finished; go on with: fedgrove resume long"
+        "0 of 1 runs are finished; resume with: fedgrove resume long"
     )
     assert "Traceback" not in err

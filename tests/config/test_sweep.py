@@ -333,9 +333,7 @@ def test_a_kill_while_the_folders_are_made(each: dict[str, Any], tmp_path: Path)
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
-    said = (
-        rf"^Interrupted\. 0 of 4 runs are finished; go on with: fedgrove resume {tmp_path / 'all'}$"
-    )
+    said = rf"^Interrupted\. 0 of 4 runs are finished; resume with: fedgrove resume {tmp_path / 'all'}$"
     with pytest.raises(KeyboardInterrupt, match=said):
         sweep(four(), tmp_path / "all", engine="serial", watch=stop_after(3, KeyboardInterrupt))
 

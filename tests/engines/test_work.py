@@ -244,10 +244,12 @@ def test_a_broadcast_is_encoded_once(tmp_path: Path) -> None:
 
     run = make_run(methods.FedAvg(codec=Counting()), tmp_path)
     packet, sent = Packet(run.params), BroadcastCosts()
-    costs = [count_down(run, Task(k, {"model": packet}), sent) for k in range(4)]
+    costs = [
+        count_down(Task(k, {"model": packet}), run.method.codec, run.held, sent) for k in range(4)
+    ]
     assert len(encoded) == 1
     assert all(cost == costs[0] for cost in costs)
-    count_down(run, Task(0, {"model": Packet(dict(run.params))}), sent)
+    count_down(Task(0, {"model": Packet(dict(run.params))}), run.method.codec, run.held, sent)
     assert len(encoded) == 2
 
 
@@ -268,5 +270,7 @@ def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> Non
     assert scored == first == other
     assert first > run.params["fc1.weight"].numel() // 8
     assert second < first / 10
-    back = count_up(run, Task(0, {"model": packet}), Report(0, {"model": packet}, 20))
+    back = count_up(
+        Task(0, {"model": packet}), Report(0, {"model": packet}, 20), run.method.codec, run.held
+    )
     assert back["mask"] == second  # the server knows what it sent

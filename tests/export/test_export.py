@@ -36,8 +36,8 @@ from fedgrove.export.figures import Exported, Row
 from fedgrove.export.make import _notes
 from fedgrove.export.source import Raw, Scale, opened, scale_between, shrunk
 from fedgrove.methods import FedAvg
-from fedgrove.methods.fedavg import State
 from fedgrove.nets import Net
+from fedgrove.parts.one_model import OneModel as State
 
 # ---- what is written says what torch says ---------------------------------------------------------------------------
 

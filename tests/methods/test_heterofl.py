@@ -19,8 +19,8 @@ from fedgrove.data.profile import TIERS
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, HeteroFL
-from fedgrove.methods.heterofl import dealt
 from fedgrove.nets import Net
+from fedgrove.parts.device_widths import client_shares
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.rounds import evaluation, plan
 
@@ -87,10 +87,10 @@ def test_devices_decide_how_wide() -> None:
         k: Info(9, bandwidth, speed, memory)
         for k, (_, bandwidth, speed, memory) in enumerate(TIERS)
     }
-    shares = dealt((), replace(START, clients=infos), LocalTraining(1, 8, Adam(1e-2)))
+    shares = client_shares(replace(START, clients=infos), (), LocalTraining(1, 8, Adam(1e-2)))
     assert list(shares.values()) == sorted(shares.values())
     assert shares[0] < shares[2] == 1.0
-    assert dealt((0.5, 0.25), START, None) == {0: 0.5, 1: 0.25}
+    assert client_shares(START, (0.5, 0.25), None) == {0: 0.5, 1: 0.25}
 
 
 def test_refusals() -> None:

@@ -20,7 +20,7 @@ from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError
 from fedgrove.runs.folder import RunFolder
-from fedgrove.methods.fedavg import send
+from fedgrove.parts.one_model import send_model as send
 from fedgrove.nets import Net
 from fedgrove.parts.aggregate import Mean
 from fedgrove.parts.local import SGD, Adam, LocalTraining

@@ -117,7 +117,7 @@ def test_a_state_comes_back() -> None:
 def test_a_state_of_another_version_is_refused(change: Any) -> None:
     frozen = freeze(State(4), {})
     change(frozen["fields"])
-    with pytest.raises(InputError, match=r"another version .* differ in (groups|most); go on with the version"):
+    with pytest.raises(InputError, match=r"another version .* differ in (groups|most); resume it with the version"):
         thaw(frozen, {}, State(0))
 
 
@@ -200,7 +200,7 @@ def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) ->
     memory.accept(0, memory.write(0, 0, "train", kept(1.0)))
     committed = dict(memory.files)
     memory.write(
-        0, 0, "train", kept(2.0), held=memory.files[0]
+        0, 0, "train", kept(2.0), current=memory.files[0]
     )  # an exchange that is not a round leaves the round as it was
     assert Memory(tmp_path, committed).read(committed[0])["own"]["w"].item() == 1.0
 

@@ -122,6 +122,7 @@ def _engines() -> list[tuple[str, str]]:
         "batched": "all clients stacked, on a GPU or for comparison on a CPU",
         "pool": "a worker process per core",
         "serial": "one client after another in this process: the reference",
+        "wired": "serial, with every message turned into bytes and read back",
     }
     return [(name, said.get(name, "")) for name in engines.names()]
 

@@ -22,7 +22,7 @@ from ..runs.result import Failure, Result
 from ..runs.store import write_bytes
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, plan
-from .toml import from_toml, same
+from .toml import check_format, from_toml, same
 
 FILE = "sweep.json"
 
@@ -87,7 +87,9 @@ def experiments_of(out: str | Path) -> dict[str, Experiment]:
     """The experiments of a sweep, rebuilt from its run folders."""
     experiments = {}
     for name in read(out)["members"]:
-        experiments[name] = from_toml(RunFolder.open(Path(out) / name).config)
+        config = RunFolder.open(Path(out) / name).config
+        check_format(config)
+        experiments[name] = from_toml(config)
     return experiments
 
 

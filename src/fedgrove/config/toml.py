@@ -114,7 +114,6 @@ def from_toml(
     rebuilt by name.
     """
     document = _parsed(text)
-    _check_format(document)
     for name in document:
         if name not in ("format", "run", "method"):
             raise unknown("table of config.toml", name, ["run", "method"])
@@ -137,9 +136,13 @@ def from_toml(
     return Experiment(method=method, **given)
 
 
-def _check_format(document: Mapping[str, Any]) -> None:
-    # Files from before there was a format do not say one.
-    given = document.get("format", 1)
+def check_format(text: str) -> None:
+    """Refuse the config.toml of a run folder whose format is not this version's.
+
+    (One that was written by hand need not name a format.)
+    """
+    # Folders from before there was a format do not name one either.
+    given = _parsed(text).get("format", 1)
     if given != FORMAT:
         raise InputError(
             f"this config.toml has format {given}; this version of fedgrove reads format {FORMAT}, "

@@ -50,12 +50,13 @@ from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow
 from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.one_model import dense_bytes
+from ..parts.one_model import send_model as send
 from ..parts.quantise import Half
 from ..parts.schedule import Churn
 from ..parts.score import Blend
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedavg import dense_bytes, send
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from ..nets import Net
 from ..parts.group import renumbered
 from ..parts.local import LocalTraining
 from ..parts.objective import Clustered, CrossEntropy, Objective
+from ..parts.one_model import dense_bytes
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
-from .fedavg import dense_bytes
 
 
 @dataclass(frozen=True)

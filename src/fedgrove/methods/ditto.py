@@ -1,11 +1,11 @@
-r"""Ditto: a personal model beside the global one (Li et al., "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, Alg. 1).
+r"""Ditto: a personal model beside the global one (Li et al., "Ditto: Fair and Robust Federated
+Learning Through Personalization", ICML 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; w global, v_k personal::
 
-    w_k  = E epochs of min CE(w; D_k) from w                          -> Train(CrossEntropy)
-    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k       -> Train(CrossEntropy + Proximal)
-    w    = sum_k n_k w_k / sum_k n_k                                   -> average
+    w_k  = E epochs of min CE(w; D_k) from w                       -> Train(CrossEntropy)
+    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k    -> Train(CrossEntropy + Proximal)
+    w    = sum_k n_k w_k / sum_k n_k                               -> average
 
 The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k travels.
 """
@@ -19,8 +19,15 @@ from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, St
 from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.one_model import (
+    OneModel,
+    average,
+    deliver_model,
+    dense_bytes,
+    initial_model,
+    train_cohort,
+)
 from ..wire.codec import Codec, Dense
-from .fedavg import State, average, dense_bytes
 
 
 @dataclass(frozen=True)
@@ -32,33 +39,33 @@ class Ditto:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> State:
+    def init(self, start: Start) -> OneModel:
         """Start at the network's initial parameters."""
-        return State(0, start.params)
+        return initial_model(start)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the global model."""
-        return {"model": Packet(state.model)}
+    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
+        """Every client gets the global model."""
+        return deliver_model(state)
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+        return train_cohort(state, cohort)
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
+    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean is the next global model."""
         return average(state, reports)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the global model, then the personal one; send the first, keep the second."""
-        return {
-            "train": (
+        if verb == "train":
+            return (
                 Train(self.objective, self.local),
                 Edit(begin_personal),
+                # `pull` is towards carry["model"], the global model as it was received.
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
                 Give(send_and_keep),
-            ),
-            "use": (Edit(use_personal),),
-        }[verb]
+            )
+        return {"use": (Edit(use_personal),)}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg: the personal model does not travel."""
@@ -66,15 +73,15 @@ class Ditto:
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:
-    """A first personal model starts at the global one."""
+    """A client's first personal model starts at the global one."""
     return {"personal": carry["model"], **carry}
 
 
 def use_personal(carry: Carry, client: Client) -> Carry:
-    """The personal model is the client's own, once there is one."""
+    """The client uses its personal model, once it has one."""
     return {**carry, "model": carry.get("personal", carry["model"])}
 
 
 def send_and_keep(carry: Carry, client: Client) -> Outcome:
-    """The global model travels, the personal one stays."""
+    """Send the global model, keep the personal one."""
     return Outcome({"model": Packet(carry["local"])}, memory={"personal": carry["personal"]})

@@ -29,11 +29,11 @@ from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
+from ..parts.one_model import dense_bytes
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedavg import dense_bytes
 from .fedsnip import send_sparse
 
 

@@ -1,10 +1,10 @@
-r"""FedAvg: one model for all (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
-Data", AISTATS 2017, Alg. 1).
+r"""FedAvg: one model for all (McMahan et al., "Communication-Efficient Learning of Deep Networks
+from Decentralized Data", AISTATS 2017, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w         -> Train(CrossEntropy)
-    w    = sum_k n_k w_k / sum_k n_k                  -> Mean
+    w    = sum_k n_k w_k / sum_k n_k                 -> Mean
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
-from ..parts.aggregate import Mean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
-from ..trees import Tree
+from ..parts.one_model import (
+    OneModel,
+    average,
+    deliver_model,
+    dense_bytes,
+    initial_model,
+    send_model,
+    train_cohort,
+)
 from ..wire.codec import Codec, Dense
-
-
-@dataclass(frozen=True)
-class State:
-    """The round and the one model."""
-
-    round: int
-    model: Tree
 
 
 @dataclass(frozen=True)
@@ -37,44 +36,28 @@ class FedAvg:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> State:
-        """Start at the network's initial parameters."""
-        return State(0, start.params)
+    def init(self, start: Start) -> OneModel:
+        """Alg. 1, "initialize w_0"."""
+        return initial_model(start)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the model."""
-        return {"model": Packet(state.model)}
+    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
+        """Every client uses the model."""
+        return deliver_model(state)
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
+        """Alg. 1, "for each client k in S_t in parallel"."""
+        return train_cohort(state, cohort)
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean is the next model."""
+    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
+        """Alg. 1, the last line of the round: the weighted mean is the next model."""
         return average(state, reports)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train and send; to use the model, nothing need be done."""
-        return {"train": (Train(self.objective, self.local), Give(send)), "use": ()}[verb]
+        """Alg. 1, ClientUpdate: train and send; to use the model, nothing need be done."""
+        if verb == "train":
+            return (Train(self.objective, self.local), Give(send_model))
+        return {"use": ()}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """All parameters, 4 bytes each, down and up."""
         return dense_bytes(net.layout.size, cohort, rounds)
-
-
-def average(state: State, reports: Iterable[Report]) -> State:
-    """The weighted mean of the reported models, report by report."""
-    mean = Mean()
-    for report in reports:
-        mean.add(report.give["model"].values, report.examples)
-    return State(state.round + 1, mean.value())
-
-
-def dense_bytes(numbers: int, cohort: int, rounds: int) -> int:
-    """``numbers`` float32 values down and up again, per client of the cohort and round."""
-    return 2 * 4 * numbers * cohort * rounds
-
-
-def send(carry: Carry, client: Client) -> Outcome:
-    """The client sends what it trained."""
-    return Outcome({"model": Packet(carry["local"])})

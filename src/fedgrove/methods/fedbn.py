@@ -1,12 +1,13 @@
-r"""FedBN: normalisation stays at home (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization", ICLR 2021, Alg. 1).
+r"""FedBN: normalisation stays on the client (Li et al., "FedBN: Federated Learning on Non-IID
+Features via Local Batch Normalization", ICLR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; u the norm layers' parameters and statistics, v the rest::
 
     (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, share_received
-    v           = sum_k n_k v_k / sum_k n_k            -> average
+    v           = sum_k n_k v_k / sum_k n_k           -> average
 
-A client that has not trained yet uses the initial u. On a network without norm layers this is FedAvg.
+A client that has not trained yet uses the initial u. On a network without norm layers this is
+FedAvg.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
+from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
 from ..parts.personal import complete, share_received
 from ..wire.codec import Codec, Dense
-from .fedavg import State, average, dense_bytes
 
 
 @dataclass(frozen=True)
@@ -31,32 +32,30 @@ class FedBN:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> State:
-        """What is not a norm layer's is shared."""
-        return State(0, {k: v for k, v in start.params.items() if k not in start.layout.norms})
+    def init(self, start: Start) -> OneModel:
+        """All but the norm layers is shared."""
+        norms = start.layout.norms
+        return OneModel(0, {name: v for name, v in start.params.items() if name not in norms})
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the shared part."""
-        return {"model": Packet(state.model)}
+    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
+        """Every client gets the shared part."""
+        return deliver_model(state)
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+        return train_cohort(state, cohort)
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
+    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean of the shared parts."""
         return average(state, reports)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Put the own norms in, train all, send all but the norms."""
-        join = Edit(complete)
-        return {
-            "train": (join, Train(self.objective, self.local), Give(share_received)),
-            "use": (join,),
-        }[verb]
+        """Put the client's own norms in, train all, send all but the norms."""
+        if verb == "train":
+            return (Edit(complete), Train(self.objective, self.local), Give(share_received))
+        return {"use": (Edit(complete),)}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The parameters outside the norm layers."""
-        return dense_bytes(
-            net.layout.count(set(net.layout.params) - set(net.layout.norms)), cohort, rounds
-        )
+        shared = set(net.layout.params) - set(net.layout.norms)
+        return dense_bytes(net.layout.count(shared), cohort, rounds)

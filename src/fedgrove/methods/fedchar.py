@@ -27,11 +27,11 @@ from ..parts.aggregate import Mean
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.one_model import dense_bytes
 from ..parts.quantise import Half
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 from .ditto import begin_personal, send_and_keep, use_personal
-from .fedavg import dense_bytes
 
 
 @dataclass(frozen=True)

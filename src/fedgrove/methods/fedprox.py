@@ -1,10 +1,10 @@
-r"""FedProx: FedAvg whose clients stay near the model they got (Li et al., "Federated Optimization in Heterogeneous
-Networks", MLSys 2020, Eq. 2).
+r"""FedProx: FedAvg whose clients stay near the model they got (Li et al., "Federated Optimization
+in Heterogeneous Networks", MLSys 2020, Eq. 2).
 
 Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from w     -> Train(CrossEntropy + Proximal)
-    w    = sum_k n_k w_k / sum_k n_k                               -> average
+    w    = sum_k n_k w_k / sum_k n_k                              -> average
 """
 
 from __future__ import annotations
@@ -16,8 +16,16 @@ from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.one_model import (
+    OneModel,
+    average,
+    deliver_model,
+    dense_bytes,
+    initial_model,
+    send_model,
+    train_cohort,
+)
 from ..wire.codec import Codec, Dense
-from .fedavg import State, average, dense_bytes, send
 
 
 @dataclass(frozen=True)
@@ -29,27 +37,27 @@ class FedProx:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> State:
+    def init(self, start: Start) -> OneModel:
         """Start at the network's initial parameters."""
-        return State(0, start.params)
+        return initial_model(start)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the model."""
-        return {"model": Packet(state.model)}
+    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
+        """Every client uses the model."""
+        return deliver_model(state)
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+        return train_cohort(state, cohort)
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
+    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean is the next model."""
         return average(state, reports)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train under the pull and send."""
-        return {"train": (Train(self.objective + self.pull, self.local), Give(send)), "use": ()}[
-            verb
-        ]
+        """Train under the pull (Eq. 2) and send."""
+        if verb == "train":
+            return (Train(self.objective + self.pull, self.local), Give(send_model))
+        return {"use": ()}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg."""

@@ -14,20 +14,26 @@ A client uses the whole model. With a share of 1 for all this is FedAvg. Differs
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from ..channels.choice import nested
-from ..channels.find import groups_of
 from ..channels.groups import ChannelGroup, Channels
-from ..channels.submodel import cut_out, groups_from_plain, groups_to_plain, mean_of
+from ..channels.submodel import cut_out, groups_from_plain
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.device_widths import (
+    SharedWidths,
+    average_overlap,
+    check_shares,
+    initial_widths,
+    send_masked,
+    submodel_bytes,
+)
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..wire.codec import Codec, Smallest
-from .heterofl import State, check_widths, dealt, send_sub, sub_bytes
 
 
 @dataclass(frozen=True)
@@ -35,53 +41,53 @@ class FedRolex:
     """One model of which every client trains a window that rolls on by one channel a round."""
 
     widths: tuple[float, ...] = ()
-    """Shares of channels, dealt to the clients in turn; none: what each device can hold, by memory and speed."""
+    """Shares of channels, given to the clients in turn; empty: what each device can hold."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
-        check_widths(self.widths)
+        check_shares(self.widths)
 
-    def init(self, start: Start) -> State:
-        """The network's start, and everybody's width."""
-        return State(
-            0,
-            groups_to_plain(groups_of(start.net)),
-            start.params,
-            dealt(self.widths, start, self.local),
-        )
+    def init(self, start: Start) -> SharedWidths:
+        """The network's initial parameters, and every client's width."""
+        return initial_widths(start, self.widths, self.local)
 
-    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the model."""
+    def deliver(self, state: SharedWidths, client: int) -> Mapping[str, Packet]:
+        """Every client uses the whole model."""
         return {"model": Packet(state.model)}
 
-    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: SharedWidths, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client this round's window."""
         groups = groups_from_plain(state.structure)
-        windows = {k: rolling(groups, state.shares[k], state.round) for k in cohort}
-        return [Task(k, {"model": cut_out(state.model, groups, windows[k])}) for k in cohort]
+        tasks = []
+        for k in cohort:
+            window = rolling(groups, state.shares[k], state.round)
+            tasks.append(Task(k, {"model": cut_out(state.model, groups, window)}))
+        return tasks
 
-    def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Every parameter over those who have it."""
-        mean = mean_of(state.model, reports, groups_from_plain(state.structure))
-        return replace(state, round=state.round + 1, model=mean)
+    def fold(self, state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
+        """Every parameter averaged over those who have it."""
+        return average_overlap(state, reports)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send; to use the model, nothing need be done."""
-        return {"train": (Train(self.objective, self.local), Give(send_sub)), "use": ()}[verb]
+        if verb == "train":
+            return (Train(self.objective, self.local), Give(send_masked))
+        return {"use": ()}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As HeteroFL's: a client's sub-model down and up."""
-        return sub_bytes(net, self.widths, cohort, rounds)
+        return submodel_bytes(net, self.widths, cohort, rounds)
 
 
 def rolling(groups: Sequence[ChannelGroup], share: float, round: int) -> Channels:
-    """The window of a round: it begins one channel further each time, and goes round.
+    """The window of a round: it starts one channel further each round, and wraps around.
 
     >>> rolling([ChannelGroup("a", 4, ())], 0.5, round=3)
     {'a': tensor([ True, False, False,  True])}
     """
-    return {
-        name: torch.roll(first, round % len(first)) for name, first in nested(groups, share).items()
-    }
+    window: Channels = {}
+    for name, first in nested(groups, share).items():
+        window[name] = torch.roll(first, round % len(first))
+    return window

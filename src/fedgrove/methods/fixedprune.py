@@ -23,11 +23,11 @@ from ..parts.allocate import GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
+from ..parts.one_model import OneModel as Dense
+from ..parts.one_model import average, dense_bytes
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedavg import State as Dense
-from .fedavg import average, dense_bytes
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
-r"""IFCA: several models, every client trains the one that fits it best (Ghosh et al., "An Efficient Framework for
-Clustered Federated Learning", NeurIPS 2020, Alg. 1, model averaging).
+r"""IFCA: several models, every client trains the one that fits it best (Ghosh et al., "An Efficient
+Framework for Clustered Federated Learning", NeurIPS 2020, Alg. 1, model averaging).
 
 Round :math:`t`, cohort :math:`S_t`, models :math:`w^1..w^K` from K different starts::
 
     j_k  = argmin_j L_k(w^j), on the training data      -> Measure(Losses), choose
-    w_k  = E epochs of min CE(w; D_k) from w^{j_k}       -> Train
-    w^j  = sum_{k: j_k = j} n_k w_k / sum n_k            -> Mean
+    w_k  = E epochs of min CE(w; D_k) from w^{j_k}      -> Train
+    w^j  = sum_{k: j_k = j} n_k w_k / sum n_k           -> Mean
 
-All K models travel down, one up. To use the model a client chooses anew. With one model this is FedAvg.
+All K models travel down, one up. To use the model a client chooses anew. With one model this is
+FedAvg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..core import Batches, Edit, Give, Measure, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
@@ -48,9 +49,12 @@ class IFCA:
         check(self.clusters >= 1, "clusters", self.clusters, "1 or more")
 
     def init(self, start: Start) -> State:
-        """The network's start and other draws of it: equal models would tie for ever."""
-        others = {j: start.fresh(j) for j in range(1, self.clusters)}
-        return State(0, {0: start.params, **others}, {})
+        """The network's initial parameters and other draws of them."""
+        models = {0: start.params}
+        # Different starts: equal models would have equal losses for ever.
+        for j in range(1, self.clusters):
+            models[j] = start.fresh(j)
+        return State(0, models, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """All models: the client chooses."""
@@ -62,23 +66,24 @@ class IFCA:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of those who chose a model; one that nobody chose stays."""
-        means, chosen = dict[int, Mean](), dict[int, int]()
+        means: dict[int, Mean] = {}
+        groups = dict(state.groups)
         for report in reports:
-            j = chosen[report.of] = int(report.metrics["group"])
+            j = int(report.metrics["group"])
+            groups[report.of] = j
             means.setdefault(j, Mean()).add(report.give["model"].values, report.examples)
-        models = {**state.models, **{j: mean.value() for j, mean in sorted(means.items())}}
-        return replace(
-            state, round=state.round + 1, models=models, groups={**state.groups, **chosen}
-        )
+        models = dict(state.models)
+        for j, mean in means.items():
+            models[j] = mean.value()
+        return State(state.round + 1, models, groups)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Choose; then train and send, or use."""
-        look = Measure("losses", Losses(self.clusters), Batches("train"), of="model0")
-        first = (look, Edit(choose))
-        return {
-            "train": (*first, Train(self.objective, self.local), Give(send_choice)),
-            "use": first,
-        }[verb]
+        losses = Measure("losses", Losses(self.clusters), Batches("train"), of="model0")
+        if verb == "train":
+            train = Train(self.objective, self.local)
+            return (losses, Edit(choose), train, Give(send_choice))
+        return {"use": (losses, Edit(choose))}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""

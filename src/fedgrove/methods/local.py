@@ -1,11 +1,11 @@
-r"""Local: no federation. Every client trains alone, as often as the cohort's draw calls it.
+r"""Local: no federation. Every client trains alone, whenever it is drawn into the cohort.
 
 Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w_k     -> complete, Train, share_received
 
-It stands in every table: a federation that does not beat it need not be built. A client does the same local work
-here as under FedAvg with the same cohort; nothing travels but the call itself.
+It stands in every table: a federation that does not beat it need not be built. A client does the
+same local work here as under FedAvg with the same cohort; nothing travels but the call itself.
 """
 
 from __future__ import annotations
@@ -51,16 +51,15 @@ class Local:
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Nothing to fold but the round."""
         for _ in reports:
-            pass  # the work happens as reports are asked for
+            # The work happens as reports are drawn from the iterator.
+            pass
         return State(state.round + 1)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train the own model and keep it."""
-        join = Edit(complete)
-        return {
-            "train": (join, Train(self.objective, self.local), Give(share_received)),
-            "use": (join,),
-        }[verb]
+        """Train the client's own model and keep it."""
+        if verb == "train":
+            return (Edit(complete), Train(self.objective, self.local), Give(share_received))
+        return {"use": (Edit(complete),)}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Nothing travels."""

@@ -1,25 +1,28 @@
-r"""SAFL: clients that are alike prune alike (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware Personalized Federated
-Learning via Client-Specific Clustering and SCSI-Guided Model Pruning", Alg. 1 and 2).
+r"""SAFL: clients that are alike prune alike (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware
+Personalized Federated Learning via Client-Specific Clustering and SCSI-Guided Model Pruning",
+Alg. 1 and 2).
 
-Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients; cluster models
-:math:`w^1..w^K` from K different starts::
+Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients; cluster
+models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
 
-    j_k   = argmin_j L_k(w^j), on the training data                               -> Measure(Losses), choose
-    v_k   = recover(u_k): restored channels with gamma 0                          -> recovered
-    v_k   = E1 epochs of min CE + lambda sum_b |gamma_b|_1
-                               + mu sum_b |gamma_b - gamma_b^j|_1 from v_k        -> GammaL1, GammaDistance
-    M_k   = the rho_t C channels of largest |gamma|                               -> Gamma, Slim
-    u_k   = E2 epochs of min CE from v_k under M_k                                -> Train
-    M^j   = the channels that most clients of the cluster kept                    -> Overlap
-    w^j   = the mean of u_k over those of the cluster who have a parameter, M^j   -> OverlapMean
+     4  j_k  = argmin_j L_k(w^j), on the training data                      -> Losses, choose
+     6  v_k  = recover(u_k): restored channels with gamma 0                 -> recovered
+     7  v_k  = E1 epochs of min CE + lambda sum_b |gamma_b|_1
+                      + mu sum_b |gamma_b - gamma_b^j|_1 from v_k           -> GammaL1, GammaDistance
+     8  M_k  = the rho_t C channels of largest |gamma|                      -> Gamma, Slim
+     9  u_k  = E2 epochs of min CE from v_k under M_k                       -> Train
+    11  M^j  = the channels that most clients of the cluster kept           -> Overlap
+    12  w^j  = the mean of u_k over those of the cluster who have a
+               parameter, under M^j                                         -> OverlapMean
 
-Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers at home (Hermes)::
+Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client (Hermes;
+lines of Alg. 2)::
 
-    u_k   = E epochs of min CE from (its norms, w M_k)                            -> own, Train, share_submodel
-    w_i   = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i            -> OverlapMean
+     4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
+     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> OverlapMean
 
-All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then on it gets its part
-of w. Without a stage 1 this is FedBN.
+All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then
+on it gets its part of w. Without a stage 1 this is FedBN.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
 """
@@ -46,7 +49,6 @@ from ..channels.submodel import (
     own,
     share_submodel,
     size_at,
-    slim,
     travels,
 )
 from ..core import (
@@ -71,51 +73,65 @@ from ..parts.gamma import GammaDistance, GammaL1
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.schedule import stepwise
+from ..parts.slimming import (
+    check_densities,
+    check_epochs,
+    check_start,
+    deliver_submodel,
+    guided_training,
+    keep_recovered,
+    slim_to_task,
+    start_personal,
+    tuning,
+)
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
-from .hermes import asked, begin, check_densities, check_start, keep, lasting
 
-MOST = 5
-"""Cluster models at the start where their number is to be chosen."""
+MOST_CLUSTERS = 5
+"""Cluster models at the start if their number is to be found."""
 PATIENCE = 2
-"""After so many rounds in which nobody chose it, such a cluster is given up."""
+"""After so many rounds in which nobody chose it, such a cluster is dropped."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The cluster models and their channels (none named: whole), who chose which, and for how many rounds nobody did;
-    the shared part of the model in full width, and the channels of every client."""
+    """Cluster models and who chose which; the shared model and the channels of every client."""
 
     round: int
     clients: tuple[int, ...]
     structure: PlainGroups
     models: dict[int, Tree]
     channels: dict[int, Channels]
+    """The channels of every cluster; one that is not named is whole."""
     groups: dict[int, int]
+    """Client -> the cluster it chose last."""
     idle: dict[int, int]
+    """Cluster -> for how many rounds nobody has chosen it."""
     model: Tree
+    """The shared part of the model, in full width."""
     kept: dict[int, Channels]
 
 
 @dataclass(frozen=True)
 class SAFL:
-    """Personal sub-models, pruned as similar clients prune; every parameter is averaged over those who have it."""
+    """Personal sub-models, pruned as similar clients prune; parameters averaged over who has them."""
 
     density: float = 0.7
     """The share of channels that a client keeps."""
     densities: tuple[float, ...] | None = None
-    """The density after each round of stage 1; None: 1, 0.9, ... down to ``density``; (): no stage 1."""
+    """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
     clusters: int = 1
-    """How many cluster models; 0: chosen. It begins with five and gives up those that nobody chose twice running."""
+    """How many cluster models; 0: found. It begins with five and drops those that nobody chose for
+    two rounds."""
     guided: int = 50
     """Epochs before a pruning step."""
     tune: int = 20
     """Epochs after it."""
     devices: bool = False
-    """Whether a client is left with no more channels than its device can hold (``--profile``): its density is lowered
-    until the net fits memory and speed. Stage 1 itself trains the whole width."""
+    """Whether a client keeps no more channels than its device can hold (``--profile``): its density
+    is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
     share_head: bool = True
-    """Whether the last linear layer is shared in stage 2; False keeps it at home."""
+    """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
@@ -124,12 +140,7 @@ class SAFL:
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
-        check(
-            min(self.guided, self.tune) >= 1,
-            "guided, tune",
-            (self.guided, self.tune),
-            "1 or more epochs each",
-        )
+        check_epochs(self.guided, self.tune)
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
         check_densities(self.schedule)
 
@@ -138,154 +149,174 @@ class SAFL:
         """The densities of stage 1."""
         return stepwise(self.density) if self.densities is None else self.densities
 
-    # ---- the server ------------------------------------------------------------------------------------------------
+    # ---- the server --------------------------------------------------------------------------------------------------
 
     def init(self, start: Start) -> State:
-        """The network's start and other draws of it: equal cluster models would tie for ever."""
+        """Cluster models from different draws, and the shared part of the model."""
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
-        models = {
-            j: start.fresh(j) if j else start.params for j in range(self._first(len(start.clients)))
-        }
-        shared = trees.pick(start.params, travels(start.layout, self.share_head))
-        clients, structure = tuple(sorted(start.clients)), groups_to_plain(groups_of(start.net))
-        return State(0, clients, structure, models if self.schedule else {}, {}, {}, {}, shared, {})
+        models: dict[int, Tree] = {}
+        if self.schedule:
+            models[0] = start.params
+            # Different draws: equal cluster models would have equal losses for ever.
+            for j in range(1, self._clusters_at_start(len(start.clients))):
+                models[j] = start.fresh(j)
+        return State(
+            round=0,
+            clients=tuple(sorted(start.clients)),
+            structure=groups_to_plain(groups_of(start.net)),
+            models=models,
+            channels={},
+            groups={},
+            idle={},
+            model=trees.pick(start.params, travels(start.layout, self.share_head)),
+            kept={},
+        )
 
-    def _first(self, clients: int) -> int:
-        return self.clusters or min(MOST, clients)
+    def _clusters_at_start(self, clients: int) -> int:
+        return self.clusters or min(MOST_CLUSTERS, clients)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's part of the shared model; nothing before there is one."""
-        if 0 < len(self.schedule) >= state.round:
-            return {}
-        return {
-            "model": cut_out(
-                state.model, groups_from_plain(state.structure), state.kept.get(client)
-            )
-        }
+        pruning_rounds = len(self.schedule)
+        channels = state.kept.get(client)
+        return deliver_submodel(state.round, pruning_rounds, state.model, state.structure, channels)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """First all clients choose and prune, then the cohort trains."""
-        if state.round >= len(self.schedule):
+        if state.round >= len(self.schedule):  # Alg. 2, line 3
             return [Task(k, self.deliver(state, k)) for k in cohort]
-        groups, asked = groups_from_plain(state.structure), {"density": self.schedule[state.round]}
-        models = [
-            cut_out(model, groups, state.channels.get(j))
-            for j, model in sorted(state.models.items())
-        ]
-        send = {f"model{i}": packet for i, packet in enumerate(models)}
-        return [Task(k, send, asked, f"prune:{len(models)}") for k in state.clients]
+        # Alg. 1, line 2: all cluster models to all clients.
+        groups = groups_from_plain(state.structure)
+        send: dict[str, Packet] = {}
+        for i, (j, model) in enumerate(sorted(state.models.items())):
+            send[f"model{i}"] = cut_out(model, groups, state.channels.get(j))
+        density = {"density": self.schedule[state.round]}
+        verb = f"prune:{len(send)}"
+        return [Task(k, send, density, verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """Stage 1: the clusters' channels and means. Stage 2: the mean over those who have each parameter."""
+        """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
+        if state.round >= len(self.schedule):  # Alg. 2, line 5
+            groups = groups_from_plain(state.structure)
+            model = mean_of(state.model, reports, groups)
+            return replace(state, round=state.round + 1, model=model)
+        return self._fuse_clusters(state, reports)
+
+    def _fuse_clusters(self, state: State, reports: Iterable[Report]) -> State:
+        """Alg. 1, lines 11 and 12; after the last round of stage 1 also the first shared model."""
         groups = groups_from_plain(state.structure)
-        if state.round >= len(self.schedule):
-            return replace(
-                state, round=state.round + 1, model=mean_of(state.model, reports, groups)
-            )
-        fused, chosen, kept, shared = (
-            dict[int, Fusion](),
-            dict[int, int](),
-            dict[int, Channels](),
-            OverlapMean(),
-        )
-        ids, last = sorted(state.models), state.round + 1 == len(self.schedule)
+        clusters = sorted(state.models)
+        is_last_of_stage = state.round + 1 == len(self.schedule)
+        fusions: dict[int, Fusion] = {}
+        chosen = dict(state.groups)
+        kept = dict(state.kept)
+        shared = OverlapMean()
         for report in reports:
-            j, packet = ids[int(report.metrics["group"])], report.give["model"]
-            chosen[report.of], kept[report.of] = j, fused.setdefault(j, Fusion(groups)).add(packet)
-            if last:
-                add(
-                    shared,
-                    Packet(trees.pick(packet.values, state.model), packet.mask),
-                    groups,
-                    report.examples,
-                )
-        new = {j: fusion.value(state.models[j]) for j, fusion in sorted(fused.items())}
+            # Line 4: the client names the model by its place among those it was sent.
+            j = clusters[int(report.metrics["group"])]
+            packet = report.give["model"]
+            chosen[report.of] = j
+            kept[report.of] = fusions.setdefault(j, Fusion(groups)).add(packet)
+            if is_last_of_stage:
+                part = Packet(trees.pick(packet.values, state.model), packet.mask)
+                add(shared, part, groups, report.examples)
+
+        models = dict(state.models)
+        channels = dict(state.channels)
+        idle: dict[int, int] = {}
+        for j in clusters:
+            if j in fusions:
+                models[j], channels[j] = fusions[j].value(state.models[j])
+                idle[j] = 0
+            else:
+                idle[j] = state.idle.get(j, 0) + 1
         state = replace(
             state,
             round=state.round + 1,
-            models={**state.models, **{j: model for j, (model, _) in new.items()}},
-            channels={**state.channels, **{j: channels for j, (_, channels) in new.items()}},
-            groups=dict(sorted({**state.groups, **chosen}.items())),
-            idle={j: 0 if j in new else state.idle.get(j, 0) + 1 for j in ids},
+            models=models,
+            channels=channels,
+            groups=dict(sorted(chosen.items())),
+            idle=idle,
             model=shared.value(state.model),
-            kept=dict(sorted({**state.kept, **kept}.items())),
+            kept=dict(sorted(kept.items())),
         )
-        return _ended(state) if last else self._given_up(state)
+        if is_last_of_stage:
+            # Stage 2 needs no cluster models, only who was in which.
+            return replace(state, models={}, channels={}, idle={})
+        return self._without_idle_clusters(state)
 
-    def _given_up(self, state: State) -> State:
-        """Without the clusters that nobody chose for a while, where their number is to be chosen."""
-        stay = [j for j in state.models if self.clusters or state.idle[j] < PATIENCE]
+    def _without_idle_clusters(self, state: State) -> State:
+        """If the number of clusters is to be found, those that nobody chose for a while are dropped."""
+        if self.clusters:
+            return state
+        active = [j for j in state.models if state.idle[j] < PATIENCE]
         return replace(
             state,
-            models={j: state.models[j] for j in stay},
-            channels={j: c for j, c in state.channels.items() if j in stay},
-            idle={j: state.idle[j] for j in stay},
+            models={j: state.models[j] for j in active},
+            channels={j: c for j, c in state.channels.items() if j in active},
+            idle={j: state.idle[j] for j in active},
         )
 
-    # ---- a client --------------------------------------------------------------------------------------------------
+    # ---- a client ----------------------------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Choose, recover, train near the cluster's scales, slim, train; or train what one has."""
+        """Choose, recover, train near the cluster's scales, slim, train; or train what is left."""
         name, _, models = verb.partition(":")
         if name == "prune":
-            near = self.objective + self.sparse + self.pull
+            guided = self.objective + self.sparse + self.pull
             return (
                 Measure("losses", Losses(int(models)), Batches("train"), of="model0"),
-                Edit(choose),
-                Edit(begin),
-                Train(near, lasting(self.local, self.guided), "personal", "guided", mask=""),
-                Edit(self._slim),
-                Train(
-                    self.objective,
-                    lasting(self.local, self.tune),
-                    "guided",
-                    "tuned",
-                    mask="slim.mask",
-                ),
-                Give(keep_and_tell),
+                Edit(choose),  # Alg. 1, lines 4 and 5
+                Edit(start_personal),  # line 6; what is kept is in full width already
+                guided_training(guided, self.local, self.guided),  # line 7
+                Edit(self._slim),  # line 8
+                tuning(self.objective, self.local, self.tune),  # line 9
+                Give(keep_and_report_choice),  # line 10
             )
+        train = Train(self.objective, self.local)
         return {
-            "train": (Edit(own), Train(self.objective, self.local), Give(self._part)),
+            "train": (Edit(own), train, Give(self._share)),
             "use": (Edit(own),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim(
-            carry,
-            client,
-            self.score,
-            asked(carry),
-            (self.local or LocalTraining()) if self.devices else None,
-        )
+        return slim_to_task(carry, client, self.score, self.devices, self.local)
 
-    def _part(self, carry: Carry, client: Client) -> Outcome:
+    def _share(self, carry: Carry, client: Client) -> Outcome:
         return share_submodel(carry, client, self.share_head)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """Section III.D: N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M per client of the cohort.
+        r"""Section III.D, with 2 G p_{T-1} M per client of the cohort, not per client:
+
+        N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M.
 
         p_i M is the size of the net with the same share of channels in every layer.
         """
-        sizes, many = [size_at(net, d) for d in self.schedule], self._first(clients)
-        first = (
-            (2 * many + 1) * net.layout.size + many * sum(sizes[:-1]) + sum(sizes) if sizes else 0
-        )
-        return 4 * (
-            clients * first + 2 * (rounds - len(sizes)) * cohort * (sizes or [net.layout.size])[-1]
-        )
+        if not self.schedule:
+            return 4 * 2 * rounds * cohort * net.layout.size
+        sizes = [size_at(net, density) for density in self.schedule]
+        k = self._clusters_at_start(clients)
+        stage_1 = clients * ((2 * k + 1) * net.layout.size + k * sum(sizes[:-1]) + sum(sizes))
+        stage_2 = 2 * (rounds - len(sizes)) * cohort * sizes[-1]
+        return 4 * (stage_1 + stage_2)
 
 
 class Fusion:
-    """Heterogeneous model fusion: the channels most clients of a cluster kept, each parameter over those who have it.
+    """Heterogeneous model fusion of one cluster (Section III.B.5).
 
-    Clients count alike here, as in the paper; as many channels stay as its clients keep on average.
+    The channels that most clients of the cluster kept, each parameter averaged over those who have
+    it. Clients count alike here, as in the paper; as many channels stay as its clients keep on
+    average.
     """
 
     def __init__(self, groups: Sequence[ChannelGroup]) -> None:
-        self.groups, self.overlap, self.mean, self.clients = groups, Overlap(), OverlapMean(), 0
+        self.groups = groups
+        self.overlap = Overlap()
+        self.mean = OverlapMean()
+        self.clients = 0
 
     def add(self, packet: Packet) -> Channels:
-        """Take in one client's sub-model; returns its channels."""
+        """Add one client's sub-model; returns its channels."""
         channels = add(self.mean, packet, self.groups, weight=1)
         self.overlap.add(channels)
         self.clients += 1
@@ -294,18 +325,16 @@ class Fusion:
     def value(self, previous: Tree) -> tuple[Tree, Channels]:
         """The cluster's next model and its channels."""
         counts = self.overlap.counts.values()
-        density = sum(int(c.sum()) for c in counts) / (self.clients * sum(len(c) for c in counts))
+        kept_by_all = sum(int(count.sum()) for count in counts)
+        every_channel = sum(len(count) for count in counts)
+        density = kept_by_all / (self.clients * every_channel)
         channels = self.overlap.value(density)
-        return cut_out(self.mean.value(previous), self.groups, channels).values, channels
+        model = cut_out(self.mean.value(previous), self.groups, channels).values
+        return model, channels
 
 
-def _ended(state: State) -> State:
-    """Stage 2 asks no more of the clusters than who was in which."""
-    return replace(state, models={}, channels={}, idle={})
-
-
-def keep_and_tell(carry: Carry, client: Client) -> Outcome:
-    """The sub-model travels, norm layers and all, with the choice; the model in full width and its channels stay."""
+def keep_and_report_choice(carry: Carry, client: Client) -> Outcome:
+    """Send the sub-model, norm layers included, and the choice; keep the model in full width."""
     packet = masked_packet(carry["tuned"], mask_of(client, carry["channels"]))
-    told = {"group": float(carry["choice"]["group"])}
-    return replace(keep(carry, client), give={"model": packet}, metrics=told)
+    choice = {"group": float(carry["choice"]["group"])}
+    return replace(keep_recovered(carry, client), give={"model": packet}, metrics=choice)

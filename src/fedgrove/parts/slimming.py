@@ -1,0 +1,115 @@
+"""What SAFL and Hermes share: two stages, slimmed sub-models that each client keeps for itself.
+
+Stage 1 prunes round by round to the densities of a schedule; stage 2 trains what is left. Between
+rounds a client keeps its model in full width, so that a pruned channel can come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ..channels.find import groups_of
+from ..channels.groups import Channels
+from ..channels.submodel import PlainGroups, Score, cut_out, groups_from_plain, recovered, slim
+from ..core import Carry, Client, Outcome, Packet, Start, Train
+from ..errors import check
+from ..trees import Tree
+from .device_widths import client_shares
+from .local import LocalTraining
+from .objective import Objective
+
+
+def check_epochs(guided: int, tune: int) -> None:
+    """Refuse lengths of training, before and after a pruning step, that are not 1 or more."""
+    check(min(guided, tune) >= 1, "guided, tune", (guided, tune), "1 or more epochs each")
+
+
+def check_densities(densities: Sequence[float]) -> None:
+    """Refuse shares of channels, one per round of stage 1, that are not in (0, 1]."""
+    check(all(0 < d <= 1 for d in densities), "densities", tuple(densities), "in (0, 1] each")
+
+
+def check_start(
+    start: Start, pruning_rounds: int, score: Score, devices: bool, local: LocalTraining | None
+) -> None:
+    """Refuse a run without a stage 2, and a net whose channels have no score.
+
+    (A net without norms has no scales.) If devices decide, there must be a stage 1, and the
+    narrowest net must fit them all.
+    """
+    check(
+        start.rounds > pruning_rounds,
+        "rounds",
+        start.rounds,
+        f"more than {pruning_rounds}, which the pruning of stage 1 takes",
+    )
+    if pruning_rounds:
+        # Raises where there is nothing to score.
+        score(start.params, groups_of(start.net))
+    if devices:
+        check(
+            pruning_rounds > 0,
+            "densities",
+            (),
+            "one or more where devices decide, since pruning is what fits a model to one",
+        )
+        # Raises where a device cannot hold the narrowest net.
+        client_shares(start, (), local)
+
+
+def deliver_submodel(
+    state_round: int,
+    pruning_rounds: int,
+    model: Tree,
+    structure: PlainGroups,
+    channels: Channels | None,
+) -> Mapping[str, Packet]:
+    """The client's part of the shared model; nothing before stage 2 has made one."""
+    # After the last round of stage 1 a client still starts from its own model (SAFL, Alg. 2,
+    # line 1); without a stage 1 there is no such model.
+    has_pruning = pruning_rounds > 0
+    if has_pruning and state_round <= pruning_rounds:
+        return {}
+    return {"model": cut_out(model, groups_from_plain(structure), channels)}
+
+
+# ---- a client --------------------------------------------------------------------------------------------------------
+
+
+def start_personal(carry: Carry, client: Client) -> Carry:
+    """A client's first model is the network's initial one."""
+    return {"personal": client.start, **carry}
+
+
+def guided_training(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
+    """Training in full width, before a pruning step."""
+    return Train(objective, for_epochs(local, epochs), "personal", "guided", mask="")
+
+
+def tuning(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
+    """Training of what is left, after a pruning step."""
+    return Train(objective, for_epochs(local, epochs), "guided", "tuned", mask="slim.mask")
+
+
+def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
+    """The recipe for so many epochs."""
+    return None if local is None else replace(local, epochs=epochs)
+
+
+def slim_to_task(
+    carry: Carry, client: Client, score: Score, devices: bool, local: LocalTraining | None
+) -> Carry:
+    """Keep the channels of best score, as many as the task's density says.
+
+    If ``devices`` decide, no more than the client's device can hold.
+    """
+    # As it was written in the task: single precision would round it off.
+    density = round(float(carry["settings"]["density"]), 6)
+    recipe = (local or LocalTraining()) if devices else None
+    return slim(carry, client, score, density, recipe)
+
+
+def keep_recovered(carry: Carry, client: Client) -> Outcome:
+    """The client keeps its model, already in full width again, and its channels."""
+    return Outcome(memory={"personal": recovered(carry, client), "channels": carry["channels"]})
