@@ -62,18 +62,21 @@ class _BuiltIn:
 
 
 _NETS = {
-    "har-cnn": _BuiltIn(HarCnn, "the 1D-CNN of CA-AFP", 1, 4),
-    "mnist-cnn": _BuiltIn(MnistCnn, "the CNN of FedLayerPrune", 2, 4),
-    "lenet": _BuiltIn(LeNet, "the LeNet of AdFedWCP", 2, 16),
-    "leafcnn": _BuiltIn(LeafCnn, "the LeafCNN of AdFedWCP", 2, 16),
+    "har-cnn": _BuiltIn(HarCnn, "the 1D-CNN of CA-AFP", spatial=1, least=4),
+    "mnist-cnn": _BuiltIn(MnistCnn, "the CNN of FedLayerPrune", spatial=2, least=4),
+    "lenet": _BuiltIn(LeNet, "the LeNet of AdFedWCP", spatial=2, least=16),
+    "leafcnn": _BuiltIn(LeafCnn, "the LeafCNN of AdFedWCP", spatial=2, least=16),
     "bn-cnn2": _BuiltIn(
-        functools.partial(BnCnn, blocks=2), "the 2-conv CNN of SAFL for MNIST", 2, 4
+        functools.partial(BnCnn, blocks=2), "the 2-conv CNN of SAFL for MNIST", spatial=2, least=4
     ),
     "bn-cnn4": _BuiltIn(
-        functools.partial(BnCnn, blocks=4), "the 4-conv CNN of SAFL for CIFAR-10", 2, 16
+        functools.partial(BnCnn, blocks=4),
+        "the 4-conv CNN of SAFL for CIFAR-10",
+        spatial=2,
+        least=16,
     ),
-    "resnet18": _BuiltIn(ResNet18, "ResNet-18 for small images", 2, 8),
-    "mlp": _BuiltIn(Mlp, "two hidden layers", None),
+    "resnet18": _BuiltIn(ResNet18, "ResNet-18 for small images", spatial=2, least=8),
+    "mlp": _BuiltIn(Mlp, "two hidden layers", spatial=None),
 }
 
 
