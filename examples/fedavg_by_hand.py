@@ -1,9 +1,8 @@
-"""FedAvg by hand: what ``fedgrove run fedavg`` does, in plain PyTorch, with none of its engines, methods or parts.
+"""FedAvg by hand: what ``fedgrove run fedavg`` does, in plain PyTorch; a test compares the two.
 
-Only the data, the initial weights and the random draws come from fedgrove, so that both do the same steps; a test
-holds the two equal. Read it beside ``src/fedgrove/methods/fedavg.py``: what that file leaves out is here.
-
-Left out here: what a network with dropout or BatchNorm needs, refusal of spoilt updates, checkpoints, real bytes.
+Only data, initial weights and random draws come from fedgrove, so that both do the same steps. To
+read beside ``src/fedgrove/methods/fedavg.py``: this is what that file leaves to engines and parts.
+Left out: what dropout and BatchNorm need, refusal of damaged updates, checkpoints, real bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +32,14 @@ def train(
 ) -> Weights:
     """E epochs of Adam on one client's training data, in place: w_k."""
     optimiser = torch.optim.Adam(net.parameters(), lr=lr)
-    x, y = client.train.x, client.train.y
+    part = client.train
     net.train()
     for epoch in range(epochs):
-        order = torch.randperm(len(y), generator=seeds.torch_rng(seed, "shuffle", 0, epoch))
-        for rows in torch.split(order, batch):
+        rng = seeds.torch_rng(seed, "shuffle", 0, epoch)
+        # The last batch of an epoch is the smaller one that is left, not dropped.
+        for rows in torch.split(torch.randperm(len(part), generator=rng), batch):
             optimiser.zero_grad()
-            F.cross_entropy(net(x[rows]), y[rows]).backward()
+            F.cross_entropy(net(part.x[rows]), part.y[rows]).backward()
             optimiser.step()
     return {name: value.detach() for name, value in net.state_dict().items()}
 
@@ -50,8 +50,8 @@ def average(models: list[Weights], examples: list[int]) -> Weights:
     weights /= weights.sum()
     mean = {}
     for name, value in models[0].items():
-        every = torch.stack([model[name].double() for model in models])
-        mean[name] = torch.tensordot(weights, every, dims=1).to(value.dtype)
+        stacked = torch.stack([model[name].double() for model in models])
+        mean[name] = torch.tensordot(weights, stacked, dims=1).to(value.dtype)
     return mean
 
 
@@ -70,13 +70,14 @@ def fedavg(
     clients = federation.clients
     weights = {name: value.detach().clone() for name, value in net.state_dict().items()}
     for number in range(rounds):
-        models, examples = [], []
+        models = []
+        examples = []
         for k in draw_cohort(list(clients), cohort, seed, number):
             local = copy.deepcopy(net)
             local.load_state_dict(weights)
-            models.append(
-                train(local, clients[k], epochs, batch, lr, seeds.derive(seed, number, k, "train"))
-            )
+            # A seed of its own for each client and round: the order of clients does not matter.
+            train_seed = seeds.derive(seed, number, k, "train")
+            models.append(train(local, clients[k], epochs, batch, lr, train_seed))
             examples.append(len(clients[k].train))
         weights = average(models, examples)
     return weights
@@ -96,28 +97,27 @@ def score(federation: Federation, net: nn.Module, weights: Mapping[str, Tensor])
 
 
 def main(words: list[str] | None = None) -> None:
-    """Train on the built-in digits with the recipe that fedgrove takes for them, and print the accuracy."""
+    """Train on the built-in digits as fedgrove does by default, and print the accuracy."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(words)
-    federation = data.load("digits", seed=asked.seed)
-    d = federation.defaults
-    net = nets.build(d.net, federation.shape, federation.classes, asked.seed)
+    args = parser.parse_args(words)
+    federation = data.load("digits", seed=args.seed)
+    recipe = federation.defaults
+    net = nets.build(recipe.net, federation.shape, federation.classes, args.seed)
     weights = fedavg(
         federation,
         net,
-        rounds=asked.rounds,
-        cohort=d.cohort,
-        epochs=d.epochs,
-        batch=d.batch,
-        lr=d.lr,
-        seed=asked.seed,
+        rounds=args.rounds,
+        cohort=recipe.cohort,
+        epochs=recipe.epochs,
+        batch=recipe.batch,
+        lr=recipe.lr,
+        seed=args.seed,
     )
     scores = score(federation, net, weights)
-    print(
-        f"{len(scores)} clients: mean accuracy {sum(scores) / len(scores):.4f}, worst {min(scores):.4f}"
-    )
+    mean = sum(scores) / len(scores)
+    print(f"{len(scores)} clients: mean accuracy {mean:.4f}, worst {min(scores):.4f}")
 
 
 if __name__ == "__main__":

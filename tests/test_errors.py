@@ -12,10 +12,8 @@ from fedgrove.errors import EngineError, FedgroveError, InputError, WireError, c
 def test_unknown_names_the_nearest_and_all_there_are() -> None:
     error = unknown("method", "fedavgg", ["local", "fedavg"])
     assert isinstance(error, InputError)
-    assert (
-        str(error)
-        == "there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local."
-    )
+    sentence = "there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local."
+    assert str(error) == sentence
 
 
 def test_unknown_guesses_nothing_when_nothing_is_near() -> None:
@@ -40,4 +38,5 @@ def test_errors_are_fedgroves_and_pythons(kind: type[Exception], also: type[Exce
     assert isinstance(error, FedgroveError)
     assert isinstance(error, also)
     again = pickle.loads(pickle.dumps(error))
-    assert (type(again), str(again)) == (kind, "a sentence.")
+    assert type(again) is kind
+    assert str(again) == "a sentence."

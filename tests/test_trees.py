@@ -15,11 +15,14 @@ A = {"w": torch.tensor([[1.0, -2.0], [3.0, 0.5]]), "b": torch.tensor([4.0])}
 B = {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0]]), "b": torch.tensor([-1.0])}
 
 NUMBERS = st.floats(-100, 100, allow_nan=False, width=32)
-FORESTS = st.integers(1, 4).flatmap(
-    lambda n: st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4).map(
-        lambda rows: [{"a": torch.tensor(row), "b": torch.tensor(row[0])} for row in rows]
-    )
-)
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[trees.Tree]:
+    """One to four trees of the same shapes: a vector and a scalar."""
+    n = draw(st.integers(1, 4))
+    rows = draw(st.lists(st.lists(NUMBERS, min_size=n, max_size=n), min_size=1, max_size=4))
+    return [{"a": torch.tensor(row), "b": torch.tensor(row[0])} for row in rows]
 
 
 def test_map_goes_leaf_by_leaf_in_the_order_of_the_first_tree() -> None:
@@ -67,7 +70,7 @@ def test_flat_and_size() -> None:
     assert trees.size({"n": torch.tensor(3), "none": torch.zeros(0, 4)}) == 1
 
 
-@given(FORESTS)
+@given(forests())
 def test_unstack_undoes_stack(forest: list[trees.Tree]) -> None:
     stacked = trees.stack(forest)
     assert stacked["a"].shape == (len(forest), *forest[0]["a"].shape)
@@ -75,11 +78,12 @@ def test_unstack_undoes_stack(forest: list[trees.Tree]) -> None:
     assert all(trees.equal(a, b) for a, b in zip(forest, again, strict=True))
 
 
-@given(FORESTS)
+@given(forests())
 def test_distance_is_zero_exactly_for_the_same_numbers_and_symmetric(
     forest: list[trees.Tree],
 ) -> None:
-    first, last = forest[0], forest[-1]
+    first = forest[0]
+    last = forest[-1]
     assert trees.distance(first, first) == 0
     assert trees.distance(first, last) == trees.distance(last, first)
     assert (trees.distance(first, last) == 0) == trees.equal(first, last)

@@ -1,4 +1,4 @@
-"""What goes wrong, in sentences: what was given, what is allowed, what to do."""
+"""Errors, in sentences: what was given, what is allowed, what to do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class FedgroveError(Exception):
-    """Anything fedgrove refuses; its text is a sentence for the person who asked."""
+    """Any error that fedgrove raises on purpose; its text is a sentence for the user."""
 
 
 class InputError(FedgroveError, ValueError):
-    """A name, value or file that cannot be used. The command line prints it and ends with code 2."""
+    """A name, value or file that cannot be used. The command line prints it, exit code 2."""
 
 
 class WireError(FedgroveError, ValueError):
@@ -23,21 +23,22 @@ class EngineError(FedgroveError, RuntimeError):
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
-    """Say that a name is not known, which one is nearest, and what there is.
+    """The error for an unknown name: it suggests the nearest name and lists all.
 
     >>> print(unknown("method", "fedavgg", ["fedavg", "local"]))
     there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local.
     """
     names = sorted(allowed)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    return InputError(
-        f"there is no {kind} '{given}'{hint} There are: {', '.join(names) or 'none'}."
-    )
+    # Below difflib's default cutoff of 0.6: a wrong suggestion costs little, since all names are
+    # listed behind it.
+    nearest = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
+    listed = ", ".join(names) or "none"
+    return InputError(f"there is no {kind} '{given}'{hint} There are: {listed}.")
 
 
 def check(ok: bool, name: str, given: object, allowed: str) -> None:
-    """Refuse an impossible value by naming its range.
+    """Raise an :class:`InputError` unless ``ok``, with the range that is allowed.
 
     >>> check(0.5 <= 1, "density", 0.5, "in (0, 1]")
     >>> check(-1 > 0, "lr", -1, "above 0")

@@ -1,4 +1,7 @@
-"""Randomness as a function of (seed, round, client, purpose): never of call order, workers or engines."""
+"""Randomness as a function of (seed, round, client, purpose).
+
+It never depends on the order of calls, the number of workers or the engine.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,17 @@ import torch
 def derive(seed: int, *words: int | str) -> int:
     """A 63-bit seed that depends on every word and on nothing else.
 
-    >>> derive(0, 3, "shuffle") == derive(0, 3, "shuffle"), derive(0, 3, "shuffle") == derive(0, 4, "shuffle")
-    (True, False)
+    >>> derive(0, 3, "shuffle") == derive(0, 3, "shuffle")
+    True
+    >>> derive(0, 3, "shuffle") == derive(0, 4, "shuffle")
+    False
     """
-    digest = hashlib.blake2b(repr((int(seed), *words)).encode(), digest_size=8).digest()
+    # repr keeps the words apart: (1, 2), (12,) and ("1", 2) are different texts. int() makes one
+    # text of a seed that came as an int, a bool or a numpy integer.
+    text = repr((int(seed), *words))
+    # Not Python's hash(), which differs from process to process.
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    # torch and numpy both take 63 bits without a sign.
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic on named tensors: the only place that loops over layer names."""
+"""Arithmetic on trees (dictionaries of named tensors): the only place that loops over layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 Tree = dict[str, Tensor]
 Mask = dict[str, Tensor]
-"""Same names, booleans; a name that is absent is not prunable."""
+"""Booleans under the names of a tree; a tensor whose name is absent is not prunable."""
 
 
 def map(f: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Tree:
@@ -18,12 +18,18 @@ def map(f: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Tree:
     for other in rest:
         if other.keys() != first.keys():
             raise ValueError(f"trees differ in names: {sorted(set(first) ^ set(other))}")
-    return {k: f(*(t[k] for t in trees)) for k in first}
+    result: Tree = {}
+    for name in first:
+        # By name: the trees may hold their leaves in different orders. The first one's order is
+        # that of the result.
+        leaves = [tree[name] for tree in trees]
+        result[name] = f(*leaves)
+    return result
 
 
 def pick(tree: Mapping[str, Tensor], names: Iterable[str]) -> Tree:
     """The leaves called ``names``, in that order."""
-    return {k: tree[k] for k in names}
+    return {name: tree[name] for name in names}
 
 
 def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
@@ -32,55 +38,75 @@ def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 
 def masked(tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
-    """``tree * mask``; what the mask does not name is left as it is."""
-    return {k: v * mask[k] if k in mask else v for k, v in tree.items()}
+    """``tree * mask``; a leaf that the mask does not name is left as it is."""
+    result: Tree = {}
+    for name, value in tree.items():
+        if name in mask:
+            result[name] = value * mask[name]
+        else:
+            result[name] = value
+    return result
 
 
 def sq_norm(tree: Mapping[str, Tensor]) -> Tensor:
     """Sum of squares over all leaves."""
-    return torch.stack([(v * v).sum() for v in tree.values()]).sum()
+    # Stacked and then summed, not added one by one: results depend on this order to the bit.
+    return torch.stack([(value * value).sum() for value in tree.values()]).sum()
 
 
 def flat(tree: Mapping[str, Tensor]) -> Tensor:
     """All leaves as one vector."""
-    return torch.cat([v.reshape(-1) for v in tree.values()])
+    return torch.cat([value.reshape(-1) for value in tree.values()])
 
 
 def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> Tree:
-    """The inverse of :func:`flat`: names and shapes as in ``like``."""
-    parts = torch.split(vector, [v.numel() for v in like.values()])
-    return {k: part.view(v.shape) for (k, v), part in zip(like.items(), parts, strict=True)}
+    """The inverse of :func:`flat`: names and shapes as in ``like``; the leaves are views."""
+    parts = torch.split(vector, [value.numel() for value in like.values()])
+    result: Tree = {}
+    for (name, value), part in zip(like.items(), parts, strict=True):
+        result[name] = part.view(value.shape)
+    return result
 
 
 def size(tree: Mapping[str, Tensor]) -> int:
     """How many numbers it holds."""
-    return sum(v.numel() for v in tree.values())
+    return sum(value.numel() for value in tree.values())
 
 
 def stack(trees: Sequence[Mapping[str, Tensor]]) -> Tree:
     """Many trees as one, along a new first dimension."""
-    return map(lambda *v: torch.stack(v), *trees)
+    return map(lambda *leaves: torch.stack(leaves), *trees)
 
 
 def unstack(tree: Mapping[str, Tensor], n: int) -> list[Tree]:
-    """The inverse of :func:`stack`."""
-    return [{k: v[i] for k, v in tree.items()} for i in range(n)]
+    """The inverse of :func:`stack`; the leaves are views."""
+    trees: list[Tree] = []
+    for i in range(n):
+        trees.append({name: value[i] for name, value in tree.items()})
+    return trees
 
 
 def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     """The same names, types and numbers."""
-    return a.keys() == b.keys() and all(
-        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
-    )
+    if a.keys() != b.keys():
+        return False
+    for name in a:
+        # torch.equal alone would take 1 in float32 and 1 in float64 for equal.
+        if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name]):
+            return False
+    return True
 
 
 def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """The largest absolute difference between two trees; infinite where a number is not one."""
-    worst = [
-        v.abs().max().nan_to_num(nan=torch.inf) for v in map(_apart, a, b).values() if v.numel()
-    ]
-    return float(torch.stack(worst).max()) if worst else 0.0
-
-
-def _apart(a: Tensor, b: Tensor) -> Tensor:
-    return a.double() - b.double()
+    """The largest absolute difference between two trees; infinite where one is NaN."""
+    # In double precision: float32 could overflow, and torch does not subtract booleans.
+    differences = map(lambda x, y: x.double() - y.double(), a, b)
+    largest: list[Tensor] = []
+    for difference in differences.values():
+        # max() of no numbers is an error.
+        if difference.numel():
+            # max() hands a NaN on, and a comparison with NaN is always false: infinity is not.
+            largest.append(difference.abs().max().nan_to_num(nan=torch.inf))
+    if not largest:
+        return 0.0
+    return float(torch.stack(largest).max())

@@ -33,11 +33,9 @@ class Odd(methods.FedAvg):
     def work(self, verb: str) -> tuple[Stage, ...]:
         if verb == "use":
             return ()
-        return (
-            Edit(behave),
-            *((Train(self.objective, self.local),) if verb == "train" else ()),
-            Give(answer),
-        )
+        if verb == "train":
+            return (Edit(behave), Train(self.objective, self.local), Give(answer))
+        return (Edit(behave), Give(answer))
 
 
 def behave(carry: Carry, client: Client) -> Carry:
@@ -59,14 +57,16 @@ def behave(carry: Carry, client: Client) -> Carry:
 
 
 def answer(carry: Carry, client: Client) -> Outcome:
-    give = {
-        "model": Packet(
-            carry.get("local", carry.get("model", {"id": torch.tensor([float(client.id)])}))
-        )
-    }
-    return Outcome(
-        give, {"pid": float(os.getpid())}, {"seen": {"round": carry["settings"]["round"]}}
-    )
+    """Give what was trained, else what was sent, else the client's id; say which process did it."""
+    if "local" in carry:
+        model = carry["local"]
+    elif "model" in carry:
+        model = carry["model"]
+    else:
+        model = {"id": torch.tensor([float(client.id)])}
+    metrics = {"pid": float(os.getpid())}
+    memory = {"seen": {"round": carry["settings"]["round"]}}
+    return Outcome({"model": Packet(model)}, metrics, memory)
 
 
 @pytest.fixture
@@ -78,7 +78,10 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """What of this test's own lies in shared memory: its blocks, and its workers', carry a name of their own."""
+    """The blocks in shared memory that this test and its workers made.
+
+    They get a prefix of their own: other tests may run at the same time.
+    """
     if not Path("/dev/shm").is_dir():
         pytest.skip("shared memory cannot be listed here")
     prefix = "fg" + secrets.token_hex(2)
@@ -106,36 +109,37 @@ def alive(pid: int) -> bool:
     return True
 
 
-# ---- order -----------------------------------------------------------------------------------------------------------
+# ---- order ---------------------------------------------------------------------------------------
 
 
 def test_reports_come_in_job_order_whoever_is_long(run: Run, pool: Pool) -> None:
     order = [3, 0, 5, 1, 4, 2]
     jobs = [(run, task(k, params=run.params)) for k in order]
-    found = list(pool.map(jobs))
-    assert [report.of for _, report in found] == order
-    assert all(r is run for r, _ in found)
+    done = list(pool.map(jobs))
+    assert [report.of for _, report in done] == order
+    assert all(r is run for r, _ in done)
     expected = [report for _, report in Serial().map(jobs)]
-    for (_, mine), other in zip(found, expected, strict=True):
+    for (_, mine), other in zip(done, expected, strict=True):
         assert trees.equal(mine.give["model"].values, other.give["model"].values)
         assert mine.cost["down"] == other.cost["down"]
-    pids = {report.metrics["pid"] for _, report in found}
+    pids = {report.metrics["pid"] for _, report in done}
     assert len(pids) == 2
     assert os.getpid() not in pids
 
 
 def test_jobs_are_asked_for_as_reports_are_taken(run: Run, pool: Pool) -> None:
-    asked = 0
+    taken = 0
 
     def jobs() -> Iterator[tuple[Run, Task]]:
-        nonlocal asked
+        nonlocal taken
         for i in range(60):
-            asked += 1
+            taken += 1
             yield run, task(i % 6, verb="probe", round=i)
 
     stream = pool.map(jobs())
     next(stream)
-    assert asked <= 17
+    # the window of 16, and one for the report that was taken
+    assert taken <= 17
     assert sum(1 for _ in stream) == 59
 
 
@@ -155,15 +159,14 @@ def test_bytes_are_counted_right_when_tasks_are_made_as_they_are_needed(
     assert mine == [dict(report.cost["down"]) for _, report in Serial().map(jobs())]
 
 
-# ---- one pool, several runs ------------------------------------------------------------------------------------------
+# ---- one pool, several runs ----------------------------------------------------------------------
 
 
 def test_workers_stay_for_the_next_exchange_and_know_a_second_run(
     tmp_path: Path, pool: Pool
 ) -> None:
-    first, second = (
-        make_run(methods.Ditto(), tmp_path / n, seed=s) for n, s in (("first", 0), ("second", 1))
-    )
+    first = make_run(methods.Ditto(), tmp_path / "first", seed=0)
+    second = make_run(methods.Ditto(), tmp_path / "second", seed=1)
     one = play(first, pool)
     workers = [w.process.pid for w in pool._team]
     list(reports(first, pool, [Task(0, {"model": Packet(first.params)})]))
@@ -173,9 +176,8 @@ def test_workers_stay_for_the_next_exchange_and_know_a_second_run(
         alone = make_run(methods.Ditto(), tmp_path / name, seed=seed)
         assert trees.equal(tensors(play(alone, Serial())), tensors(state))
         assert remembered(run).keys() == remembered(alone).keys()
-    assert not any(
-        alive(pid) for pid in workers if pid is not None
-    )  # they did not know the second run
+    # the workers that did not know the second run were replaced
+    assert not any(alive(pid) for pid in workers if pid is not None)
 
 
 def test_several_runs_travel_together(tmp_path: Path, pool: Pool) -> None:
@@ -195,7 +197,7 @@ def test_two_tasks_for_one_client_are_done_one_after_the_other(tmp_path: Path, p
     assert trees.equal(*kept)
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
 def test_an_exception_in_a_worker_names_client_verb_and_place(run: Run, pool: Pool) -> None:
@@ -216,26 +218,23 @@ def test_a_sentence_of_our_own_comes_without_a_trace(run: Run, pool: Pool) -> No
 def test_a_worker_that_is_killed_in_the_middle_of_a_task(
     run: Run, pool: Pool, blocks: Callable[[], list[str]]
 ) -> None:
-    stream = pool.map(
-        [(run, task(0, verb="probe", params=run.params)), (run, task(1, act=3, params=run.params))]
-    )
+    quick = task(0, verb="probe", params=run.params)
+    sleeping = task(1, act=3, params=run.params)
+    stream = pool.map([(run, quick), (run, sleeping)])
     assert next(stream)[1].of == 0
     (busy,) = (w for w in pool._team if w.job is not None)
     team = [w.process.pid for w in pool._team]
     assert busy.process.pid is not None
     os.kill(busy.process.pid, signal.SIGKILL)
     began = time.monotonic()
-    with pytest.raises(
-        EngineError,
-        match=rf"worker process {busy.process.pid} died \(exit code -9\) .* for client 1;",
-    ):
+    sentence = rf"worker process {busy.process.pid} died \(exit code -9\) .* for client 1;"
+    with pytest.raises(EngineError, match=sentence):
         next(stream)
     assert time.monotonic() - began < 5
     assert not any(alive(pid) for pid in team if pid is not None)
     assert blocks() == []
-    assert [r.of for r in reports(run, pool, [task(1, verb="probe")])] == [
-        1
-    ]  # the pool can be used again
+    # the pool can be used again
+    assert [r.of for r in reports(run, pool, [task(1, verb="probe")])] == [1]
 
 
 def test_a_worker_that_ends_itself(run: Run, pool: Pool) -> None:
@@ -249,22 +248,13 @@ def test_a_worker_that_was_killed_while_idle_is_named_or_replaced(run: Run, pool
     assert victim.pid is not None
     os.kill(victim.pid, signal.SIGKILL)
     victim.join(5)
+    tasks = [task(k, verb="probe") for k in range(4)]
     with contextlib.suppress(EngineError):
-        assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [
-            0,
-            1,
-            2,
-            3,
-        ]
-    assert [r.of for r in reports(run, pool, [task(k, verb="probe") for k in range(4)])] == [
-        0,
-        1,
-        2,
-        3,
-    ]
+        assert [r.of for r in reports(run, pool, tasks)] == [0, 1, 2, 3]
+    assert [r.of for r in reports(run, pool, tasks)] == [0, 1, 2, 3]
 
 
-# ---- nothing is left behind ------------------------------------------------------------------------------------------
+# ---- nothing is left behind ----------------------------------------------------------------------
 
 
 def test_close_ends_every_process_and_may_be_repeated(run: Run, pool: Pool) -> None:
@@ -281,20 +271,20 @@ def test_close_ends_every_process_and_may_be_repeated(run: Run, pool: Pool) -> N
 def test_shared_memory_is_empty_after_the_last_report(
     run: Run, pool: Pool, blocks: Callable[[], list[str]]
 ) -> None:
-    assert (
-        len(list(pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)))) == 6
-    )
+    jobs = ((run, task(k, verb="probe", params=run.params)) for k in range(6))
+    assert len(list(pool.map(jobs))) == 6
     assert blocks() == []
 
 
 def test_shared_memory_is_empty_after_a_caller_that_stops_early(
     run: Run, pool: Pool, blocks: Callable[[], list[str]]
 ) -> None:
-    stream = pool.map(
-        [(run, task(k, act=6 * (k == 1), verb="probe", params=run.params)) for k in (3, 1)]
-    )
+    at_once = task(3, verb="probe", params=run.params)
+    later = task(1, act=6, verb="probe", params=run.params)
+    stream = pool.map([(run, at_once), (run, later)])
     next(stream)
-    time.sleep(0.3)  # by now the other worker has answered, and nobody has read it
+    # by then the other worker has answered, and nobody has read it
+    time.sleep(0.3)
     stream.close()
     assert pool._team == []
     assert blocks() == []
@@ -302,14 +292,13 @@ def test_shared_memory_is_empty_after_a_caller_that_stops_early(
 
 def test_shared_memory_is_empty_after_a_failure(run: Run, blocks: Callable[[], list[str]]) -> None:
     pool = Pool(workers=3)
-    stream = pool.map(
-        [
-            (run, task(k, act=act, verb="probe", params=run.params))
-            for k, act in ((3, 0), (1, 5), (5, 6))
-        ]
-    )
+    at_once = task(3, verb="probe", params=run.params)
+    failing = task(1, act=5, verb="probe", params=run.params)
+    later = task(5, act=6, verb="probe", params=run.params)
+    stream = pool.map([(run, at_once), (run, failing), (run, later)])
     next(stream)
-    time.sleep(0.4)  # by now client 1 has failed and client 5 has answered
+    # by then client 1 has failed and client 5 has answered
+    time.sleep(0.4)
     with pytest.raises(EngineError, match="client 1 could not probe"):
         next(stream)
     assert blocks() == []
@@ -321,7 +310,8 @@ def test_a_tree_that_goes_to_everybody_is_shared_once(
     most = 0
     for _ in pool.map((run, task(k, verb="probe", params=run.params)) for k in range(6)):
         most = max(most, len(blocks()))
-    assert most <= 3  # the broadcast, and an answer of each of two workers
+    # the broadcast, and an answer of each of two workers
+    assert most <= 3
 
 
 def test_global_randomness_is_left_alone(run: Run, pool: Pool) -> None:
@@ -330,7 +320,7 @@ def test_global_randomness_is_left_alone(run: Run, pool: Pool) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---- choosing --------------------------------------------------------------------------------------------------------
+# ---- choosing ------------------------------------------------------------------------------------
 
 
 def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,10 @@ def gone(block: Block) -> bool:
 
 def there_and_back(*forest: trees.Tree) -> list[trees.Tree]:
     block = put(forest)
-    found = get(block)
+    back = get(block)
     drop(block.name)
     assert gone(block)
-    return found
+    return back
 
 
 def test_every_type_comes_back_in_order() -> None:
@@ -87,9 +87,12 @@ def test_nothing_to_share_takes_no_memory(forest: list[trees.Tree]) -> None:
     assert block.name is None
     back = get(block)
     drop(block.name)
-    assert [{k: (v.shape, v.dtype) for k, v in t.items()} for t in back] == [
-        {k: (v.shape, v.dtype) for k, v in t.items()} for t in forest
-    ]
+    assert len(back) == len(forest)
+    for tree, original in zip(back, forest, strict=True):
+        assert list(tree) == list(original)
+        for name, value in original.items():
+            assert tree[name].shape == value.shape
+            assert tree[name].dtype == value.dtype
 
 
 @settings(max_examples=30, deadline=None)
@@ -135,11 +138,11 @@ def test_another_process_reads_it_and_answers() -> None:
         pytest.skip("there is no fork on this system")
     block = put([{"w": torch.tensor([1.5, 2.0])}])
     context = mp.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=double, args=(block, there))
+    our_end, its_end = context.Pipe()
+    process = context.Process(target=double, args=(block, its_end))
     process.start()
-    assert here.poll(30)
-    answer = here.recv()
+    assert our_end.poll(30)
+    answer = our_end.recv()
     process.join(30)
     (tree,) = get(answer)
     drop(answer.name)

@@ -1,4 +1,7 @@
-"""Each network against the papers' description written as one row of torch layers, with the same weights."""
+"""Each network against the papers' description, written as one row of torch layers.
+
+Both hold the same weights.
+"""
 
 import pytest
 import torch
@@ -10,58 +13,66 @@ from fedgrove.nets.layout import tensors_of
 
 ROWS = {
     "har-cnn": (
-        *(nn.Conv1d(3, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2)),
-        *(nn.Conv1d(64, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool1d(2)),
-        *(nn.Flatten(), nn.Linear(64 * 5, 32), nn.ReLU(), nn.Linear(32, 3)),
+        nn.Conv1d(3, 64, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(64, 64, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 5, 32),
+        nn.ReLU(),
+        nn.Linear(32, 3),
     ),
     "mnist-cnn": (
-        *(nn.Conv2d(3, 32, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 5, padding="same"), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(64 * 4 * 5, 128), nn.ReLU(), nn.Linear(128, 3)),
+        nn.Conv2d(3, 32, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 5, 128),
+        nn.ReLU(),
+        nn.Linear(128, 3),
     ),
     "lenet": (
-        *(
-            nn.Conv2d(3, 32, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ),
-        *(
-            nn.Flatten(),
-            nn.Linear(64 * 1 * 2, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, 3),
-        ),
+        nn.Conv2d(3, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 1 * 2, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 3),
     ),
     "leafcnn": (
-        *(
-            nn.Conv2d(3, 32, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ),
-        *(nn.Flatten(), nn.Linear(64 * 1 * 2, 2048), nn.ReLU(), nn.Linear(2048, 3)),
+        nn.Conv2d(3, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 1 * 2, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, 3),
     ),
     "bn-cnn2": (
-        *(
-            nn.Conv2d(3, 64, 3, padding="same", bias=False),
-            nn.BatchNorm2d(64),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ),
-        *(
-            nn.Conv2d(64, 128, 3, padding="same", bias=False),
-            nn.BatchNorm2d(128),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ),
-        *(nn.Flatten(), nn.Linear(128 * 4 * 5, 3)),
+        nn.Conv2d(3, 64, 3, padding="same", bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 128, 3, padding="same", bias=False),
+        nn.BatchNorm2d(128),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128 * 4 * 5, 3),
     ),
     "mlp": (
         nn.Flatten(),
@@ -82,7 +93,12 @@ def values(*shape: int) -> Tensor:
 @pytest.mark.parametrize("train", [False, True])
 def test_as_described(name: str, train: bool) -> None:
     """In train mode too, with dropout left out: it draws in an order of its own."""
-    shape, options = ((3, 20), {"dropout": False}) if name == "har-cnn" else ((3, 16, 20), {})
+    if name == "har-cnn":
+        shape = (3, 20)
+        options = {"dropout": False}
+    else:
+        shape = (3, 16, 20)
+        options = {}
     built = nets.build(name, shape, 3, seed=0, **options).double().train(train)
     row = nn.Sequential(*ROWS[name]).double()
     row.train(train)
@@ -102,24 +118,22 @@ def norm(x: Tensor, tree: dict[str, Tensor], name: str) -> Tensor:
 
 
 def test_resnet18_as_described() -> None:
-    """Eight blocks, the first of groups 2 to 4 with stride 2 and a projection; ReLU after the sum."""
+    """Eight blocks, the first of groups 2 to 4 with stride 2 and a projection; ReLU after sums."""
     built = nets.build("resnet18", (3, 16, 16), 3, seed=0, width=4).double()
     t = tensors_of(built)
     x = values(4, 3, 16, 16)
     y = F.relu(norm(F.conv2d(x, t["conv1.weight"], padding=1), t, "norm1"))
     for group in (1, 2, 3, 4):
         for i in (0, 1):
-            at, stride = f"layer{group}.{i}", 2 if group > 1 and i == 0 else 1
-            z = F.relu(
-                norm(
-                    F.conv2d(y, t[f"{at}.conv1.weight"], stride=stride, padding=1), t, f"{at}.norm1"
-                )
-            )
-            z = norm(F.conv2d(z, t[f"{at}.conv2.weight"], padding=1), t, f"{at}.norm2")
+            block = f"layer{group}.{i}"
+            stride = 2 if group > 1 and i == 0 else 1
+            z = F.conv2d(y, t[f"{block}.conv1.weight"], stride=stride, padding=1)
+            z = F.relu(norm(z, t, f"{block}.norm1"))
+            z = F.conv2d(z, t[f"{block}.conv2.weight"], padding=1)
+            z = norm(z, t, f"{block}.norm2")
             if stride == 2:
-                y = norm(
-                    F.conv2d(y, t[f"{at}.shortcut.conv.weight"], stride=2), t, f"{at}.shortcut.norm"
-                )
+                y = F.conv2d(y, t[f"{block}.shortcut.conv.weight"], stride=2)
+                y = norm(y, t, f"{block}.shortcut.norm")
             y = F.relu(z + y)
     assert y.shape == (4, 32, 2, 2)
     logits = F.linear(F.adaptive_avg_pool2d(y, 1).flatten(1), t["head.weight"], t["head.bias"])

@@ -25,20 +25,23 @@ __all__ = ["Net", "Output", "build", "describe", "fitting", "names"]
 
 
 @dataclass(frozen=True)
-class _Known:
+class _BuiltIn:
     make: Callable[..., nn.Module]
     about: str
     spatial: int | None
     """How many dimensions follow the channels; None: any."""
     least: int = 1
+    """The least size of each of these dimensions; below, a layer would have nothing left."""
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        return self.spatial is None or (
-            len(shape) == self.spatial + 1 and min(shape[1:]) >= self.least
-        )
+        """Whether it takes inputs of ``shape``."""
+        if self.spatial is None:
+            return True
+        return len(shape) == self.spatial + 1 and min(shape[1:]) >= self.least
 
     @property
     def takes(self) -> str:
+        """The shapes that it takes, in words."""
         match self.spatial:
             case None:
                 return "any shape"
@@ -49,22 +52,31 @@ class _Known:
 
     @property
     def options(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.make).parameters.values()
-        fixed = ("shape", "classes", "blocks")
-        return {p.name: p.default for p in parameters if p.name not in fixed}
+        """What the user may set, with the defaults."""
+        options = {}
+        for name, parameter in inspect.signature(self.make).parameters.items():
+            # The data decide the first two, the net's name the third.
+            if name not in ("shape", "classes", "blocks"):
+                options[name] = parameter.default
+        return options
 
 
 _NETS = {
-    "har-cnn": _Known(HarCnn, "the 1D-CNN of CA-AFP", 1, 4),
-    "mnist-cnn": _Known(MnistCnn, "the CNN of FedLayerPrune", 2, 4),
-    "lenet": _Known(LeNet, "the LeNet of AdFedWCP", 2, 16),
-    "leafcnn": _Known(LeafCnn, "the LeafCNN of AdFedWCP", 2, 16),
-    "bn-cnn2": _Known(functools.partial(BnCnn, blocks=2), "the 2-conv CNN of SAFL for MNIST", 2, 4),
-    "bn-cnn4": _Known(
-        functools.partial(BnCnn, blocks=4), "the 4-conv CNN of SAFL for CIFAR-10", 2, 16
+    "har-cnn": _BuiltIn(HarCnn, "the 1D-CNN of CA-AFP", spatial=1, least=4),
+    "mnist-cnn": _BuiltIn(MnistCnn, "the CNN of FedLayerPrune", spatial=2, least=4),
+    "lenet": _BuiltIn(LeNet, "the LeNet of AdFedWCP", spatial=2, least=16),
+    "leafcnn": _BuiltIn(LeafCnn, "the LeafCNN of AdFedWCP", spatial=2, least=16),
+    "bn-cnn2": _BuiltIn(
+        functools.partial(BnCnn, blocks=2), "the 2-conv CNN of SAFL for MNIST", spatial=2, least=4
     ),
-    "resnet18": _Known(ResNet18, "ResNet-18 for small images", 2, 8),
-    "mlp": _Known(Mlp, "two hidden layers", None),
+    "bn-cnn4": _BuiltIn(
+        functools.partial(BnCnn, blocks=4),
+        "the 4-conv CNN of SAFL for CIFAR-10",
+        spatial=2,
+        least=16,
+    ),
+    "resnet18": _BuiltIn(ResNet18, "ResNet-18 for small images", spatial=2, least=8),
+    "mlp": _BuiltIn(Mlp, "two hidden layers", spatial=None),
 }
 
 
@@ -88,9 +100,11 @@ def describe(name: str) -> str:
     >>> describe("mlp")
     'two hidden layers; takes any shape; options: hidden=64'
     """
-    known = _known(name)
-    options = ", ".join(f"{k}={v}" for k, v in known.options.items()) or "none"
-    return f"{known.about}; takes {known.takes}; options: {options}"
+    net = _built_in(name)
+    options = ", ".join(f"{option}={default}" for option, default in net.options.items())
+    if not options:
+        options = "none"
+    return f"{net.about}; takes {net.takes}; options: {options}"
 
 
 def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -99,34 +113,33 @@ def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
     >>> fitting((9, 128))
     ('har-cnn', 'mlp')
     """
-    return tuple(name for name, known in _NETS.items() if known.fits(shape))
+    return tuple(name for name, net in _NETS.items() if net.fits(shape))
 
 
 def build(
     net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int, **options: Any
 ) -> nn.Module:
-    """Make a network for inputs of ``shape``, with initial weights that follow from ``seed`` alone.
+    """Make a network for inputs of ``shape``, with initial weights that depend on ``seed`` alone.
 
-    ``net`` is a name, perhaps with options ("bn-cnn2:norm=none"), ``path/file.py:Class``, or a module (which is copied,
-    and keeps its weights). Global random state is left as it was. The network is tried once: it must give
-    ``(2, classes)`` for a batch of two.
+    ``net`` is a name, perhaps with options ("bn-cnn2:norm=none"), ``path/file.py:Class``, or a
+    module (which is copied, and keeps its weights). Global random state is left as it was. The
+    network is tried once: it must give ``(2, classes)`` for a batch of two.
 
     >>> build("mlp", (8,), 3, seed=0, hidden=5).fc1
     Linear(in_features=8, out_features=5, bias=True)
     """
-    check(
-        bool(shape) and all(isinstance(n, int) and n > 0 for n in shape),
-        "shape",
-        shape,
-        "positive whole numbers",
-    )
+    shape_is_valid = bool(shape) and all(isinstance(n, int) and n > 0 for n in shape)
+    check(shape_is_valid, "shape", shape, "positive whole numbers")
     check(classes > 0, "classes", classes, "above 0")
+    shape = tuple(shape)
+    name = net if isinstance(net, str) else type(net).__name__
     with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed: it would seed the accelerators too, which fork_rng does not restore here.
+        # Not torch.manual_seed: it would seed the accelerators too, which fork_rng does not restore
+        # here.
         torch.default_generator.manual_seed(seed)
-        module = _make(net, tuple(shape), classes, options)
+        module = _make(net, shape, classes, options)
         norms.settle(module)
-        _try(module, net if isinstance(net, str) else type(net).__name__, tuple(shape), classes)
+        _check_output(module, name, shape, classes)
     return module
 
 
@@ -136,62 +149,74 @@ def _make(
     if isinstance(net, nn.Module):
         if options:
             raise InputError(
-                f"options {', '.join(options)} came with a finished module; set them where you make it."
+                f"options {', '.join(options)} were given with a finished module; "
+                "set them where you make the module."
             )
         return copy.deepcopy(net)
     if custom.is_spec(net):
         return custom.load(net, shape, classes, options)
-    name, _, said = net.partition(":")
-    known = _known(name)
-    options = {**_said(name, said, known.options), **options}
-    return _fitted(name, known, shape, classes, options)
-
-
-def _said(net: str, text: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Options written behind a name, "norm=none,width=32", in the types of their defaults."""
-    given = dict(pair.partition("=")[::2] for pair in text.split(",")) if text else {}
-    try:
-        return {k: _typed(v, known[k]) if k in known else v for k, v in given.items()}
-    except (ValueError, KeyError):
-        options = ", ".join(f"{k}={v}" for k, v in known.items())
+    name, _, text = net.partition(":")
+    built_in = _built_in(name)
+    # An option given as an argument wins over the same one behind the name.
+    options = {**_parsed(name, text, built_in.options), **options}
+    for option in options:
+        if option not in built_in.options:
+            raise unknown(f"option of net '{name}'", option, built_in.options)
+    if not built_in.fits(shape):
         raise InputError(
-            f"net '{net}:{text}' was asked for; its options are written as in {net}:{options}."
-        ) from None
+            f"net '{name}' takes {built_in.takes} and was given {shape}; "
+            f"nets that take this shape: {', '.join(fitting(shape))}."
+        )
+    return built_in.make(shape, classes, **options)
+
+
+def _parsed(name: str, text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in ``text``, as in "norm=none,width=32", in the types of their defaults.
+
+    Unknown options stay as they are: they are refused together with those given as arguments.
+    """
+    if not text:
+        return {}
+    # Of an option that is written twice the last one counts, before any is converted.
+    texts: dict[str, str] = {}
+    for pair in text.split(","):
+        option, _, value = pair.partition("=")
+        texts[option] = value
+    options: dict[str, Any] = {}
+    for option, value in texts.items():
+        if option not in defaults:
+            options[option] = value
+            continue
+        try:
+            options[option] = _typed(value, defaults[option])
+        except (ValueError, KeyError):
+            example = ",".join(f"{option}={default}" for option, default in defaults.items())
+            raise InputError(
+                f"net '{name}:{text}' has an option that cannot be read; "
+                f"write options as in {name}:{example}."
+            ) from None
+    return options
 
 
 def _typed(text: str, default: Any) -> Any:
-    return (
-        {"true": True, "false": False}[text.lower()]
-        if isinstance(default, bool)
-        else type(default)(text)
-    )
+    # Not bool(text): bool("false") is True.
+    if isinstance(default, bool):
+        return {"true": True, "false": False}[text.lower()]
+    return type(default)(text)
 
 
-def _fitted(
-    net: str, known: _Known, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
-) -> nn.Module:
-    for name in options:
-        if name not in known.options:
-            raise unknown(f"option of net '{net}'", name, known.options)
-    if not known.fits(shape):
-        raise InputError(
-            f"net '{net}' takes {known.takes} and was given {shape}; "
-            f"nets that take this shape: {', '.join(fitting(shape))}."
-        )
-    return known.make(shape, classes, **options)
-
-
-def _known(name: str) -> _Known:
+def _built_in(name: str) -> _BuiltIn:
     if name not in _NETS:
         raise unknown("net", name, _NETS)
     return _NETS[name]
 
 
-def _try(module: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+def _check_output(module: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+    """Run the network once on two inputs, and refuse what is not two rows of logits."""
     out = probe(module, shape, batch=2)
-    got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-    if got != (2, classes):
+    given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    if given != (2, classes):
         raise InputError(
-            f"net '{name}' gave {got} for two inputs of shape {shape}; it must give {(2, classes)}, "
-            "one logit per class: check its last layer."
+            f"net '{name}' gave {given} for two inputs of shape {shape}; it must give "
+            f"{(2, classes)}, one logit per class: check its last layer."
         )

@@ -24,15 +24,18 @@ def is_spec(net: str) -> bool:
 
 
 def load(spec: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """Make the user's network: ``Class(shape, classes)``, ``Class(classes)`` or ``Class()``, by its signature."""
+    """Make the user's network.
+
+    Called as ``Class(shape, classes)``, ``Class(classes)`` or ``Class()``, by its signature.
+    """
     cls = find(spec)
     args, kwargs = _arguments(spec, cls, shape, classes, options)
     try:
         module: nn.Module = cls(*args, **kwargs)
     except Exception as error:
         raise InputError(
-            f"{spec} was called with shape {shape} and {classes} classes and raised {type(error).__name__}: {error}; "
-            "make it accept these."
+            f"{spec} was called with shape {shape} and {classes} classes and raised "
+            f"{type(error).__name__}: {error}; make it accept these."
         ) from error
     return module
 
@@ -42,40 +45,48 @@ def find(spec: str) -> type[nn.Module]:
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not name:
         raise InputError(f"net '{spec}' names no class; write path/file.py:Class.")
-    found = vars(_imported(Path(path)))
-    own = [
-        k
-        for k, v in found.items()
-        if isinstance(v, type) and issubclass(v, nn.Module) and v is not nn.Module
-    ]
-    if name not in own:
-        raise unknown(f"network class in {path}", name, own)
-    cls: type[nn.Module] = found[name]
-    return cls
+    networks: dict[str, type[nn.Module]] = {}
+    for key, value in vars(_imported(Path(path))).items():
+        is_network = isinstance(value, type) and issubclass(value, nn.Module)
+        # A file with "from torch.nn import Module" holds that one too.
+        if is_network and value is not nn.Module:
+            networks[key] = value
+    if name not in networks:
+        raise unknown(f"network class in {path}", name, networks)
+    return networks[name]
 
 
 def _imported(path: Path) -> ModuleType:
-    """The file as a module, under a name made from its text: the same text is imported once, in every process."""
+    """The file as a module.
+
+    Its name is made from the file's text: the same text is imported once, under the same name in
+    every process, so that instances of its classes are of one type and can be pickled.
+    """
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of a Python file that exists.")
-    name = f"fedgrove_user_{path.stem}_{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    name = f"fedgrove_user_{path.stem}_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is not a Python file; give one that ends with .py.")
     module = importlib.util.module_from_spec(spec)
+    # Before it is run, as the import statement does it: dataclasses and pickle look there.
     sys.modules[name] = module
-    sys.path.insert(0, str(path.resolve().parent))  # the file may import its neighbours
+    # The file may import others of its folder, as if it were run as a script.
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        # Half-run: the next attempt must not get it.
         del sys.modules[name]
         raise InputError(
             f"{path} could not be imported, {type(error).__name__}: {error}; run it by itself."
         ) from error
     finally:
-        sys.path.remove(str(path.resolve().parent))
+        sys.path.remove(folder)
     return module
 
 
@@ -86,24 +97,36 @@ def _arguments(
     classes: int,
     options: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """How to call ``cls``: arguments called shape, classes or num_classes by name, else by how many it requires."""
+    """The arguments to call ``cls`` with.
+
+    Parameters called shape, classes or num_classes are given by name; if there are none, or that
+    does not fit, the number of required parameters decides.
+    """
     signature = inspect.signature(cls)
-    known = {"shape": shape, "classes": classes, "num_classes": classes}
-    named: dict[str, Any] = {k: v for k, v in known.items() if k in signature.parameters}
-    required = [
-        p for p in signature.parameters.values() if p.default is p.empty and p.kind in _POSITIONAL
-    ]
-    open_ = [p for p in required if p.name not in options]
-    forms: tuple[tuple[Any, ...], ...] = ((shape, classes), (classes,), ())
-    tries = [((), named)] * bool(named) + [(form, {}) for form in forms if len(form) == len(open_)]
-    for args, kwargs in tries:
+    attempts: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    known: dict[str, Any] = {"shape": shape, "classes": classes, "num_classes": classes}
+    by_name = {name: value for name, value in known.items() if name in signature.parameters}
+    if by_name:
+        attempts.append(((), by_name))
+    n_required = 0
+    for parameter in signature.parameters.values():
+        is_required = parameter.default is parameter.empty and parameter.kind in _POSITIONAL
+        # The user's options fill theirs.
+        if is_required and parameter.name not in options:
+            n_required += 1
+    by_position: tuple[tuple[Any, ...], ...] = ((shape, classes), (classes,), ())
+    for args in by_position:
+        if len(args) == n_required:
+            attempts.append((args, {}))
+    for args, kwargs in attempts:
         try:
             signature.bind(*args, **kwargs, **options)
         except TypeError:
             continue
         return args, {**kwargs, **options}
-    name, given = cls.__name__, f" with options {', '.join(options)}" if options else ""
+    name = cls.__name__
+    with_options = f" with options {', '.join(options)}" if options else ""
     raise InputError(
-        f"{spec} takes {signature}; {name}(shape, classes), {name}(classes) and {name}() were tried{given}: "
-        "give it one of these signatures."
+        f"{spec} takes {signature}; {name}(shape, classes), {name}(classes) and {name}() were tried"
+        f"{with_options}: give it one of these signatures."
     )

@@ -11,13 +11,14 @@ from torch.nn import functional as F
 from ..errors import check
 
 LEVELS = 1 << 16
+"""How many values a random number of 16 bits can take."""
 
 
 class Dropout(nn.Module):
     """Dropout that on a CPU cuts each 64-bit draw into four: a third of the time of ``nn.Dropout``.
 
-    ``p`` is rounded to a multiple of 2^-16; what is kept is divided by the rounded share, so the mean stays exact.
-    Works under ``torch.func.vmap``; draws from torch's default generator.
+    ``p`` is rounded to a multiple of 2^-16; kept values are divided by the rounded share, so the
+    mean stays exact. Works under ``torch.func.vmap``; draws from torch's default generator.
     """
 
     def __init__(self, p: float) -> None:
@@ -26,20 +27,25 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop in train mode, nothing else."""
-        dropped = round(self.p * LEVELS)
-        if not self.training or not dropped:
+        """Drop in train mode; in eval mode ``x`` itself."""
+        dropped_levels = round(self.p * LEVELS)
+        if not self.training or dropped_levels == 0:
             return x
-        if x.is_cuda:  # random bits are cheap there
+        # On a GPU random bits are cheap.
+        if x.is_cuda:
             return F.dropout(x, self.p)
         n = math.prod(x.shape)
-        bits = torch.randint(-(1 << 63), (1 << 63) - 1, (-(-n // 4),))
+        # -(-n // 4) is n / 4 rounded up: four numbers of 16 bits from each draw.
+        draws = torch.randint(-(1 << 63), (1 << 63) - 1, (-(-n // 4),))
         try:
-            pieces = bits.view(torch.int16)
-        except RuntimeError:  # older torch has no such view under vmap
+            numbers = draws.view(torch.int16)
+        except RuntimeError:
+            # Older versions of torch cannot view another dtype under vmap.
             return F.dropout(x, self.p)
-        keep = pieces[:n].view(x.shape) >= dropped - LEVELS // 2
-        return x * keep.to(x.dtype).div_(1 - dropped / LEVELS)
+        # The numbers are signed: the lowest is -LEVELS / 2, and the lowest dropped_levels of them
+        # drop their value.
+        keep = numbers[:n].view(x.shape) >= dropped_levels - LEVELS // 2
+        return x * keep.to(x.dtype).div_(1 - dropped_levels / LEVELS)
 
     def extra_repr(self) -> str:
         """What print shows."""

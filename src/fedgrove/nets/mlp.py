@@ -1,4 +1,4 @@
-"""The network that takes anything."""
+"""The network that takes inputs of any shape."""
 
 from __future__ import annotations
 
@@ -20,5 +20,6 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits of a batch of any shape."""
         x = F.relu(self.fc1(x.flatten(1)))
-        logits: Tensor = self.head(F.relu(self.fc2(x)))
+        x = F.relu(self.fc2(x))
+        logits: Tensor = self.head(x)
         return logits

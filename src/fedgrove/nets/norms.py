@@ -1,4 +1,4 @@
-"""The choice of norm layers, and the care they need."""
+"""The norm layers that a net may have, and what federated training needs of them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ KINDS = ("batch", "group", "none")
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Normalises in float32 or more, whatever comes in, and gives back what came.
+    """Normalises in float32 or more, whatever the input's type; the output has the input's type.
 
-    Under ``vmap`` and autocast torch's own scales bf16 by float32 and hands its gradient back in the wrong type.
+    Under ``vmap`` and autocast torch's own layer scales bf16 by float32 and returns its gradient in
+    the wrong type.
     """
 
     mixed = False
-    """Whether torch's own kernel may take the types as they come."""
+    """Whether input and parameters may differ in type, as torch's own kernel allows."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Statistics and scaling in the parameters' type."""
@@ -32,44 +33,55 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 class ThinGroupNorm(nn.GroupNorm):
-    """A GroupNorm some of whose channels were removed, as if they were there and 0.
+    """A GroupNorm with channels removed that computes as if they were still there and 0.
 
-    ``sizes``: how many channels stay in each group. Mean and variance are over the channels there used to be, so that
-    the outputs are those of the masked net.
+    ``sizes``: how many channels are left in each group. Mean and variance are over all channels of
+    the full group, so that the outputs are those of the masked net.
     """
 
     def __init__(self, full: nn.GroupNorm, sizes: tuple[int, ...]) -> None:
+        # Not GroupNorm's own __init__, which refuses groups of different sizes.
         nn.Module.__init__(self)
-        self.sizes, self.width = sizes, full.num_channels // full.num_groups
-        self.num_groups, self.num_channels, self.eps, self.affine = (
-            len(sizes),
-            sum(sizes),
-            full.eps,
-            True,
-        )
-        self.weight, self.bias = full.weight, full.bias
+        self.sizes = sizes
+        self.width = full.num_channels // full.num_groups
+        self.num_groups = len(sizes)
+        self.num_channels = sum(sizes)
+        self.eps = full.eps
+        self.affine = True
+        self.weight = full.weight
+        self.bias = full.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise group by group, then scale and shift."""
-        parts = [
-            self._normal(part) for part in torch.split(x, list(self.sizes), 1) if part.shape[1]
-        ]
+        parts = []
+        for part in torch.split(x, list(self.sizes), 1):
+            # A group may have lost all of its channels.
+            if part.shape[1]:
+                parts.append(self._normalised(part))
+        # One scale per channel, the same at every position of an image or series.
         shape = (-1, *(1,) * (x.dim() - 2))
         return torch.cat(parts, 1) * self.weight.view(shape) + self.bias.view(shape)
 
-    def _normal(self, x: Tensor) -> Tensor:
-        dims, spots = tuple(range(1, x.dim())), math.prod(x.shape[2:])
-        n, gone = self.width * spots, (self.width - x.shape[1]) * spots
+    def _normalised(self, x: Tensor) -> Tensor:
+        dims = tuple(range(1, x.dim()))
+        positions = math.prod(x.shape[2:])
+        n = self.width * positions
+        n_removed = (self.width - x.shape[1]) * positions
         mean = x.sum(dims, keepdim=True) / n
-        apart = x - mean
-        # Each number that is gone was 0, the mean's own distance away.
-        variance = ((apart * apart).sum(dims, keepdim=True) + gone * mean * mean) / n
-        return apart * torch.rsqrt(variance + self.eps)
+        centred = x - mean
+        # Each removed number was 0, and so differed from the mean by the mean itself.
+        squares = (centred * centred).sum(dims, keepdim=True) + n_removed * mean * mean
+        variance = squares / n
+        return centred * torch.rsqrt(variance + self.eps)
 
 
 @contextmanager
 def native() -> Iterator[None]:
-    """Without ``vmap`` torch's kernel takes bf16 with float32 statistics, and faster."""
+    """Use torch's own BatchNorm kernel, for calls without ``vmap``.
+
+    There it takes bf16 with float32 statistics, and is faster.
+    """
+    # On the class, not on one net's layers: a call runs on nets and copies that are not known here.
     BatchNorm2d.mixed = True
     try:
         yield
@@ -78,7 +90,7 @@ def native() -> Iterator[None]:
 
 
 def layer(kind: str, channels: int) -> nn.Module:
-    """The norm layer for images of ``channels``: batch, group (two groups, as in FedAPTA) or none."""
+    """The norm layer for images of ``channels``: batch, group (two, as in FedAPTA) or none."""
     check(kind in KINDS, "norm", kind, f"one of {', '.join(KINDS)}")
     match kind:
         case "batch":
@@ -90,15 +102,17 @@ def layer(kind: str, channels: int) -> nn.Module:
 
 
 def settle(module: nn.Module) -> None:
-    """Leave every BatchNorm with float buffers only, in place: its integer counter cannot be averaged.
+    """Leave every BatchNorm with float buffers only, in place.
 
-    The counter is used for ``momentum=None`` alone, which is refused.
+    Its integer counter cannot be averaged. Only ``momentum=None`` uses the counter, and that is
+    refused.
     """
     for name, part in module.named_modules():
-        if isinstance(part, _NormBase) and part.track_running_stats:
-            if part.momentum is None:
-                raise InputError(
-                    f"norm layer '{name}' has momentum=None; it must be a number, since a cumulative average counts "
-                    "batches and clients cannot share that count: give it momentum=0.1."
-                )
-            part.num_batches_tracked = None
+        if not isinstance(part, _NormBase) or not part.track_running_stats:
+            continue
+        if part.momentum is None:
+            raise InputError(
+                f"norm layer '{name}' has momentum=None; it must be a number, since a cumulative "
+                "average counts batches and clients cannot share that count: give it momentum=0.1."
+            )
+        part.num_batches_tracked = None

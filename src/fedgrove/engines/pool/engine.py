@@ -1,9 +1,10 @@
 """A worker process per core, one thread each: the default on a CPU.
 
-On a CPU the arithmetic dominates: stacking clients or adding threads buys nothing, processes do. Parameters travel
-through shared memory, each tree of a broadcast once; client memory is read and written by the workers themselves.
-The longest of the next jobs goes first, reports come back in job order, and no more than a window of jobs is ever
-under way, so that the server's memory does not grow with the number of clients.
+On a CPU the arithmetic dominates: stacking clients or adding threads gains nothing, processes do.
+Parameters travel through shared memory, each tree of a broadcast once; client memory is read and
+written by the workers themselves. Of the next jobs the longest starts first, reports come back in
+job order, and only a window of jobs is ever in progress, so that the server's memory does not grow
+with the number of clients.
 """
 
 from __future__ import annotations
@@ -23,37 +24,41 @@ import torch
 
 from ...core import Packet, Report, Task
 from ...errors import EngineError, FedgroveError
-from ...runs.run import Run
+from ...runs.rounds import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, count_down, count_up
-from ..work import perform
+from ..work import Sent, count_down, count_up, perform
 from . import shared
 from .shared import Block
 
 
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # A container or a batch system may allow fewer cores than the machine has; not every system
+    # can say so.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
-class Letter:
-    """A task or report without its tensors: they lie in shared memory, at the places given."""
+class Envelope:
+    """A task or report without its tensors, which travel as a list of trees in shared memory."""
 
     body: Any
     packets: tuple[tuple[str, int, int | None], ...]
-    """(packet, number of the tree of its values, number of the tree of its mask)."""
+    """(packet name, index of the tree of its values, index of the tree of its mask)."""
 
 
 @dataclass(eq=False)
 class Worker:
-    """A process and this end of the pipe to it."""
+    """A process, and the server's end of the pipe to it."""
 
     process: BaseProcess
     pipe: Connection
     job: int | None = None
+    """The job it is working on."""
     reply: str | None = None
-    """The block its answer will lie in."""
+    """The name of the shared block that its answer will be in."""
 
 
 @dataclass(eq=False)
@@ -68,72 +73,99 @@ class Pool:
     def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
         """Do the jobs on the workers; reports come in job order."""
         size = self.workers or cores()
-        flow = _Flow(iter(jobs), window=max(16, 4 * size))
+        # Four jobs per worker keep all of them busy while the report of a long job is awaited.
+        window = _Window(iter(jobs), max(16, 4 * size))
         try:
-            while flow.fill():
-                while flow.next in flow.done:
-                    yield flow.take()
-                    flow.fill()
-                if not flow.open:
+            while window.fill():
+                while window.next_report in window.done:
+                    yield window.take()
+                    window.fill()
+                if not window.open:
                     continue
-                self._hire(flow, size)
-                self._hand_out(flow)
-                self._collect(flow)
+                self._start_workers(window, size)
+                self._hand_out(window)
+                self._collect(window)
         except BaseException:
+            # Also for Ctrl-C, and for a caller that stops early (GeneratorExit): workers in the
+            # middle of a job would otherwise answer the next call.
             self.close()
             raise
         finally:
-            flow.clear()
+            window.free_blocks()
 
-    def _hire(self, flow: _Flow, size: int) -> None:
-        """Fork workers that know every run of the window; they inherit data and network without a copy."""
-        new = [run for run, _ in flow.open.values() if not any(run is r for r in self._runs)]
-        if self._team and not new:
+    def _start_workers(self, window: _Window, size: int) -> None:
+        """Fork workers that know all runs of the window.
+
+        They inherit data and network without a copy, but only of runs that exist when they start.
+        """
+        new_runs: list[Run] = []
+        for run, _ in window.open.values():
+            if run not in self._runs and run not in new_runs:
+                new_runs.append(run)
+        if self._team and not new_runs:
             return
-        if any(w.job is not None for w in self._team):
-            return  # a run these workers do not know: first let them finish
-        self.close()
-        self._runs = list(dict.fromkeys([*self._runs, *new]))
-        resource_tracker.ensure_running()  # before the fork, so that all processes share one
-        context = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
-        for _ in range(size):
-            here, there = context.Pipe()
-            others = [w.pipe for w in self._team] + [here]
-            process = context.Process(target=_serve, args=(there, others, self._runs), daemon=True)  # type: ignore[attr-defined]
-            process.start()
-            there.close()
-            self._team.append(Worker(process, here))
-
-    def _hand_out(self, flow: _Flow) -> None:
         for worker in self._team:
-            if worker.job is None and (job := flow.pick(self._runs)) is not None:
-                run, task = flow.open[job]
-                place = next(i for i, r in enumerate(self._runs) if r is run)
-                letter, forest = _strip(task, task.send)
-                worker.job, worker.reply = job, shared.fresh_name()
-                version = run.memory.files.get(task.to)
-                try:
-                    worker.pipe.send(
-                        (place, letter, flow.share(job, forest), version, worker.reply)
-                    )
-                except OSError:
-                    raise _died(worker, flow) from None
+            if worker.job is not None:
+                # Replaced once all are idle; until then no job of the new runs is handed out.
+                return
+        self.close()
+        self._runs = [*self._runs, *new_runs]
+        # Before the fork, so that all processes share one tracker. A worker with a tracker of its
+        # own would, on exit, remove blocks that others still read.
+        resource_tracker.ensure_running()
+        method = "fork" if "fork" in mp.get_all_start_methods() else "spawn"
+        context = mp.get_context(method)
+        for _ in range(size):
+            server_end, worker_end = context.Pipe()
+            server_ends = [worker.pipe for worker in self._team]
+            server_ends.append(server_end)
+            process = context.Process(  # type: ignore[attr-defined]
+                target=_serve, args=(worker_end, server_ends, self._runs), daemon=True
+            )
+            process.start()
+            # Only the worker may hold this end: then its death closes the pipe, and is noticed.
+            worker_end.close()
+            self._team.append(Worker(process, server_end))
 
-    def _collect(self, flow: _Flow) -> None:
-        busy = {w.pipe: w for w in self._team if w.job is not None}
+    def _hand_out(self, window: _Window) -> None:
+        """Give each idle worker a job, as long as there are jobs."""
+        for worker in self._team:
+            if worker.job is not None:
+                continue
+            job = window.pick(self._runs)
+            if job is None:
+                return
+            run, task = window.open[job]
+            envelope, forest = _strip(task)
+            # Noted before anything is sent: should the worker be killed, close() knows from these
+            # that it was busy, and which block it may have left behind.
+            worker.job = job
+            worker.reply = shared.fresh_name()
+            version = run.memory.files.get(task.to)
+            try:
+                blocks = window.share(job, forest)
+                worker.pipe.send((self._runs.index(run), envelope, blocks, version, worker.reply))
+            except OSError:
+                raise _died(worker, window) from None
+
+    def _collect(self, window: _Window) -> None:
+        """Wait until at least one worker has answered, and take in all answers that are ready."""
+        busy = {worker.pipe: worker for worker in self._team if worker.job is not None}
         for pipe in wait(list(busy)):
             worker = busy[pipe]  # type: ignore[index]
             try:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
-                raise _died(worker, flow) from None
-            job, worker.job = worker.job, None
+                raise _died(worker, window) from None
+            job = worker.job
             assert job is not None
-            flow.finish(job, answer)
+            worker.job = None
+            window.finish(job, answer)
 
     def close(self) -> None:
         """End the workers."""
         for worker in self._team:
+            # An idle worker ends by itself when its pipe closes.
             worker.pipe.close()
             if worker.job is not None:
                 worker.process.terminate()
@@ -142,86 +174,115 @@ class Pool:
             if worker.process.is_alive():
                 worker.process.kill()
                 worker.process.join()
-            shared.drop(worker.reply)  # an answer that nobody read
+            # The block of an answer that was never read; any other is gone already.
+            shared.drop(worker.reply)
         self._team = []
 
 
-class _Flow:
-    """The jobs under way: what is open, what is done, what lies in shared memory."""
+class _Window:
+    """The jobs in progress: open ones, finished ones, and what they have in shared memory."""
 
-    def __init__(self, jobs: Iterator[tuple[Run, Task]], window: int) -> None:
-        self.jobs, self.window = jobs, window
+    def __init__(self, jobs: Iterator[tuple[Run, Task]], size: int) -> None:
+        self.jobs = jobs
+        self.size = size
+        # Jobs are numbered from 0 in the order in which they come.
+        self.next_job = 0
+        self.next_report = 0
         self.open: dict[int, tuple[Run, Task]] = {}
+        self.running: set[int] = set()
         self.done: dict[int, tuple[Run, Report]] = {}
-        self.busy: set[int] = set()
-        self.next = self.count = 0
-        self.sent = BroadcastCosts()
+        self.sent = Sent()
+        # Shared trees, by id. A tree is kept alive as long as its id is a key: the id of a tree
+        # that is gone could be given to another.
         self.blocks: dict[int, Block] = {}
         self.users: dict[int, set[int]] = {}
-        self.kept: dict[int, Tree] = {}  # alive as long as their identity is a key
+        self.trees: dict[int, Tree] = {}
 
     def fill(self) -> bool:
-        """Look ahead as far as the window allows; False when nothing is left."""
-        while self.count < self.next + self.window and (job := next(self.jobs, None)) is not None:
-            self.open[self.count] = job
-            self.count += 1
+        """Take jobs until the window is full; False when no job and no report is left."""
+        while self.next_job < self.next_report + self.size:
+            job = next(self.jobs, None)
+            if job is None:
+                break
+            self.open[self.next_job] = job
+            self.next_job += 1
         return bool(self.open or self.done)
 
     def pick(self, runs: list[Run]) -> int | None:
-        """The longest job nobody does yet."""
-        first: dict[tuple[int, int], int] = {}
-        for j, (run, task) in self.open.items():  # a client's tasks are done one after another
-            first.setdefault((id(run), task.to), j)
-        free = [
-            j
-            for j in first.values()
-            if j not in self.busy and any(self.open[j][0] is r for r in runs)
-        ]
-        if not free:
-            return None
-        job = max(free, key=lambda j: (self.open[j][0].infos[self.open[j][1].to].examples, -j))
-        self.busy.add(job)
-        return job
+        """The longest open job of ``runs`` that is not running yet; it counts as running now.
+
+        Longest first: a long job that starts last would leave the other workers idle at the end.
+        """
+        # Only the first open job of each client may run: the next one may need what this one makes
+        # the client remember.
+        first_of_client: dict[tuple[int, int], int] = {}
+        for job, (run, task) in self.open.items():
+            first_of_client.setdefault((id(run), task.to), job)
+        longest = None
+        most_examples = -1
+        for job in first_of_client.values():
+            run, task = self.open[job]
+            if job in self.running or run not in runs:
+                continue
+            examples = run.infos[task.to].examples
+            if examples > most_examples:
+                longest = job
+                most_examples = examples
+        if longest is not None:
+            self.running.add(longest)
+        return longest
 
     def share(self, job: int, forest: list[Tree]) -> list[Block]:
-        """Put a task's trees into shared memory, unless they are there."""
+        """Put a job's trees into shared memory, each in a block of its own, once for all jobs."""
+        blocks = []
         for tree in forest:
-            if id(tree) not in self.blocks:
-                self.blocks[id(tree)], self.kept[id(tree)] = shared.put([tree]), tree
-            self.users.setdefault(id(tree), set()).add(job)
-        return [self.blocks[id(tree)] for tree in forest]
+            key = id(tree)
+            if key not in self.blocks:
+                self.blocks[key] = shared.put([tree])
+                self.trees[key] = tree
+            self.users.setdefault(key, set()).add(job)
+            blocks.append(self.blocks[key])
+        return blocks
 
     def finish(self, job: int, answer: Any) -> None:
-        """Take a worker's answer in."""
+        """Turn a worker's answer into the report of its job."""
         run, task = self.open.pop(job)
-        self.busy.discard(job)
+        self.running.discard(job)
         if isinstance(answer, _Failed):
             raise answer.error(task)
-        letter, block, version = answer
-        report: Report = replace(letter.body, give=_packets(letter, shared.get(block)))
+        envelope, block, version = answer
+        report: Report = replace(envelope.body, give=_packets(envelope, shared.get(block)))
         shared.drop(block.name)
         run.memory.accept(task.to, version)
-        cost = {"down": count_down(task, run.method.codec, run.held, self.sent), **report.cost}
+        # Counted here and not in the worker: the cost depends on the masks that the client has been
+        # sent so far, which the server keeps track of.
+        cost = {"down": count_down(run, task, self.sent), **report.cost}
         self.done[job] = (run, replace(report, cost=cost))
         self._release(job)
 
     def _release(self, job: int) -> None:
-        """Free what only finished jobs used, unless a job of the window still wants it."""
-        wanted = {id(tree) for _, task in self.open.values() for tree in _strip(task, task.send)[1]}
-        for key in [k for k, jobs in self.users.items() if job in jobs]:
-            self.users[key].discard(job)
-            if not self.users[key] and key not in wanted:
+        """Free the blocks that only finished jobs used, unless an open job will send the tree."""
+        wanted: set[int] = set()
+        for _, task in self.open.values():
+            _, forest = _strip(task)
+            wanted.update(id(tree) for tree in forest)
+        for key, jobs in list(self.users.items()):
+            if job not in jobs:
+                continue
+            jobs.discard(job)
+            if not jobs and key not in wanted:
                 shared.drop(self.blocks.pop(key).name)
-                del self.users[key], self.kept[key]
+                del self.users[key]
+                del self.trees[key]
 
     def take(self) -> tuple[Run, Report]:
         """The next report in job order."""
-        result = self.done.pop(self.next)
-        self.next += 1
-        return result
+        report = self.done.pop(self.next_report)
+        self.next_report += 1
+        return report
 
-    def clear(self) -> None:
-        """Give all shared memory back."""
+    def free_blocks(self) -> None:
+        """Free all shared memory."""
         for block in self.blocks.values():
             shared.drop(block.name)
         self.blocks = {}
@@ -229,59 +290,85 @@ class _Flow:
 
 @dataclass(frozen=True)
 class _Failed:
-    """What went wrong in a worker, as text."""
+    """An exception in a worker, as text: the exception itself may not survive pickling."""
 
     sentence: str
     trace: str
     expected: bool
+    """Whether fedgrove raised it on purpose; then its sentence says enough."""
 
     def error(self, task: Task) -> FedgroveError:
         detail = "" if self.expected else "\n" + self.trace
         return EngineError(f"client {task.to} could not {task.verb}: {self.sentence}{detail}")
 
 
-def _died(worker: Worker, flow: _Flow) -> EngineError:
+def _died(worker: Worker, window: _Window) -> EngineError:
+    # The pipe closes a little before the process has ended and its exit code is known.
     worker.process.join(1)
-    client = next((task.to for job, (_, task) in flow.open.items() if job == worker.job), "?")
+    job = worker.job
+    assert job is not None
+    _, task = window.open[job]
     return EngineError(
-        f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}) while it worked for "
-        f"client {client}; it may have run out of memory."
+        f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}) "
+        f"while it worked for client {task.to}; it may have run out of memory."
     )
 
 
-def _strip(body: Any, packets: Mapping[str, Packet]) -> tuple[Letter, list[Tree]]:
-    """A message without its tensors, and the trees it leaves behind."""
+# ---- messages ----------------------------------------------------------------------------------
+
+
+def _strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
+    """A task or report without its tensors, and the trees that it held."""
+    packets: Mapping[str, Packet]
+    bare: Task | Report
+    if isinstance(body, Task):
+        packets = body.send
+        bare = replace(body, send={})
+    else:
+        packets = body.give
+        bare = replace(body, give={})
     forest: list[Tree] = []
-    places = []
+    indices: list[tuple[str, int, int | None]] = []
     for name, packet in packets.items():
+        values_index = len(forest)
         forest.append(packet.values)
+        mask_index = None
         if packet.mask is not None:
+            mask_index = len(forest)
             forest.append(packet.mask)
-        last = len(forest) - 1
-        places.append((name, last, None) if packet.mask is None else (name, last - 1, last))
-    return Letter(
-        replace(body, **{"send" if isinstance(body, Task) else "give": {}}), tuple(places)
-    ), forest
+        indices.append((name, values_index, mask_index))
+    return Envelope(bare, tuple(indices)), forest
 
 
-def _packets(letter: Letter, forest: list[Tree]) -> dict[str, Packet]:
-    """The packets of a message again."""
-    return {n: Packet(forest[v], None if m is None else forest[m]) for n, v, m in letter.packets}
+def _packets(envelope: Envelope, forest: list[Tree]) -> dict[str, Packet]:
+    """The packets that :func:`_strip` took out of a message."""
+    packets = {}
+    for name, values_index, mask_index in envelope.packets:
+        mask = None if mask_index is None else forest[mask_index]
+        packets[name] = Packet(forest[values_index], mask)
+    return packets
 
 
-def _serve(pipe: Connection, others: list[Connection], runs: list[Run]) -> None:
-    """A worker's life: take a letter, do the work, answer; end when the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
-    for other in others:
-        other.close()  # inherited by the fork; held open, they would hide the server's death from a worker
+# ---- in the worker -----------------------------------------------------------------------------
+
+
+def _serve(pipe: Connection, server_ends: list[Connection], runs: list[Run]) -> None:
+    """The loop of a worker: receive a task, do it, answer; ends when the pipe closes."""
+    # Ctrl-C reaches every process of the terminal; it is for the server to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Inherited by the fork. If workers held them open, no worker would see the pipe close when the
+    # server dies.
+    for server_end in server_ends:
+        server_end.close()
     torch.set_num_threads(1)
     while True:
         try:
-            place, letter, blocks, version, reply = pipe.recv()
+            run_index, envelope, blocks, version, reply = pipe.recv()
         except (EOFError, OSError):
             return
+        answer: Any
         try:
-            answer: Any = _answer(runs[place], letter, blocks, version, reply)
+            answer = _answer(runs[run_index], envelope, blocks, version, reply)
         except Exception as error:
             answer = _Failed(
                 f"{type(error).__name__}: {error}",
@@ -295,15 +382,19 @@ def _serve(pipe: Connection, others: list[Connection], runs: list[Run]) -> None:
 
 
 def _answer(
-    run: Run, letter: Letter, blocks: list[Block], version: str | None, reply: str
-) -> tuple[Letter, Block, str | None]:
-    task: Task = replace(
-        letter.body, send=_packets(letter, [shared.get(block)[0] for block in blocks])
-    )
+    run: Run, envelope: Envelope, blocks: list[Block], version: str | None, reply: str
+) -> tuple[Envelope, Block, str | None]:
+    """Do one task: its report, the block with the report's trees, the client's new memory file."""
+    forest = []
+    for block in blocks:
+        # The server shares each tree of a task in a block of its own.
+        (tree,) = shared.get(block)
+        forest.append(tree)
+    task: Task = replace(envelope.body, send=_packets(envelope, forest))
     report, kept = perform(run, task, run.memory.read(version))
-    written = run.memory.write(task.to, task.round, task.verb, kept, version) if kept else None
-    stripped, forest = _strip(
-        replace(report, cost={"up": count_up(task, report, run.method.codec, run.held)}),
-        report.give,
-    )
-    return stripped, shared.put(forest, reply), written
+    new_version = None
+    if kept:
+        new_version = run.memory.write(task.to, task.round, task.verb, kept, version)
+    report = replace(report, cost={"up": count_up(run, task, report)})
+    answer, report_forest = _strip(report)
+    return answer, shared.put(report_forest, reply), new_version

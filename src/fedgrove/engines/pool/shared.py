@@ -1,4 +1,4 @@
-"""Trees in shared memory: written once by one process, read by another, without a pipe in between."""
+"""Trees in shared memory: one process writes them once, another reads them; no pipe is involved."""
 
 from __future__ import annotations
 
@@ -14,72 +14,82 @@ from ...trees import Tree
 
 Forest = Sequence[Mapping[str, Tensor]]
 Place = tuple[str, torch.dtype, tuple[int, ...], int]
+"""One leaf of a tree: (name, dtype, shape, offset in the block in bytes)."""
+
 ALIGN = 64
+"""Every leaf starts at a multiple of this many bytes: any dtype may be viewed there."""
+
 PREFIX = "fedgrove-"
+"""What the names of all blocks start with."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Where trees lie: the block's name, and for each tree its leaves as (name, dtype, shape, offset)."""
+    """Where trees lie in shared memory: the block's name, and the places of each tree's leaves.
+
+    The name is None where the trees hold no numbers, and so need no memory.
+    """
 
     name: str | None
     index: tuple[tuple[Place, ...], ...]
 
 
 def fresh_name() -> str:
-    """A name for a block that nobody has; who knows it can drop the block, even one a killed process wrote."""
+    """An unused block name.
+
+    Whoever knows a block's name can drop it, even after the process that wrote it was killed.
+    """
     return PREFIX + secrets.token_hex(8)
 
 
-def put(forest: Forest, called: str | None = None) -> Block:
+def put(forest: Forest, name: str | None = None) -> Block:
     """Write trees into a new block. Whoever reads it last calls :func:`drop`."""
     index: list[tuple[Place, ...]] = []
-    at = 0
+    size = 0
     for tree in forest:
-        leaves: list[Place] = []
-        for name, v in tree.items():
-            leaves.append((name, v.dtype, tuple(v.shape), at))
-            at += -(-v.numel() * v.element_size() // ALIGN) * ALIGN
-        index.append(tuple(leaves))
-    if at == 0:
+        places: list[Place] = []
+        for leaf, value in tree.items():
+            places.append((leaf, value.dtype, tuple(value.shape), size))
+            # -(-n // ALIGN) is n / ALIGN rounded up.
+            size += -(-_bytes(value) // ALIGN) * ALIGN
+        index.append(tuple(places))
+    # The operating system has no shared memory of size 0.
+    if size == 0:
         return Block(None, tuple(index))
-    memory = SharedMemory(called or fresh_name(), create=True, size=at)
-    target = torch.frombuffer(memory.buf, dtype=torch.uint8)
-    for tree, places in zip(forest, index, strict=True):
-        for (_, dtype, shape, offset), v in zip(places, tree.values(), strict=True):
-            n = v.numel() * v.element_size()
-            target[offset : offset + n].view(dtype).view(shape).copy_(v.detach())
-    del target
+    memory = SharedMemory(name or fresh_name(), create=True, size=size)
+    buffer = torch.frombuffer(memory.buf, dtype=torch.uint8)
+    for tree, tree_places in zip(forest, index, strict=True):
+        for leaf, dtype, shape, offset in tree_places:
+            value = tree[leaf].detach()
+            buffer[offset : offset + _bytes(value)].view(dtype).view(shape).copy_(value)
+    # close() unmaps the memory without asking whether a tensor still points there: a later access
+    # would crash the process, so the name goes first.
+    del buffer
     memory.close()
     return Block(memory.name, tuple(index))
 
 
 def get(block: Block) -> list[Tree]:
     """Copies of the trees in a block."""
+    forest: list[Tree] = []
+    for places in block.index:
+        forest.append({leaf: torch.empty(shape, dtype=dtype) for leaf, dtype, shape, _ in places})
     if block.name is None:
-        return [
-            {name: torch.empty(shape, dtype=dtype) for name, dtype, shape, _ in leaves}
-            for leaves in block.index
-        ]
+        return forest
     memory = SharedMemory(block.name)
-    source = torch.frombuffer(memory.buf, dtype=torch.uint8)
-    forest = [
-        {name: _leaf(source, dtype, shape, at) for name, dtype, shape, at in leaves}
-        for leaves in block.index
-    ]
-    del source
+    buffer = torch.frombuffer(memory.buf, dtype=torch.uint8)
+    for tree, places in zip(forest, block.index, strict=True):
+        for leaf, dtype, shape, offset in places:
+            value = tree[leaf]
+            value.copy_(buffer[offset : offset + _bytes(value)].view(dtype).view(shape))
+    # Before close(), as in put. The leaves are copies and do not point there.
+    del buffer
     memory.close()
     return forest
 
 
-def _leaf(source: Tensor, dtype: torch.dtype, shape: tuple[int, ...], at: int) -> Tensor:
-    value = torch.empty(shape, dtype=dtype)
-    n = value.numel() * value.element_size()
-    return value.copy_(source[at : at + n].view(dtype).view(shape))
-
-
 def drop(name: str | None) -> None:
-    """Give a block's memory back; one that is gone already, or never was, is no matter."""
+    """Free a block's memory; does nothing if the block is already gone or never existed."""
     if name is None:
         return
     try:
@@ -88,3 +98,7 @@ def drop(name: str | None) -> None:
         return
     memory.close()
     memory.unlink()
+
+
+def _bytes(value: Tensor) -> int:
+    return value.numel() * value.element_size()
