@@ -23,6 +23,7 @@ from fedgrove.wire.codec import (
     Codebook,
     Delta,
     Dense,
+    Encoded,
     Entropy,
     Known,
     Planes,
@@ -54,8 +55,11 @@ CODECS: list[Chainable] = [
 
 
 def words(value: Tensor, mask: Tensor | None = None) -> list[int]:
-    found = to_words(value)
-    return (found if mask is None else np.where(mask.reshape(-1).numpy(), found, 0)).tolist()
+    """The bits of each element, 0 where the mask drops it."""
+    bits = to_words(value)
+    if mask is not None:
+        bits = np.where(mask.reshape(-1).numpy(), bits, 0)
+    return bits.tolist()
 
 
 def check_round_trip(codec: Chainable, packet: Packet, known: Known | None = None) -> bytes:
@@ -64,41 +68,42 @@ def check_round_trip(codec: Chainable, packet: Packet, known: Known | None = Non
     assert set(encoded.cost) == set(COSTS)
     assert min(encoded.cost.values()) >= 0
     assert sum(encoded.cost.values()) == len(encoded.data)
-    back = codec.decode(encoded.data, known, {k: tuple(v.shape) for k, v in packet.values.items()})
+    assert codec.cost(packet, known) == encoded.cost
+    like = {k: tuple(v.shape) for k, v in packet.values.items()}
+    back = codec.decode(encoded.data, known, like)
     mask = packet.mask or {}
+    back_mask = back.mask or {}
     assert (back.mask is None) == (packet.mask is None)
     assert list(back.values) == list(packet.values)
-    assert set(back.mask or {}) == set(mask)
+    assert set(back_mask) == set(mask)
     for name, value in packet.values.items():
         assert back.values[name].dtype == value.dtype
         assert back.values[name].shape == value.shape
         assert words(back.values[name]) == words(value, mask.get(name))
-        assert name not in mask or torch.equal((back.mask or {})[name], mask[name])
+    for name, kept in mask.items():
+        assert torch.equal(back_mask[name], kept)
     assert codec.encode(packet, known).data == encoded.data
     return encoded.data
 
 
-# --- round trips ---------------------------------------------------------------------------------------------------
+# ---- round trips ---------------------------------------------------------------------------------
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> Tensor:
-    """Any dtype and shape: noise in all bits, few distinct values, mostly zeros, or all the same."""
+    """Any dtype and shape: noise in all bits, few distinct values, mostly zeros, or all equal."""
     dtype = draw(st.sampled_from(DTYPES))
     dims = draw(st.sampled_from([0, 1, 5, 63]))
     shape = draw(st.lists(st.integers(0, dims), max_size=2 if dims == 63 else 4).map(tuple))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     bits = rng.integers(0, 1 << 63, shape, dtype=np.int64).reshape(-1)
     kind = draw(st.sampled_from(["noise", "few", "zeros", "same"]))
-    bits = (
-        {
-            "noise": bits,
-            "few": bits[bits.argsort() % 7],
-            "zeros": bits * (rng.random(bits.shape) < 0.1),
-        }.get(kind, np.full_like(bits, 3))
-        if len(bits)
-        else bits
-    )
+    if len(bits) and kind == "few":
+        bits = bits[bits.argsort() % 7]
+    elif kind == "zeros":
+        bits = bits * (rng.random(bits.shape) < 0.1)
+    elif kind == "same":
+        bits = np.full_like(bits, 3)
     if dtype == torch.bool:
         return torch.from_numpy(bits % 3 == 0).reshape(shape)
     narrow = torch.from_numpy(bits.astype(f"u{dtype.itemsize}").view(np.uint8)).view(dtype)
@@ -111,9 +116,17 @@ def packets(draw: st.DrawFn) -> Packet:
     values = {name: draw(tensors()) for name in names}
     if draw(st.booleans()):
         return Packet(values)
-    return Packet(
-        values, {k: draw(masks(v.shape)) for k, v in values.items() if draw(st.booleans())}
-    )
+    return Packet(values, draw(masks_of_some(values)))
+
+
+@st.composite
+def masks_of_some(draw: st.DrawFn, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A mask for some of the tensors."""
+    mask = {}
+    for name, value in values.items():
+        if draw(st.booleans()):
+            mask[name] = draw(masks(value.shape))
+    return mask
 
 
 @st.composite
@@ -124,11 +137,10 @@ def masks(draw: st.DrawFn, shape: tuple[int, ...]) -> Tensor:
     if len(shape) >= 2 and draw(st.booleans()):
         rows = torch.rand(shape[0], generator=generator) < density
         columns = torch.rand(shape[1], generator=generator) < 0.5
-        return (
-            (rows[:, None] & columns)
-            .reshape(shape[0], shape[1], *(1 for _ in shape[2:]))
-            .expand(shape)
-        )
+        grid = rows[:, None] & columns
+        # one mask value for all the elements behind a row and a column
+        broadcast = (shape[0], shape[1]) + (1,) * (len(shape) - 2)
+        return grid.reshape(broadcast).expand(shape)
     return torch.rand(shape, generator=generator) < density
 
 
@@ -142,9 +154,7 @@ def test_round_trip(packet: Packet, codec: Chainable) -> None:
 @given(st.data(), st.sampled_from([Delta(), Sparse(), Sparse() >> Entropy(), Smallest(), Bitmap()]))
 def test_round_trip_with_a_known_mask(data: st.DataObject, codec: Chainable) -> None:
     packet = data.draw(packets().filter(lambda p: p.mask is not None))
-    held = {
-        k: data.draw(masks(v.shape)) for k, v in packet.values.items() if data.draw(st.booleans())
-    }
+    held = data.draw(masks_of_some(dict(packet.values)))
     check_round_trip(codec, packet, Known.of(held))
     check_round_trip(codec, packet, Known.of(packet.mask or {}))
 
@@ -155,19 +165,17 @@ def test_every_dtype_at_length(codec: Chainable, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(70, 60, generator=generator)
     value = noise > 0 if dtype == torch.bool else (noise * 40).abs().to(dtype)
-    empty = {"none": value[:0], "thin": value[:, :0], "one": value[0, 0]}
     mask = torch.rand(70, 60, generator=generator) < 0.3
-    check_round_trip(
-        codec, Packet({"w": value, **empty}, {"w": mask, "thin": mask[:, :0], "one": mask[0, 0]})
-    )
+    values = {"w": value, "none": value[:0], "thin": value[:, :0], "one": value[0, 0]}
+    kept = {"w": mask, "thin": mask[:, :0], "one": mask[0, 0]}
+    check_round_trip(codec, Packet(values, kept))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_odd_bits_survive(codec: Chainable) -> None:
     # two NaNs that differ in their payload, both zeros, infinity, the smallest number
-    odd = torch.tensor(
-        [0x7FC00001, 0x7FC00002, -0x80000000, 0, 0x7F800000, 1], dtype=torch.int32
-    ).view(torch.float32)
+    bits = [0x7FC00001, 0x7FC00002, -0x80000000, 0, 0x7F800000, 1]
+    odd = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
     check_round_trip(codec, Packet({"w": odd}))
     check_round_trip(codec, Packet({"w": odd}, {"w": torch.tensor([1, 1, 1, 0, 0, 1]) > 0}))
 
@@ -183,34 +191,33 @@ def test_views_gradients_and_inputs(codec: Chainable) -> None:
     w = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mask = torch.eye(4, 6) > 0
     packet = Packet({"t": w.t(), "every": w[::2]}, {"t": mask})
-    before = w.detach().clone(), mask.clone()
+    w_before = w.detach().clone()
+    mask_before = mask.clone()
     check_round_trip(codec, packet)
-    assert torch.equal(w, before[0])
-    assert torch.equal(mask, before[1])
-    codec.decode(codec.encode(packet).data).values["t"].add_(1)  # what comes back may be written to
+    assert torch.equal(w, w_before)
+    assert torch.equal(mask, mask_before)
+    # what comes back may be written to
+    codec.decode(codec.encode(packet).data).values["t"].add_(1)
 
 
 def test_large_tensors_round_trip() -> None:
     generator = torch.Generator().manual_seed(0)
     w = torch.randn(400, 500, generator=generator)
     mask = w.abs() > 1.04
-    for values in (
-        w,
-        Centroids(16)({"w": w})["w"],
-        Centroids(200)({"w": w})["w"],
-        w.double(),
-        w.bfloat16(),
-    ):
+    few = Centroids(16)({"w": w})["w"]
+    more = Centroids(200)({"w": w})["w"]
+    for values in (w, few, more, w.double(), w.bfloat16()):
         for codec in (Smallest(), Smallest(slack=0), Dense() >> Planes() >> Entropy()):
             check_round_trip(codec, Packet({"w": values}, {"w": mask}))
 
 
-# --- which form is taken, and what it costs ------------------------------------------------------------------------
+# ---- which form is taken, and what it costs ------------------------------------------------------
 
 
-def line(codec: Chainable, packet: Packet, known: Known | None = None) -> tuple[str, str]:
-    (found,) = explain(codec.encode(packet, known).data, known)
-    return found.mask, found.values
+def forms(codec: Chainable, packet: Packet, known: Known | None = None) -> tuple[str, str]:
+    """The forms that the mask and the values of the packet's only tensor took."""
+    (line,) = explain(codec.encode(packet, known).data, known)
+    return line.mask, line.values
 
 
 def test_forms() -> None:
@@ -220,28 +227,22 @@ def test_forms() -> None:
     rows = torch.rand(20, 10, 1, generator=generator)[:, :1] < 0.5
     channels = rows.expand(20, 10, 3)
     small = Smallest()
-    assert line(Dense(), Packet({"w": w}, {"w": scattered})) == ("bits", "full")
-    assert line(Bitmap(), Packet({"w": w}, {"w": scattered})) == ("bits", "kept")
-    assert line(small, Packet({"w": w})) == ("none", "full")
-    assert line(small, Packet({"w": w}, {"w": scattered})) == ("bits", "kept")
-    assert line(SubModel(), Packet({"w": w}, {"w": channels})) == ("channels", "kept")
-    assert line(small, Packet({"w": torch.where(scattered, w, 0.0)})) == ("zeros", "kept")
-    assert line(small, Packet({"w": w.sign()}, {"w": scattered})) == ("bits", "book")
-    assert line(Codebook(), Packet({"w": w.sign()})) == ("none", "book")
+    assert forms(small, Packet({"w": w})) == ("none", "full")
+    assert forms(small, Packet({"w": torch.where(scattered, w, 0.0)})) == ("zeros", "kept")
+    assert forms(Codebook(), Packet({"w": w.sign()})) == ("none", "book")
+    assert forms(SubModel(), Packet({"w": w}, {"w": channels})) == ("channels", "kept")
+    assert forms(small, Packet({"w": w.sign()}, {"w": scattered})) == ("bits", "book")
+
+    packet = Packet({"w": w}, {"w": scattered})
+    assert forms(Dense(), packet) == ("bits", "full")
+    assert forms(Bitmap(), packet) == ("bits", "kept")
+    assert forms(small, packet) == ("bits", "kept")
+    same = Known.of({"w": scattered})
     flipped = scattered.clone()
     flipped[0, 0, 0] ^= True
-    assert line(small, Packet({"w": w}, {"w": scattered}), Known.of({"w": flipped})) == (
-        "flips",
-        "kept",
-    )
-    assert line(small, Packet({"w": w}, {"w": scattered}), Known.of({"w": scattered})) == (
-        "same",
-        "kept",
-    )
-    assert line(Bitmap(), Packet({"w": w}, {"w": scattered}), Known.of({"w": scattered})) == (
-        "bits",
-        "kept",
-    )
+    assert forms(small, packet, Known.of({"w": flipped})) == ("flips", "kept")
+    assert forms(small, packet, same) == ("same", "kept")
+    assert forms(Bitmap(), packet, same) == ("bits", "kept")
 
 
 def test_a_channel_mask_costs_a_bit_per_channel() -> None:
@@ -262,6 +263,92 @@ def test_static_codecs_cost_what_the_shapes_say() -> None:
     assert (cost["values"], cost["mask"]) == (12_001, 1_251)
 
 
+def test_the_cost_of_dense_golden() -> None:
+    # "w" alone is the worked example of docs/wire.md: 28 bytes, of which a method byte and 2 * 4
+    # are its values
+    nothing = dict.fromkeys(COSTS, 0)
+    small = Packet({"w": torch.tensor([1.0, 2.0])})
+    assert Dense().cost(small) == nothing | {"values": 9, "header": 19}
+    # A method byte before each stream; w: 15 * 4 bytes and 15 bits; scores.b: 7 * 2 bytes; on: 9
+    # bits; e: no streams. The header: 8 bytes, an index of 8 + 14 + 8 + 8, and 4 of checksum.
+    values = {
+        "w": torch.ones(3, 5),
+        "scores.b": torch.ones(7, dtype=torch.float16),
+        "on": torch.ones(9, dtype=torch.bool),
+        "e": torch.ones(0, 4),
+    }
+    mask = {"w": torch.ones(3, 5) > 0, "e": torch.ones(0, 4) > 0}
+    assert Dense().cost(Packet(values, mask)) == nothing | {
+        "values": 61 + 3,
+        "mask": 3,
+        "scores": 15,
+        "header": 50,
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(packets())
+def test_dense_costs_what_it_encodes(packet: Packet) -> None:
+    known = Known.of(packet.mask or {})
+    # Twice: the second time the cost is a remembered one.
+    for _ in range(2):
+        assert Dense().cost(packet) == Dense().encode(packet).cost
+        assert Dense().cost(packet, known) == Dense().encode(packet, known).cost
+
+
+def test_the_cost_of_dense_tells_packets_apart() -> None:
+    w = torch.zeros(9)
+    mask = w > 0
+    alike = [
+        Packet({"w": w}),
+        Packet({"v": w}),
+        Packet({"scores": w}),
+        Packet({"w": w.double()}),
+        Packet({"w": w.reshape(3, 3)}),
+        Packet({"w": w}, {}),
+        Packet({"w": w}, {"w": mask}),
+        Packet({"w": w, "v": w}, {"w": mask}),
+        Packet({"w": w, "v": w}, {"v": mask}),
+    ]
+    for packet in alike:
+        assert Dense().cost(packet) == Dense().encode(packet).cost
+
+
+def test_the_cost_of_dense_refuses_what_encode_refuses() -> None:
+    w = torch.zeros(2)
+    # remembered, and still not the answer for the packets below
+    Dense().cost(Packet({"w": w}, {"w": w > 0}))
+    for packet in (
+        Packet({"w": w}, {"v": w > 0}),
+        Packet({"w": w}, {"w": w}),
+        Packet({"w": w}, {"w": torch.zeros(3) > 0}),
+        Packet({"w": w.to(torch.complex64)}),
+    ):
+        with pytest.raises(InputError):
+            Dense().encode(packet)
+        with pytest.raises(InputError):
+            Dense().cost(packet)
+
+
+def test_a_remembered_cost_cannot_be_changed_by_its_caller() -> None:
+    packet = Packet({"w": torch.zeros(5)})
+    cost = Dense().cost(packet)
+    assert isinstance(cost, dict)
+    cost["values"] += 1
+    assert Dense().cost(packet)["values"] == 21
+
+
+def test_a_codec_made_from_dense_costs_what_it_encodes() -> None:
+    class Doubled(Dense):
+        def encode(self, packet: Packet, known: Known | None = None) -> Encoded:
+            once = super().encode(packet, known)
+            return Encoded(once.data * 2, {k: 2 * n for k, n in once.cost.items()})
+
+    packet = Packet({"w": torch.zeros(5)})
+    assert Doubled().cost(packet) == Doubled().encode(packet).cost
+    assert Doubled().cost(packet)["values"] == 42
+
+
 def test_scores_are_counted_apart() -> None:
     cost = Dense().encode(Packet({"w": torch.zeros(10), "scores.w": torch.zeros(10)})).cost
     assert (cost["values"], cost["scores"]) == (41, 41)
@@ -270,10 +357,12 @@ def test_scores_are_counted_apart() -> None:
 def test_an_unchanged_mask_costs_nothing() -> None:
     mask = {"w": torch.rand(1000, generator=torch.Generator().manual_seed(0)) < 0.3}
     packet = Packet({"w": torch.randn(1000)}, mask)
-    full, again = Sparse().encode(packet), Sparse().encode(packet, Known.of(mask))
+    full = Sparse().encode(packet)
+    again = Sparse().encode(packet, Known.of(mask))
     assert full.cost["mask"] == 126
     assert again.cost["mask"] == 0
-    assert again.cost["header"] == full.cost["header"] + 8  # the digest
+    # the digest
+    assert again.cost["header"] == full.cost["header"] + 8
 
 
 def test_an_unknown_mask_asks_for_a_full_resend() -> None:
@@ -285,10 +374,12 @@ def test_an_unknown_mask_asks_for_a_full_resend() -> None:
 
 
 def test_a_digest_depends_on_names_shapes_and_bits_not_on_order() -> None:
-    a, b = torch.tensor([True, False]), torch.tensor([True, True])
-    assert Known.of({"a": a, "b": b}).digest == Known.of({"b": b, "a": a}).digest
+    a = torch.tensor([True, False])
+    b = torch.tensor([True, True])
+    mask = {"a": a, "b": b}
+    assert Known.of(mask).digest == Known.of({"b": b, "a": a}).digest
     others = [{"a": b, "b": a}, {"a": a}, {"a": a, "c": b}, {"a": a[None], "b": b}]
-    assert len({Known.of(m).digest for m in [{"a": a, "b": b}, *others]}) == 5
+    assert len({Known.of(m).digest for m in [mask, *others]}) == 5
 
 
 def test_known_keeps_its_own_copy() -> None:
@@ -308,7 +399,7 @@ def test_chains_are_values() -> None:
         Entropy(slack=2)
 
 
-# --- near the limit ------------------------------------------------------------------------------------------------
+# ---- near the limit ------------------------------------------------------------------------------
 
 SHAPES = {
     "conv1": (64, 9, 5),
@@ -345,23 +436,27 @@ def test_masks_with_all_headers_are_near_their_entropy() -> None:
 
 def test_masks_and_indices_are_near_their_entropy() -> None:
     values, _ = network(0.3)
-    found = {k: cluster(torch.where(v.abs() > 0.0518, v, 0.0), 16) for k, v in values.items()}
-    mask = {k: c.index > 0 for k, c in found.items()}
-    cost = Smallest().encode(Packet({k: c.values for k, c in found.items()}, mask)).cost
-    limit = sum(
-        bound(mask[k]) + entropy_bytes(np.bincount(c.index[mask[k]].numpy()))
-        for k, c in found.items()
-    )
+    mask = {}
+    clustered = {}
+    limit = 0.0
+    for name, value in values.items():
+        clusters = cluster(torch.where(value.abs() > 0.0518, value, 0.0), 16)
+        clustered[name] = clusters.values
+        mask[name] = clusters.index > 0
+        kept_indices = clusters.index[mask[name]].numpy()
+        limit += bound(mask[name]) + entropy_bytes(np.bincount(kept_indices))
+    cost = Smallest().encode(Packet(clustered, mask)).cost
     assert cost["values"] == 0
     assert cost["mask"] + cost["indices"] + cost["header"] <= 1.02 * limit
 
 
 def test_sixteen_centroids_at_density_three_tenths() -> None:
     w = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
-    found = cluster(torch.where(w.abs() > 1.0364, w, 0.0), 16)  # the zero centroid is one of the 16
-    mask = found.index > 0
+    # the zero centroid is one of the 16
+    clusters = cluster(torch.where(w.abs() > 1.0364, w, 0.0), 16)
+    mask = clusters.index > 0
     assert 0.29 < mask.float().mean() < 0.31
-    encoded = Smallest().encode(Packet({"w": found.values}, {"w": mask}))
+    encoded = Smallest().encode(Packet({"w": clusters.values}, {"w": mask}))
     assert len(encoded.data) <= 0.062 * 4 * w.numel()
 
 
@@ -370,7 +465,7 @@ def test_fp32_at_density_three_tenths() -> None:
     assert len(Smallest().encode(Packet(values, mask)).data) <= 0.29 * 4 * 88_136
 
 
-# --- codebooks -----------------------------------------------------------------------------------------------------
+# ---- codebooks -----------------------------------------------------------------------------------
 
 
 @settings(max_examples=60, deadline=None)
@@ -379,12 +474,13 @@ def test_fp32_at_density_three_tenths() -> None:
 )
 def test_codebooks_are_found_when_they_are_there(itemsize: int, k: int, n: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    some = rng.integers(0, 1 << min(63, 8 * itemsize), k, dtype=np.uint64).astype(f"u{itemsize}")
+    wide = rng.integers(0, 1 << min(63, 8 * itemsize), k, dtype=np.uint64)
+    values = wide.astype(f"u{itemsize}")
     # a skewed draw, so that a sample misses the rare ones
-    x = some[(k * rng.random(n) ** 4).astype(int)]
-    found = find_book(x)
-    assert (found is not None) == (len(np.unique(x)) <= 256)
-    if found is not None:
-        book, index = found
+    x = values[(k * rng.random(n) ** 4).astype(int)]
+    book_and_index = find_book(x)
+    assert (book_and_index is not None) == (len(np.unique(x)) <= 256)
+    if book_and_index is not None:
+        book, index = book_and_index
         assert book.tolist() == np.unique(x).tolist()
         assert (book[index] == x).all()

@@ -1,4 +1,4 @@
-"""The container: golden bytes, a stranger's reader, and everything that may be wrong with received bytes."""
+"""The container: golden bytes, a reader written from the page, and what may be wrong with bytes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ STATUS = Path("/proc/self/status")
 
 def rss(line: str) -> int:
     """VmRSS or VmHWM (the peak) in bytes, from the kernel."""
-    return next(
-        int(x.split()[1]) << 10 for x in STATUS.read_text().splitlines() if x.startswith(line)
-    )
+    for row in STATUS.read_text().splitlines():
+        if row.startswith(line):
+            _, kib, _ = row.split()
+            return int(kib) << 10
+    raise LookupError(line)
 
 
 def reset_peak() -> int:
@@ -60,33 +62,23 @@ def entry(
     shape: tuple[int, ...] = (2,),
     shared: int = 0,
 ) -> bytes:
+    written_name = entropy.varint(shared) + entropy.varint(len(name)) + name
     dims = b"".join(entropy.varint(d) for d in shape)
-    return (
-        entropy.varint(shared)
-        + entropy.varint(len(name))
-        + name
-        + bytes([dtype, form, len(shape)])
-        + dims
-    )
+    return written_name + bytes([dtype, form, len(shape)]) + dims
 
 
 def payload(index: bytes, body: bytes, flags: int = 0, count: int = 1) -> bytes:
-    return sealed(
-        b"fgrv\x01"
-        + bytes([flags])
-        + entropy.varint(count)
-        + entropy.varint(len(index))
-        + index
-        + body
-    )
+    counts = entropy.varint(count) + entropy.varint(len(index))
+    return sealed(b"fgrv\x01" + bytes([flags]) + counts + index + body)
 
 
-# --- golden bytes --------------------------------------------------------------------------------------------------
+# ---- golden bytes --------------------------------------------------------------------------------
 
 
 def test_dense_golden() -> None:
-    # magic "fgrv", version 1, flags 0 | 1 tensor, index of 7 bytes | shares 0, 1 letter "w", float32 (0), form 0,
-    # 1 dimension of 2 | raw (0), 1.0 = 3f800000 and 2.0 = 40000000, low byte first | CRC-32 of all that
+    # magic "fgrv", version 1, flags 0 | 1 tensor, index of 7 bytes | shares 0, 1 letter "w",
+    # float32 (0), form 0, 1 dimension of 2 | raw (0), 1.0 = 3f800000 and 2.0 = 40000000, low byte
+    # first | CRC-32 of all that
     want = bytes.fromhex("66677276 01 00  01 07  00 01 77 00 00 01 02  00 0000803f 00000040")
     assert Dense().encode(Packet({"w": torch.tensor([1.0, 2.0])})).data == sealed(want)
 
@@ -94,16 +86,20 @@ def test_dense_golden() -> None:
 def test_the_page_is_right() -> None:
     page = (Path(__file__).parents[2] / "docs" / "wire.md").read_text()
     example = page.split("## Worked example")[1].split("```")[1]
-    rows = [re.split(r" {3,}|(?<=40) (?=raw)", row)[0] for row in example.strip().splitlines()]
-    assert Dense().decode(bytes.fromhex("".join(rows))).values["w"].tolist() == [1, 2]
+    written = b""
+    for row in example.strip().splitlines():
+        # the bytes stand before the explanation
+        digits, _ = re.split(r" {3,}|(?<=40) (?=raw)", row)
+        written += bytes.fromhex(digits)
+    assert Dense().decode(written).values["w"].tolist() == [1, 2]
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})  # type: ignore[index]
 
 
 def test_bitmap_golden() -> None:
-    # flags 1: masks | form 0x11: bits, kept | kept are places 0 and 3: bits 1001 from the low end = 09 | -1 = ff, 5
-    packet = Packet(
-        {"b": torch.tensor([-1, 7, 7, 5], dtype=torch.int8)}, {"b": torch.tensor([1, 0, 0, 1]) > 0}
-    )
+    # flags 1: masks | form 0x11: bits, kept | kept are places 0 and 3: bits 1001 from the low end
+    # = 09 | -1 = ff, 5
+    values = {"b": torch.tensor([-1, 7, 7, 5], dtype=torch.int8)}
+    packet = Packet(values, {"b": torch.tensor([1, 0, 0, 1]) > 0})
     want = bytes.fromhex("66677276 01 01  01 07  00 01 62 04 11 01 04  00 09  00 ff 05")
     encoded = Bitmap().encode(packet)
     assert encoded.data == sealed(want)
@@ -118,8 +114,8 @@ def test_bitmap_golden() -> None:
 
 
 def test_codebook_golden() -> None:
-    # form 0x20: no mask, codebook | 2 entries (count less one: 01), raw, 0.0 and 1.0 | raw indices 1 bit each,
-    # 0 1 1 0 1 0 0 0  1 from the low end: 16 01
+    # form 0x20: no mask, codebook | 2 entries (count less one: 01), raw, 0.0 and 1.0 | raw indices
+    # 1 bit each, 0 1 1 0 1 0 0 0  1 from the low end: 16 01
     packet = Packet({"w": torch.tensor([0.0, 1, 1, 0, 1, 0, 0, 0, 1])})
     want = bytes.fromhex(
         "66677276 01 00  01 07  00 01 77 00 20 01 09  01 00 00000000 0000803f  00 1601"
@@ -128,22 +124,13 @@ def test_codebook_golden() -> None:
 
 
 def test_codebook_of_five_packs_three_bits_each() -> None:
-    # 0 1 2 3 4 0 0 0 0 1, three bits each, low bit first: 000 100 010 110 001 000 000 000 000 100; as bytes, low bit
-    # first, 00010001 01100010 00000000 00010000 (two bits are left over) = 88 46 00 08
-    packet = Packet({"w": torch.tensor([0.0, 1, 2, 3, 4, 0, 0, 0, 0, 1])})
-    assert Codebook().encode(packet).data[-8:-4].hex(" ") == "88 46 00 08"
-    assert Dense().decode(Codebook().encode(packet).data).values["w"].tolist() == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        0,
-        0,
-        0,
-        0,
-        1,
-    ]
+    # 0 1 2 3 4 0 0 0 0 1, three bits each, low bit first: 000 100 010 110 001 000 000 000 000 100;
+    # as bytes, low bit first, 00010001 01100010 00000000 00010000 (two bits are left over)
+    # = 88 46 00 08
+    numbers = [0, 1, 2, 3, 4, 0, 0, 0, 0, 1]
+    data = Codebook().encode(Packet({"w": torch.tensor(numbers, dtype=torch.float32)})).data
+    assert data[-8:-4].hex(" ") == "88 46 00 08"
+    assert Dense().decode(data).values["w"].tolist() == numbers
 
 
 def test_second_name_shares_a_prefix() -> None:
@@ -157,26 +144,28 @@ def test_same_mask_golden() -> None:
     mask = {"w": torch.tensor([False, True])}
     known = Known.of(mask)
     data = Sparse().encode(Packet({"w": torch.tensor([1.0, 2.0])}, mask), known).data
-    want = (
-        bytes.fromhex("66677276 01 05")
-        + known.digest
-        + bytes.fromhex("01 07 00 01 77 00 13 01 02  00 00000040")
-    )
-    assert data == sealed(want)
-    # blake2b of 8 bytes over: name, 0, the shape as text, 0, the bits packed from the low end (place 1 = 02)
+    before = bytes.fromhex("66677276 01 05")
+    after = bytes.fromhex("01 07 00 01 77 00 13 01 02  00 00000040")
+    assert data == sealed(before + known.digest + after)
+    # blake2b of 8 bytes over: name, 0, the shape as text, 0, the bits packed from the low end
+    # (place 1 = 02)
     assert known.digest == blake2b(b"w\x002\x00\x02", digest_size=8).digest()
 
 
-# --- a stranger's entropy decoder, from docs/container.md alone ---------------------------------------------------------
+# ---- a stranger's entropy decoder, from docs/wire.md alone ---------------------------------------
 
 
 def stranger(words: list[int], f: list[int], n: int) -> tuple[list[int], int]:
-    total, edges, below = sum(f), [], 0
+    """The symbols and the last state, by the recipe of the page; it uses up the words."""
+    total = sum(f)
+    edges = []
+    below = 0
     for i, frequency in enumerate(f):
         edges.append(below * (2**24 - len(f)) // total + i)
         below += frequency
     edges.append(2**24)
-    state, out = 0, []
+    state = 0
+    out = []
     for _ in range(n):
         while state < 2**32 and words:
             state = state << 32 | words.pop()
@@ -211,20 +200,21 @@ def test_a_stranger_reads_bits(density: float) -> None:
     f = entropy.bit_frequencies(max(1, round(bits.mean() * 65536)))
     assert f.sum() == 1 << 22
     assert f.min() >= 1
-    found, state = stranger(words_of(entropy.write_ans(packed, f)), f.tolist(), len(packed))
-    assert found == packed.tolist()
+    read, state = stranger(words_of(entropy.write_ans(packed, f)), f.tolist(), len(packed))
+    assert read == packed.tolist()
     assert state == 0
 
 
 def test_frequency_table_golden() -> None:
-    # scale 10; symbol 0: 768 = 6 * 128 = 80 06 as a varint; a zero, 0 more zeros; symbol 2: 256 = 80 02
+    # scale 10; symbol 0: 768 = 6 * 128 = 80 06 as a varint; a zero, 0 more zeros; symbol 2: 256
+    # = 80 02
     f = entropy.frequencies(np.array([3, 0, 1] + [0] * 253))
     assert entropy.table_bytes(f).hex(" ") == "0a 80 06 00 00 80 02"
     table = entropy.read_table(entropy.Cursor(memoryview(entropy.table_bytes(f))), 256, "x")
     assert table.tolist() == f.tolist()
 
 
-# --- what may be wrong ---------------------------------------------------------------------------------------------
+# ---- what may be wrong ---------------------------------------------------------------------------
 
 GOOD = bytes([0]) + struct.pack("<2f", 1, 2)
 
@@ -325,7 +315,8 @@ def bombs() -> dict[str, bytes]:
     zeros = b"\0" * (1 << 28)
     stated = zstandard.ZstdCompressor(level=1).compress(zeros)
     silent = zstandard.ZstdCompressor(level=1, write_content_size=False).compress(zeros)
-    # The window byte becomes a stated size of 8 (descriptor 0x20: one segment); the blocks still hold 2^28.
+    # The window byte becomes a stated size of 8 (descriptor 0x20: one segment); the blocks still
+    # hold 2^28.
     lying = silent[:4] + b"\x20\x08" + silent[6:]
     return {"stated": stated, "silent": silent, "lying": lying}
 
@@ -341,7 +332,8 @@ def test_bombs_are_refused_at_once(kind: str, bomb_frames: dict[str, bytes]) -> 
     stream = b"\x01" + entropy.varint(len(frame)) + frame
     index = sealed(b"fgrv\x01\x02\x01" + entropy.varint(16) + entropy.varint(len(frame)) + frame)
     for data in (payload(entry(), stream), index):
-        before, start = reset_peak(), time.perf_counter()
+        before = reset_peak()
+        start = time.perf_counter()
         refused(data, "frame of")
         assert time.perf_counter() - start < 0.1
         assert rss("VmHWM") - before < 8 << 20
@@ -350,8 +342,10 @@ def test_bombs_are_refused_at_once(kind: str, bomb_frames: dict[str, bytes]) -> 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.float64])
 def test_the_largest_unexpected_tree_takes_little_memory(dtype: torch.dtype) -> None:
     n = container.FREE_BYTES // (dtype.itemsize + container.WORKING) - 1
-    value, mask = torch.zeros(n, dtype=dtype), torch.ones(n, dtype=torch.bool)
-    value[7], mask[5] = 1, False
+    value = torch.zeros(n, dtype=dtype)
+    value[7] = 1
+    mask = torch.ones(n, dtype=torch.bool)
+    mask[5] = False
     data = (Codebook() >> Entropy()).encode(Packet({"w": value}, {"w": mask})).data
     assert len(data) < 1000
     before = reset_peak()
@@ -359,12 +353,14 @@ def test_the_largest_unexpected_tree_takes_little_memory(dtype: torch.dtype) -> 
     assert rss("VmHWM") - before < 64 << 20
 
 
-# --- fuzz ----------------------------------------------------------------------------------------------------------
+# ---- fuzz ----------------------------------------------------------------------------------------
 
 
 def corpus() -> list[tuple[bytes, Known]]:
+    """Payloads of many forms, and what their receiver holds."""
     torch.manual_seed(0)
-    w, few = torch.randn(16, 8, 3), torch.randn(16)[torch.randint(16, (16, 8, 3))]
+    w = torch.randn(16, 8, 3)
+    few = torch.randn(16)[torch.randint(16, (16, 8, 3))]
     grid = (torch.rand(16, 1, 1) < 0.5) & (torch.rand(1, 8, 1) < 0.5)
     masks = [
         torch.rand(16, 8, 3) < 0.3,
@@ -388,11 +384,10 @@ def corpus() -> list[tuple[bytes, Known]]:
             "on": torch.rand(90) < 0.2,
             "h": w[:4].bfloat16(),
         }
+        masked = Packet(packet, {"w": mask, "few": mask})
         for codec in codecs:
-            out += [
-                (codec.encode(Packet(packet, {"w": mask, "few": mask}), k).data, known)
-                for k in (known, None)
-            ]
+            out.append((codec.encode(masked, known).data, known))
+            out.append((codec.encode(masked).data, known))
             out.append((codec.encode(Packet(packet)).data, known))
     return out
 
@@ -400,11 +395,9 @@ def corpus() -> list[tuple[bytes, Known]]:
 def damaged(data: bytes, rng: random.Random) -> bytes:
     body = bytearray(data[:-4])
     for _ in range(rng.choice([1, 1, 1, 2, 4, 16])):
-        at = (
-            rng.randrange(5, len(body))
-            if rng.random() < 0.5
-            else rng.randrange(5, min(90, len(body)))
-        )
+        # half of the damage goes near the start, where the index is
+        anywhere = rng.random() < 0.5
+        at = rng.randrange(5, len(body) if anywhere else min(90, len(body)))
         match rng.randrange(5):
             case 0:
                 body[at] = rng.randrange(256)
@@ -422,15 +415,18 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def test_ten_thousand_damaged_payloads() -> None:
-    rng, good = random.Random(0), corpus()
+    rng = random.Random(0)
+    good = corpus()
     for data, known in good:
         Dense().decode(data, known)
-    read, before = 0, reset_peak()
+    read = 0
+    before = reset_peak()
     for _ in range(10_000):
         data, known = rng.choice(good)
         try:
             Dense().decode(damaged(data, rng), known)
-            read += 1  # the damage may leave a valid payload: another value, another name
+            # the damage may leave a valid payload: another value, another name
+            read += 1
         except WireError:
             pass
     assert rss("VmHWM") - before < 64 << 20
@@ -444,7 +440,7 @@ def test_noise_is_refused() -> None:
             Dense().decode(sealed(b"fgrv\x01" + rng.randbytes(rng.randrange(1, 60))))
 
 
-# --- writing what cannot be read -----------------------------------------------------------------------------------
+# ---- writing what cannot be read -----------------------------------------------------------------
 
 
 def test_packets_are_checked() -> None:
@@ -467,14 +463,14 @@ def test_long_index_is_squeezed() -> None:
 
 
 def test_tools_of_a_stream_are_the_smallest() -> None:
-    every = streams.Tools(ans=True, zstd=True, planes=True)
+    tools = streams.Tools(ans=True, zstd=True, planes=True)
     rng = np.random.default_rng(0)
     cases = {
         "fill": np.full(50, 3),
         "raw": rng.integers(0, 256, 50),
         "zstd": np.tile(np.arange(100), 20),
+        "ans": (rng.random(3000) < 0.1).astype(int),
     }
-    cases["ans"] = (rng.random(3000) < 0.1).astype(int)
     for want, x in cases.items():
-        chunks = streams.write_bytes(x.astype(np.uint8), every)
+        chunks = streams.write_bytes(x.astype(np.uint8), tools)
         assert entropy.Method(chunks[0][0]).name.lower() == want

@@ -38,10 +38,15 @@ CODECS = [Dense(), Bitmap(), Smallest()]
 
 
 def same(a: dict[str, Packet], b: dict[str, Packet]) -> bool:
-    return list(a) == list(b) and all(
-        trees.equal(a[k].values, b[k].values) and trees.equal(a[k].mask or {}, b[k].mask or {})
-        for k in a
-    )
+    if list(a) != list(b):
+        return False
+    for name, packet in a.items():
+        other = b[name]
+        if not trees.equal(packet.values, other.values):
+            return False
+        if not trees.equal(packet.mask or {}, other.mask or {}):
+            return False
+    return True
 
 
 def with_head(head: Any, rest: bytes = b"") -> bytes:
@@ -49,18 +54,14 @@ def with_head(head: Any, rest: bytes = b"") -> bytes:
     return struct.pack("<I", len(text)) + text + rest
 
 
-# ---- round trips -----------------------------------------------------------------------------------------------------
+# ---- round trips ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
 def test_a_task_comes_back(codec) -> None:
     back = read_task(write_task(TASK, codec), codec)
-    assert (back.to, back.verb, back.round, back.settings) == (
-        3,
-        "cluster",
-        7,
-        {"lr": 0.1, "phases": [1, 2]},
-    )
+    assert (back.to, back.verb, back.round) == (3, "cluster", 7)
+    assert back.settings == {"lr": 0.1, "phases": [1, 2]}
     assert same(dict(back.send), dict(TASK.send))
     assert back.send["model"].mask is None
 
@@ -78,7 +79,7 @@ def test_messages_without_packets() -> None:
 
 
 def test_the_bytes_of_the_smallest_task() -> None:
-    # {"to":1,"verb":"train","round":0,"settings":{},"packets":[]}: 60 characters (0x3c), little-endian, then the text
+    # 60 characters (0x3c), little-endian, then the text
     text = b'{"to":1,"verb":"train","round":0,"settings":{},"packets":[]}'
     assert len(text) == 60
     assert write_task(Task(1), Dense()) == b"\x3c\x00\x00\x00" + text
@@ -104,11 +105,11 @@ def test_measured_parts_add_up_to_the_real_length(codec) -> None:
         (message.task_head(Task(1)), {}, write_task(Task(1), codec)),
     ]
     for head, packets, data in cases:
-        cost = message.measure(head, packets, lambda name, packet: codec.encode(packet).cost)
+        cost = message.measure(head, packets, lambda name, packet: codec.cost(packet))
         assert sum(cost.values()) == len(data)
 
 
-# ---- bytes that are not what they claim to be ------------------------------------------------------------------------
+# ---- bytes that are not what they claim to be ----------------------------------------------------
 
 WHOLE = {codec: (write_task(TASK, codec), write_report(REPORT, codec)) for codec in CODECS}
 

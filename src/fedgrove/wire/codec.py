@@ -1,8 +1,8 @@
 """Codecs: packets to bytes and back, to the bit; what each part of the bytes cost.
 
-A codec is lossless, so leaving it out of a simulation changes no result. Codecs chain: ``Sparse() >> Entropy()`` may
-use what either may use, and takes the smallest form for each tensor. The container says which form was taken, so any
-codec reads what any other wrote.
+A codec is lossless, so leaving it out of a simulation changes no result. Codecs chain:
+``Sparse() >> Entropy()`` may use what either may use, and takes the smallest form for each tensor.
+The container says which form was taken, so any codec reads what any other wrote.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ COSTS = ("values", "mask", "codebook", "indices", "scores", "header")
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes of a packet and what they were spent on; the parts of ``cost`` add up to ``len(data)``."""
+    """The bytes of a packet and what they were spent on.
+
+    The parts of ``cost`` add up to ``len(data)``.
+    """
 
     data: bytes
     cost: Mapping[str, int]
@@ -39,19 +42,26 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Known:
-    """The mask a receiver holds, and its digest: what lets a sender leave out a mask that did not change."""
+    """The mask a receiver holds, and its digest.
+
+    It lets a sender leave out a mask that did not change.
+    """
 
     mask: Mask
     digest: bytes
 
     @staticmethod
     def of(mask: Mapping[str, Tensor]) -> Known:
-        """What a receiver knows once ``mask`` has arrived; both sides make it from the packet's own mask."""
-        h = blake2b(digest_size=DIGEST)
+        """What a receiver knows once ``mask`` has arrived; both sides compute it themselves."""
+        digest = blake2b(digest_size=DIGEST)
+        # By sorted names: the two sides may hold the same mask in another order.
         for name in sorted(mask):
-            h.update(f"{name}\0{','.join(map(str, mask[name].shape))}\0".encode())
-            h.update(np.packbits(to_bits(mask[name]), bitorder="little").data)
-        return Known({k: v.detach().clone() for k, v in mask.items()}, h.digest())
+            shape = ",".join(map(str, mask[name].shape))
+            digest.update(f"{name}\0{shape}\0".encode())
+            digest.update(np.packbits(to_bits(mask[name]), bitorder="little").data)
+        # A copy: the digest must still describe it after the caller changes the original in place.
+        copied = {k: v.detach().clone() for k, v in mask.items()}
+        return Known(copied, digest.digest())
 
 
 class Codec(Protocol):
@@ -63,13 +73,20 @@ class Codec(Protocol):
         """The packet as bytes; ``known`` is what its receiver holds."""
         ...
 
+    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
+        """What :meth:`encode` would spend, by part: all that a simulation needs to know."""
+        ...
+
     def decode(
         self,
         data: bytes,
         known: Known | None = None,
         like: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Packet:
-        """The packet; ``known`` is what this receiver holds, ``like`` the names and shapes it expects."""
+        """The packet; ``known`` is what this receiver holds.
+
+        ``like``: the names and shapes it expects.
+        """
         ...
 
 
@@ -89,14 +106,25 @@ class Chainable(ABC):
         """The packet as bytes, each tensor in the smallest form this codec has."""
         return _encode(packet, known, _allow(self))
 
+    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
+        """What :meth:`encode` spends, by part.
+
+        A codec that can tell without encoding overrides this.
+        """
+        return self.encode(packet, known).cost
+
     def decode(
         self,
         data: bytes,
         known: Known | None = None,
         like: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Packet:
-        """The packet that any codec wrote; :class:`~fedgrove.errors.WireError` says what is wrong with the bytes."""
-        return _decode(data, known, like)[0]
+        """The packet that any codec wrote.
+
+        Malformed bytes raise :class:`~fedgrove.errors.WireError`, which says what is wrong.
+        """
+        packet, _ = _decode(data, known, like)
+        return packet
 
     def __rshift__(self, then: Chainable) -> Chain:
         return Chain(self, then)
@@ -117,7 +145,9 @@ class Chain(Chainable):
 
 @dataclass(frozen=True)
 class Dense(Chainable):
-    """Every element in its own width, a bit per element for a mask; its size follows from the shapes alone.
+    """Every element in its own width, a bit per element for a mask.
+
+    Its size follows from the shapes alone.
 
     >>> packet = Packet({"w": torch.tensor([1.0, 2.0])})
     >>> Dense().encode(packet).cost["values"]
@@ -127,6 +157,24 @@ class Dense(Chainable):
     """
 
     allow = Allow()
+
+    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
+        """What :meth:`encode` spends, by part; computed once for all packets of the same shapes.
+
+        >>> packet = Packet({"w": torch.tensor([1.0, 2.0])})
+        >>> Dense().cost(packet) == Dense().encode(packet).cost
+        True
+        """
+        # A subclass may encode in another way, so that the shapes say nothing.
+        if type(self) is not Dense:
+            return super().cost(packet, known)
+        _check_packet(packet)
+        mask = packet.mask or {}
+        shapes = []
+        for name, value in packet.values.items():
+            shapes.append((name, tuple(value.shape), value.dtype, name in mask))
+        # A copy: a caller that adds to its costs must not change the remembered ones.
+        return dict(_dense_cost(tuple(shapes), packet.mask is not None))
 
 
 @dataclass(frozen=True)
@@ -145,14 +193,20 @@ class SubModel(Chainable):
 
 @dataclass(frozen=True)
 class Delta(Chainable):
-    """The kept elements and what changed in the mask since the receiver's; nothing when nothing did."""
+    """The kept elements and what changed in the mask since the receiver's.
+
+    A mask that did not change takes no bytes.
+    """
 
     allow = Allow(kept=True, known=True)
 
 
 @dataclass(frozen=True)
 class Sparse(Chainable):
-    """The kept elements and the mask in its smallest form; zeros that no mask names are left out as well."""
+    """The kept elements and the mask in its smallest form.
+
+    Zeros of tensors without a mask are left out as well.
+    """
 
     allow = Allow(kept=True, zeros=True, channels=True, known=True)
 
@@ -166,24 +220,27 @@ class Codebook(Chainable):
 
 @dataclass(frozen=True)
 class Planes(Chainable):
-    """Numbers split into their bytes, so that a later codec may squeeze the exponents and leave the rest."""
+    """Numbers split into byte planes.
+
+    So a later codec can compress the exponents and leave the rest.
+    """
 
     allow = Allow(tools=Tools(planes=True))
 
 
 @dataclass(frozen=True)
 class Zstd(Chainable):
-    """zstandard where it wins."""
+    """zstandard wherever it makes a stream smaller."""
 
     allow = Allow(tools=Tools(zstd=True))
 
 
 @dataclass(frozen=True)
 class Entropy(Chainable):
-    """An asymmetric numeral system with integer frequencies, or zstandard where it wins.
+    """An asymmetric numeral system with integer frequencies, or zstandard where that is smaller.
 
-    ``slack``: zstandard also wins when a long stream (8 KiB and up) is larger by at most this share, since it
-    decodes tens of times faster.
+    ``slack``: zstandard is also taken where a long stream (8 KiB and up) gets larger by at most
+    this share, since it decodes tens of times faster.
     """
 
     slack: float = 0.015
@@ -222,44 +279,70 @@ class Line:
 
 
 def explain(data: bytes, known: Known | None = None) -> tuple[Line, ...]:
-    """Say which form each tensor of a payload took.
+    """Which form each tensor of a payload took.
 
     >>> packet = Packet({"w": torch.ones(4, 4)}, {"w": torch.eye(4) > 0})
     >>> explain(Bitmap().encode(packet).data)
     (Line(name='w', shape=(4, 4), mask='bits', values='kept', coders=('raw', 'raw'), bytes=20),)
     """
-    return _decode(data, known, None)[1]
+    _, lines = _decode(data, known, None)
+    return lines
 
 
-# --- both directions -----------------------------------------------------------------------------------------------
+# ---- both directions -----------------------------------------------------------------------------
 
 
+# A chain computes its allowance from its parts, and a codec encodes many packets.
 @lru_cache(maxsize=64)
 def _allow(codec: Chainable) -> Allow:
     return codec.allow
 
 
 def _encode(packet: Packet, known: Known | None, allow: Allow) -> Encoded:
-    mask = packet.mask or {}
     _check_packet(packet)
-    leaves = [
-        write_leaf(k, v, mask.get(k), _held(known, k, v.shape), allow)
-        for k, v in packet.values.items()
-    ]
-    body: Chunks = [chunk for leaf in leaves for part in leaf.streams.values() for chunk in part]
-    held = any(leaf.entry.mask in (MaskForm.SAME, MaskForm.FLIPS) for leaf in leaves)
-    digest = known.digest if known is not None and held else None
-    data = pack([leaf.entry for leaf in leaves], body, packet.mask is not None, digest)
+    mask = packet.mask or {}
+    leaves: list[Leaf] = []
+    body: Chunks = []
+    refers_to_held = False
+    for name, value in packet.values.items():
+        leaf = write_leaf(name, value, mask.get(name), _held(known, name, value.shape), allow)
+        leaves.append(leaf)
+        for chunks in leaf.streams.values():
+            body += chunks
+        if leaf.entry.mask in (MaskForm.SAME, MaskForm.FLIPS):
+            refers_to_held = True
+    # The digest takes 8 bytes, and is sent only where a mask refers to it.
+    digest = None
+    if known is not None and refers_to_held:
+        digest = known.digest
+    entries = [leaf.entry for leaf in leaves]
+    data = pack(entries, body, packet.mask is not None, digest)
     return Encoded(data, _cost(leaves, len(data)))
 
 
 def _cost(leaves: list[Leaf], total: int) -> dict[str, int]:
     cost = dict.fromkeys(COSTS, 0)
     for leaf in leaves:
-        scores = leaf.entry.name.split(".", 1)[0] == "scores"
+        is_scores = leaf.entry.name.split(".", 1)[0] == "scores"
         for part, chunks in leaf.streams.items():
-            cost["scores" if scores else part] += size(chunks)
-    return cost | {"header": total - sum(cost.values())}
+            cost["scores" if is_scores else part] += size(chunks)
+    cost["header"] = total - sum(cost.values())
+    return cost
+
+
+@lru_cache(maxsize=64)
+def _dense_cost(
+    shapes: tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...], masked: bool
+) -> Mapping[str, int]:
+    """What :class:`Dense` spends on a packet of these names, shapes, dtypes and "has a mask"."""
+    # Zeros cost what any other values would, and encoding them cannot disagree with `encode`.
+    values: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    for name, shape, dtype, has_mask in shapes:
+        values[name] = torch.zeros(shape, dtype=dtype)
+        if has_mask:
+            mask[name] = torch.zeros(shape, dtype=torch.bool)
+    return Dense().encode(Packet(values, mask if masked else None)).cost
 
 
 def _decode(
@@ -270,33 +353,52 @@ def _decode(
         raise WireError(
             "the payload refers to a mask this receiver does not hold; a full resend is needed."
         )
-    values, mask, lines = dict[str, Tensor](), dict[str, Tensor](), []
-    for e in opened.entries:
-        start, opened.body.methods = opened.body.at, []
-        values[e.name], kept = read_leaf(e, opened.body, _held(known, e.name, e.shape))
+    body = opened.body
+    values: dict[str, Tensor] = {}
+    mask: dict[str, Tensor] = {}
+    lines: list[Line] = []
+    for entry in opened.entries:
+        start = body.at
+        # The cursor collects the methods of this tensor's streams, for its line.
+        body.methods = []
+        value, kept = read_leaf(entry, body, _held(known, entry.name, entry.shape))
+        values[entry.name] = value
         if kept is not None:
-            mask[e.name] = kept
-        coders = tuple(m.name.lower() for m in opened.body.methods)
-        forms = e.mask.name.lower(), e.values.name.lower()
-        lines.append(Line(e.name, e.shape, *forms, coders, opened.body.at - start))
-    if opened.body.at != len(opened.body.data):
-        raise WireError(f"{len(opened.body.data) - opened.body.at} bytes follow the last tensor.")
+            mask[entry.name] = kept
+        line = Line(
+            name=entry.name,
+            shape=entry.shape,
+            mask=entry.mask.name.lower(),
+            values=entry.values.name.lower(),
+            coders=tuple(method.name.lower() for method in body.methods),
+            bytes=body.at - start,
+        )
+        lines.append(line)
+    if body.at != len(body.data):
+        raise WireError(f"{len(body.data) - body.at} bytes follow the last tensor.")
     return Packet(values, mask if opened.masked else None), tuple(lines)
 
 
 def _held(known: Known | None, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    held = None if known is None else known.mask.get(name)
-    return held if held is not None and tuple(held.shape) == tuple(shape) else None
+    """The mask a receiver holds for a tensor; None where it holds none, or one of another shape."""
+    if known is None:
+        return None
+    held = known.mask.get(name)
+    if held is None or tuple(held.shape) != tuple(shape):
+        return None
+    return held
 
 
 def _check_packet(packet: Packet) -> None:
+    """Refuse masks that no reader could apply."""
     for name, kept in (packet.mask or {}).items():
         if name not in packet.values:
             raise InputError(
                 f"the mask names {name!r}, which is not among the packet's tensors; leave it out."
             )
-        if kept.shape != packet.values[name].shape or kept.dtype != torch.bool:
+        expected = packet.values[name].shape
+        if kept.shape != expected or kept.dtype != torch.bool:
             raise InputError(
-                f"the mask of {name!r} is {kept.dtype} of shape {tuple(kept.shape)}; it must be torch.bool of shape "
-                f"{tuple(packet.values[name].shape)}."
+                f"the mask of {name!r} is {kept.dtype} of shape {tuple(kept.shape)}; it must be"
+                f" torch.bool of shape {tuple(expected)}."
             )

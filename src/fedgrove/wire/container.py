@@ -1,8 +1,8 @@
 """The container ``fedgrove.v1``: magic, version, named tensors, streams, checksum (docs/wire.md).
 
-Reading is safe: every length is checked against a limit before anything is allocated, and whatever is wrong with the
-bytes raises :class:`~fedgrove.errors.WireError` with a sentence. The checksum finds accidents, not attacks: who sent
-the bytes is for the transport to prove.
+Reading is safe: every length is checked against a limit before anything is allocated, and malformed
+bytes raise :class:`~fedgrove.errors.WireError` with a sentence that says what is wrong. The
+checksum detects accidents, not attacks: the transport has to prove who sent the bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 import torch
 
@@ -21,46 +21,92 @@ from ..errors import InputError, WireError, check
 from .entropy import Cursor, deflate, inflate, varint
 from .streams import Chunks
 
-MAGIC, VERSION = b"fgrv", 1
-HAS_MASK, SHORT_INDEX, HAS_KNOWN = 1, 2, 4
-MAX_TENSORS, MAX_NAME, MAX_DIMS, MAX_DIM, MAX_INDEX = 1 << 14, 256, 16, 1 << 40, 1 << 22
-SMALL_INDEX = 1 << 14
-FREE_BYTES, FREE_RATIO, WORKING = 1 << 25, 1 << 12, 12
+MAGIC = b"fgrv"
+VERSION = 1
+# Bytes of the digest that names the mask a receiver holds.
 DIGEST = 8
 
+# The flags, which are added up in one byte.
+# The packet has masks.
+HAS_MASK = 1
+# The index is compressed.
+SHORT_INDEX = 2
+# A digest follows: some masks refer to what the receiver holds.
+HAS_KNOWN = 4
+
+# The limits of what a reader accepts.
+MAX_TENSORS = 1 << 14
+# In bytes of UTF-8.
+MAX_NAME = 256
+MAX_DIMS = 16
+# Of one dimension, and of a tensor's elements.
+MAX_DIM = 1 << 40
+# Bytes of the index.
+MAX_INDEX = 1 << 22
+# An index of at most so many bytes is remembered once it is parsed.
+SMALL_INDEX = 1 << 14
+
+# Without the expected shapes, a payload may take this much memory to read, or this many times its
+# own length if that is more ...
+FREE_BYTES = 1 << 25
+FREE_RATIO = 1 << 12
+# ... where an element takes its own width and, while it is read, a place of 8 bytes (or a symbol of
+# 4) and its part of a mask.
+WORKING = 12
+
 DTYPES: tuple[torch.dtype, ...] = (
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.int16, torch.int32, torch.int64,
-    torch.uint8, torch.bool, torch.uint16, torch.uint32, torch.uint64,
-)  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
 """A dtype's place here is its code in the index; new ones are added at the end."""
 
 
 Row = tuple[str, torch.dtype, tuple[int, ...], int]
-"""Name, dtype, shape and form of a tensor, which hash faster than an :class:`Entry`."""
+"""Name, dtype, shape and form byte of a tensor, which hash faster than an :class:`Entry`."""
 
 
 class MaskForm(IntEnum):
     """How the mask of a tensor is written."""
 
-    NONE = 0  # no mask
-    BITS = 1  # a bit per element
-    CHANNELS = 2  # a bit per row of dimension 0, then one per row of dimension 1
-    SAME = 3  # the mask the receiver holds
-    FLIPS = 4  # a bit per element: differs from the mask the receiver holds
-    ZEROS = 5  # no mask, but a bit per element: is not zero
+    # no mask
+    NONE = 0
+    # a bit per element
+    BITS = 1
+    # a bit per row of dimension 0, then one per row of dimension 1
+    CHANNELS = 2
+    # the mask the receiver holds
+    SAME = 3
+    # a bit per element: differs from the mask the receiver holds
+    FLIPS = 4
+    # no mask, but a bit per element: is not zero
+    ZEROS = 5
 
 
 class ValueForm(IntEnum):
     """How the values of a tensor are written."""
 
-    FULL = 0  # every element
-    KEPT = 1  # the kept elements
-    BOOK = 2  # a codebook, then an index for each kept element
+    # every element
+    FULL = 0
+    # the kept elements
+    KEPT = 1
+    # a codebook, then an index for each kept element
+    BOOK = 2
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What the index says of one tensor."""
+    """What the index says about one tensor."""
 
     name: str
     dtype: torch.dtype
@@ -76,7 +122,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Opened:
-    """A container whose index is read and whose body is not."""
+    """A container whose index has been read and whose body has not."""
 
     masked: bool
     known: bytes | None
@@ -84,47 +130,136 @@ class Opened:
     body: Cursor
 
 
+# ---- writing -------------------------------------------------------------------------------------
+
+
 def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | None) -> bytes:
-    """A container: header, index, body, checksum."""
+    """A container: header, index, body, checksum.
+
+    ``known``: the digest of the mask that the receiver holds, if an entry refers to it.
+    """
     check(
         len(entries) <= MAX_TENSORS, "the number of tensors", len(entries), f"at most {MAX_TENSORS}"
     )
-    packed, index = _squeezed(
-        tuple((e.name, e.dtype, e.shape, e.mask | e.values << 4) for e in entries)
-    )
-    flags = HAS_MASK * masked | SHORT_INDEX * packed | HAS_KNOWN * (known is not None)
+    rows: list[Row] = []
+    for entry in entries:
+        # One byte for both forms: the mask's in the low four bits, the values' in the high four.
+        form = entry.mask | entry.values << 4
+        rows.append((entry.name, entry.dtype, entry.shape, form))
+    compressed, index = _index_field(tuple(rows))
+
+    flags = 0
+    if masked:
+        flags |= HAS_MASK
+    if compressed:
+        flags |= SHORT_INDEX
+    if known is not None:
+        flags |= HAS_KNOWN
     head = MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(entries)) + index
+
+    # The body is joined once, at the end: it may be hundreds of megabytes.
     chunks = [head, *body]
-    return b"".join(
-        [*chunks, struct.pack("<I", reduce(lambda crc, c: zlib.crc32(c, crc), chunks, 0))]
-    )
+    checksum = 0
+    for chunk in chunks:
+        checksum = zlib.crc32(chunk, checksum)
+    chunks.append(struct.pack("<I", checksum))
+    return b"".join(chunks)
+
+
+# The packets of a run have the same index and differ only in their numbers.
+@lru_cache(maxsize=64)
+def _index_field(rows: tuple[Row, ...]) -> tuple[bool, bytes]:
+    """Whether the index is compressed, and the index preceded by its lengths."""
+    index = _write_index(rows)
+    frame = deflate(index)
+    length = varint(len(index))
+    # The second length, which only a compressed index has, is at most as long as the first.
+    if len(frame) + len(length) < len(index):
+        return True, length + varint(len(frame)) + frame
+    return False, length + index
+
+
+def _write_index(rows: Sequence[Row]) -> bytes:
+    out = bytearray()
+    last = b""
+    for name, dtype, shape, form in rows:
+        encoded = name.encode()
+        check(
+            len(encoded) <= MAX_NAME,
+            "the length of a tensor's name",
+            len(encoded),
+            f"at most {MAX_NAME} bytes",
+        )
+        check(
+            len(shape) <= MAX_DIMS,
+            f"the number of dimensions of {name}",
+            len(shape),
+            f"at most {MAX_DIMS}",
+        )
+        if dtype not in DTYPES:
+            allowed = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
+            raise InputError(f"{name} has dtype {dtype}; allowed: {allowed}.")
+        # The names of one layer's tensors begin alike, so only what differs is written.
+        shared = _shared_prefix(last, encoded)
+        out += varint(shared) + varint(len(encoded) - shared) + encoded[shared:]
+        out += bytes([DTYPES.index(dtype), form, len(shape)])
+        for dim in shape:
+            out += varint(dim)
+        last = encoded
+    return bytes(out)
+
+
+def _shared_prefix(a: bytes, b: bytes) -> int:
+    shared = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        shared += 1
+    return shared
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def unpack(data: bytes, like: Mapping[str, tuple[int, ...]] | None = None) -> Opened:
-    """Check the frame and read the index; nothing is allocated that the bytes or ``like`` do not vouch for."""
-    cursor = Cursor(memoryview(data)[:-4])
+    """Check the frame and read the index.
+
+    Nothing is allocated that the length of the bytes or the expected shapes ``like`` do not
+    justify.
+    """
+    cursor = Cursor(memoryview(data)[:-4], at=5)
     _check_frame(data)
-    cursor.at = 5
     flags = cursor.byte("the flags")
     if flags > 7:
         raise WireError(f"the flags are {flags}; version {VERSION} knows 0 to 7.")
-    known = bytes(cursor.take(DIGEST, "the digest")) if flags & HAS_KNOWN else None
+    masked = bool(flags & HAS_MASK)
+    known = None
+    if flags & HAS_KNOWN:
+        known = bytes(cursor.take(DIGEST, "the digest"))
     count = cursor.varint(MAX_TENSORS, "the number of tensors")
     index = _index_bytes(cursor, bool(flags & SHORT_INDEX))
-    read = _read_again if len(index) <= SMALL_INDEX else _read_index
-    entries = read(index, count, bool(flags & HAS_MASK), known is not None)
-    _check_like(entries, like) if like is not None else _check_growth(entries, len(data))
-    return Opened(bool(flags & HAS_MASK), known, entries, cursor)
+    if len(index) <= SMALL_INDEX:
+        entries = _read_small_index(index, count, masked, known is not None)
+    else:
+        entries = _read_index(index, count, masked, known is not None)
+    if like is not None:
+        _check_like(entries, like)
+    else:
+        _check_growth(entries, len(data))
+    return Opened(masked, known, entries, cursor)
 
 
 def _check_frame(data: bytes) -> None:
+    """Magic, version and checksum."""
+    # 12: the container of no tensors, which is magic, version, flags, two counts of 0 and checksum.
     if len(data) < 12 or data[:4] != MAGIC:
         raise WireError(
             f"{len(data)} bytes that begin with {bytes(data[:4])!r} are no fedgrove payload."
         )
     if data[4] != VERSION:
         raise WireError(
-            f"the payload has version {data[4]}; this library reads {VERSION}: update the older side."
+            f"the payload has version {data[4]}; this library reads {VERSION}: update the older"
+            " side."
         )
     if zlib.crc32(memoryview(data)[:-4]) != struct.unpack("<I", data[-4:])[0]:
         raise WireError(
@@ -132,64 +267,22 @@ def _check_frame(data: bytes) -> None:
         )
 
 
-@lru_cache(maxsize=64)
-def _squeezed(entries: tuple[Row, ...]) -> tuple[bool, bytes]:
-    """Lengths and index, and whether it is squeezed. Kept, for the packets of a run differ in their numbers only."""
-    index = _write_index(entries)
-    short = deflate(index)
-    packed = len(short) + len(varint(len(index))) < len(index)
-    return packed, varint(len(index)) + (varint(len(short)) + short if packed else index)
-
-
-def _write_index(entries: Sequence[Row]) -> bytes:
-    out, last = bytearray(), b""
-    for called, dtype, shape, form in entries:
-        name = called.encode()
-        check(
-            len(name) <= MAX_NAME,
-            "the length of a tensor's name",
-            len(name),
-            f"at most {MAX_NAME} bytes",
-        )
-        check(
-            len(shape) <= MAX_DIMS,
-            f"the number of dimensions of {called}",
-            len(shape),
-            f"at most {MAX_DIMS}",
-        )
-        if dtype not in DTYPES:
-            raise InputError(
-                f"{called} has dtype {dtype}; allowed: {', '.join(str(d)[6:] for d in DTYPES)}."
-            )
-        shared = _shared(last, name)
-        out += varint(shared) + varint(len(name) - shared) + name[shared:]
-        out += bytes([DTYPES.index(dtype), form, len(shape)]) + b"".join(varint(d) for d in shape)
-        last = name
-    return bytes(out)
-
-
-def _shared(a: bytes, b: bytes) -> int:
-    n = min(len(a), len(b))
-    return next((i for i in range(n) if a[i] != b[i]), n)
-
-
-def _index_bytes(cursor: Cursor, short: bool) -> bytes:
+def _index_bytes(cursor: Cursor, compressed: bool) -> bytes:
     n = cursor.varint(MAX_INDEX, "the length of the index")
-    if not short:
+    if not compressed:
         return bytes(cursor.take(n, "the index"))
-    return inflate(
-        cursor.take(cursor.varint(MAX_INDEX, "the length of the index"), "the index"),
-        n,
-        "the index",
-    )
+    frame_length = cursor.varint(MAX_INDEX, "the length of the index")
+    frame = cursor.take(frame_length, "the index")
+    return inflate(frame, n, "the index")
 
 
 def _read_index(index: bytes, count: int, masked: bool, known: bool) -> tuple[Entry, ...]:
-    cursor, last = Cursor(memoryview(index)), b""
+    cursor = Cursor(memoryview(index))
     entries: dict[str, Entry] = {}
+    name = b""
     for _ in range(count):
-        last = _read_name(cursor, last)
-        entry = _read_entry(cursor, _text(last))
+        name = _read_name(cursor, name)
+        entry = _read_entry(cursor, name)
         if entry.name in entries:
             raise WireError(f"the payload names {entry.name!r} twice.")
         if not masked and entry.mask not in (MaskForm.NONE, MaskForm.ZEROS):
@@ -200,67 +293,75 @@ def _read_index(index: bytes, count: int, masked: bool, known: bool) -> tuple[En
             )
         entries[entry.name] = entry
     if cursor.at != len(cursor.data):
-        raise WireError(
-            f"the index holds {len(cursor.data) - cursor.at} bytes after its last tensor."
-        )
+        left = len(cursor.data) - cursor.at
+        raise WireError(f"the index holds {left} bytes after its last tensor.")
     return tuple(entries.values())
 
 
-# The packets of a run have the same index. Small ones only: what strangers send must not fill the memory.
-_read_again = lru_cache(maxsize=64)(_read_index)
+# The packets of a run have the same index, so it is parsed once. Only a small one is remembered:
+# what strangers send must not fill the memory.
+_read_small_index = lru_cache(maxsize=64)(_read_index)
 
 
 def _read_name(cursor: Cursor, last: bytes) -> bytes:
     shared = cursor.varint(len(last), "the shared part of a name")
-    return last[:shared] + bytes(
-        cursor.take(cursor.varint(MAX_NAME - shared, "the length of a name"), "a name")
-    )
+    length = cursor.varint(MAX_NAME - shared, "the length of a name")
+    return last[:shared] + bytes(cursor.take(length, "a name"))
 
 
-def _text(name: bytes) -> str:
+def _read_entry(cursor: Cursor, encoded: bytes) -> Entry:
     try:
-        return name.decode()
+        name = encoded.decode()
     except UnicodeDecodeError as error:
-        raise WireError(f"the name {name!r} is not UTF-8.") from error
-
-
-def _read_entry(cursor: Cursor, name: str) -> Entry:
+        raise WireError(f"the name {encoded!r} is not UTF-8.") from error
     code, form, dims = cursor.take(3, f"the entry of {name}")
     if code >= len(DTYPES):
         raise WireError(f"{name} has dtype code {code}; codes 0 to {len(DTYPES) - 1} are known.")
-    if form & 15 > max(MaskForm) or form >> 4 > max(ValueForm):
+    dtype = DTYPES[code]
+    mask_form = form & 15
+    value_form = form >> 4
+    if mask_form > max(MaskForm) or value_form > max(ValueForm):
         raise WireError(f"{name} is written in form {form}, which version {VERSION} does not know.")
     if dims > MAX_DIMS:
         raise WireError(f"{name} has {dims} dimensions; at most {MAX_DIMS} are allowed.")
-    shape = tuple(cursor.varint(MAX_DIM, f"a dimension of {name}") for _ in range(dims))
-    if math.prod(max(d, 1) for d in shape) > MAX_DIM:
+    shape: tuple[int, ...] = ()
+    elements = 1
+    for _ in range(dims):
+        dim = cursor.varint(MAX_DIM, f"a dimension of {name}")
+        shape += (dim,)
+        # A zero counts as a one: torch multiplies the other dimensions all the same, and would fail
+        # with an overflow.
+        elements *= max(dim, 1)
+    if elements > MAX_DIM:
         raise WireError(f"{name} has shape {shape}; at most {MAX_DIM} elements are allowed.")
-    mask, values = MaskForm(form & 15), ValueForm(form >> 4)
-    if mask == MaskForm.CHANNELS and dims < 2:
+    if mask_form == MaskForm.CHANNELS and dims < 2:
         raise WireError(f"{name} has {dims} dimensions and a mask of channels, which needs two.")
-    if values == ValueForm.BOOK and DTYPES[code] == torch.bool:
+    if value_form == ValueForm.BOOK and dtype == torch.bool:
         raise WireError(f"{name} holds booleans and a codebook, which they cannot have.")
-    return Entry(name, DTYPES[code], shape, mask, values)
+    return Entry(name, dtype, shape, MaskForm(mask_form), ValueForm(value_form))
 
 
 def _check_like(entries: Sequence[Entry], like: Mapping[str, tuple[int, ...]]) -> None:
-    for e in entries:
-        if e.name not in like:
-            raise WireError(f"the payload holds {e.name!r}, which was not expected.")
-        if e.shape != tuple(like[e.name]):
-            raise WireError(f"{e.name} has shape {e.shape}; {tuple(like[e.name])} was expected.")
-    missing = like.keys() - {e.name for e in entries}
+    missing = set(like)
+    for entry in entries:
+        if entry.name not in like:
+            raise WireError(f"the payload holds {entry.name!r}, which was not expected.")
+        expected = tuple(like[entry.name])
+        if entry.shape != expected:
+            raise WireError(f"{entry.name} has shape {entry.shape}; {expected} was expected.")
+        missing.discard(entry.name)
     if missing:
         raise WireError(f"the payload lacks {', '.join(map(repr, sorted(missing)))}.")
 
 
 def _check_growth(entries: Sequence[Entry], given: int) -> None:
-    # Nobody vouches for the shapes, so a small payload may not ask for a large tree; an element takes its own width
-    # and, while it is read, a symbol of 4 bytes or a place of 8, and a mask.
-    wanted = sum(e.count * (e.dtype.itemsize + WORKING) for e in entries)
+    # Nothing confirms the shapes, so a small payload may not ask for large tensors.
+    wanted = 0
+    for entry in entries:
+        wanted += entry.count * (entry.dtype.itemsize + WORKING)
     allowed = max(FREE_BYTES, FREE_RATIO * given)
     if wanted > allowed:
         raise WireError(
-            f"{given} bytes claim tensors that take {wanted} bytes to read; without the expected shapes at most "
-            f"{allowed} are allowed: pass like={{name: shape}} to decode."
+            f"{given} bytes claim tensors that take {wanted} bytes to read; without the expected"
+            f" shapes at most {allowed} are allowed: pass like={{name: shape}} to decode."
         )

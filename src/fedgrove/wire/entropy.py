@@ -1,7 +1,8 @@
-"""The coders under the streams: zstandard, read safely, and an asymmetric numeral system with integer frequencies.
+"""The coders under the streams: zstandard, read safely, and an asymmetric numeral system (ANS).
 
-Both sides of the entropy coder must have the same probabilities to the last bit or it decodes to wrong symbols without
-a word, so integers travel, never floats (docs/wire.md).
+Sender and receiver must use the same probabilities to the last bit; otherwise the entropy coder
+decodes to wrong symbols and nobody notices. So integer frequencies are sent, never floats
+(docs/wire.md).
 """
 
 from __future__ import annotations
@@ -23,14 +24,18 @@ from ..errors import WireError
 Bytes = npt.NDArray[np.uint8]
 Counts = npt.NDArray[np.int64]
 
-LEVEL = 1  # zstandard's; level 3 gains .1 % on weights, loses on masks, and takes longer
-BIT_SCALE = 16  # a bit's frequency is sent in 16 bits
-BYTE_SCALE = 22  # and spread over the 256 bytes of eight such bits with 22
+# zstandard's level. Level 3 gains 0.1 % on weights, loses on masks, and takes longer.
+LEVEL = 1
+# The frequency of a 1 among bits is sent in 16 bits ...
+BIT_SCALE = 16
+# ... and the 256 bytes that eight such bits can make get frequencies that sum to 2^22.
+BYTE_SCALE = 22
+# How many ones each byte has.
 ONES = np.array([b.bit_count() for b in range(256)])
 
 
 class Method(IntEnum):
-    """How the items of one stream are written; its first byte."""
+    """How the items of one stream are written; the stream's first byte."""
 
     RAW = 0
     ZSTD = 1
@@ -40,18 +45,19 @@ class Method(IntEnum):
 
 
 class Cursor:
-    """A place in received bytes; every step is checked against what is left."""
+    """A position in received bytes; every step is checked against what is left."""
 
     def __init__(self, data: memoryview, at: int = 0) -> None:
-        self.data, self.at = data, at
+        self.data = data
+        self.at = at
+        # The methods of the streams read so far, which `explain` reports.
         self.methods: list[Method] = []
 
     def take(self, n: int, what: str) -> memoryview:
-        """The next ``n`` bytes."""
-        if n > len(self.data) - self.at:
-            raise WireError(
-                f"the payload ends inside {what}: {n} bytes wanted, {len(self.data) - self.at} left."
-            )
+        """The next ``n`` bytes; ``what`` they are goes into the error message."""
+        left = len(self.data) - self.at
+        if n > left:
+            raise WireError(f"the payload ends inside {what}: {n} bytes wanted, {left} left.")
         self.at += n
         return self.data[self.at - n : self.at]
 
@@ -60,17 +66,18 @@ class Cursor:
         return self.take(1, what)[0]
 
     def method(self, allowed: Sequence[Method], what: str) -> Method:
-        """The next byte as a method, noted for whoever asks how the payload was written."""
-        found = self.byte(what)
-        if found not in allowed:
-            raise WireError(
-                f"{what} is written by method {found}; allowed there: {', '.join(map(str, allowed))}."
-            )
-        self.methods.append(Method(found))
-        return self.methods[-1]
+        """The next byte as a method, which is also recorded in ``methods``."""
+        code = self.byte(what)
+        if code not in allowed:
+            codes = ", ".join(map(str, allowed))
+            raise WireError(f"{what} is written by method {code}; allowed there: {codes}.")
+        method = Method(code)
+        self.methods.append(method)
+        return method
 
     def starts(self, method: Method) -> bool:
-        """Whether the next stream is written by ``method``."""
+        """Whether the next stream is written by ``method``; nothing is read."""
+        # A slice, because at the end of the data it is empty where an index would raise.
         return self.data[self.at : self.at + 1] == bytes([method])
 
     def varint(self, limit: int, what: str) -> int:
@@ -79,7 +86,8 @@ class Cursor:
         for shift in range(0, 63, 7):
             b = self.byte(what)
             value |= (b & 127) << shift
-            if b < 128:
+            is_last = b < 128
+            if is_last:
                 if value > limit:
                     raise WireError(f"{what} is {value}; at most {limit} is allowed.")
                 return value
@@ -100,33 +108,41 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
+# ---- zstandard -----------------------------------------------------------------------------------
+
+
 class _Zstd(threading.local):
-    """A compressor and a decompressor per thread: making one takes as long as a small tensor."""
+    """A compressor and a decompressor per thread: neither may be shared between threads.
+
+    They are kept because making one takes as long as compressing a small tensor.
+    """
 
     def __init__(self) -> None:
-        self.writer, self.reader = (
-            zstandard.ZstdCompressor(level=LEVEL),
-            zstandard.ZstdDecompressor(),
-        )
+        self.writer = zstandard.ZstdCompressor(level=LEVEL)
+        self.reader = zstandard.ZstdDecompressor()
 
 
 _ZSTD = _Zstd()
 
 
 def deflate(data: bytes | memoryview) -> bytes:
-    """One zstandard frame that states its size."""
+    """One zstandard frame that states its content size."""
     return _ZSTD.writer.compress(data)
 
 
 def inflate(frame: memoryview, n: int, what: str) -> bytes:
-    """The ``n`` bytes of a frame; one that states another size, or none, is refused before anything is allocated."""
+    """The ``n`` bytes of a frame.
+
+    A frame that states another size, or none, is refused before anything is allocated.
+    """
     try:
         stated = zstandard.get_frame_parameters(frame).content_size
         if stated != n:
-            raise WireError(
-                f"the frame of {what} states {_stated(stated)}; exactly {n} bytes are expected."
-            )
-        # With the size stated the output is one block of n bytes and no window is kept; more output is an error.
+            no_size = stated >= zstandard.CONTENTSIZE_UNKNOWN or stated < 0
+            claim = "no size" if no_size else f"{stated} bytes"
+            raise WireError(f"the frame of {what} states {claim}; exactly {n} bytes are expected.")
+        # With the size stated, the output is one block of n bytes and no window is allocated; a
+        # frame that holds more than it states is a ZstdError.
         out = _ZSTD.reader.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise WireError(f"the frame of {what} cannot be read: {error}.") from error
@@ -135,24 +151,22 @@ def inflate(frame: memoryview, n: int, what: str) -> bytes:
     return out
 
 
-def _stated(n: int) -> str:
-    return "no size" if n >= zstandard.CONTENTSIZE_UNKNOWN or n < 0 else f"{n} bytes"
-
-
-# --- frequencies ---------------------------------------------------------------------------------------------------
+# ---- frequencies ---------------------------------------------------------------------------------
 
 
 def frequencies(counts: Counts) -> Counts:
     """Counts as integers that sum to a power of two, at least 1 wherever something was counted.
 
-    f_i = 1 + floor(c_i (T - u) / N) for the u symbols that occur; what is left goes to the most frequent.
-
-    T is no larger than N deserves, since its digits are sent.
+    f_i = 1 + floor(c_i (T - u) / N) for the u symbols that occur; what is left of T goes to the
+    most frequent symbol.
 
     >>> frequencies(np.array([3, 0, 1])).tolist()
     [768, 0, 256]
     """
-    n, used = int(counts.sum()), counts > 0
+    n = int(counts.sum())
+    used = counts > 0
+    # A larger T is more exact but has longer frequencies in the table: it grows with N, from 2^10
+    # to 2^16.
     total = 1 << min(max(n.bit_length(), 10), 16)
     f: Counts = used + counts * (total - int(np.count_nonzero(used))) // n
     f[f.argmax()] += total - int(f.sum())
@@ -160,40 +174,49 @@ def frequencies(counts: Counts) -> Counts:
 
 
 def table_bytes(f: Counts) -> bytes:
-    """The scale, then the frequencies as varints; a 0 is followed by how many more zeros follow it."""
+    """The scale, then the frequencies as varints; a 0 is followed by how many more zeros follow."""
     used = np.flatnonzero(f).tolist()
-    out, last = bytearray([int(f.sum()).bit_length() - 1]), -1
-    for at, value in zip(used, f[used].tolist(), strict=True):
-        out += (b"\0" + varint(at - last - 2) if at - last > 1 else b"") + varint(value)
-        last = at
+    out = bytearray([int(f.sum()).bit_length() - 1])
+    last = -1
+    for symbol, frequency in zip(used, f[used].tolist(), strict=True):
+        zeros = symbol - last - 1
+        if zeros:
+            out += b"\0" + varint(zeros - 1)
+        out += varint(frequency)
+        last = symbol
     return bytes(out)
 
 
 def read_table(cursor: Cursor, symbols: int, what: str) -> Counts:
-    """The inverse of :func:`table_bytes`: it ends where the sum is 2 to the scale."""
-    total = 1 << cursor.varint(16, f"the scale of {what}")
-    f, at, left = np.zeros(symbols, np.int64), 0, total
+    """The inverse of :func:`table_bytes`; the table ends where its sum reaches 2 to the scale."""
+    left = 1 << cursor.varint(16, f"the scale of {what}")
+    f = np.zeros(symbols, np.int64)
+    symbol = 0
     while left:
-        if at >= symbols:
+        if symbol >= symbols:
             raise WireError(f"the frequencies of {what} name more than {symbols} symbols.")
-        f[at] = cursor.varint(left, f"a frequency of {what}")
-        left -= int(f[at])
-        at += 1 if f[at] else 1 + cursor.varint(symbols, f"a run of zeros of {what}")
+        # No frequency may exceed what is left of the sum, so the sum comes out exactly.
+        frequency = cursor.varint(left, f"a frequency of {what}")
+        f[symbol] = frequency
+        left -= frequency
+        symbol += 1
+        if frequency == 0:
+            symbol += cursor.varint(symbols, f"a run of zeros of {what}")
     return f
 
 
 def bit_frequencies(ones: int) -> Counts:
-    """The frequencies of a byte of eight independent bits, each 1 with frequency ``ones`` of 2^16; exact integers.
+    """The frequencies of a byte of eight independent bits, each 1 with frequency ``ones`` of 2^16.
 
-    W_j = max(1, ones^j (2^16 - ones)^(8-j) >> 106) for a byte with j ones; byte 0 or 255, the likelier, gets the rest
-    of 2^22.
+    W_j = max(1, ones^j (2^16 - ones)^(8-j) >> 106) for a byte with j ones, in exact integers; byte
+    0 or 255, the likelier, gets the rest of 2^22.
     """
     zeros = (1 << BIT_SCALE) - ones
-    by_ones = [
-        max(1, (ones**j * zeros ** (8 - j)) >> (8 * BIT_SCALE - BYTE_SCALE)) for j in range(9)
-    ]
+    shift = 8 * BIT_SCALE - BYTE_SCALE
+    by_ones = [max(1, (ones**j * zeros ** (8 - j)) >> shift) for j in range(9)]
     f: Counts = np.array(by_ones, np.int64)[ONES]
-    f[255 if ones > zeros else 0] += (1 << BYTE_SCALE) - int(f.sum())
+    likelier = 255 if ones > zeros else 0
+    f[likelier] += (1 << BYTE_SCALE) - int(f.sum())
     return f
 
 
@@ -203,8 +226,11 @@ def entropy_bytes(counts: Counts) -> float:
     >>> entropy_bytes(np.array([8, 8]))
     2.0
     """
+    # -sum c_i log2(c_i / N) = N log2 N - sum c_i log2 c_i, where c_i = 0 adds nothing. Rounding may
+    # take the difference below zero.
     n = int(counts.sum())
-    return max(0.0, _bits(n) - float((counts * np.log2(np.maximum(counts, 1))).sum())) / 8
+    within = float((counts * np.log2(np.maximum(counts, 1))).sum())
+    return max(0.0, _n_log_n(n) - within) / 8
 
 
 def flag_bytes(ones: int, n: int) -> float:
@@ -213,19 +239,19 @@ def flag_bytes(ones: int, n: int) -> float:
     >>> flag_bytes(8, 16)
     2.0
     """
-    return max(0.0, _bits(n) - _bits(ones) - _bits(n - ones)) / 8
+    return max(0.0, _n_log_n(n) - _n_log_n(ones) - _n_log_n(n - ones)) / 8
 
 
-def _bits(n: int) -> float:
+def _n_log_n(n: int) -> float:
     return n * math.log2(n) if n else 0.0
 
 
-# --- the entropy coder ---------------------------------------------------------------------------------------------
+# ---- the entropy coder ---------------------------------------------------------------------------
 
 
 def _model(f: Counts) -> Any:
-    # f / sum is exact (the sum is a power of two), and so is every product constriction forms from it: both sides
-    # have the same probabilities to the last bit on any machine.
+    # f / sum is exact, since the sum is a power of two, and so is every product that constriction
+    # forms from it: both sides have the same probabilities to the last bit on any machine.
     return constriction.stream.model.Categorical(f / f.sum(), perfect=False, lazy=False)
 
 
@@ -236,7 +262,9 @@ def _bit_model(ones: int) -> Any:
 
 
 def write_ans(symbols: Bytes, f: Counts) -> bytes:
-    """The symbols as words of the coder, their number before them; symbols that never occur take no room."""
+    """The symbols as words of the coder, preceded by the number of words."""
+    # The coder sees only the symbols that occur, by their rank: one with frequency 0 would still
+    # take a share of the probabilities.
     used = np.flatnonzero(f)
     rank = np.zeros(256, np.int32)
     rank[used] = np.arange(len(used), dtype=np.int32)
@@ -249,6 +277,7 @@ def write_bit_ans(packed: Bytes, ones: int) -> bytes:
 
 
 def _write(ranks: npt.NDArray[np.int32], model: Any) -> bytes:
+    # The coder is a stack: written in reverse, the symbols are read in order.
     coder = constriction.stream.stack.AnsCoder()
     coder.encode_reverse(ranks, model)
     words: npt.NDArray[np.uint32] = coder.get_compressed().astype("<u4")
@@ -261,9 +290,10 @@ def read_ans(cursor: Cursor, n: int, f: Counts, what: str) -> Bytes:
     if len(used) < 2:
         raise WireError(f"the frequencies of {what} name fewer than two symbols.")
     ranks = _read(cursor, n, _model(f[used]), what)
-    return (
-        ranks.astype(np.uint8) if used[-1] == len(used) - 1 else used.astype(np.uint8).take(ranks)
-    )
+    ranks_are_symbols = used[-1] == len(used) - 1
+    if ranks_are_symbols:
+        return ranks.astype(np.uint8)
+    return used.astype(np.uint8).take(ranks)
 
 
 def read_bit_ans(cursor: Cursor, n: int, ones: int, what: str) -> Bytes:
@@ -272,14 +302,16 @@ def read_bit_ans(cursor: Cursor, n: int, ones: int, what: str) -> Bytes:
 
 
 def _read(cursor: Cursor, n: int, model: Any, what: str) -> npt.NDArray[np.int32]:
-    words = np.frombuffer(
-        cursor.take(4 * cursor.varint(n + 2, f"the words of {what}"), what), "<u4"
-    )
+    # A symbol takes at most 24 bits, less than a word, and the coder's state takes two words: an
+    # honest stream has at most n + 2.
+    count = cursor.varint(n + 2, f"the words of {what}")
+    words = np.frombuffer(cursor.take(4 * count, what), "<u4")
     try:
         coder = constriction.stream.stack.AnsCoder(words.astype(np.uint32))
     except ValueError as error:
+        # The top of the stack is never zero in what the coder writes, so it refuses to start there.
         raise WireError(f"the words of {what} end in a zero.") from error
-    found: npt.NDArray[np.int32] = coder.decode(model, n)
+    ranks: npt.NDArray[np.int32] = coder.decode(model, n)
     if not coder.is_empty():
         raise WireError(f"the words of {what} hold more than {n} symbols.")
-    return found
+    return ranks

@@ -1,7 +1,7 @@
-"""Tasks and reports as bytes: a JSON head with the lengths, then each packet as its codec writes it.
+"""Tasks and reports as bytes: a JSON header with the lengths, then each packet as encoded.
 
-``length of the head (4 bytes, little-endian) | head | packet | packet ...``; the head names verb, client, round,
-numbers, and ``packets: [[name, length], ...]``.
+``length of the header (4 bytes, little-endian) | header | packet | packet ...``; the header holds
+verb, client, round, numbers, and ``packets: [[name, length], ...]``.
 """
 
 from __future__ import annotations
@@ -20,27 +20,36 @@ Knows = Mapping[str, Known | None]
 NOTHING: Knows = {}
 Cost = Mapping[str, int]
 MAX_HEAD = 1 << 20
+"""The longest header a reader accepts, in bytes."""
 
 
 def task_head(task: Task) -> dict[str, Any]:
-    """What a task says beside its packets."""
+    """The header of a task, without the lengths of its packets."""
     return {"to": task.to, "verb": task.verb, "round": task.round, "settings": dict(task.settings)}
 
 
 def report_head(report: Report) -> dict[str, Any]:
-    """What a report says beside its packets."""
+    """The header of a report, without the lengths of its packets."""
     return {"of": report.of, "examples": report.examples, "metrics": dict(report.metrics)}
+
+
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def measure(
     head: dict[str, Any], packets: Mapping[str, Packet], cost: Callable[[str, Packet], Cost]
 ) -> dict[str, int]:
     """The length of a message by part of the cost, without joining its bytes."""
-    costs = {name: cost(name, packet) for name, packet in packets.items()}
-    total = {"header": 4 + len(_head(head, {name: sum(c.values()) for name, c in costs.items()}))}
-    for parts in costs.values():
+    # The lengths stand in the header, so the packets are measured before it. "header" comes first
+    # in the result, whatever the codec counts.
+    total = {"header": 0}
+    lengths: dict[str, int] = {}
+    for name, packet in packets.items():
+        parts = cost(name, packet)
+        lengths[name] = sum(parts.values())
         for part, n in parts.items():
             total[part] = total.get(part, 0) + n
+    total["header"] += 4 + len(_head_bytes(head, lengths))
     return total
 
 
@@ -48,31 +57,48 @@ def write(
     head: dict[str, Any], packets: Mapping[str, Packet], codec: Codec, known: Knows = NOTHING
 ) -> bytes:
     """A whole message; ``known`` is what its receiver holds, by packet."""
-    blobs = {name: codec.encode(packet, known.get(name)).data for name, packet in packets.items()}
-    top = _head(head, {name: len(blob) for name, blob in blobs.items()})
-    return b"".join([struct.pack("<I", len(top)), top, *blobs.values()])
+    blobs: list[bytes] = []
+    lengths: dict[str, int] = {}
+    for name, packet in packets.items():
+        blob = codec.encode(packet, known.get(name)).data
+        blobs.append(blob)
+        lengths[name] = len(blob)
+    head_bytes = _head_bytes(head, lengths)
+    return b"".join([struct.pack("<I", len(head_bytes)), head_bytes, *blobs])
 
 
-def _head(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
-    return json.dumps(head | {"packets": list(lengths.items())}, separators=(",", ":")).encode()
+def _head_bytes(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
+    complete = head | {"packets": list(lengths.items())}
+    return json.dumps(complete, separators=(",", ":")).encode()
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def read(
     data: bytes, codec: Codec, known: Knows = NOTHING
 ) -> tuple[dict[str, Any], dict[str, Packet]]:
-    """The head and the packets of a message; every length is checked before it is used."""
+    """The header and the packets of a message; every length is checked before it is used."""
     if len(data) < 4:
         raise WireError(
-            f"a message of {len(data)} bytes is shorter than its own length field; it was cut short."
+            f"a message of {len(data)} bytes is shorter than its own length field; it was cut"
+            " short."
         )
-    (n,) = struct.unpack_from("<I", data)
-    if n > min(MAX_HEAD, len(data) - 4):
+    (head_length,) = struct.unpack_from("<I", data)
+    body_start = 4 + head_length
+    if head_length > MAX_HEAD or body_start > len(data):
         raise WireError(
-            f"a message head of {n} bytes does not fit in the {len(data)} bytes received."
+            f"a message header of {head_length} bytes does not fit in the {len(data)} bytes"
+            " received."
         )
+    lengths: list[tuple[str, int]] = []
     try:
-        head = json.loads(data[4 : 4 + n])
-        lengths = [(str(name), int(size)) for name, size in head.pop("packets")]
+        head = json.loads(data[4:body_start])
+        for name, length in head.pop("packets"):
+            lengths.append((str(name), int(length)))
+    # What a stranger's JSON can lead to: text that is no JSON (ValueError), nested too deep
+    # (RecursionError), no object (AttributeError, TypeError), no "packets" (KeyError), an infinite
+    # length (OverflowError).
     except (
         ValueError,
         KeyError,
@@ -81,21 +107,32 @@ def read(
         RecursionError,
         OverflowError,
     ) as error:
-        raise WireError(f"a message head is not what it should be: {error}.") from None
-    if len({name for name, _ in lengths}) < len(lengths):
-        raise WireError("a message names a packet twice.")
-    if (
-        any(size < 0 for _, size in lengths)
-        or sum(size for _, size in lengths) != len(data) - 4 - n
-    ):
+        raise WireError(f"malformed message header: {error}.") from None
+
+    seen: set[str] = set()
+    total = 0
+    any_negative = False
+    for name, length in lengths:
+        if name in seen:
+            raise WireError("a message names a packet twice.")
+        seen.add(name)
+        total += length
+        any_negative = any_negative or length < 0
+    # A negative length could make the sum right and still read a packet's bytes twice.
+    if any_negative or total != len(data) - body_start:
         raise WireError(
             "the packets of a message do not add up to its length; it was cut short or altered."
         )
-    packets, at = {}, 4 + n
-    for name, size in lengths:
-        packets[name] = codec.decode(data[at : at + size], known.get(name))
-        at += size
+
+    packets: dict[str, Packet] = {}
+    at = body_start
+    for name, length in lengths:
+        packets[name] = codec.decode(data[at : at + length], known.get(name))
+        at += length
     return head, packets
+
+
+# ---- tasks and reports ---------------------------------------------------------------------------
 
 
 def write_task(task: Task, codec: Codec, known: Knows = NOTHING) -> bytes:
@@ -108,10 +145,16 @@ def read_task(data: bytes, codec: Codec, known: Knows = NOTHING) -> Task:
     head, packets = read(data, codec, known)
     try:
         return Task(
-            int(head["to"]), packets, dict(head["settings"]), str(head["verb"]), int(head["round"])
+            to=int(head["to"]),
+            send=packets,
+            settings=dict(head["settings"]),
+            verb=str(head["verb"]),
+            round=int(head["round"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"a task lacks or garbles {error}.") from None
+        raise WireError(
+            f"the header of a task lacks a field or has a malformed one: {error}."
+        ) from None
 
 
 def write_report(report: Report, codec: Codec, known: Knows = NOTHING) -> bytes:
@@ -124,6 +167,13 @@ def read_report(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report:
     head, packets = read(data, codec, known)
     try:
         metrics = {str(k): float(v) for k, v in dict(head["metrics"]).items()}
-        return Report(int(head["of"]), packets, int(head["examples"]), metrics)
+        return Report(
+            of=int(head["of"]),
+            give=packets,
+            examples=int(head["examples"]),
+            metrics=metrics,
+        )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"a report lacks or garbles {error}.") from None
+        raise WireError(
+            f"the header of a report lacks a field or has a malformed one: {error}."
+        ) from None

@@ -1,7 +1,8 @@
-"""Streams of bytes, bits, symbols and numbers, each written in the fewest bytes the tools allow (docs/wire.md).
+"""Streams of bytes, bits, symbols and numbers, each in the fewest bytes the tools allow.
 
-A stream never states how many items it holds: the reader knows that from the tensor's shape before it reads, so no
-length found in the bytes decides how much is allocated. A stream of no items is no bytes at all.
+The format is specified in docs/wire.md. A stream never states how many items it holds: the reader
+knows that from the tensor's shape before it reads, so no length found in the bytes decides how much
+is allocated. A stream of no items is no bytes at all.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ Chunks = list[bytes | memoryview]
 
 @dataclass(frozen=True)
 class Tools:
-    """What a codec may use beside raw bytes.
+    """What a codec may use besides raw bytes.
 
-    ``slack``: how much larger a ``long`` stream may be to decode faster. With any slack, numbers of less than
-    ``short`` bytes stay raw, and byte planes are left to zstandard, which takes a fraction of the time.
+    ``slack``: by what share a stream of ``long`` bytes or more may be larger if it then decodes
+    faster. With any slack, numbers of less than ``short`` bytes stay raw, and byte planes are left
+    to zstandard, which takes a fraction of the entropy coder's time.
     """
 
     ans: bool = False
@@ -59,59 +61,81 @@ def size(chunks: Chunks) -> int:
     return sum(len(c) for c in chunks)
 
 
+# ---- bytes ---------------------------------------------------------------------------------------
+
+
 def write_bytes(x: Bytes, tools: Tools) -> Chunks:
-    """Bytes: raw, one zstandard frame, entropy-coded with their own frequencies, or one byte repeated."""
-    return _smallest(x, x, tools, tools.ans) if len(x) else []
+    """Bytes: raw, one zstandard frame, entropy-coded by their frequencies, or one byte repeated."""
+    if len(x) == 0:
+        return []
+    return _smallest(x, x, tools, tools.ans)
 
 
 def read_bytes(cursor: Cursor, n: int, what: str) -> Bytes:
     """The inverse of :func:`write_bytes`."""
-    return _read(cursor, n, 256, what) if n else np.empty(0, np.uint8)
+    if n == 0:
+        return np.empty(0, np.uint8)
+    return _read(cursor, n, 256, what)
+
+
+# ---- symbols -------------------------------------------------------------------------------------
 
 
 def write_symbols(x: Bytes, k: int, tools: Tools) -> Chunks:
     """Numbers below ``k``, raw in the fewest bits each; for k = 1 nothing is written.
 
-    zstandard gets 1, 2, 4 or 8 bits each: it looks for what repeats in whole bytes.
+    zstandard gets 1, 2, 4 or 8 bits each, because it looks for repetition in whole bytes.
     """
-    if not len(x) or k < 2:
+    if len(x) == 0 or k < 2:
         return []
-    best, bits = _smallest(x, _pack(x, _width(k)), tools, tools.ans), (k - 1).bit_length()
-    return (
-        _raw(_pack(x, bits))
-        if best[0][0] == Method.RAW or 1 + _bytes(len(x), bits) < size(best)
-        else best
-    )
+    best = _smallest(x, _pack(x, _whole_bits(k)), tools, tools.ans)
+    # `best` was chosen beside raw symbols of 1, 2, 4 or 8 bits. The raw form has 3, 5, 6 or 7 where
+    # that is enough, so it may win after all.
+    bits = (k - 1).bit_length()
+    best_is_raw = best[0][0] == Method.RAW
+    raw_is_smaller = 1 + _packed_size(len(x), bits) < size(best)
+    if best_is_raw or raw_is_smaller:
+        return _raw(_pack(x, bits))
+    return best
 
 
 def read_symbols(cursor: Cursor, n: int, k: int, what: str) -> Bytes:
     """The inverse of :func:`write_symbols`."""
     if n == 0 or k == 1:
         return np.zeros(n, np.uint8)
-    x = _read(cursor, n, k, what, (k - 1).bit_length(), _width(k))
-    if int(x.max()) >= k:
-        raise WireError(f"{what} holds the index {int(x.max())}; the codebook has {k} entries.")
+    x = _read(cursor, n, k, what, raw_bits=(k - 1).bit_length(), framed_bits=_whole_bits(k))
+    largest = int(x.max())
+    if largest >= k:
+        raise WireError(f"{what} holds the index {largest}; the codebook has {k} entries.")
     return x
+
+
+# ---- bits ----------------------------------------------------------------------------------------
 
 
 def write_bits(x: Bits, tools: Tools, ones: int | None = None) -> Chunks:
     """Booleans, eight to a byte, low bit first; entropy-coded eight at a time with one frequency.
 
-    ``ones``: how many are true, where that is known.
+    ``ones``: how many are true, where the caller has counted them.
     """
-    if not len(x):
+    n = len(x)
+    if n == 0:
         return []
-    ones, n = int(np.count_nonzero(x)) if ones is None else ones, len(x)
-    if (tools.ans or tools.zstd) and ones in (0, n):
+    if ones is None:
+        ones = int(np.count_nonzero(x))
+    may_compress = tools.ans or tools.zstd
+    if may_compress and ones in (0, n):
         return [bytes([Method.FILL, 255 if ones else 0])]
     packed = np.packbits(x, bitorder="little")
-    best: Chunks = [bytes([Method.RAW]), packed.data]
-    guess = flag_bytes(ones, n) + 9
-    if tools.zstd and _promising(packed, guess if tools.ans else len(packed)):
-        framed = deflate(packed.data)
-        if len(framed) + 4 < len(packed):
-            best = [bytes([Method.ZSTD]), varint(len(framed)), framed]
-    if tools.ans and guess * (1 + _slack(len(packed), tools)) < size(best):
+    best = _raw(packed)
+    # 9: method, frequency, number of words, and what the last word does not use.
+    ans_guess = flag_bytes(ones, n) + 9
+    if tools.zstd:
+        rival = ans_guess if tools.ans else len(packed)
+        if _promising(packed, rival):
+            best = _framed_or_raw(packed)
+    if tools.ans and ans_guess * (1 + _slack(len(packed), tools)) < size(best):
+        # The reader refuses 0, and 2^16 does not fit in two bytes.
         f = min(max(round(ones / n * (1 << BIT_SCALE)), 1), (1 << BIT_SCALE) - 1)
         head = bytes([Method.ANS]) + f.to_bytes(2, "little")
         best = min(best, [head, write_bit_ans(packed, f)], key=size)
@@ -122,36 +146,45 @@ def read_bits(cursor: Cursor, n: int, what: str) -> Bits:
     """The inverse of :func:`write_bits`."""
     if n == 0:
         return np.empty(0, np.bool_)
+    bytes_wanted = _packed_size(n, 1)
     if cursor.starts(Method.ANS):
         cursor.method([Method.ANS], what)
         ones = int.from_bytes(cursor.take(2, what), "little")
-        if not ones:
+        if ones == 0:
             raise WireError(f"the frequency of {what} is 0; it must be in 1..65535.")
-        packed = read_bit_ans(cursor, -(-n // 8), ones, what)
+        packed = read_bit_ans(cursor, bytes_wanted, ones, what)
     else:
-        packed = _read(cursor, -(-n // 8), 256, what)
+        packed = _read(cursor, bytes_wanted, 256, what)
     return np.unpackbits(packed, count=n, bitorder="little").view(np.bool_)
 
 
+# ---- numbers -------------------------------------------------------------------------------------
+
+
 def write_values(x: Words, tools: Tools) -> Chunks:
-    """Numbers of 1, 2, 4 or 8 bytes: raw, one frame, or a stream of bytes for each of their bytes, low byte first."""
-    if not len(x):
+    """Numbers of 1, 2, 4 or 8 bytes: raw, one frame, or split into byte planes, lowest first."""
+    if len(x) == 0:
         return []
     raw = x.view(np.uint8)
-    plain: Chunks = [bytes([Method.RAW]), raw.data]
-    if len(raw) < tools.short and tools.slack and raw.any():
+    plain = _raw(raw)
+    is_short = len(raw) < tools.short
+    # All zeros are exempt: they shrink to a few bytes at no cost.
+    if is_short and tools.slack and raw.any():
         return plain
     if not tools.planes or x.itemsize == 1:
+        # The entropy coder gains only where all bytes follow one distribution, which the high and
+        # low bytes of wider numbers do not.
         return _smallest(raw, raw, tools, tools.ans and x.itemsize == 1)
     planes = np.ascontiguousarray(raw.reshape(-1, x.itemsize).T)
     split: Chunks = [bytes([Method.PLANES])]
+    # On planes the entropy coder would save a fiftieth of the tensor, and take ten times as long to
+    # write and three times as long to read: only without slack.
+    ans = tools.ans and not tools.slack
     for plane in planes:
-        # The coder would save a fiftieth of the tensor, take ten times as long to write it and three to read it.
-        split += (
-            _raw(plane)
-            if _noise(plane)
-            else _smallest(plane, plane, tools, tools.ans and not tools.slack)
-        )
+        if _noise(plane):
+            split += _raw(plane)
+        else:
+            split += _smallest(plane, plane, tools, ans)
     return min(plain, split, key=size)
 
 
@@ -169,23 +202,38 @@ def read_values(cursor: Cursor, n: int, itemsize: int, what: str) -> Words:
     return out.reshape(-1).view(dtype)
 
 
+# ---- which method --------------------------------------------------------------------------------
+
+
 def _raw(x: Bytes) -> Chunks:
     return [bytes([Method.RAW]), x.data]
 
 
+def _framed_or_raw(packed: Bytes) -> Chunks:
+    """One zstandard frame, or the raw bytes where that gains nothing."""
+    frame = deflate(packed.data)
+    # 4: room for the frame's length, so that the frame with it is never longer than the raw bytes.
+    if len(frame) + 4 < len(packed):
+        return [bytes([Method.ZSTD]), varint(len(frame)), frame]
+    return _raw(packed)
+
+
 def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool) -> Chunks:
-    """The smallest of the forms the tools allow; ``packed`` is what raw and zstandard write of ``x``."""
-    best = _raw(packed)
+    """The smallest of the forms the tools allow.
+
+    ``packed`` is what raw and zstandard write of ``x``; ``ans``: whether to try the entropy coder.
+    """
     if not (tools.ans or tools.zstd):
-        return best
+        return _raw(packed)
+    # Comparing the two ends first spares most streams the comparison of all items.
     if x[0] == x[-1] and (x == x[0]).all():
         return [bytes([Method.FILL, int(x[0])])]
-    if tools.zstd:
-        framed = deflate(packed.data)
-        if len(framed) + 4 < len(packed):
-            best = [bytes([Method.ZSTD]), varint(len(framed)), framed]
+    best = _framed_or_raw(packed) if tools.zstd else _raw(packed)
     if not ans:
         return best
+    # The coder is slow, so it runs only where its size, which the counts give away, would win: the
+    # entropy, about two bytes for each frequency in the table, and nine for method, scale, number
+    # of words, and what the last word does not use.
     counts = np.bincount(x, minlength=256)
     guess = entropy_bytes(counts) + 2 * int(np.count_nonzero(counts)) + 9
     if guess * (1 + _slack(len(x), tools)) < size(best):
@@ -199,80 +247,99 @@ def _slack(n: int, tools: Tools) -> float:
 
 
 def _promising(packed: Bytes, rival: float) -> bool:
-    """Whether zstandard may come near the rival: tried on a piece of a long stream, since on noise it is slow.
+    """Whether zstandard may come near ``rival`` bytes on a bitmap.
 
-    In a short one its tables weigh too much.
+    A long bitmap is judged by a piece of it, since zstandard is slow on noise. One of less than 512
+    bytes is promising only where the rival saves nothing: zstandard's tables weigh too much in it.
     """
-    n = 1 << 14
-    if len(packed) < 4 * n:
+    piece_size = 1 << 14
+    if len(packed) < 4 * piece_size:
         return len(packed) >= 1 << 9 or rival >= len(packed)
-    piece = packed[len(packed) // 2 :][:n]
+    middle = len(packed) // 2
+    piece = packed[middle:][:piece_size]
     return len(deflate(piece.data)) / len(piece) < 1.05 * rival / len(packed)
 
 
 def _noise(x: Bytes) -> bool:
-    """Whether a sample of a long plane looks like chance, as the low bytes of floats do: zstandard finds out slowly.
+    """Whether a long byte plane looks random, as the low bytes of floats do.
 
-    Two of m draws agree with a probability of 1/256 if all bytes are equally likely, else more often.
+    zstandard would find that out too, but slowly. Two of m draws agree with a probability of 1/256
+    if all bytes are equally likely, else more often.
     """
     if len(x) < 1 << 12:
         return False
     sample = x[:: len(x) >> 10]
-    counts, m = np.bincount(sample), len(sample)
-    return 256 * (int(counts @ counts) - m) <= 1.08 * m * (m - 1)
+    m = len(sample)
+    counts = np.bincount(sample)
+    # Ordered pairs that agree: sum c (c - 1) = sum c^2 - m, out of m (m - 1). The 8 % are for
+    # chance.
+    agreeing = int(counts @ counts) - m
+    return 256 * agreeing <= 1.08 * m * (m - 1)
 
 
-def _read(cursor: Cursor, n: int, symbols: int, what: str, bits: int = 8, width: int = 8) -> Bytes:
-    """``n`` symbols of ``bits`` bits each if they are raw, ``width`` if framed."""
+def _read(
+    cursor: Cursor, n: int, symbols: int, what: str, raw_bits: int = 8, framed_bits: int = 8
+) -> Bytes:
+    """``n`` symbols, which take ``raw_bits`` bits each if raw and ``framed_bits`` in a frame."""
     method = cursor.method([Method.RAW, Method.ZSTD, Method.ANS, Method.FILL], what)
+    # The copies below make the arrays writable: they become tensors, and must not share memory with
+    # the payload.
     if method == Method.RAW:
-        return _unpack(np.frombuffer(cursor.take(_bytes(n, bits), what), np.uint8).copy(), n, bits)
+        packed = cursor.take(_packed_size(n, raw_bits), what)
+        return _unpack(np.frombuffer(packed, np.uint8).copy(), n, raw_bits)
     if method == Method.ZSTD:
-        frame = cursor.take(cursor.varint(len(cursor.data), f"the length of {what}"), what)
-        return _unpack(
-            np.frombuffer(inflate(frame, _bytes(n, width), what), np.uint8).copy(), n, width
-        )
+        length = cursor.varint(len(cursor.data), f"the length of {what}")
+        frame = cursor.take(length, what)
+        content = inflate(frame, _packed_size(n, framed_bits), what)
+        return _unpack(np.frombuffer(content, np.uint8).copy(), n, framed_bits)
     if method == Method.FILL:
         return np.full(n, cursor.byte(what), np.uint8)
     return read_ans(cursor, n, read_table(cursor, symbols, what), what)
 
 
-def _bytes(n: int, bits: int) -> int:
+# ---- symbols of less than a byte -----------------------------------------------------------------
+
+
+def _packed_size(n: int, bits: int) -> int:
+    """The bytes that n symbols take, rounded up."""
     return -(-n * bits // 8)
 
 
-def _width(k: int) -> int:
-    return next(w for w in (1, 2, 4, 8) if k <= 1 << w)
+def _whole_bits(k: int) -> int:
+    """The fewest bits for numbers below k of which a byte holds a whole number."""
+    return next(bits for bits in (1, 2, 4, 8) if k <= 1 << bits)
 
 
-def _pack(x: Bytes, width: int) -> Bytes:
-    """``width`` bits each, the first in the low bits."""
-    if width == 8:
+def _pack(x: Bytes, bits: int) -> Bytes:
+    """``bits`` bits each, the first symbol in the lowest bits."""
+    if bits == 8:
         return x
-    if 8 % width:
-        flags = np.unpackbits(x[:, None], axis=1, count=width, bitorder="little")
+    if 8 % bits:
+        flags = np.unpackbits(x[:, None], axis=1, count=bits, bitorder="little")
         return np.packbits(flags.reshape(-1), bitorder="little")
-    per = 8 // width
-    packed = np.zeros(-(-len(x) // per), np.uint8)
-    for i in range(per):
-        piece = x[i::per]
-        packed[: len(piece)] |= piece << np.uint8(i * width)
+    # Where symbols do not straddle bytes, shifting is faster than going through single bits.
+    per_byte = 8 // bits
+    packed = np.zeros(_packed_size(len(x), bits), np.uint8)
+    for i in range(per_byte):
+        piece = x[i::per_byte]
+        packed[: len(piece)] |= piece << np.uint8(i * bits)
     return packed
 
 
-def _unpack(packed: Bytes, n: int, width: int) -> Bytes:
-    if width == 8:
+def _unpack(packed: Bytes, n: int, bits: int) -> Bytes:
+    """The inverse of :func:`_pack`."""
+    if bits == 8:
         return packed
-    if 8 % width:
-        flags = np.unpackbits(packed, count=n * width, bitorder="little").reshape(n, width)
+    if 8 % bits:
+        flags = np.unpackbits(packed, count=n * bits, bitorder="little").reshape(n, bits)
         return np.packbits(flags, axis=1, bitorder="little").reshape(-1)
-    return _unpacked(width).take(packed).view(np.uint8)[:n]
+    return _symbols_by_byte(bits).take(packed).view(np.uint8)[:n]
 
 
 @lru_cache
-def _unpacked(width: int) -> Words:
-    """The items of every byte, those of one byte as one number."""
-    shifts = np.arange(0, 8, width, dtype=np.uint8)
-    items = (np.arange(256, dtype=np.uint8)[:, None] >> shifts) & np.uint8((1 << width) - 1)
-    found: Words = items.view(f"u{len(shifts)}").reshape(-1)
-    return found
+def _symbols_by_byte(bits: int) -> Words:
+    """For each byte the symbols in it, joined into one wider number: one lookup gives them all."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    symbols = (np.arange(256, dtype=np.uint8)[:, None] >> shifts) & np.uint8((1 << bits) - 1)
+    table: Words = symbols.view(f"u{len(shifts)}").reshape(-1)
+    return table
