@@ -18,7 +18,6 @@ import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
 from fedgrove.config.settings import assign
-from fedgrove.data import Federation
 from fedgrove.data.sets import SETS
 from fedgrove.parts.local import LocalTraining
 from fedgrove.runs.run import recipe_of
@@ -171,7 +170,7 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
             f"{key} {given}"
         )
     recipe = (
-        recipe_of(Federation("", {}, 0, (), (), SETS[found["data"]].defaults))
+        recipe_of(SETS[found["data"]].defaults)
         if found.get("data") in SETS
         else LocalTraining()
     )

@@ -22,7 +22,7 @@ from .data import Federation
 from .errors import EngineError, FedgroveError, InputError
 from .report.progress import watching
 from .runs.folder import RunFolder
-from .runs.lockstep import Watch, together
+from .runs.lockstep import Watch, train_alone
 from .runs.result import Failure, Result
 
 __all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
@@ -220,7 +220,7 @@ def _engine(engine: str | Engine, device: str, precision: str) -> Iterator[Engin
 def _finish(
     planned: Plan, folder: RunFolder, engine: Engine, progress: bool, watch: Watch | None
 ) -> Result:
-    """Run to the end from the folder's last checkpoint: a lockstep of one."""
+    """Run to the end from the folder's last checkpoint."""
     rounds = planned.run.rounds
     try:
         with watching(rounds, folder.metrics(), quiet=not progress) as show:
@@ -230,16 +230,12 @@ def _finish(
                 if watch is not None:
                     watch(line)
 
-            member = planned.member(folder, watch_line)
-            for _ in together([member], engine):
-                if member.error is not None:
-                    raise member.error
+            summary = train_alone(planned.member(folder, watch_line), engine)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Interrupted. {_how_to_resume(folder, rounds)}") from None
     except (FedgroveError, OSError) as error:
         raise EngineError(f"{error} {_how_to_resume(folder, rounds)}") from error
-    assert member.summary is not None
-    return Result(member.summary, folder)
+    return Result(summary, folder)
 
 
 def _how_to_resume(folder: RunFolder, rounds: int) -> str:

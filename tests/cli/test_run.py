@@ -153,7 +153,7 @@ def test_work_that_cannot_be_finished_ends_with_one(
     def die(*args: object, **kwargs: object) -> None:
         raise EngineError("a worker died.")
 
-    monkeypatch.setattr(api, "execute", die)
+    monkeypatch.setattr(api, "train_alone", die)
     assert main(["run", "ditto", *SMALL]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(

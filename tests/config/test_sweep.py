@@ -15,8 +15,9 @@ from tests.conftest import federation
 
 import fedgrove as fg
 from fedgrove import api
-from fedgrove.config.experiment import Experiment
-from fedgrove.config.sweep import experiments_of, planned, read, resume, sweep
+from fedgrove.config import experiment as experiment_module
+from fedgrove.config.experiment import Experiment, Federations
+from fedgrove.config.sweep import experiments_of, plan_all, read, resume, sweep
 from fedgrove.core import Report, Task
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
@@ -56,7 +57,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def alone(name: str, experiment: Experiment, folder: Path) -> dict[str, Any]:
-    api.begin(experiment, folder / name, engine=Serial())
+    api.train(experiment, folder / name, engine=Serial())
     return contents(folder / name)
 
 
@@ -87,7 +88,7 @@ def test_digits_by_name_are_loaded_once_per_seed_and_give_what_run_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads: list[int] = []
-    real = api.load
+    real = experiment_module.load
 
     def counted(*given: Any, seed: int, **words: Any) -> Any:
         loads.append(seed)
@@ -99,7 +100,7 @@ def test_digits_by_name_are_loaded_once_per_seed_and_give_what_run_gives(
         for n in ("fedavg", "local")
         for s in (0, 1)
     }
-    monkeypatch.setattr(api, "load", counted)
+    monkeypatch.setattr(experiment_module, "load", counted)
     sweep(made, tmp_path / "all", engine="serial")
     assert sorted(loads) == [0, 1]
     for name in made:
@@ -316,10 +317,11 @@ def test_resume_rebuilds_the_runs_and_tries_a_failed_one_again(tmp_path: Path) -
         "grid": {"methods": ["fedavg"]},
         "members": {"fedavg-s0": {"state": "done"}, "fedavg-s1": {"state": "done"}},
     }
-    with planned(made) as asked, planned(experiments_of(tmp_path / "all")) as rebuilt:
-        assert {n: p.experiment for n, p in rebuilt.items()} == {
-            n: p.experiment for n, p in asked.items()
-        }
+    wanted = plan_all(made, tmp_path, Federations())
+    rebuilt = plan_all(experiments_of(tmp_path / "all"), tmp_path, Federations())
+    assert {n: p.experiment for n, p in rebuilt.items()} == {
+        n: p.experiment for n, p in wanted.items()
+    }
 
 
 def test_a_kill_while_the_folders_are_made(each: dict[str, Any], tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from tests.conftest import small
 
 import fedgrove
 from fedgrove import methods
-from fedgrove.core import Give, Outcome, Packet, Report
+from fedgrove.core import Give, Outcome, Packet, Report, Task
 from fedgrove.cost.estimate import cost
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, LGFedAvg, Local
@@ -103,6 +103,9 @@ class MeetsFirst(FedAvg):
 
     def deliver(self, state, client) -> Mapping[str, Packet]:  # type: ignore[no-untyped-def]
         return {}
+
+    def plan(self, state, cohort) -> list[Task]:  # type: ignore[no-untyped-def]
+        return [Task(k) for k in cohort]
 
     def fold(self, state, reports):  # type: ignore[no-untyped-def]
         assert all(isinstance(r, Report) for r in reports)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,14 @@ import torch
 from tests.conftest import make_run, reports, tensors
 
 from fedgrove import methods, trees
-from fedgrove.api import execute
+from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.core import Packet
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.runs.folder import RunFolder, fresh_name
 from fedgrove.runs.run import Run
 from fedgrove.runs.rounds import evaluation, plan
-from fedgrove.runs.store import read_tree
+from fedgrove.runs.store import Memory, read_tree
 
 
 def started(folder: Path, method: Any, rounds: int = 4) -> tuple[RunFolder, Run]:
@@ -47,7 +48,7 @@ def kill_after(lines: int) -> Any:
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     RunFolder.create(path, "seed = 1\n")
-    with pytest.raises(InputError, match=r"exists; runs are never overwritten\. Give another --out, or continue"):
+    with pytest.raises(InputError, match=r"exists; runs are never overwritten\. Give another --out, or resume"):
         RunFolder.create(path, "seed = 2\n")
     assert RunFolder.open(path).config == "seed = 1\n"
     (tmp_path / "empty").mkdir()
@@ -82,16 +83,16 @@ def test_fresh_names_count_up(tmp_path: Path) -> None:
 def test_a_new_folder_has_nothing_to_restore(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
     assert folder.restore(run) is None
-    assert (folder.rounds_saved(), folder.metrics(), folder.summary, folder.memory().files) == (0, [], None, {})
+    assert (folder.rounds_saved(), folder.metrics(), folder.summary, Memory(folder.path / "checkpoint").files) == (0, [], None, {})
 
 
 @pytest.mark.parametrize("method", [methods.FedAvg(), methods.Ditto(), methods.Local()], ids=lambda m: type(m).__name__)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(method, tmp_path: Path) -> None:
     whole, run = started(tmp_path / "whole", method)
-    expected = execute(run, whole, Serial(), 1, lambda line: None)
+    expected = train_alone(Member(run, whole, 1), Serial())
     cut, run = started(tmp_path / "cut", method)
     with pytest.raises(Killed):
-        execute(run, cut, Serial(), 1, kill_after(2))
+        train_alone(Member(run, cut, 1, kill_after(2)), Serial())
     with (cut.path / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "bytes_u')  # a line half written when the power went
     (cut.path / "checkpoint" / "client-00000.000002.train.safetensors").write_bytes(b"half a file")
@@ -99,11 +100,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(method, tmp_path: Path)
     folder = RunFolder.open(cut.path)
     assert folder.rounds_saved() == 2
     again = make_run(method, tmp_path / "elsewhere", dtype=torch.float32, rounds=4)
-    again = Run(again.method, again.federation, again.net, folder.memory(), 4, again.cohort, 0, again.finetune)
+    again = Run(again.method, again.federation, again.net, Memory(folder.path / "checkpoint"), 4, again.cohort, 0, again.finetune)
     state = folder.restore(again)
     assert state.round == 2
     assert [line["round"] for line in folder.metrics()] == [1, 2]
-    found = execute(again, folder, Serial(), 1, lambda line: None)
+    found = train_alone(Member(again, folder, 1), Serial())
 
     assert timeless(found) == timeless(expected)
     assert [timeless(line) for line in folder.metrics()] == [timeless(line) for line in whole.metrics()]
@@ -137,7 +138,9 @@ def test_only_the_newest_state_is_kept_and_memory_is_committed_with_it(tmp_path:
     names = sorted(p.name for p in (folder.path / "checkpoint").iterdir())
     assert [n for n in names if n.startswith("state.")] == ["state.000003.safetensors"]
     assert [n for n in names if n.startswith("client-")] == sorted(run.memory.files.values())
-    assert folder.memory().files == run.memory.files
+    again = replace(run, memory=Memory(folder.path / "checkpoint"))
+    folder.restore(again)
+    assert again.memory.files == run.memory.files
     assert not any(n.endswith(".part") for n in names)
 
 
@@ -198,6 +201,6 @@ def test_models_that_differ_are_not_taken_for_one(tmp_path: Path) -> None:
 
 def test_the_summary_is_written_last(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg(), rounds=1)
-    summary = execute(run, folder, Serial(), 0, lambda line: None)
+    summary = train_alone(Member(run, folder, 0), Serial())
     assert RunFolder.open(folder.path).summary == json.loads(json.dumps(summary))
     assert len(evaluation(run, folder.restore(run))) == summary["clients"]

@@ -14,7 +14,7 @@ from tests.conftest import federation, make_run, play, reports
 from torch import nn
 
 from fedgrove import methods, trees
-from fedgrove.api import execute
+from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.core import Batch, Carry, Client, Edit, Give, Packet, Report, Stage, Task, Train
 from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
@@ -69,14 +69,14 @@ def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path
 def test_refusals_are_counted_in_metrics_and_summary(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "")
     run = make_run(Poisoned(bad=(1, 2)), tmp_path / "run" / "checkpoint", cohort=4, rounds=2)
-    summary = execute(run, folder, Serial(), 1, lambda line: None)
+    summary = train_alone(Member(run, folder, 1), Serial())
     assert [[reason[:8] for reason in line["refused"]] for line in folder.metrics()] == [["client 1", "client 2"]] * 2
     assert summary["refused"] == 4
     assert 0 <= summary["accuracy_mean"] <= 1
     # what a refused client sent was sent all the same: four reports of the same length
     another = RunFolder.create(tmp_path / "other", "")
     healthy = make_run(methods.FedAvg(), tmp_path / "other" / "checkpoint", cohort=4, rounds=2)
-    other = execute(healthy, another, Serial(), 1, lambda line: None)
+    other = train_alone(Member(healthy, another, 1), Serial())
     assert summary["bytes_up"] == other["bytes_up"]
     assert other["refused"] == 0
     assert all("refused" not in line for line in another.metrics())
@@ -222,7 +222,7 @@ def test_a_masked_model_is_scored_by_what_is_kept(tmp_path: Path) -> None:
 )
 def test_the_data_sets_own_recipe(defaults: Defaults, recipe: LocalTraining, tmp_path: Path) -> None:
     data = replace(federation((12,), (20, 20, 20), dtype=torch.float32), defaults=defaults)
-    assert recipe_of(data) == recipe
+    assert recipe_of(data.defaults) == recipe
     run = build(methods.FedAvg(), data, Memory(tmp_path))
     assert (run.method.local, run.rounds, run.cohort) == (recipe, 3, 2)
     own = build(methods.FedAvg(local=LocalTraining(7)), data, Memory(tmp_path), rounds=9, cohort=3, finetune=[0, 4])

@@ -150,6 +150,15 @@ def together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
         yield from active
 
 
+def train_alone(member: Member, engine: Engine) -> dict[str, Any]:
+    """Take one run to its end: a lockstep of one. Returns its summary, or raises its error."""
+    for _ in together([member], engine):
+        if member.error is not None:
+            raise member.error
+    assert member.summary is not None
+    return member.summary
+
+
 def _without_errors(members: Iterable[Member]) -> list[Member]:
     return [member for member in members if member.error is None]
 

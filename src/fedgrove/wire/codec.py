@@ -67,8 +67,6 @@ class Known:
 class Codec(Protocol):
     """What an engine asks of a codec."""
 
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]: ...
-
     def encode(self, packet: Packet, known: Known | None = None) -> Encoded:
         """The packet as bytes; ``known`` is what its receiver holds."""
         ...
@@ -97,10 +95,6 @@ class Chainable(ABC):
     @abstractmethod
     def allow(self) -> Allow:
         """What it may do to a tensor."""
-
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
-        """TMP"""
-        return self.encode(packet, known).cost
 
     def encode(self, packet: Packet, known: Known | None = None) -> Encoded:
         """The packet as bytes, each tensor in the smallest form this codec has."""

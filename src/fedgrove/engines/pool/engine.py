@@ -24,9 +24,10 @@ import torch
 
 from ...core import Packet, Report, Task
 from ...errors import EngineError, FedgroveError
-from ...runs.rounds import Run
+from ...runs.run import Run
 from ...trees import Tree
-from ..work import Sent, count_down, count_up, perform
+from ...wire.count import BroadcastCosts, count_down, count_up
+from ..work import perform
 from . import shared
 from .shared import Block
 
@@ -191,7 +192,7 @@ class _Window:
         self.open: dict[int, tuple[Run, Task]] = {}
         self.running: set[int] = set()
         self.done: dict[int, tuple[Run, Report]] = {}
-        self.sent = Sent()
+        self.sent = BroadcastCosts()
         # Shared trees, by id. A tree is kept alive as long as its id is a key: the id of a tree
         # that is gone could be given to another.
         self.blocks: dict[int, Block] = {}
@@ -256,7 +257,7 @@ class _Window:
         run.memory.accept(task.to, version)
         # Counted here and not in the worker: the cost depends on the masks that the client has been
         # sent so far, which the server keeps track of.
-        cost = {"down": count_down(run, task, self.sent), **report.cost}
+        cost = {"down": count_down(task, run.method.codec, run.held, self.sent), **report.cost}
         self.done[job] = (run, replace(report, cost=cost))
         self._release(job)
 
@@ -395,6 +396,6 @@ def _answer(
     new_version = None
     if kept:
         new_version = run.memory.write(task.to, task.round, task.verb, kept, version)
-    report = replace(report, cost={"up": count_up(run, task, report)})
+    report = replace(report, cost={"up": count_up(task, report, run.method.codec, run.held)})
     answer, report_forest = _strip(report)
     return answer, shared.put(report_forest, reply), new_version
