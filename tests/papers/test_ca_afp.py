@@ -239,9 +239,3 @@ def test_a_quick_study_is_small(part: papers.Part) -> None:
         return (asked.rounds or 0) * asked.cohort + asked.clients * max(asked.finetune)
 
     assert study.seeds * sum(visits(row.experiment) for row in study.rows) < 500
-
-
-def test_parts_by_number() -> None:
-    assert list(papers.parts("ca-afp", 2, 3)) == ["table2", "figure3"]
-    assert list(papers.parts("ca-afp", None, 4)) == ["figure4"]
-    assert papers.names() == ["ca-afp", "safl"]

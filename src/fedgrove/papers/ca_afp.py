@@ -13,7 +13,7 @@ from ..api import Experiment
 from ..core import AnyMethod
 from ..methods import CAAFP, ClusterFL, EfficientFL, FedAvg, FedCHAR, FedSNIP, GlobalFT, Local
 from ..parts.local import Adam, LocalTraining
-from . import Paper, Part, Row, Setting, Study
+from .studies import Paper, Part, Row, Setting, Study
 
 Weights = tuple[float, float, float]
 

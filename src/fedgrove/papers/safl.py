@@ -14,7 +14,7 @@ from ..api import Experiment
 from ..core import AnyMethod
 from ..methods import SAFL, FedAvg, FedBN, Hermes, LGFedAvg, Local
 from ..parts.local import SGD, LocalTraining
-from . import Paper, Part, Row, Setting, Study
+from .studies import Paper, Part, Row, Setting, Study
 
 # ---- what the paper reports ----------------------------------------------------------------------------------------
 
