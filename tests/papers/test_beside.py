@@ -31,7 +31,8 @@ def test_golden() -> None:
     assert a["difference"] == {"accuracy_mean:3": 0.0, "accuracy_std:3": -0.1, "mib_paper": 0.5}
     assert (a["seeds"], a["missing"], b["seeds"], b["missing"]) == ([0, 1], 0, [0, 1], 1)
     assert (b["paper"], b["difference"]) == ({}, {})
-    # a - b: .1 and .3 without fine-tuning: mean .2, SE .1, t = 2 with 1 degree of freedom, p = 1 - 2 atan(2) / pi
+    # a - b: .1 and .3 without fine-tuning: mean .2, SE .1, t = 2 with 1 degree of freedom,
+    # p = 1 - 2 atan(2) / pi
     pair = {"data": "motion", "panel": "", "x": None, "row": "a", "against": "b & co", "seeds": 2}
     p = round(1 - 2 * math.atan(2) / math.pi, 8)
     assert found["paired"] == [

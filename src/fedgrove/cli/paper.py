@@ -157,7 +157,7 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
 def _write(
     name: str, word: str, measured: Measured, place: Path, words: Mapping[str, Any]
 ) -> Comparison:
-    """Write table.json, table.md and, with plotly, paper.html; print the table unless ``--json``."""
+    """Write table.json, table.md and, with plotly, paper.html; print the table for people."""
     from .. import papers
     from ..papers.beside import markdown, print_paper, table
     from ..papers.page import write_page

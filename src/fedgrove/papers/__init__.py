@@ -51,7 +51,7 @@ def find(name: str) -> Paper:
 
 
 def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part]:
-    """The parts of a paper with these numbers, by word: ``table2`` and ``figure3``, for instance."""
+    """The parts of a paper with these numbers, by word, such as ``table2`` and ``figure3``."""
     paper = find(name)
     tables = ", ".join(str(n) for n in paper.tables)
     figures = ", ".join(str(n) for n in paper.figures)

@@ -102,6 +102,7 @@ def run_value(summary: Summary, key: str) -> float | None:
 
 
 def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
+    # The best of a panel is known only when all its rows are.
     rows = [_row(study, row, summaries) for row in study.rows]
     _mark_best(rows, study.best)
     return rows
@@ -120,6 +121,7 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         over_seeds = _over_seeds([run_value(run, key) for run in runs.values()])
         if over_seeds is not None:
             ours[key] = over_seeds
+    # A paper may report a length of fine-tuning that a quick run leaves out.
     difference = {}
     for key, reported in row.reported.items():
         if key in ours:
@@ -220,6 +222,7 @@ def _pairs(study: Study, summaries: Summaries) -> Iterator[dict[str, Any]]:
 
 def _after(runs: Mapping[int, Summary], length: int) -> dict[int, Summary]:
     """The runs with their accuracies after so many epochs of fine-tuning."""
+    # A summary's own accuracies are those of the last length; the test reads them there.
     return {seed: {**run, **run["finetune"][str(length)]} for seed, run in runs.items()}
 
 
@@ -246,6 +249,7 @@ def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
     if comparison["only_best"]:
         rows = [row for row in rows if row["best"] or row["picked"]]
     sections: dict[str, list[list[str]]] = {}
+    # All lines are filled in before any is shown: sections share one head.
     lines: list[list[str]] = []
     for row in rows:
         for length in row["lengths"]:

@@ -1,4 +1,4 @@
-"""The page of ``fedgrove paper``: what was measured beside what is reported, drawn and in tables."""
+"""The page of ``fedgrove paper``: measured beside reported, in figures and in tables."""
 
 from __future__ import annotations
 
@@ -170,6 +170,7 @@ def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> Any:
     """A line per row and a panel per measure; a colour per length of fine-tuning."""
     from plotly.subplots import make_subplots
 
+    # The rows of a study are all fine-tuned alike.
     lengths = rows[0]["lengths"]
     figure = make_subplots(
         cols=len(measures),
@@ -202,6 +203,7 @@ def _dot_traces(
     """Ours as filled dots and, where it gives any, the paper's as hollow diamonds."""
     import plotly.graph_objects as go
 
+    # The offset group keeps ours and the paper's of one length on one line, apart from the others.
     shared = {
         "y": [row["label"] for row in rows],
         "mode": "markers",
@@ -310,6 +312,7 @@ def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> Any:
             for trace in _line_traces(name, points(members, measure), colour, in_legend):
                 figure.add_trace(trace, row=1, col=column)
         figure.update_yaxes(title=TITLES[measure], row=1, col=column)
+        # Rows of one figure share their panel, which says what x is.
         figure.update_xaxes(title=rows[0]["panel"], row=1, col=column)
     _lay_out(figure, height=470 if several else 360)
     return figure

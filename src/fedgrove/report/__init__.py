@@ -1,4 +1,4 @@
-"""Results as a person reads them: tables, several seeds together, progress, and the writer of pages.
+"""Results as a person reads them: tables, several seeds together, progress, pages.
 
 Other rooms build on this one; it imports none of them.
 """

@@ -35,11 +35,13 @@ def over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
         label = label_of(name)
         started[label] = started.get(label, 0) + 1
         if summary is not None:
+            # By seed, because seeds are what pairs the runs of two labels.
             runs_by_label.setdefault(label, {})[summary["seed"]] = summary
 
     groups: dict[str, dict[str, Any]] = {}
     for label, runs in runs_by_label.items():
         groups[label] = _figures(label, runs, started[label])
+    # Each pair once, the later minus the earlier: what is listed first is the baseline.
     for (earlier, before), (later, after) in combinations(runs_by_label.items(), 2):
         difference = paired(after, before)
         if difference is not None:
@@ -54,6 +56,7 @@ def label_of(name: str) -> str:
     ('fedprox-mu=0.1', 'mine')
     """
     label, mark, seed = name.rpartition("-s")
+    # A folder named by hand, such as my-sweep, has the mark but no number behind it.
     ends_with_seed = bool(mark) and seed.isdecimal()
     return label if ends_with_seed else name
 

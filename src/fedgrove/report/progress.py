@@ -81,6 +81,7 @@ def watching(
         seen.add(line)
     seen.first = seen.round
     if quiet:
+        # Callers need not know: there is a function to call all the same.
         yield seen.add
     elif sys.stderr.isatty():
         with _bar() as bar:
@@ -116,6 +117,7 @@ def _live(bar: Progress, seen: Seen) -> Callable[[Line], None]:
 
 
 def _plain(seen: Seen) -> Callable[[Line], None]:
+    # Long ago, so that the first line comes at once.
     printed_at = 0.0
 
     def watch(line: Line) -> None:

@@ -42,6 +42,7 @@ class _Row(NamedTuple):
 def console(file: IO[str] | None = None) -> Console:
     """A console on ``file``, or on stdout."""
     # 240 columns whatever the terminal: a line that wraps is better than a figure cut short.
+    # Without markup, because a name with square brackets is not a style.
     return Console(file=file or sys.stdout, width=240, highlight=False, markup=False)
 
 
@@ -92,6 +93,7 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
     if several_runs:
         # A column that no run fills would only take room.
         names = [name for name in NAMES if _is_known(name, summaries)]
+    # Where no run was fine-tuned, a column of zeros would say nothing either.
     is_tuned = any(row.length for row in rows)
     left = [*names, "fine-tuned"] if is_tuned else names
     table = plain_table(left, FIGURES)
@@ -162,6 +164,7 @@ def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
         f"{100 * scores['accuracy_mean']:.2f} ± {100 * scores['accuracy_std']:.2f}"
     )
     if is_marked:
+        # The star is for files and pipes, where bold is lost.
         accuracy = Text(f"{accuracy} *", style="bold")
     return [
         accuracy,
@@ -194,6 +197,7 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
 
     The causes are those of :func:`fedgrove.wire.ledger.causes`.
     """
+    # All runs have the same causes, those that cost nothing included.
     causes = list(summaries[0]["bytes_causes"]) if summaries else []
     table = plain_table(("run", "method"), (*causes, "sent\nMiB", "paper\nMiB", "sent -\npaper"))
     for summary in summaries:
