@@ -14,7 +14,7 @@ from tests.conftest import started
 from fedgrove.cli import main
 from fedgrove.cli.paper import _places, _studies
 from fedgrove.papers.ca_afp import PAPER
-from fedgrove.report import paper_page
+from fedgrove.report import page
 
 QUICK = ["paper", "ca-afp", "--figure", "2", "--quick"]
 NAMES = ["start=1", "start=0.5", "start=0.2", "P2=0", "P2=2", "P1=0", "P1=2"]
@@ -34,9 +34,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folders_table_and_page(whole: Path) -> None:
-    there = {"motion", "table.json", "table.md"} | (
-        {"paper.html"} if paper_page.can_draw() else set()
-    )
+    there = {"motion", "table.json", "table.md"} | ({"paper.html"} if page.can_draw() else set())
     assert {p.name for p in whole.iterdir()} == there
     assert {p.name for p in (whole / "motion").iterdir()} == {
         *(f"{n}-s0" for n in NAMES),
@@ -49,7 +47,7 @@ def test_folders_table_and_page(whole: Path) -> None:
     assert by_name["P2=0"] == by_name["P1=0"] == by_name["start=0.5"]  # the same run thrice
     assert by_name["start=0.2"]["mib_paper"]["mean"] < by_name["start=1"]["mib_paper"]["mean"]
     assert "QUICK" in (whole / "table.md").read_text()
-    if paper_page.can_draw():
+    if page.can_draw():
         assert "QUICK" in (whole / "paper.html").read_text()
 
 
@@ -94,7 +92,7 @@ def test_killed_and_called_again_it_is_the_undisturbed_one(
 def test_without_plotly_there_is_a_sentence(
     whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paper_page, "find_spec", lambda name: None)
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
     assert main([*QUICK, "--out", str(whole)]) == 0
     assert (
         capsys.readouterr()
@@ -130,7 +128,7 @@ def test_where_parts_go() -> None:
     ]
 
 
-# ---- data that are not at hand --------------------------------------------------------------------------------------
+# ---- data that are not found -------------------------------------------------------------------
 
 
 def words(**given: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def ca_afp(row: Row) -> CAAFP:
     return row.experiment.method
 
 
-# ---- Table 2 --------------------------------------------------------------------------------------------------------
+# ---- Table 2 -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_more_seeds_where_differences_are_small() -> None:
     assert table(2, split="random").rows[0].experiment.split == "random"
 
 
-# ---- Tables 3 and 4 -------------------------------------------------------------------------------------------------
+# ---- Tables 3 and 4 ----------------------------------------------------------------------------
 
 
 def test_table_4_is_run_as_table_8_says() -> None:
@@ -139,7 +139,8 @@ def test_the_figures_of_table_4_are_as_printed() -> None:
     # printed: 0.9119 0.0981 9.2963; the ratio of the rounded figures is 9.2956
     assert best.reported == {"accuracy_mean:0": 0.9119, "accuracy_std:0": 0.0981, "score:0": 9.2956}
     assert rows(table(4, "wisdm"))["drift-0,0,1"].reported["accuracy_mean:0"] == 0.5763
-    # the sums of the columns Acc and Fairness as printed, both data sets together: a figure typed wrongly changes one
+    # The sums of the columns Acc and Fairness as printed, both data sets together: a figure typed
+    # wrongly changes one.
     assert round(sum(mean for some in TABLE_4.values() for mean, _ in some), 4) == 31.5075
     assert round(sum(std for some in TABLE_4.values() for _, std in some), 4) == 9.5282
 
@@ -161,7 +162,7 @@ def test_table_3_is_the_best_score_of_table_4_but_for_one() -> None:
     ]
 
 
-# ---- Figures --------------------------------------------------------------------------------------------------------
+# ---- Figures -----------------------------------------------------------------------------------
 
 
 def test_figure_2_is_run_as_table_7_says() -> None:
@@ -210,7 +211,7 @@ def test_figure_4_is_run_as_table_10_says() -> None:
     }
 
 
-# ---- all of them ----------------------------------------------------------------------------------------------------
+# ---- all of them -------------------------------------------------------------------------------
 
 PARTS = [*PAPER.tables.values(), *PAPER.figures.values()]
 
@@ -239,9 +240,3 @@ def test_a_quick_study_is_small(part: papers.Part) -> None:
         return (asked.rounds or 0) * asked.cohort + asked.clients * max(asked.finetune)
 
     assert study.seeds * sum(visits(row.experiment) for row in study.rows) < 500
-
-
-def test_parts_by_number() -> None:
-    assert list(papers.parts("ca-afp", 2, 3)) == ["table2", "figure3"]
-    assert list(papers.parts("ca-afp", None, 4)) == ["figure4"]
-    assert papers.names() == ["ca-afp", "safl"]

@@ -83,7 +83,7 @@ def test_figures_are_as_printed() -> None:
 
 
 def test_table_3_by_rate() -> None:
-    """The paper has one number of clusters; we run the smallest and the largest of its first two tables."""
+    """The paper has one number of clusters; we run the smallest and largest of Tables I and II."""
     for data, rates, (few, many) in (
         ("cifar10", (0.3, 0.5, 0.7), (1, 5)),
         ("mnist", (0.3, 0.4, 0.6, 0.65), (1, 2)),

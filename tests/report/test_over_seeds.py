@@ -34,7 +34,8 @@ def test_golden() -> None:
         0,
         [],
     )
-    # mean (.5 + .6 + .7) / 3 = .6; squared deviations .01 + 0 + .01 over n - 1 = 2: .01, whose root is .1
+    # mean (.5 + .6 + .7) / 3 = .6; squared deviations .01 + 0 + .01 over n - 1 = 2: .01, whose
+    # root is .1
     assert (a["accuracy_mean"], a["accuracy_mean_std"]) == (0.6, 0.1)
     assert (a["accuracy_worst"], a["bytes_up"], a["bytes_down"]) == (0.25, 100, 7)
     assert (b["accuracy_mean"], b["accuracy_worst"], b["bytes_up"], b["missing"]) == (
@@ -44,8 +45,8 @@ def test_golden() -> None:
         1,
     )
     (pair,) = b["paired"]
-    # differences .1, 0, .2: mean .1, sd .1, standard error .1 / sqrt 3 = .0577; t = sqrt 3 with 2 degrees of freedom,
-    # whose two-sided p is 1 - t / sqrt(2 + t^2) = 1 - sqrt(3 / 5) = .2254
+    # differences .1, 0, .2: mean .1, sd .1, standard error .1 / sqrt 3 = .0577; t = sqrt 3 with
+    # 2 degrees of freedom, whose two-sided p is 1 - t / sqrt(2 + t^2) = 1 - sqrt(3 / 5) = .2254
     assert pair == {
         "against": "a-mu=1",
         "seeds": 3,

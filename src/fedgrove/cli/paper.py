@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +17,7 @@ from .sweep import Seeds, watched
 if TYPE_CHECKING:
     from ..core import Engine
     from ..papers import Part, Setting, Study
+    from ..papers.beside import Comparison, Measured, Summaries
     from ..report.tables import Summary
 
 
@@ -34,8 +35,7 @@ Quick = Annotated[
 ]
 Data = Annotated[str | None, _option("--data", "One data set; else all of the paper's.", "NAME")]
 Out = Annotated[
-    str | None,
-    _option("--out", "The folder; what it holds of the same runs is gone on with.", "DIR"),
+    str | None, _option("--out", "The folder; runs that it holds already are resumed.", "DIR")
 ]
 
 
@@ -55,25 +55,28 @@ def paper(
     out: Out = None,
     json: o.Json = False,
 ) -> None:
-    """Run a paper's table or figure again and show it beside what the paper reports; the same command goes on."""
+    """Run a paper's table or figure again, beside what it reports; the same command resumes it."""
     from .. import papers
     from . import arguments
 
     parts = papers.parts(name, table, figure)
-    wanted = {word: _studies(part, ctx.params) for word, part in parts.items()}
-    places = _places(name, wanted, out, quick)
-    found, failed = list[dict[str, Any]](), False
+    # All data are looked for before anything is trained: a missing file shows in seconds.
+    studies_of = {word: _studies(part, ctx.params) for word, part in parts.items()}
+    places = _places(name, parts, out, quick)
+    comparisons = []
+    any_failed = False
     with arguments.engine(ctx.params) as chosen:
-        for word, studies in wanted.items():
-            measured = [
-                (study, _run(study, places[word] / at, ctx.params, chosen))
-                for at, study in studies.items()
-            ]
-            failed |= any(end is None for _, done in measured for end in done.values())
-            found.append(_written(name, word, measured, places[word], ctx.params))
+        for word, studies in studies_of.items():
+            measured = []
+            for folder, study in studies.items():
+                summaries = _run(study, places[word] / folder, ctx.params, chosen)
+                any_failed |= None in summaries.values()
+                measured.append((study, summaries))
+            # Written part by part, so that the first can be read while the second trains.
+            comparisons.append(_write(name, word, measured, places[word], ctx.params))
     if json:
-        print(jsonlib.dumps(found, indent=1))
-    if failed:
+        print(jsonlib.dumps(comparisons, indent=1))
+    if any_failed:
         raise typer.Exit(1)
 
 
@@ -81,44 +84,56 @@ def _places(name: str, parts: Iterable[str], out: str | None, quick: bool) -> di
     """A folder for each part; ``--out`` itself where there is one part only."""
     words = list(parts)
     if out is None:
-        return {word: Path("runs") / f"paper-{name}-{word}{'-quick' * quick}" for word in words}
-    return {word: Path(out) / word if len(words) > 1 else Path(out) for word in words}
+        ending = "-quick" if quick else ""
+        return {word: Path("runs") / f"paper-{name}-{word}{ending}" for word in words}
+    if len(words) == 1:
+        return {words[0]: Path(out)}
+    return {word: Path(out) / word for word in words}
 
 
 def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
-    """The studies of a part, by the folder of their runs; data that are not at hand are left out with a sentence."""
+    """The studies of a part, by the folder of their runs.
+
+    Data sets that are not found are left out, with a line on stderr; with none found it fails.
+    """
     from ..errors import InputError
     from ..papers import Setting
 
-    names = (words["data"],) if words["data"] else (part.look,) if words["quick"] else part.data
-    found, missing = dict[str, "Study"](), list[InputError]()
+    if words["data"]:
+        names = [words["data"]]
+    elif words["quick"]:
+        names = [part.look]
+    else:
+        names = list(part.data)
+    studies: dict[str, Study] = {}
+    missing: list[InputError] = []
     for name in names:
         setting = Setting(name, words["split"], words["quick"])
         study = part.study(setting)
         try:
+            # All rows of a study are on the same data: loading the first row's tells of all.
             study.rows[0].experiment.federation(words["data_dir"])
         except InputError as error:
             missing.append(error)
         else:
-            found[_folder(setting)] = study
-    if not found:
+            studies[_folder(setting)] = study
+    if not studies:
         raise missing[0]
     for why in missing:
         print(f"fedgrove: left out: {why}", file=sys.stderr)
-    return found
+    return studies
 
 
 def _folder(setting: Setting) -> str:
-    return Path(setting.data).stem + (f"-{setting.split}" if setting.split else "")
+    # The data may be a file: its stem is a name for a folder, its path is not.
+    data = Path(setting.data).stem
+    return f"{data}-{setting.split}" if setting.split else data
 
 
-def _run(
-    study: Study, place: Path, words: Mapping[str, Any], engine: Engine
-) -> dict[str, Summary | None]:
+def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) -> Summaries:
     """The summaries of a study's runs by name, None where one failed."""
     from .. import papers
     from ..config import sweep as library
-    from ..runs.result import Failure
 
     wanted = papers.experiments(study, words["seeds"] or range(study.seeds))
     total = sum(experiment.rounds or 0 for experiment in wanted.values())
@@ -126,37 +141,42 @@ def _run(
     try:
         ends = watched(place, wanted, total, run, words["json"])
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the same command goes on where it stopped.") from None
-    failures = {n: end for n, end in ends.items() if isinstance(end, Failure)}
-    for name, end in failures.items():
-        print(
-            f"fedgrove: {name} failed after {end.folder.rounds_saved()} rounds: {end.why}",
-            file=sys.stderr,
-        )
-    return {n: None if isinstance(end, Failure) else end.summary for n, end in ends.items()}
+        # The sweep's own advice, fedgrove resume, would not write the table.
+        raise KeyboardInterrupt("interrupted; resume with the same command.") from None
+    summaries: dict[str, Summary | None] = {}
+    for name, end in ends.items():
+        if isinstance(end, library.Failure):
+            done = end.folder.rounds_saved()
+            print(f"fedgrove: {name} failed after {done} rounds: {end.why}", file=sys.stderr)
+            summaries[name] = None
+        else:
+            summaries[name] = end.summary
+    return summaries
 
 
-def _written(
-    name: str,
-    word: str,
-    measured: Sequence[tuple[Study, Mapping[str, Summary | None]]],
-    place: Path,
-    words: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Write table.json, table.md and, where plotly is, paper.html; show the table unless JSON is arguments for."""
+def _write(
+    name: str, word: str, measured: Measured, place: Path, words: Mapping[str, Any]
+) -> Comparison:
+    """Write table.json, table.md and, with plotly, paper.html; print the table for people."""
     from .. import papers
-    from ..report import paper_page
-    from ..report.paper import markdown, print_paper, table
+    from ..papers.beside import markdown, print_paper, table
+    from ..papers.page import write_page
+    from ..report.page import can_draw
     from ..runs.store import write_bytes
 
-    found = table(name, word, measured, quick=words["quick"])
-    write_bytes(place / "table.json", (jsonlib.dumps(found, indent=1) + "\n").encode())
-    write_bytes(place / "table.md", markdown(found).encode())
-    page = place / "paper.html"
-    if paper_page.can_draw():
-        paper_page.write_page(found, papers.find(name).cited, page)
+    comparison = table(name, word, measured, quick=words["quick"])
+    write_bytes(place / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())
+    write_bytes(place / "table.md", markdown(comparison).encode())
+    if can_draw():
+        page = place / "paper.html"
+        write_page(comparison, papers.find(name).cited, page)
+        where = str(page)
+    else:
+        where = (
+            f"{place}; no page: plotly is not installed; "
+            "get it with: pip install 'fedgrove[report]'"
+        )
     if not words["json"]:
-        print_paper(found)
-        missing = f"{place}; no page: plotly is not installed; get it with: pip install 'fedgrove[report]'"
-        print(page if paper_page.can_draw() else missing)
-    return found
+        print_paper(comparison)
+        print(where)
+    return comparison

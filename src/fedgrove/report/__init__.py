@@ -1,1 +1,4 @@
-"""Results as a person reads them: tables, figures, pages."""
+"""Results as a person reads them: tables, several seeds together, progress, pages.
+
+Other rooms build on this one; it imports none of them.
+"""

@@ -1,4 +1,4 @@
-"""What several seeds say together: means, deviations, and paired differences between runs on the same seeds."""
+"""Several seeds together: means, deviations, and paired differences between runs of one seed."""
 
 from __future__ import annotations
 
@@ -8,35 +8,45 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import IO, Any
 
-from rich.table import Table
 from scipy import stats
 
-from .tables import Summary, console, mib
+from .tables import Summary, console, mib, plain_table
 
 SAME = ("data", "partition", "scenario", "split", "clients")
-"""Runs are paired by seed only where these agree: then the same seed means the same data, dealt out alike."""
+"""Runs are paired by seed only where these agree.
+
+Then the same seed means the same data, shared out alike.
+"""
+
+# ---- the figures -------------------------------------------------------------------------------
 
 
 def over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
-    """One object per method and settings, from the runs' summaries by name; None stands for a run without one.
+    """One object per method and settings, from the runs' summaries by name.
 
-    Runs whose names differ only in the ending ``-sSEED`` belong together. ``accuracy_mean`` and ``accuracy_worst``
-    are means over seeds; ``accuracy_mean_std`` is the sample standard deviation over seeds of the runs'
-    accuracy_mean, None with one seed. ``paired`` holds the differences to the objects before it.
+    None stands for a run without a summary. Runs whose names differ only in the ending ``-sSEED``
+    belong together. ``accuracy_mean`` and ``accuracy_worst`` are means over seeds;
+    ``accuracy_mean_std`` is the sample standard deviation over seeds of the runs' accuracy_mean,
+    None with one seed. ``paired`` holds the differences to the objects before it.
     """
-    parts: dict[str, dict[int, Summary]] = {}
-    asked: dict[str, int] = {}
+    runs_by_label: dict[str, dict[int, Summary]] = {}
+    started: dict[str, int] = {}
     for name, summary in members.items():
         label = label_of(name)
-        asked[label] = asked.get(label, 0) + 1
+        started[label] = started.get(label, 0) + 1
         if summary is not None:
-            parts.setdefault(label, {})[summary["seed"]] = summary
-    found = {label: _figures(label, runs, asked[label]) for label, runs in parts.items()}
-    for (one, before), (other, after) in combinations(parts.items(), 2):
+            # By seed, because seeds are what pairs the runs of two labels.
+            runs_by_label.setdefault(label, {})[summary["seed"]] = summary
+
+    groups: dict[str, dict[str, Any]] = {}
+    for label, runs in runs_by_label.items():
+        groups[label] = _figures(label, runs, started[label])
+    # Each pair once, the later minus the earlier: what is listed first is the baseline.
+    for (earlier, before), (later, after) in combinations(runs_by_label.items(), 2):
         difference = paired(after, before)
         if difference is not None:
-            found[other]["paired"].append({"against": one, **difference})
-    return list(found.values())
+            groups[later]["paired"].append({"against": earlier, **difference})
+    return list(groups.values())
 
 
 def label_of(name: str) -> str:
@@ -46,110 +56,126 @@ def label_of(name: str) -> str:
     ('fedprox-mu=0.1', 'mine')
     """
     label, mark, seed = name.rpartition("-s")
-    return label if mark and seed.isdecimal() else name
+    # A folder named by hand, such as my-sweep, has the mark but no number behind it.
+    ends_with_seed = bool(mark) and seed.isdecimal()
+    return label if ends_with_seed else name
 
 
-def _figures(label: str, runs: Mapping[int, Summary], asked: int) -> dict[str, Any]:
-    def mean(key: str) -> float:
-        return math.fsum(run[key] for run in runs.values()) / len(runs)
-
+def _figures(label: str, runs: Mapping[int, Summary], started: int) -> dict[str, Any]:
+    """The means over the runs of one label, given by seed; ``paired`` is still empty."""
     means = [run["accuracy_mean"] for run in runs.values()]
+    # One seed has no sample deviation; None keeps it apart from a deviation of 0.
+    std = None
+    if len(means) > 1:
+        std = round(statistics.stdev(means), 8)
+    first = next(iter(runs.values()))
     return {
         "group": label,
-        "method": next(iter(runs.values()))["method"],
+        "method": first["method"],
         "seeds": sorted(runs),
-        "missing": asked - len(runs),
-        "accuracy_mean": round(mean("accuracy_mean"), 8),
-        "accuracy_mean_std": round(statistics.stdev(means), 8) if len(means) > 1 else None,
-        "accuracy_worst": round(mean("accuracy_worst"), 8),
-        "bytes_up": round(mean("bytes_up")),
-        "bytes_down": round(mean("bytes_down")),
+        "missing": started - len(runs),
+        "accuracy_mean": round(_mean(runs, "accuracy_mean"), 8),
+        "accuracy_mean_std": std,
+        "accuracy_worst": round(_mean(runs, "accuracy_worst"), 8),
+        "bytes_up": round(_mean(runs, "bytes_up")),
+        "bytes_down": round(_mean(runs, "bytes_down")),
         "paired": [],
     }
 
 
-def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[str, Any] | None:
-    """Mean difference of accuracy_mean over n shared seeds, its standard error, and the p of a paired t-test.
+def _mean(runs: Mapping[int, Summary], key: str) -> float:
+    # fsum: the mean must not depend on the order in which the seeds finished.
+    return math.fsum(run[key] for run in runs.values()) / len(runs)
 
-    d_s = a_s - b_s;  SE = sd(d) / sqrt(n);  t = mean(d) / SE with n - 1 degrees of freedom, two-sided.
-    None with fewer than two shared seeds; p is None where all differences are equal: t is not defined there.
+
+def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[str, Any] | None:
+    """Mean difference of accuracy_mean over n shared seeds, its error and a paired t-test's p.
+
+    d_s = a_s - b_s;  SE = sd(d) / sqrt(n);  t = mean(d) / SE with n - 1 degrees of freedom,
+    two-sided. None with fewer than two shared seeds; p is None where all differences are equal: t
+    is not defined there.
 
     >>> runs = {0: {"accuracy_mean": 0.5}, 1: {"accuracy_mean": 0.75}}
     >>> paired(runs, {0: {"accuracy_mean": 0.5}, 1: {"accuracy_mean": 0.5}})
     {'seeds': 2, 'difference': 0.125, 'standard_error': 0.125, 'p': 0.5}
     """
-    shared = [
-        s for s in runs if s in others and all(runs[s].get(k) == others[s].get(k) for k in SAME)
-    ]
-    if len(shared) < 2:
+    ours = []
+    theirs = []
+    for seed, run in runs.items():
+        other = others.get(seed)
+        if other is not None and _same_data(run, other):
+            ours.append(float(run["accuracy_mean"]))
+            theirs.append(float(other["accuracy_mean"]))
+    if len(ours) < 2:
         return None
-    ours, theirs = ([float(r[s]["accuracy_mean"]) for s in shared] for r in (runs, others))
+
     gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
-    varies = max(gaps) - min(gaps) > 1e-9  # accuracies are written with eight digits
-    error = statistics.stdev(gaps) / math.sqrt(len(gaps)) if varies else 0.0
+    error = 0.0
+    p = None
+    # Accuracies are written with eight digits: differences that vary by less are equal, and only
+    # rounding would give them a t.
+    if max(gaps) - min(gaps) > 1e-9:
+        error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+        p = round(float(stats.ttest_rel(ours, theirs).pvalue), 8)
     return {
-        "seeds": len(shared),
+        "seeds": len(gaps),
         "difference": round(math.fsum(gaps) / len(gaps), 8),
         "standard_error": round(error, 8),
-        "p": round(float(stats.ttest_rel(ours, theirs).pvalue), 8) if varies else None,
+        "p": p,
     }
 
 
-def print_over_seeds(found: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print what :func:`over_seeds` found: a row per method and settings, then a row per pair."""
+def _same_data(run: Summary, other: Summary) -> bool:
+    return all(run.get(key) == other.get(key) for key in SAME)
+
+
+# ---- for a terminal ----------------------------------------------------------------------------
+
+
+def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
+    """Print what :func:`over_seeds` returns: a row per method and settings, then a row per pair."""
     out = console(file)
-    out.print(
-        _table(
-            ["over seeds"],
-            ["seeds", "accuracy %", "worst %", "up", "down"],
-            [_row(g) for g in found],
-        )
-    )
-    pairs = [(g["group"], pair) for g in found for pair in g["paired"]]
-    if pairs:
-        heads = ["seeds", "difference, points", "standard error", "p"]
-        out.print()
-        out.print(
-            _table(["paired by seed", "minus"], heads, [_pair(name, pair) for name, pair in pairs])
-        )
-        out.print(
-            "p: two-sided paired t-test over seeds"
-            + ("; not corrected for several pairs" * (len(pairs) > 1))
-        )
+    rows = [_row(group) for group in groups]
+    out.print(plain_table(["over seeds"], ["seeds", "accuracy %", "worst %", "up", "down"], rows))
+
+    pairs = []
+    for group in groups:
+        for pair in group["paired"]:
+            pairs.append(_pair(group["group"], pair))
+    if not pairs:
+        return
+    out.print()
+    columns = ["seeds", "difference, points", "standard error", "p"]
+    out.print(plain_table(["paired by seed", "minus"], columns, pairs))
+    caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
+    out.print(f"p: two-sided paired t-test over seeds{caution}")
 
 
-def _row(g: Mapping[str, Any]) -> list[str]:
-    n, missing, std = len(g["seeds"]), g["missing"], g["accuracy_mean_std"]
-    spread = "" if std is None else f" ± {100 * std:.2f}"
+def _row(group: Mapping[str, Any]) -> list[str]:
+    finished = len(group["seeds"])
+    seeds = str(finished)
+    if group["missing"]:
+        seeds = f"{finished} of {finished + group['missing']}"
+    accuracy = f"{100 * group['accuracy_mean']:.2f}"
+    if group["accuracy_mean_std"] is not None:
+        accuracy += f" ± {100 * group['accuracy_mean_std']:.2f}"
     return [
-        g["group"],
-        f"{n} of {n + missing}" if missing else str(n),
-        f"{100 * g['accuracy_mean']:.2f}{spread}",
-        f"{100 * g['accuracy_worst']:.2f}",
-        mib(g["bytes_up"]),
-        mib(g["bytes_down"]),
+        group["group"],
+        seeds,
+        accuracy,
+        f"{100 * group['accuracy_worst']:.2f}",
+        mib(group["bytes_up"]),
+        mib(group["bytes_down"]),
     ]
 
 
 def _pair(name: str, pair: Mapping[str, Any]) -> list[str]:
     p = "-" if pair["p"] is None else f"{pair['p']:.2g}"
-    points = f"{100 * pair['difference']:+.2f}"
     return [
         name,
         pair["against"],
         str(pair["seeds"]),
-        points,
+        f"{100 * pair['difference']:+.2f}",
         f"{100 * pair['standard_error']:.2f}",
         p,
     ]
-
-
-def _table(left: Sequence[str], right: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table

@@ -1,4 +1,7 @@
-"""What a person sees while a run trains: a live line on a terminal, a plain line now and then elsewhere."""
+"""What a person sees while a run trains.
+
+A live line on a terminal; elsewhere, as in a log file, a plain line every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ EVERY = 5.0
 """Seconds between plain lines."""
 
 Line = Mapping[str, Any]
+"""A line of metrics.jsonl."""
 
 
 @dataclass
@@ -38,37 +42,46 @@ class Seen:
     round: int = 0
     accuracy: float | None = None
     first: int = 0
-    """The round before the first one seen live: time left is judged by what happened since."""
+    """The round before the first one seen live.
+
+    The time left is estimated from the rounds since then: those of before a resume took none now.
+    """
 
     def add(self, line: Line) -> None:
         """Take a line in."""
         self.bytes += line["bytes_up"] + line["bytes_down"]
         self.round = line["round"]
+        # Rounds that score no client leave the accuracy out; the last one known stays.
         self.accuracy = line.get("accuracy_mean", self.accuracy)
 
     def words(self) -> str:
         """Accuracy and bytes so far."""
-        accuracy = "" if self.accuracy is None else f"accuracy {100 * self.accuracy:.1f} %  "
-        return f"{accuracy}{mib(self.bytes)}"
+        if self.accuracy is None:
+            return mib(self.bytes)
+        return f"accuracy {100 * self.accuracy:.1f} %  {mib(self.bytes)}"
 
     def plain(self) -> str:
         """The whole state in one line."""
         spent = time.monotonic() - self.begun
+        line = f"round {self.round}/{self.rounds}  {self.words()}  {spent:.0f} s"
         done = self.round - self.first
-        left = f"  {spent / done * (self.rounds - self.round):.0f} s left" if done else ""
-        return f"round {self.round}/{self.rounds}  {self.words()}  {spent:.0f} s{left}"
+        if done:
+            left = spent / done * (self.rounds - self.round)
+            line += f"  {left:.0f} s left"
+        return line
 
 
 @contextmanager
 def watching(
     rounds: int, past: Sequence[Line] = (), quiet: bool = False
 ) -> Iterator[Callable[[Line], None]]:
-    """Give a function that is to be called with every new line; ``past`` are those of before a resume."""
+    """Give a function to call with each new line; ``past`` are the lines of before a resume."""
     seen = Seen(rounds, time.monotonic())
     for line in past:
         seen.add(line)
     seen.first = seen.round
     if quiet:
+        # Callers need not know: there is a function to call all the same.
         yield seen.add
     elif sys.stderr.isatty():
         with _bar() as bar:
@@ -86,6 +99,7 @@ def _bar() -> Progress:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    # On stderr, so that stdout holds the results alone; transient, so that nothing stays behind.
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
@@ -94,27 +108,28 @@ def _live(bar: Progress, seen: Seen) -> Callable[[Line], None]:
 
     def watch(line: Line) -> None:
         seen.add(line)
-        last = seen.round >= seen.rounds
-        said = "fine-tuning and scoring" if last else "round"
-        bar.update(task, completed=seen.round, words=seen.words(), description=said)
+        # After the last round the bar is full while the clients are still tuned and scored.
+        is_last = seen.round >= seen.rounds
+        description = "fine-tuning and scoring" if is_last else "round"
+        bar.update(task, completed=seen.round, words=seen.words(), description=description)
 
     return watch
 
 
 def _plain(seen: Seen) -> Callable[[Line], None]:
-    said = 0.0
+    # Long ago, so that the first line comes at once.
+    printed_at = 0.0
 
     def watch(line: Line) -> None:
-        nonlocal said
+        nonlocal printed_at
         seen.add(line)
-        last = seen.round >= seen.rounds
-        if last or time.monotonic() - said >= EVERY:
-            said = time.monotonic()
-            print(
-                seen.plain() + ("; fine-tuning and scoring" if last else ""),
-                file=sys.stderr,
-                flush=True,
-            )
+        is_last = seen.round >= seen.rounds
+        is_due = time.monotonic() - printed_at >= EVERY
+        if is_last or is_due:
+            printed_at = time.monotonic()
+            ending = "; fine-tuning and scoring" if is_last else ""
+            # Flushed, because a log file may be watched while the run goes on.
+            print(seen.plain() + ending, file=sys.stderr, flush=True)
 
     return watch
 

@@ -1,10 +1,13 @@
-"""Tables for people: what ``fedgrove run``, ``compare`` and ``cost`` print, from the objects that ``--json`` prints."""
+"""Tables for a terminal: what ``fedgrove run``, ``compare`` and ``cost`` print.
+
+They are made from the same objects that ``--json`` prints.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -23,88 +26,38 @@ FIGURES = (
     "seconds",
 )
 NAMES = ("run", "method", "data", "partition", "scenario", "split", "seed", "rounds")
-"""Columns that tell runs apart; they come when there are several."""
+"""Columns that tell runs apart; they are shown when there are several runs."""
+
+
+class _Row(NamedTuple):
+    """A row of the table of runs: a run at one length of fine-tuning."""
+
+    summary: Summary
+    length: str
+    """Epochs of fine-tuning; empty where the run has no fine-tuning to tell apart."""
+    scores: Mapping[str, Any]
+    """The accuracies at this length."""
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """A console on ``file`` (else stdout), wide whatever the terminal: better a line that wraps than a figure cut."""
+    """A console on ``file``, or on stdout."""
+    # 240 columns whatever the terminal: a line that wraps is better than a figure cut short.
+    # Without markup, because a name with square brackets is not a style.
     return Console(file=file or sys.stdout, width=240, highlight=False, markup=False)
 
 
-def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
-    """Print a row per run and fine-tuning length, the best mean accuracy of each data set emphasised, then the notes.
-
-    A summary without figures is an unfinished run; its ``rounds_done`` are shown.
-    """
-    rows = [row for summary in summaries for row in _rows(summary)]
-    several = len(summaries) > 1
-    names = [n for n in NAMES if several and any(n in s for s in summaries)]
-    tuned = [*names, "fine-tuned"] if any(row["length"] for row in rows) else names
-    table = _table(tuned, FIGURES)
-    best = _best(rows)
-    for i, row in enumerate(rows):
-        cells = [str(row["summary"].get(n, "")) for n in names]
-        cells += [f"{row['length'] or 0} epochs"] * (len(tuned) - len(names))
-        table.add_row(*cells, *_figures(row, best=len(rows) > 1 and i in best))
-    out = console(file)
-    out.print(table)
-    if len(rows) > 1 and best:
-        out.print("* the best mean accuracy" + (" on its data" if several else ""))
-    for note in dict.fromkeys(
-        f"{s['data']}: {note}" for s in summaries for note in s.get("notes", ())
-    ):
-        out.print(note)
-
-
-def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
-    """Print, run by run, what the bytes were spent on (:func:`fedgrove.wire.ledger.causes`), in MiB."""
-    words = list(summaries[0]["bytes_causes"]) if summaries else []
-    table = _table(("run", "method"), (*words, "sent\nMiB", "paper\nMiB", "sent -\npaper"))
-    for s in summaries:
-        sent = sum(s["bytes_causes"].values())
-        cells = [*s["bytes_causes"].values(), sent]
-        paper = s.get("bytes_paper")
-        last = (
-            ["", "unfinished"]
-            if paper is None
-            else [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
-        )
-        table.add_row(
-            str(s["run"]), str(s.get("method", "")), *(f"{n / 2**20:,.2f}" for n in cells), *last
-        )
-    console(file).print(table)
-
-
-def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:
-    """Print names and what belongs to each, in two columns."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        table.add_row(name, value)
-    console(file).print(table)
-
-
-def print_cost(found: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print what :func:`fedgrove.cost.estimate.cost` found."""
-    print_pairs(
-        [
-            (
-                "clients, cohort, rounds",
-                f"{found['clients']}, {found['cohort']}, {found['rounds']}",
-            ),
-            ("up, at most", mib(found["bytes_up"])),
-            ("down, at most", mib(found["bytes_down"])),
-            (
-                "paper's own count",
-                f"{found['mib_paper']:,} MiB, {found['reduction_paper']:.1%} less than dense",
-            ),
-            ("parameters", f"{found['params']:,}"),
-            ("multiply-accumulates", f"{found['macs']:,} per sample"),
-            ("memory of a step", mib(found["memory"])),
-        ],
-        file,
-    )
+def plain_table(
+    left: Sequence[str], right: Sequence[str], rows: Sequence[Sequence[str]] = ()
+) -> Table:
+    """A table without lines: columns aligned to the left, then columns aligned to the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def mib(n: int) -> str:
@@ -115,57 +68,175 @@ def mib(n: int) -> str:
     """
     if n >= 1 << 20:
         return f"{n / (1 << 20):,.1f} MiB"
-    return f"{n / 1024:.1f} KiB" if n >= 1024 else f"{n} B"
+    if n >= 1024:
+        return f"{n / 1024:.1f} KiB"
+    return f"{n} B"
 
 
-def _table(left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+# ---- runs --------------------------------------------------------------------------------------
 
 
-def _rows(summary: Summary) -> list[dict[str, Any]]:
+def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
+    """Print a row per run and length of fine-tuning, then the notes of the data.
+
+    The best mean accuracy of each data set is marked. A summary without accuracies is an unfinished
+    run; its ``rounds_done`` are shown.
+    """
+    rows: list[_Row] = []
+    for summary in summaries:
+        rows += _rows(summary)
+    several_runs = len(summaries) > 1
+    several_rows = len(rows) > 1
+    best = _best(rows)
+
+    names: list[str] = []
+    if several_runs:
+        # A column that no run fills would only take room.
+        names = [name for name in NAMES if _is_known(name, summaries)]
+    # Where no run was fine-tuned, a column of zeros would say nothing either.
+    is_tuned = any(row.length for row in rows)
+    left = [*names, "fine-tuned"] if is_tuned else names
+    table = plain_table(left, FIGURES)
+    for i, row in enumerate(rows):
+        cells = [str(row.summary.get(name, "")) for name in names]
+        if is_tuned:
+            cells.append(f"{row.length or 0} epochs")
+        # A single row is trivially the best: marking it would say nothing.
+        is_marked = several_rows and i in best
+        table.add_row(*cells, *_figures(row, is_marked))
+
+    out = console(file)
+    out.print(table)
+    if several_rows and best:
+        where = " on its data" if several_runs else ""
+        out.print(f"* the best mean accuracy{where}")
+    for note in _notes(summaries):
+        out.print(note)
+
+
+def _is_known(name: str, summaries: Sequence[Summary]) -> bool:
+    return any(name in summary for summary in summaries)
+
+
+def _rows(summary: Summary) -> list[_Row]:
     lengths = summary.get("finetune") or {}
-    if len(lengths) < 2:
-        only = next(iter(lengths), "0")
-        return [{"summary": summary, "length": "" if only == "0" else only, "scores": summary}]
-    return [{"summary": summary, "length": n, "scores": scores} for n, scores in lengths.items()]
+    if len(lengths) > 1:
+        return [_Row(summary, length, scores) for length, scores in lengths.items()]
+    # With one length its accuracies stand in the summary itself. An unfinished run has neither.
+    length = next(iter(lengths), "0")
+    return [_Row(summary, "" if length == "0" else length, summary)]
 
 
-def _best(rows: Sequence[Mapping[str, Any]]) -> set[int]:
-    """The rows with the highest mean among those of the same data, dealt out alike; ties are all best."""
-    top: dict[tuple[Any, ...], float] = {}
+def _best(rows: Sequence[_Row]) -> set[int]:
+    """The rows with the highest mean accuracy on the same data; ties are all best."""
+    highest: dict[tuple[Any, ...], float] = {}
     for row in rows:
-        mean = row["scores"].get("accuracy_mean")
+        mean = row.scores.get("accuracy_mean")
         if mean is not None:
-            top[_place(row)] = max(mean, top.get(_place(row), mean))
-    return {
-        i
-        for i, row in enumerate(rows)
-        if row["scores"].get("accuracy_mean", -1) == top.get(_place(row))
-    }
+            place = _place(row)
+            highest[place] = max(mean, highest.get(place, mean))
+    best = set()
+    for i, row in enumerate(rows):
+        mean = row.scores.get("accuracy_mean")
+        if mean is not None and mean == highest[_place(row)]:
+            best.add(i)
+    return best
 
 
-def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row["summary"].get(word) for word in ("data", "partition", "scenario", "split"))
+def _place(row: _Row) -> tuple[Any, ...]:
+    """The data of a row and how they are shared out: accuracies compare only where it is equal."""
+    return (
+        row.summary.get("data"),
+        row.summary.get("partition"),
+        row.summary.get("scenario"),
+        row.summary.get("split"),
+    )
 
 
-def _figures(row: Mapping[str, Any], best: bool) -> list[Text | str]:
-    s, scores = row["summary"], row["scores"]
+def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
+    """The cells of the columns ``FIGURES``."""
+    summary = row.summary
+    scores = row.scores
     if "accuracy_mean" not in scores:
-        return [f"unfinished, {s.get('rounds_done', 0)} of {s.get('rounds', '?')} rounds"]
-    accuracy = f"{100 * scores['accuracy_mean']:.2f} ± {100 * scores['accuracy_std']:.2f}"
+        done = summary.get("rounds_done", 0)
+        return [f"unfinished, {done} of {summary.get('rounds', '?')} rounds"]
+    accuracy: Text | str = (
+        f"{100 * scores['accuracy_mean']:.2f} ± {100 * scores['accuracy_std']:.2f}"
+    )
+    if is_marked:
+        # The star is for files and pipes, where bold is lost.
+        accuracy = Text(f"{accuracy} *", style="bold")
     return [
-        Text(accuracy + " *", style="bold") if best else accuracy,
+        accuracy,
         f"{100 * scores['accuracy_worst']:.2f}",
         f"{100 * scores['accuracy_worst10']:.2f}",
-        f"{s['density']:.3f}",
-        f"{s['params_mean']:,.0f}",
-        mib(s["bytes_up"]),
-        mib(s["bytes_down"]),
-        f"{s['bytes_paper'] / 2**20:,.1f}",
-        f"{s['seconds']:.1f}",
+        f"{summary['density']:.3f}",
+        f"{summary['params_mean']:,.0f}",
+        mib(summary["bytes_up"]),
+        mib(summary["bytes_down"]),
+        f"{summary['bytes_paper'] / 2**20:,.1f}",
+        f"{summary['seconds']:.1f}",
     ]
+
+
+def _notes(summaries: Sequence[Summary]) -> list[str]:
+    """What the data sets say of themselves, each note once."""
+    notes = []
+    for summary in summaries:
+        for note in summary.get("notes", ()):
+            notes.append(f"{summary['data']}: {note}")
+    # A dictionary keeps the order of first appearance, which a set would not.
+    return list(dict.fromkeys(notes))
+
+
+# ---- bytes and cost ----------------------------------------------------------------------------
+
+
+def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
+    """Print, run by run, what the bytes were spent on, in MiB.
+
+    The causes are those of :func:`fedgrove.wire.ledger.causes`.
+    """
+    # All runs have the same causes, those that cost nothing included.
+    causes = list(summaries[0]["bytes_causes"]) if summaries else []
+    table = plain_table(("run", "method"), (*causes, "sent\nMiB", "paper\nMiB", "sent -\npaper"))
+    for summary in summaries:
+        spent = list(summary["bytes_causes"].values())
+        sent = sum(spent)
+        cells = [str(summary["run"]), str(summary.get("method", ""))]
+        for n in (*spent, sent):
+            cells.append(f"{n / 2**20:,.2f}")
+        # A paper's formula counts a whole run; an unfinished one has no such count yet.
+        paper = summary.get("bytes_paper")
+        if paper is None:
+            cells += ["", "unfinished"]
+        else:
+            cells += [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
+        table.add_row(*cells)
+    console(file).print(table)
+
+
+def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
+    """Print the cost of a run, as :func:`fedgrove.cost.estimate.cost` returns it."""
+    sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
+    paper = f"{cost['mib_paper']:,} MiB, {cost['reduction_paper']:.1%} less than dense"
+    pairs = [
+        ("clients, cohort, rounds", sizes),
+        ("up, at most", mib(cost["bytes_up"])),
+        ("down, at most", mib(cost["bytes_down"])),
+        ("paper's own count", paper),
+        ("parameters", f"{cost['params']:,}"),
+        ("multiply-accumulates", f"{cost['macs']:,} per sample"),
+        ("memory of a step", mib(cost["memory"])),
+    ]
+    print_pairs(pairs, file)
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:
+    """Print names and what belongs to each, in two columns."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, value)
+    console(file).print(table)

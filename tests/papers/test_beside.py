@@ -1,70 +1,24 @@
-"""What was measured beside what is reported."""
+"""What was measured beside what is reported, as one object and as tables."""
 
 from __future__ import annotations
 
 import io
 import math
-from pathlib import Path
-from typing import Any
 
-import pytest
+from tests.papers.made import done, study, summary
 
-from fedgrove.config.experiment import Experiment
-from fedgrove.methods import FedAvg, Local
+from fedgrove.api import Experiment
+from fedgrove.methods import FedAvg
 from fedgrove.papers import Row, Study
-from fedgrove.report.paper import figure, groups, layout, markdown, print_paper, table
-from fedgrove.report.paper import tests as lines_of_pairs
-from fedgrove.report.paper_page import can_draw, middle, points, span, write_page
-
-
-def summary(seed: int, means: dict[int, float], std: float = 0.1, **more: Any) -> dict[str, Any]:
-    lengths = {
-        str(n): {"accuracy_mean": m, "accuracy_std": std, "accuracy_worst": m - 0.2}
-        for n, m in means.items()
-    }
-    counts = {
-        "bytes_up": 2**20,
-        "bytes_down": 2**21,
-        "bytes_paper": 5 * 2**19,
-        "seconds": 1.5,
-        "engine": "serial",
-    }
-    dealt = {
-        "data": "motion",
-        "partition": "natural",
-        "scenario": "none",
-        "split": "blocks",
-        "clients": 4,
-    }
-    return {
-        "seed": seed,
-        "finetune": lengths,
-        "group_sizes": [3, 1],
-        "notes": ["made up"],
-        **counts,
-        **dealt,
-        **more,
-    }
-
-
-def study(**more: Any) -> Study:
-    asked = Experiment(FedAvg(), "motion", finetune=(0, 3))
-    reported = {"accuracy_mean:3": 0.8, "accuracy_std:3": 0.2, "mib_paper": 2.0}
-    rows = (
-        Row("a", "a", asked, reported, lead=True),
-        Row("b", "b & co", Experiment(Local(), "motion", finetune=(0, 3))),
-    )
-    return Study("A paper, Table 1", "Two rows.", rows, 2, notes=("a note",), **more)
-
-
-def done() -> dict[str, dict[str, Any] | None]:
-    return {
-        "a-s0": summary(0, {0: 0.5, 3: 0.7}),
-        "a-s1": summary(1, {0: 0.7, 3: 0.9}),
-        "b-s0": summary(0, {0: 0.4, 3: 0.7}, group_sizes=[1] * 9),
-        "b-s1": summary(1, {0: 0.4, 3: 0.9}, group_sizes=[1] * 9),
-        "b-s2": None,
-    }
+from fedgrove.papers.beside import (
+    groups,
+    layout,
+    markdown,
+    paired_tests,
+    print_paper,
+    run_value,
+    table,
+)
 
 
 def test_golden() -> None:
@@ -77,7 +31,8 @@ def test_golden() -> None:
     assert a["difference"] == {"accuracy_mean:3": 0.0, "accuracy_std:3": -0.1, "mib_paper": 0.5}
     assert (a["seeds"], a["missing"], b["seeds"], b["missing"]) == ([0, 1], 0, [0, 1], 1)
     assert (b["paper"], b["difference"]) == ({}, {})
-    # a - b: .1 and .3 without fine-tuning: mean .2, SE .1, t = 2 with 1 degree of freedom, p = 1 - 2 atan(2) / pi
+    # a - b: .1 and .3 without fine-tuning: mean .2, SE .1, t = 2 with 1 degree of freedom,
+    # p = 1 - 2 atan(2) / pi
     pair = {"data": "motion", "panel": "", "x": None, "row": "a", "against": "b & co", "seeds": 2}
     p = round(1 - 2 * math.atan(2) / math.pi, 8)
     assert found["paired"] == [
@@ -99,7 +54,7 @@ def test_pairs_of_every_panel_are_shown() -> None:
     )
     runs = {f"{row.name}-s0": summary(0, {0: 0.5 + i / 100}) for i, row in enumerate(rows)}
     runs |= {f"{row.name}-s1": summary(1, {0: 0.5 + i / 50}) for i, row in enumerate(rows)}
-    head, lines = lines_of_pairs(table("x", "table1", [(Study("t", "a", rows, 2), runs)]))
+    head, lines = paired_tests(table("x", "table1", [(Study("t", "a", rows, 2), runs)]))
     assert head == ["data", "at", "row", "minus", "seeds", "fine-tuned 0"]
     assert [line[1] for line in lines] == ["density 0.7", "density 0.3", "rounds 10"]
 
@@ -119,7 +74,7 @@ def test_head_and_lines_without_empty_columns() -> None:
     assert lines[3][10] == "9 x 1"
 
 
-def test_for_people(tmp_path: Path) -> None:
+def test_for_people() -> None:
     found = table("x", "table1", [(study(), done())], quick=True)
     text = io.StringIO()
     print_paper(found, text)
@@ -132,29 +87,11 @@ def test_for_people(tmp_path: Path) -> None:
     assert markdown(found).endswith("- a note\n\n- motion: made up\n")
 
 
-@pytest.mark.skipif(not can_draw(), reason="plotly is not installed")
-@pytest.mark.parametrize("lines", [False, True])
-def test_the_page_stands_alone(tmp_path: Path, lines: bool) -> None:
-    found = table("x", "table1", [(study(lines=lines), done())], quick=True)
-    write_page(found, "Who & Whom, 2026", tmp_path / "paper.html")
-    page = (tmp_path / "paper.html").read_text()
-    assert (
-        page.count("QUICK: a look, not a measurement") == 2
-    )  # its title in the browser, and on the page
-    assert "b &amp; co" in page
-    assert "Who &amp; Whom, 2026" in page
-    assert "<script src=" not in page
-    assert "<link" not in page
-    assert page.count('class="plotly-graph-div"') == (1 if lines else 2)
-
-
-def test_a_page_without_a_single_result_can_still_be_made(tmp_path: Path) -> None:
+def test_rows_without_a_single_result_still_have_their_lines() -> None:
     found = table("x", "table1", [(study(), dict.fromkeys(done()))])
     assert [row["missing"] for row in found["rows"]] == [2, 3]
     assert found["paired"] == []
     assert layout(found)[1][0].lines[0][:3] == ["a", "0", "0 of 2"]
-    if can_draw():
-        write_page(found, "Who", tmp_path / "paper.html")
 
 
 def test_the_best_row_and_the_papers() -> None:
@@ -176,29 +113,11 @@ def test_the_best_row_and_the_papers() -> None:
     assert head == ["row", "seeds", "accuracy %", "score", "groups", "MiB counted", "MiB sent"]
 
 
-def test_figure() -> None:
+def test_a_value_of_a_run() -> None:
     run = summary(0, {0: 0.5, 3: 0.75}, std=0.25)
     keys = ("accuracy_mean:3", "accuracy_std:0", "score:3", "mib", "mib_paper")
-    assert [figure(run, key) for key in keys] == [0.75, 0.25, 3.0, 3.0, 2.5]
-    assert figure(summary(0, {0: 1.0}, std=0.0), "score:0") is None
-
-
-def test_points_of_a_curve() -> None:
-    a, _ = table("x", "figure1", [(study(lines=True), done())])["rows"]
-    assert [(p["x"], p["mean"], p["paper"]) for p in points([a], "accuracy_mean")] == [
-        (0, 60.0, None),
-        (3, 80.0, 80.0),
-    ]
-    later, sooner = {**a, "x": 5.0, "lengths": [3]}, {**a, "x": 1.0, "lengths": [3]}
-    assert [(p["x"], p["mean"]) for p in points([later, sooner], "mib_paper")] == [
-        (1.0, 2.5),
-        (5.0, 2.5),
-    ]
-    assert span([a], ["mib_paper"]) == [
-        1.975,
-        2.525,
-    ]  # from the paper's 2 to our 2.5, a twentieth more on either side
-    assert [middle(lengths) for lengths in ([0], [0, 3], [0, 3, 25])] == [0, 3, 3]
+    assert [run_value(run, key) for key in keys] == [0.75, 0.25, 3.0, 3.0, 2.5]
+    assert run_value(summary(0, {0: 1.0}, std=0.0), "score:0") is None
 
 
 def test_groups_of_several_seeds() -> None:

@@ -1,0 +1,453 @@
+"""What was measured beside what a paper reports: one object, and its tables for people.
+
+:func:`table` makes the object; the rest prints it on a terminal or writes it as Markdown.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+from ..report.over_seeds import paired
+from ..report.tables import Summary, console, plain_table
+from .studies import Row, Study
+
+Comparison = Mapping[str, Any]
+"""What :func:`table` returns and ``fedgrove paper --json`` prints."""
+ComparedRow = Mapping[str, Any]
+"""One of the ``rows`` of a comparison."""
+Summaries = Mapping[str, Summary | None]
+"""The summaries of a study's runs, by name; None stands for a run without one."""
+Measured = Sequence[tuple[Study, Summaries]]
+
+TITLES = {
+    "accuracy_mean": "accuracy %",
+    "accuracy_std": "std over clients",
+    "accuracy_worst": "worst %",
+    "score": "score",
+    "mib_paper": "MiB counted",
+    "mib": "MiB sent",
+}
+"""How a measure is called in a table's head and on an axis."""
+COUNTED = ("mib_paper", "mib")
+"""Measures that do not depend on fine-tuning."""
+SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, both ways."
+QUICK = "QUICK: a look, not a measurement"
+
+
+# ---- one object --------------------------------------------------------------------------------
+
+
+def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dict[str, Any]:
+    """A part of a paper: ours, the paper's and the difference by row, and the paired tests.
+
+    Values are means over seeds with their sample deviation, None with one seed. A key that depends
+    on fine-tuning has its epochs after a colon, as ``accuracy_mean:3``. The paper's own method is
+    tested against all others.
+    """
+    rows: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
+    notes: list[str] = []
+    finished: list[Summary] = []
+    for study, summaries in measured:
+        rows += _rows(study, summaries)
+        pairs += _pairs(study, summaries)
+        notes += study.notes
+        finished += [summary for summary in summaries.values() if summary is not None]
+    # The notes of the data come after those of all studies.
+    for summary in finished:
+        for note in summary.get("notes", ()):
+            notes.append(f"{summary['data']}: {note}")
+    # The studies of a part differ in their data only: the first speaks for all.
+    first = measured[0][0]
+    return {
+        "paper": paper,
+        "part": part,
+        "title": first.title,
+        "about": first.about,
+        "quick": quick,
+        "measures": list(first.measures),
+        "drawn": list(first.drawn),
+        "lines": first.lines,
+        "only_best": first.only_best,
+        "engines": sorted({summary["engine"] for summary in finished}),
+        "seconds": round(math.fsum(summary["seconds"] for summary in finished), 1),
+        "rows": rows,
+        "paired": pairs,
+        # Runs of one study repeat their data's notes; a dictionary drops repeats and keeps order.
+        "notes": list(dict.fromkeys(notes)),
+    }
+
+
+def run_value(summary: Summary, key: str) -> float | None:
+    """One value of a run; None for the score of a run whose clients are all equally accurate.
+
+    >>> scores = {"accuracy_mean": 0.75, "accuracy_std": 0.25}
+    >>> run_value({"finetune": {"3": scores}}, "score:3")
+    3.0
+    """
+    measure, _, length = key.partition(":")
+    if measure == "mib":
+        return float((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
+    if measure == "mib_paper":
+        return float(summary["bytes_paper"] / 2**20)
+    scores = summary["finetune"][length]
+    if measure != "score":
+        return float(scores[measure])
+    if scores["accuracy_std"] == 0:
+        return None
+    return float(scores["accuracy_mean"] / scores["accuracy_std"])
+
+
+def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
+    # The best of a panel is known only when all its rows are.
+    rows = [_row(study, row, summaries) for row in study.rows]
+    _mark_best(rows, study.best)
+    return rows
+
+
+def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
+    keys = []
+    for length in row.experiment.finetune:
+        for measure in study.measures:
+            keys.append(f"{measure}:{length}")
+    keys += COUNTED
+
+    runs = _finished(row, summaries)
+    ours = {}
+    for key in keys:
+        over_seeds = _over_seeds([run_value(run, key) for run in runs.values()])
+        if over_seeds is not None:
+            ours[key] = over_seeds
+    # A paper may report a length of fine-tuning that a quick run leaves out.
+    difference = {}
+    for key, reported in row.reported.items():
+        if key in ours:
+            difference[key] = round(ours[key]["mean"] - reported, 8)
+
+    wanted = [name for name in summaries if _row_name(name) == row.name]
+    # A run knows the data's real name and split where the experiment names a file or a default.
+    first: Summary = next(iter(runs.values()), {})
+    return {
+        "data": first.get("data", row.experiment.data),
+        "split": first.get("split", row.experiment.split),
+        "panel": row.panel,
+        "name": row.name,
+        "label": row.label,
+        "series": row.series,
+        "x": row.x,
+        "lengths": list(row.experiment.finetune),
+        "lead": row.lead,
+        "picked": row.picked,
+        "seeds": sorted(runs),
+        "missing": len(wanted) - len(runs),
+        "ours": ours,
+        "paper": dict(row.reported),
+        "difference": difference,
+        "group_sizes": [run["group_sizes"] for run in runs.values()],
+    }
+
+
+def _finished(row: Row, summaries: Summaries) -> dict[int, Summary]:
+    """A row's finished runs by seed."""
+    runs = {}
+    for name, summary in summaries.items():
+        if summary is not None and _row_name(name) == row.name:
+            runs[summary["seed"]] = summary
+    return runs
+
+
+def _row_name(run: str) -> str:
+    """The row of a run ``NAME-sSEED``; a prefix would not do, for ca-afp and ca-afp-phased."""
+    return run.rpartition("-s")[0]
+
+
+def _over_seeds(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Mean and sample deviation; None where there is no value at all."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    std = None
+    if len(known) > 1:
+        std = round(statistics.stdev(known), 8)
+    return {"mean": round(math.fsum(known) / len(known), 8), "std": std}
+
+
+def _mark_best(rows: Sequence[dict[str, Any]], measure: str) -> None:
+    """Set ``best``: whether a row is the first of its panel by the measure the paper picks by."""
+    best: dict[str, dict[str, Any]] = {}
+    highest: dict[str, float] = {}
+    for row in rows:
+        row["best"] = False
+        value = row["ours"].get(f"{measure}:{row['lengths'][-1]}")
+        if value is None:
+            continue
+        panel = row["panel"]
+        # Strictly higher, so that the first of equal rows is the best.
+        if panel not in best or value["mean"] > highest[panel]:
+            best[panel] = row
+            highest[panel] = value["mean"]
+    for row in best.values():
+        row["best"] = True
+
+
+def _pairs(study: Study, summaries: Summaries) -> Iterator[dict[str, Any]]:
+    """Each lead row against each other row of its panel, at each length of fine-tuning."""
+    leads = [row for row in study.rows if row.lead]
+    for i, lead in enumerate(leads):
+        for other in study.rows:
+            # Two leads are compared once, the earlier minus the later; and none with itself.
+            is_settled = other in leads[: i + 1]
+            is_elsewhere = other.panel != lead.panel or other.x != lead.x
+            if is_settled or is_elsewhere:
+                continue
+            for length in lead.experiment.finetune:
+                ours = _after(_finished(lead, summaries), length)
+                theirs = _after(_finished(other, summaries), length)
+                difference = paired(ours, theirs)
+                if difference is None:
+                    continue
+                yield {
+                    "data": next(iter(ours.values()))["data"],
+                    "panel": lead.panel,
+                    "x": lead.x,
+                    "row": lead.label,
+                    "against": other.label,
+                    "finetune": length,
+                    **difference,
+                }
+
+
+def _after(runs: Mapping[int, Summary], length: int) -> dict[int, Summary]:
+    """The runs with their accuracies after so many epochs of fine-tuning."""
+    # A summary's own accuracies are those of the last length; the test reads them there.
+    return {seed: {**run, **run["finetune"][str(length)]} for seed, run in runs.items()}
+
+
+# ---- for people --------------------------------------------------------------------------------
+
+
+class Section(NamedTuple):
+    """The lines of a table that belong to one data set and panel."""
+
+    title: str
+    lines: list[list[str]]
+
+
+def titled(comparison: Comparison) -> str:
+    """The title of the part, with a warning where the runs were quick ones."""
+    title: str = comparison["title"]
+    return f"{title}, {QUICK}" if comparison["quick"] else title
+
+
+def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
+    """The head of the table and its sections; columns that nothing fills are left out."""
+    measures = comparison["measures"]
+    rows = comparison["rows"]
+    if comparison["only_best"]:
+        rows = [row for row in rows if row["best"] or row["picked"]]
+    sections: dict[str, list[list[str]]] = {}
+    # All lines are filled in before any is shown: sections share one head.
+    lines: list[list[str]] = []
+    for row in rows:
+        for length in row["lengths"]:
+            line = _line(row, length, measures)
+            lines.append(line)
+            sections.setdefault(place(row), []).append(line)
+
+    several_lengths = any(len(row["lengths"]) > 1 for row in rows)
+    head = _head(measures)
+    kept = []
+    for column, title in enumerate(head):
+        if title == "fine-tuned" and not several_lengths:
+            continue
+        if any(line[column] for line in lines):
+            kept.append(column)
+
+    kept_sections = []
+    for title, whole in sections.items():
+        kept_lines = [_pick(line, kept) for line in whole]
+        kept_sections.append(Section(title, kept_lines))
+    return _pick(head, kept), kept_sections
+
+
+def _pick(cells: Sequence[str], columns: Sequence[int]) -> list[str]:
+    return [cells[column] for column in columns]
+
+
+def place(row: ComparedRow) -> str:
+    """The data of a row, and its panel."""
+    data = f"{row['data']}, {row['split'] or 'own'} split"
+    return f"{data}: {row['panel']}" if row["panel"] else data
+
+
+def _head(measures: Sequence[str]) -> list[str]:
+    head = ["row", "fine-tuned", "seeds"]
+    for measure in measures:
+        head += [TITLES[measure], "paper", "difference"]
+    head += ["groups", TITLES["mib_paper"], "paper", "difference", TITLES["mib"]]
+    return head
+
+
+def _line(row: ComparedRow, length: int, measures: Sequence[str]) -> list[str]:
+    """A row at one length of fine-tuning, in the columns of :func:`_head`."""
+    label = row["label"]
+    if row["best"]:
+        label += " *"
+    if row["picked"]:
+        label += " +"
+    finished = len(row["seeds"])
+    seeds = str(finished)
+    if row["missing"]:
+        seeds = f"{finished} of {finished + row['missing']}"
+    line = [label, str(length), seeds]
+    for measure in measures:
+        line += _beside(row, f"{measure}:{length}")
+    line.append(groups(row))
+    line += _beside(row, "mib_paper")
+    line.append(_ours(row, "mib"))
+    return line
+
+
+def _beside(row: ComparedRow, key: str) -> list[str]:
+    """Ours, the paper's, and the difference."""
+    scale, digits = _scale(key)
+    paper = row["paper"].get(key)
+    difference = row["difference"].get(key)
+    return [
+        _ours(row, key),
+        "" if paper is None else f"{scale * paper:.{digits}f}",
+        "" if difference is None else f"{scale * difference:+.{digits}f}",
+    ]
+
+
+def _ours(row: ComparedRow, key: str) -> str:
+    value = row["ours"].get(key)
+    if value is None:
+        return ""
+    scale, digits = _scale(key)
+    mean = f"{scale * value['mean']:.{digits}f}"
+    # Counts of bytes hardly vary over seeds: their spread would only widen the table.
+    if value["std"] is None or key in COUNTED:
+        return mean
+    return f"{mean} ± {scale * value['std']:.{digits}f}"
+
+
+def _scale(key: str) -> tuple[float, int]:
+    """What to multiply a value by, and how many digits to show."""
+    if key.startswith("accuracy"):
+        return 100.0, 2
+    if key in COUNTED:
+        return 1.0, 1
+    return 1.0, 2
+
+
+def groups(row: ComparedRow) -> str:
+    """Sizes of the groups of clients, of several seeds where they differ.
+
+    >>> groups({"group_sizes": [[28, 1, 1], [28, 1, 1]]}), groups({"group_sizes": [[1] * 30]})
+    ('28/1/1', '30 x 1')
+    """
+    different: list[str] = []
+    for sizes in row["group_sizes"]:
+        all_equal = len(set(sizes)) == 1
+        if len(sizes) > 5 and all_equal:
+            text = f"{len(sizes)} x {sizes[0]}"
+        else:
+            text = "/".join(str(size) for size in sizes)
+        if text not in different:
+            different.append(text)
+    # Ten seeds can give ten groupings: three show how much they differ.
+    more = " ..." if len(different) > 3 else ""
+    return ", ".join(different[:3]) + more
+
+
+def marks(comparison: Comparison) -> str:
+    """What the marks behind a row's name mean, those that are used."""
+    text = ""
+    if any(row["best"] for row in comparison["rows"]):
+        text += " * ours, the best."
+    if any(row["picked"] for row in comparison["rows"]):
+        text += " + the paper's choice."
+    return text
+
+
+def paired_tests(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the paired tests: a column per length of fine-tuning.
+
+    Where there are panels, a column says which one.
+    """
+    pairs = comparison["paired"]
+    lengths = list(dict.fromkeys(pair["finetune"] for pair in pairs))
+    has_panels = any(_where(pair) for pair in pairs)
+    cells: dict[tuple[str, ...], dict[int, str]] = {}
+    for pair in pairs:
+        names = [pair["data"], pair["row"], pair["against"], str(pair["seeds"])]
+        if has_panels:
+            names.insert(1, _where(pair))
+        text = f"{100 * pair['difference']:+.2f}"
+        if pair["p"] is not None:
+            text += f" (p {pair['p']:.2g})"
+        # The lengths of one pair share a line, though each is a test of its own.
+        cells.setdefault(tuple(names), {})[pair["finetune"]] = text
+
+    head = ["data", "row", "minus", "seeds"]
+    if has_panels:
+        head.insert(1, "at")
+    head += [f"fine-tuned {length}" for length in lengths]
+    lines = []
+    for key, by_length in cells.items():
+        lines.append([*key, *(by_length.get(length, "") for length in lengths)])
+    return head, lines
+
+
+def _where(pair: Mapping[str, Any]) -> str:
+    """The panel of a pair, and where on its axis."""
+    panel: str = pair["panel"]
+    return panel if pair["x"] is None else f"{panel} {pair['x']:g}"
+
+
+# ---- on a terminal and in Markdown -------------------------------------------------------------
+
+
+def print_paper(comparison: Comparison, file: IO[str] | None = None) -> None:
+    """Print the table, the tests and the notes."""
+    out = console(file)
+    head, sections = layout(comparison)
+    out.print(titled(comparison))
+    out.print(comparison["about"])
+    for title, lines in sections:
+        out.print(f"\n{title}")
+        out.print(plain_table(head[:1], head[1:], lines))
+    out.print(SPREAD + marks(comparison))
+    if comparison["paired"]:
+        out.print(
+            "\npaired by seed, difference of accuracy in points, two-sided p, "
+            "not corrected for several pairs:"
+        )
+        head, lines = paired_tests(comparison)
+        out.print(plain_table(head[:1], head[1:], lines))
+    for note in comparison["notes"]:
+        out.print(note)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The table and the tests as they go into a page of docs."""
+    head, sections = layout(comparison)
+    blocks = [f"**{titled(comparison)}.** {comparison['about']}"]
+    for title, lines in sections:
+        blocks += [title, _pipes(head, lines)]
+    blocks.append(SPREAD + marks(comparison))
+    if comparison["paired"]:
+        head, lines = paired_tests(comparison)
+        blocks += ["Paired by seed: points of accuracy and two-sided p.", _pipes(head, lines)]
+    for note in comparison["notes"]:
+        blocks.append(f"- {note}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _pipes(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

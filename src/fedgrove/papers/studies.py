@@ -1,0 +1,90 @@
+"""What a paper ran and reports, as data: its parts, the study behind each, and the study's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from ..api import Experiment
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table or one point of a figure: what is run, and what the paper reports of it.
+
+    ``reported`` is by measure, with the epochs of fine-tuning after a colon where it depends on
+    them: ``{"accuracy_mean:3": 0.96, "mib_paper": 483}``; accuracies are fractions, as in a
+    summary.
+    """
+
+    name: str
+    """Its run folders have this name, with ``-sSEED``."""
+    label: str
+    experiment: Experiment
+    reported: Mapping[str, float] = field(default_factory=dict)
+    panel: str = ""
+    """Rows of one panel stand together and share axes; it names the x axis of a figure."""
+    x: float | None = None
+    series: str = ""
+    lead: bool = False
+    """Whether it is tested against each other row on the same data: the paper's own method is."""
+    picked: bool = False
+    """Whether the paper calls it the best of its panel."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper on one data set."""
+
+    title: str
+    about: str
+    """One sentence: what is shown, under which setting."""
+    rows: tuple[Row, ...]
+    seeds: int
+    measures: tuple[str, ...] = ("accuracy_mean", "accuracy_std", "accuracy_worst")
+    drawn: tuple[str, ...] = ("accuracy_mean", "mib_paper")
+    """What a figure shows over ``x``; where rows have no x, over the epochs of fine-tuning."""
+    lines: bool = False
+    """Whether it is a figure, drawn as lines over x, not a table."""
+    best: str = ""
+    """The measure by which the paper picks a row of each panel, if it does."""
+    only_best: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a person may choose of a study: the data, how they are split, and a quick look."""
+
+    data: str
+    split: str | None = None
+    quick: bool = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table or figure: the data sets it is on, and its study on one of them."""
+
+    data: tuple[str, ...]
+    study: Callable[[Setting], Study]
+    look: str = "motion"
+    """The built-in data of a quick look."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's tables and figures, by number."""
+
+    cited: str
+    tables: Mapping[int, Part]
+    figures: Mapping[int, Part]
+
+
+def experiments(study: Study, seeds: Iterable[int]) -> dict[str, Experiment]:
+    """The runs of a study, by name: each row on each seed."""
+    wanted = list(seeds)
+    runs = {}
+    for row in study.rows:
+        for seed in wanted:
+            runs[f"{row.name}-s{seed}"] = replace(row.experiment, seed=seed)
+    return runs

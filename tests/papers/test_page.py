@@ -1,0 +1,55 @@
+"""The page of a paper: it stands alone, and its points and axes follow from the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.papers.made import done, study
+
+from fedgrove.papers.beside import table
+from fedgrove.papers.page import middle, points, span, write_page
+from fedgrove.report.page import can_draw
+
+DRAWS = pytest.mark.skipif(not can_draw(), reason="plotly is not installed")
+
+
+@DRAWS
+@pytest.mark.parametrize("lines", [False, True])
+def test_the_page_stands_alone(tmp_path: Path, lines: bool) -> None:
+    comparison = table("x", "table1", [(study(lines=lines), done())], quick=True)
+    write_page(comparison, "Who & Whom, 2026", tmp_path / "paper.html")
+    page = (tmp_path / "paper.html").read_text()
+    # Once in the browser's tab and once on the page.
+    assert page.count("QUICK: a look, not a measurement") == 2
+    assert "b &amp; co" in page
+    assert "Who &amp; Whom, 2026" in page
+    assert "<script src=" not in page
+    assert "<link" not in page
+    assert page.count('class="plotly-graph-div"') == (1 if lines else 2)
+
+
+def test_a_page_without_a_single_result_can_still_be_made(tmp_path: Path) -> None:
+    """It has no figure, so it needs no plotly."""
+    comparison = table("x", "table1", [(study(), dict.fromkeys(done()))])
+    write_page(comparison, "Who", tmp_path / "paper.html")
+    page = (tmp_path / "paper.html").read_text()
+    assert "<td>0 of 2</td>" in page
+    assert "plotly" not in page
+
+
+def test_points_of_a_curve() -> None:
+    a, _ = table("x", "figure1", [(study(lines=True), done())])["rows"]
+    assert [(p["x"], p["mean"], p["paper"]) for p in points([a], "accuracy_mean")] == [
+        (0, 60.0, None),
+        (3, 80.0, 80.0),
+    ]
+    later = {**a, "x": 5.0, "lengths": [3]}
+    sooner = {**a, "x": 1.0, "lengths": [3]}
+    assert [(p["x"], p["mean"]) for p in points([later, sooner], "mib_paper")] == [
+        (1.0, 2.5),
+        (5.0, 2.5),
+    ]
+    # From the paper's 2 to our 2.5, a twentieth more on either side.
+    assert span([a], ["mib_paper"]) == [1.975, 2.525]
+    assert [middle(lengths) for lengths in ([0], [0, 3], [0, 3, 25])] == [0, 3, 3]
