@@ -95,7 +95,7 @@ def spread_out(x: Tensor, most: int) -> Tensor:
     return x[torch.arange(most) * len(x) // most]
 
 
-# ---- time -----------------------------------------------------------------------------------------
+# ---- time ----------------------------------------------------------------------------------------
 
 
 def latencies(predicts: Mapping[str, Predict], x: Tensor) -> dict[str, float]:
@@ -122,7 +122,7 @@ def _seconds(
     """
     times: dict[str, list[float]] = {version: [] for version in predicts}
     for turn in range(turns + 1):
-        # All versions within each turn, so that a change in the machine's load falls on all of them.
+        # Every version within each turn, so that a change in the machine's load falls on all.
         for version, predict in predicts.items():
             began = time.process_time()
             for _ in range(calls):

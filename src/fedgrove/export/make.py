@@ -130,7 +130,7 @@ def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
         ) from None
 
 
-# ---- one client -----------------------------------------------------------------------------------
+# ---- one client ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)

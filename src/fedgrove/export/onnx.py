@@ -92,7 +92,7 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
 
     # onnxruntime has no type information, so a plain import would not pass the type checker.
     quantisation: Any = importlib.import_module("onnxruntime.quantization")
-    batches = [{"x": part} for part in torch.split(x, BATCH)]
+    batches = torch.split(x, BATCH)
     remaining = iter(batches)
 
     class Reader(quantisation.CalibrationDataReader):  # type: ignore[misc]
@@ -101,7 +101,7 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
         def get_next(self) -> Any:
             """The next batch, or None."""
             batch = next(remaining, None)
-            return None if batch is None else {"x": batch["x"].numpy()}
+            return None if batch is None else {"x": batch.numpy()}
 
     prepared = path.with_suffix(".ready")
     with quiet():

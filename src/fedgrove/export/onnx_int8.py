@@ -6,8 +6,8 @@ docs/export.md has the figures behind each of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +27,25 @@ Rounding them by what they read would take minutes.
 """
 
 
-# ---- what stays in float --------------------------------------------------------------------------
+class _Layer(NamedTuple):
+    """A convolution or a linear layer, and its weights as the graph stores them."""
+
+    node: Any
+    weight: Any
+
+
+def _layers(graph: Any) -> dict[str, _Layer]:
+    """The convolutions and linear layers of a graph, by name, in running order."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    layers: dict[str, _Layer] = {}
+    for node in graph.node:
+        # A MatMul of two activations (as in attention) reads no stored tensor: it has no weights.
+        if node.op_type in LAYERS and node.input[1] in stored:
+            layers[node.name] = _Layer(node, stored[node.input[1]])
+    return layers
+
+
+# ---- what stays in float -------------------------------------------------------------------------
 
 
 def ends(graph: Any) -> list[str]:
@@ -36,7 +54,7 @@ def ends(graph: Any) -> list[str]:
     An error of the first layer passes through all others; one of the last goes straight into the
     logits.
     """
-    counts = _weight_counts(graph)
+    counts = {name: math.prod(layer.weight.dims) for name, layer in _layers(graph).items()}
     limit = SMALL * sum(counts.values())
     names = list(counts)
     kept: list[str] = []
@@ -59,24 +77,13 @@ def shares_without(graph: Any, kept: list[str]) -> tuple[float, float] | None:
         if not is_counted and matrices.intersection(node.input):
             return None
 
-    nodes = {node.name: node for node in graph.node}
     shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
-    weights = _weight_counts(graph)
+    weights: dict[str, int] = {}
     macs: dict[str, int] = {}
-    for name, count in weights.items():
-        macs[name] = count * _places(nodes[name], shapes)
+    for name, layer in _layers(graph).items():
+        weights[name] = math.prod(layer.weight.dims)
+        macs[name] = weights[name] * _places(layer.node, shapes)
     return _share_without(weights, kept), _share_without(macs, kept)
-
-
-def _weight_counts(graph: Any) -> dict[str, int]:
-    """The number of weights of each convolution and linear layer, by node, in running order."""
-    sizes = {tensor.name: math.prod(tensor.dims) for tensor in graph.initializer}
-    counts: dict[str, int] = {}
-    for node in graph.node:
-        # A MatMul of two activations (as in attention) has no stored tensor, hence no weights.
-        if node.op_type in LAYERS and node.input[1] in sizes:
-            counts[node.name] = sizes[node.input[1]]
-    return counts
 
 
 def _places(node: Any, shapes: Any) -> int:
@@ -96,7 +103,7 @@ def _share_without(amounts: dict[str, int], left_out: list[str]) -> float:
     return 1 - excluded / max(1, sum(amounts.values()))
 
 
-# ---- where ReLU stands ----------------------------------------------------------------------------
+# ---- where ReLU stands ---------------------------------------------------------------------------
 
 
 def relu_first(graph: Any, kept: list[str]) -> None:
@@ -168,13 +175,13 @@ def _producers(graph: Any) -> dict[str, Any]:
     return producers
 
 
-# ---- how weights are rounded ----------------------------------------------------------------------
+# ---- how weights are rounded ---------------------------------------------------------------------
 
 
 def round_by_inputs(
     quantised: Any,
     model: Any,
-    batches: list[dict[str, Tensor]],
+    batches: Sequence[Tensor],
     start_session: Callable[[bytes], Any],
 ) -> None:
     """Round the weights of ``quantised`` again, now by the inputs that each layer really reads.
@@ -183,71 +190,68 @@ def round_by_inputs(
     """
     from onnx import numpy_helper
 
-    float_tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    int8_tensors = {tensor.name: tensor for tensor in quantised.graph.initializer}
+    float_layers = _layers(model.graph)
+    stored = {tensor.name: tensor for tensor in quantised.graph.initializer}
     producers = _producers(quantised.graph)
-    names = _weight_counts(model.graph)
-    layers = {node.name: node for node in model.graph.node if node.name in names}
 
     # The quantiser keeps the names of layers. A quantised one no longer reads a stored float tensor
     # but the output of a DequantizeLinear node; one that stayed in float has no such producer.
+    layers: dict[str, _Layer] = {}
     dequantisers: dict[str, Any] = {}
     for node in quantised.graph.node:
-        if node.name in layers and node.input[1] in producers:
+        if node.name in float_layers and node.input[1] in producers:
+            layers[node.name] = float_layers[node.name]
             dequantisers[node.name] = producers[node.input[1]]
 
-    quantised_layers = [layers[name] for name in dequantisers]
-    for name, moments in _moments(model, quantised_layers, batches, start_session).items():
+    for name, moments in _moments(model, layers, batches, start_session).items():
         int8_name, scale_name = dequantisers[name].input[:2]
         # Copies, because arrays of a protobuf are read-only and torch warns of such memory.
-        stored = float_tensors[layers[name].input[1]]
-        weight = torch.from_numpy(numpy_helper.to_array(stored).copy())
-        scale = torch.from_numpy(numpy_helper.to_array(int8_tensors[scale_name]).copy())
+        weight = torch.from_numpy(numpy_helper.to_array(layers[name].weight).copy())
+        scale = torch.from_numpy(numpy_helper.to_array(stored[scale_name]).copy())
         # rounded() takes (outputs, inputs).
-        if _inputs_come_first(layers[name]):
+        if _inputs_come_first(layers[name].node):
             q = rounded(weight.t(), scale, moments).t()
         else:
             q = rounded(weight.flatten(1), scale, moments).reshape(weight.shape)
         replacement = numpy_helper.from_array(q.contiguous().numpy(), int8_name)
-        int8_tensors[int8_name].CopyFrom(replacement)
+        stored[int8_name].CopyFrom(replacement)
 
 
 def _moments(
     model: Any,
-    layers: list[Any],
-    batches: list[dict[str, Tensor]],
+    layers: Mapping[str, _Layer],
+    batches: Sequence[Tensor],
     start_session: Callable[[bytes], Any],
 ) -> dict[str, Tensor]:
-    """X^T X of what each layer reads, by node.
+    """X^T X of what each layer reads, by its name.
 
     Layers that are too wide, or of a kind that :func:`_rows_read` does not know, are left out.
     """
     import onnx
 
-    dims = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-    layers = [node for node in layers if _inputs(node, dims[node.input[1]]) <= WIDEST]
+    nodes = [layer.node for layer in layers.values() if _inputs(layer) <= WIDEST]
 
-    # onnxruntime gives only outputs, so what layers read is made an output. Several layers may read
-    # one tensor; the network's own input "x" is at hand already.
-    names: list[str] = []
-    for node in layers:
-        name = node.input[0]
-        if name != "x" and name not in names:
-            names.append(name)
+    # onnxruntime gives only outputs, so what layers read is made an output of a copy.
     watched = type(model)()
     watched.CopyFrom(model)
-    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
+    names: list[str] = []
+    for node in nodes:
+        name = node.input[0]
+        # Several layers may read one tensor, and the network's own input is at hand already.
+        if name != "x" and name not in names:
+            names.append(name)
+            watched.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
     session = start_session(watched.SerializeToString())
 
     moments: dict[str, Tensor] = {}
-    for batch in batches:
-        tensors = dict(batch)
+    for x in batches:
+        tensors = {"x": x}
         # An empty list of names would mean "all outputs" to onnxruntime.
         if names:
-            arrays = session.run(names, {key: value.numpy() for key, value in batch.items()})
+            arrays = session.run(names, {"x": x.numpy()})
             for name, array in zip(names, arrays, strict=True):
                 tensors[name] = torch.from_numpy(array)
-        for node in layers:
+        for node in nodes:
             rows = _rows_read(node, tensors[node.input[0]])
             if rows is not None:
                 # The product of one batch in float, the sum over batches in double precision.
@@ -255,11 +259,11 @@ def _moments(
     return moments
 
 
-def _inputs(node: Any, dims: list[int]) -> int:
-    """How many numbers one output of a layer reads, by the shape of its weights."""
-    if _inputs_come_first(node):
-        return dims[0]
-    return math.prod(dims[1:])
+def _inputs(layer: _Layer) -> int:
+    """How many numbers one output of a layer reads."""
+    if _inputs_come_first(layer.node):
+        return int(layer.weight.dims[0])
+    return math.prod(layer.weight.dims[1:])
 
 
 def _inputs_come_first(node: Any) -> bool:

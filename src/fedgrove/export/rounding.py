@@ -11,7 +11,7 @@ from torch import Tensor
 LARGEST = 127
 """The largest magnitude of an int8 weight; -128 is not used, so that steps are symmetric."""
 DAMPING = 0.01
-"""What is added to the diagonal of the moments, as a share of its mean, before they are inverted."""
+"""What is added to the diagonal of the moments before they are inverted, as a share of its mean."""
 
 
 def rounded(weight: Tensor, scale: Tensor, moments: Tensor) -> Tensor:

@@ -155,12 +155,14 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
     (7, 10)
     """
     thin = structured(net, {name: tree[name] != 0 for name in net.layout.params})
-    if thin is not None and align > 1:
-        kept = {name: aligned(flags, align) for name, flags in thin.channels.items()}
-        all_kept = all(bool(flags.all()) for flags in kept.values())
-        thin = None if all_kept else cut(net, kept)
     if thin is None:
         return net, dict(tree)
+    if align > 1:
+        kept = {name: aligned(flags, align) for name, flags in thin.channels.items()}
+        # Filled up to the full width everywhere: nothing is left to remove.
+        if all(bool(flags.all()) for flags in kept.values()):
+            return net, dict(tree)
+        thin = cut(net, kept)
     return thin.net, thin.narrow(tree)
 
 
