@@ -186,7 +186,8 @@ def round_by_inputs(
 ) -> None:
     """Round the weights of ``quantised`` again, now by the inputs that each layer really reads.
 
-    These inputs are taken from ``model``, the same graph in float, on ``batches``.
+    These inputs are taken from ``model``, the same graph in float, on ``batches``;
+    ``start_session`` makes an onnxruntime session of a serialised model.
     """
     from onnx import numpy_helper
 
