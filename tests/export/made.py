@@ -80,7 +80,7 @@ def prune(run: RunFolder, net: Net, client: int = 0) -> trees.Tree:
 
 
 def predicted(path: Path, x: Tensor) -> Tensor:
-    """What onnxruntime makes of a file, asked without fedgrove."""
+    """What onnxruntime computes with a file, without fedgrove."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -92,15 +92,17 @@ def of(made: Exported) -> dict[str, Row]:
 
 
 def close(out: Tensor, truth: Tensor) -> bool:
-    """To 1e-5; where logits are above 1, of the largest, for float32 itself is no closer."""
+    """To 1e-5, relative to the largest logit if it is above 1: float32 itself is no closer."""
     return float((out - truth).abs().max()) <= 1e-5 * max(1.0, float(truth.abs().max()))
 
 
 def thinned(net: Net) -> trees.Tree:
     """Its parameters, moved so that norms do something, with every other channel 0."""
     g = torch.Generator().manual_seed(0)
-    moved = {
-        k: v + 0.3 * torch.rand(v.shape, generator=g) if v.dim() == 1 else v
-        for k, v in net.params().items()
-    }
+    moved: trees.Tree = {}
+    for name, value in net.params().items():
+        # Vectors are biases and the scales and shifts of norms, which start at 0 and 1.
+        if value.dim() == 1:
+            value = value + 0.3 * torch.rand(value.shape, generator=g)
+        moved[name] = value
     return trees.masked(moved, every_other(net))

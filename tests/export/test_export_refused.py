@@ -1,4 +1,4 @@
-"""What cannot be exported is refused and leaves nothing behind; the command line; the other format."""
+"""Exports that are refused and leave nothing behind; the command line; ExecuTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fedgrove.export.figures import Exported
 from fedgrove.nets import Net
 from fedgrove.runs.store import read_tree, write_tree
 
-# ---- what is refused leaves nothing behind --------------------------------------------------------------------------
+# ---- what is refused leaves nothing behind -------------------------------------------------------
 
 
 def spoil(path: Path) -> None:
@@ -56,13 +56,13 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], object], str]] = {
 @with_onnx
 @pytest.mark.parametrize("case", BAD)
 def test_refusals_are_sentences(case: str, digits: Path, tmp_path: Path) -> None:
-    words, change, said = BAD[case]
+    arguments, change, message = BAD[case]
     path = tmp_path / "run"
     shutil.copytree(digits, path, ignore=shutil.ignore_patterns("export"))
     change(path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InputError, match=said):
-        fg.export_model(path, **{"client": 0, "out": tmp_path / "deep" / "out"} | words)
+    with pytest.raises(InputError, match=message):
+        fg.export_model(path, **{"client": 0, "out": tmp_path / "deep" / "out"} | arguments)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -114,17 +114,17 @@ class Undecided(TwoFaced):
 
 @with_onnx
 @pytest.mark.parametrize(
-    ("module", "kind", "said"),
+    ("module", "kind", "message"),
     [
         (TwoFaced, EngineError, "from torch's.*nothing was written"),
         (Undecided, InputError, "could not be written"),
     ],
 )
 def test_a_file_that_disagrees_with_torch_is_not_written(
-    module: type[nn.Module], kind: type[FedgroveError], said: str, tmp_path: Path
+    module: type[nn.Module], kind: type[FedgroveError], message: str, tmp_path: Path
 ) -> None:
     run = finished(tmp_path, module(), (12,))
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         fg.export_model(run, client=0, net=module())
     assert not (run.path / "export").exists()
 
@@ -139,7 +139,7 @@ def test_a_missing_package_names_the_extra(
         fg.export_model(digits, client=0, to=to)
 
 
-# ---- the command line -----------------------------------------------------------------------------------------------
+# ---- the command line ----------------------------------------------------------------------------
 
 
 @with_onnx
@@ -148,14 +148,11 @@ def test_the_command_prints_a_table_or_json(
 ) -> None:
     assert main(["export", str(digits), "--client", "1", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert [
-        word
-        for word in ("dense", "shrunk", "accuracy", "client-00001.onnx.md")
-        if word not in shown
-    ] == []
-    found = json.loads(json.dumps(everyone[1].json()))
-    assert [row["version"] for row in found["rows"]] == ["dense", "shrunk", "int8"]
-    assert found["difference"] <= 1e-5
+    for word in ("dense", "shrunk", "accuracy", "client-00001.onnx.md"):
+        assert word in shown
+    entry = json.loads(json.dumps(everyone[1].json()))
+    assert [row["version"] for row in entry["rows"]] == ["dense", "shrunk", "int8"]
+    assert entry["difference"] <= 1e-5
     assert main(["export", str(digits), "--client", "9", "--json"]) == 2
     assert "no client 9" in capsys.readouterr().err
 
@@ -168,7 +165,7 @@ def test_one_client_or_all(
     assert "--client K" in capsys.readouterr().err
 
 
-# ---- ExecuTorch -----------------------------------------------------------------------------------------------------
+# ---- ExecuTorch ----------------------------------------------------------------------------------
 
 
 @with_executorch

@@ -68,14 +68,19 @@ def export(
     data_dir: o.DataDir = None,
     json: o.Json = False,
 ) -> None:
-    """Write a client's own model, really shrunk, for a device; checked against torch, with a model card beside it."""
+    """Write a client's own model, really shrunk, for a device, with a model card.
+
+    The file is checked against torch before anything is written.
+    """
     from ..export import make
 
-    if all == (client is not None):
+    one_is_given = client is not None
+    if all == one_is_given:
         raise InputError(
-            "whose model? Give --client K for one of the run's clients, or --all for every one of them."
+            "whose model? Give --client K for one of the run's clients, "
+            "or --all for every one of them."
         )
-    given: Any = {
+    arguments: Any = {
         "to": to,
         "int8": int8,
         "standardised": standardised,
@@ -83,44 +88,48 @@ def export(
         "out": out,
         "data_dir": data_dir,
     }
-    made = (
-        [*make.export_all(run, **given)]
-        if client is None
-        else [make.export_model(run, client=client, **given)]
-    )
-    if json:
-        shown = [each.json() for each in made]
-        print(jsonlib.dumps(shown if all else shown[0], indent=1))
+    if client is None:
+        exports = list(make.export_all(run, **arguments))
     else:
-        _show(made)
+        exports = [make.export_model(run, client=client, **arguments)]
+    if json:
+        entries = [exported.json() for exported in exports]
+        # A list for --all even where the run has one client, so that scripts can rely on it.
+        print(jsonlib.dumps(entries if all else entries[0], indent=1))
+    else:
+        _show(exports)
 
 
-def _show(made: list[Exported]) -> None:
+def _show(exports: list[Exported]) -> None:
+    # Imported late, so that other commands and --json start without them.
     from rich.table import Table
 
     from ..report.tables import console, mib
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for i, name in enumerate(COLUMNS):
+        # The client and the version to the left, all figures to the right.
         table.add_column(name, justify="right" if i > 1 else "left", no_wrap=True)
-    for each in made:
-        for row in each.rows:
-            sizes = (f"{row.params:,}", f"{row.macs:,}", mib(row.bytes))
-            times = (f"{row.latency_us:,.0f}", f"{row.latency:.2f}")
+    for exported in exports:
+        for row in exported.rows:
             table.add_row(
-                str(each.client),
+                str(exported.client),
                 row.version,
-                *sizes,
-                *times,
+                f"{row.params:,}",
+                f"{row.macs:,}",
+                mib(row.bytes),
+                f"{row.latency_us:,.0f}",
+                f"{row.latency:.2f}",
                 f"{100 * row.accuracy:.2f}",
                 row.shares,
             )
     out = console()
     out.print(table)
-    for each in made:
-        for note in each.notes:
-            out.print(f"client {each.client}: {note}")
-        files = [row.file for row in each.rows if row.file]
+    for exported in exports:
+        for note in exported.notes:
+            out.print(f"client {exported.client}: {note}")
+        files = [row.file for row in exported.rows if row.file]
+        files.append(exported.card)
         out.print(
-            f"{each.folder}: {', '.join([*files, each.card])}; within {each.difference:.0e} of torch"
+            f"{exported.folder}: {', '.join(files)}; within {exported.difference:.0e} of torch"
         )

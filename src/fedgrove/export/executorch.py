@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+# ExecuTorch and torchao need not be installed where types are checked, and a plain import of a
+# missing package would fail there; so they are imported by name.
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,34 +20,42 @@ NEEDS: tuple[str, ...] = ("executorch",)
 
 
 def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str]) -> None:
-    """Write a module in eval mode, for one example at a time. A .pte file has no room for ``notes``."""
+    """Write a module in eval mode, for one example at a time. A .pte file holds no ``notes``."""
     with quiet():
-        path.write_bytes(_lowered(torch.export.export(module, (torch.zeros(1, *shape),))))
+        program = torch.export.export(module, (torch.zeros(1, *shape),))
+        path.write_bytes(_lowered(program))
 
 
 def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
-    """Write weights and activations as int8, a scale per output channel; activations by what they are on ``x``."""
+    """Write weights and activations as int8, with a scale per output channel.
+
+    The ranges of activations are those on ``x``.
+    """
     with quiet():
         xnnpack: Any = importlib.import_module(
             "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
         )
-        steps: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
-        chosen = xnnpack.XNNPACKQuantizer().set_global(
-            xnnpack.get_symmetric_quantization_config(is_per_channel=True)
-        )
-        watched = steps.prepare_pt2e(torch.export.export(module, (x[:1],)).module(), chosen)
+        pt2e: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+        config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
+        quantizer = xnnpack.XNNPACKQuantizer().set_global(config)
+        example = (x[:1],)
+        observed = pt2e.prepare_pt2e(torch.export.export(module, example).module(), quantizer)
         with torch.no_grad():
+            # One at a time: the graph was exported for a batch of one.
             for one in torch.split(x, 1):
-                watched(one)
-        path.write_bytes(_lowered(torch.export.export(steps.convert_pt2e(watched), (x[:1],))))
+                observed(one)
+        program = torch.export.export(pt2e.convert_pt2e(observed), example)
+        path.write_bytes(_lowered(program))
 
 
 def _lowered(program: Any) -> bytes:
     exir: Any = importlib.import_module("executorch.exir")
-    parts: Any = importlib.import_module(
+    partitioners: Any = importlib.import_module(
         "executorch.backends.xnnpack.partition.xnnpack_partitioner"
     )
-    lowered = exir.to_edge_transform_and_lower(program, partitioner=[parts.XnnpackPartitioner()])
+    lowered = exir.to_edge_transform_and_lower(
+        program, partitioner=[partitioners.XnnpackPartitioner()]
+    )
     return bytes(lowered.to_executorch().buffer)
 
 
@@ -55,7 +65,13 @@ def load(path: Path) -> Callable[[Tensor], Tensor]:
         runtime: Any = importlib.import_module("executorch.runtime")
     program = runtime.Runtime.get().load_program(str(path))
     method = program.load_method("forward")
-    # The next call writes over what this one gave.
-    return lambda x: torch.cat(
-        [method.execute([one.contiguous()])[0].clone() for one in torch.split(x, 1)]
-    )
+
+    def predict(x: Tensor) -> Tensor:
+        logits: list[Tensor] = []
+        for one in torch.split(x, 1):
+            outputs = method.execute([one.contiguous()])
+            # A copy, because the next call writes into the same memory.
+            logits.append(outputs[0].clone())
+        return torch.cat(logits)
+
+    return predict

@@ -1,8 +1,9 @@
-"""What a file is worth: its size, its accuracy, and how long an example takes."""
+"""The figures of an exported file: its size, its accuracy, and the time of one example."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bench.device import timed
 from .formats import Predict
 
-TURNS, TURN_SECONDS = 15, 0.004
+TURNS = 15
+"""How many turns each version of a model has when it is timed."""
+TURN_SECONDS = 0.004
+"""About how long one turn of the slowest version takes."""
+TRIAL_CALLS = 3
+"""Calls from which the length of a turn is estimated."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +30,30 @@ class Row:
     macs: int
     bytes: int
     latency_us: float
-    """Processor time of one example, the shortest of some turns; it depends on the machine."""
+    """Processor time of one example, that of the shortest turn; it depends on the machine."""
     latency: float
-    """The same to the dense model's."""
+    """The ratio of that time to the dense model's."""
     accuracy: float
     """On the client's own test examples."""
     file: str | None = None
     int8: tuple[float, float] | None = (0.0, 0.0)
-    """The shares of weights and of MACs in int8; None where the writer does not say."""
+    """The shares of weights and of MACs in int8; None where the writer does not report them."""
 
     @property
     def shares(self) -> str:
-        """The same in percent, weights / MACs; empty for float."""
+        """The shares in int8 as percentages, weights / MACs; empty for float."""
         if self.int8 is None:
             return "not known"
-        return " / ".join(f"{100 * share:.1f}" for share in self.int8) if any(self.int8) else ""
+        weights, macs = self.int8
+        is_float = weights == 0 and macs == 0
+        if is_float:
+            return ""
+        return f"{100 * weights:.1f} / {100 * macs:.1f}"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written for one client, and what it is worth."""
+    """What was written for one client, and its figures."""
 
     client: int
     to: str
@@ -52,10 +61,13 @@ class Exported:
     rows: tuple[Row, ...]
     card: str
     difference: float
-    """The largest difference to torch's logits on the test data, to the largest of these if that is above 1."""
+    """The largest difference to torch's logits on the test data.
+
+    Relative to the largest of these logits where that is above 1.
+    """
     accuracy_torch: float
     same_int8: float | None
-    """The share of all the client's examples on which int8 names the class that the shrunk model names."""
+    """The share of all the client's examples where int8 and the shrunk model agree on the class."""
     notes: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
@@ -73,23 +85,50 @@ def accuracy(logits: Tensor, y: Tensor) -> float:
 
 
 def spread_out(x: Tensor, most: int) -> Tensor:
-    """At most so many rows, evenly spaced.
+    """At most ``most`` rows of ``x``, evenly spaced.
 
     >>> spread_out(torch.arange(10), 5).tolist()
     [0, 2, 4, 6, 8]
     """
-    return x if len(x) <= most else x[torch.arange(most) * len(x) // most]
+    if len(x) <= most:
+        return x
+    return x[torch.arange(most) * len(x) // most]
+
+
+# ---- time ----------------------------------------------------------------------------------------
 
 
 def latencies(predicts: Mapping[str, Predict], x: Tensor) -> dict[str, float]:
-    """Microseconds of each on ``x``: all take turns, each many times in a turn, and the shortest turn counts."""
+    """Microseconds that each version takes for ``x``, by its shortest turn.
 
-    def calling(predict: Predict, times: int) -> Callable[[], object]:
-        return lambda: [predict(x) for _ in range(times)]
+    The shortest, because other processes only ever add to a time.
+    """
+    trial = _seconds(predicts, x, TRIAL_CALLS, 1)
+    slowest = max(seconds / TRIAL_CALLS for (seconds,) in trial.values())
+    # One call is too short for the clock; a turn makes as many as take about TURN_SECONDS. The
+    # lower bound is for calls so short that the clock reads 0.
+    calls = max(1, round(TURN_SECONDS / max(slowest, 1e-6)))
+    times = _seconds(predicts, x, calls, TURNS)
+    return {version: 1e6 * min(turns) / calls for version, turns in times.items()}
 
-    trial = timed({version: calling(predict, 3) for version, predict in predicts.items()}, 1)
-    calls = max(1, round(TURN_SECONDS / max(*(t / 3 for (t,) in trial.values()), 1e-6)))
-    found = timed(
-        {version: calling(predict, calls) for version, predict in predicts.items()}, TURNS
-    )
-    return {version: 1e6 * min(turns) / calls for version, turns in found.items()}
+
+def _seconds(
+    predicts: Mapping[str, Predict], x: Tensor, calls: int, turns: int
+) -> dict[str, list[float]]:
+    """Processor time of ``calls`` predictions by each version, turn by turn.
+
+    Of the processor, not the clock: on one thread these are the same, unless other processes want
+    the core.
+    """
+    times: dict[str, list[float]] = {version: [] for version in predicts}
+    for turn in range(turns + 1):
+        # Every version within each turn, so that a change in the machine's load falls on all.
+        for version, predict in predicts.items():
+            began = time.process_time()
+            for _ in range(calls):
+                predict(x)
+            elapsed = time.process_time() - began
+            # Turn 0 warms up: it fills caches and lets runtimes allocate their memory.
+            if turn > 0:
+                times[version].append(elapsed)
+    return times

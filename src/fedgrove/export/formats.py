@@ -1,4 +1,4 @@
-"""Kinds of files, and what can be asked for."""
+"""File formats, and the options of an export."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Predict = Callable[[Tensor], Tensor]
 
 
 class Format(Protocol):
-    """A kind of file; the modules ``onnx`` and ``executorch`` are such."""
+    """A file format; the modules ``onnx`` and ``executorch`` are such."""
 
     SUFFIX: str
     EXTRA: str
@@ -32,9 +32,9 @@ class Format(Protocol):
     def quantise(
         self, module: nn.Module, plain: Path, x: Tensor, path: Path, /
     ) -> tuple[float, float] | None:
-        """Write it in int8, calibrated on ``x``; ``plain`` is the file that was written before.
+        """Write it in int8, calibrated on ``x``; ``plain`` is the float file, written before.
 
-        Gives the shares of weights and of MACs that are in int8, where it knows them.
+        Returns the shares of weights and of MACs that are in int8, or None if they are not known.
         """
 
     def load(self, path: Path, /) -> Predict:
@@ -45,15 +45,15 @@ FORMATS: dict[str, Format] = {"onnx": onnx, "executorch": executorch}
 
 
 @dataclass(frozen=True)
-class Wish:
-    """How to export; a wrong word, or a package that is not there, is refused here."""
+class ExportOptions:
+    """How to export; an unknown format, or a missing package, is refused here."""
 
     to: str = "onnx"
     int8: bool = False
     standardised: bool = False
     """Whether the file takes inputs that are standardised already."""
     align: int = 1
-    """What the channels of a shrunk layer are a multiple of, where its full width allows."""
+    """Shrunk layers have a multiple of this many channels, where their full width allows."""
 
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
@@ -68,11 +68,14 @@ class Wish:
 
     @property
     def format(self) -> Format:
-        """What writes and reads the files."""
+        """The module that writes and reads the files."""
         return FORMATS[self.to]
 
     def names(self, client: int) -> dict[str, str]:
-        """What the files of a client are called."""
-        stem, suffix = f"client-{client:05d}", self.format.SUFFIX
-        names = {"shrunk": stem + suffix, "card": f"{stem}{suffix}.md"}
-        return names | ({"int8": f"{stem}.int8{suffix}"} if self.int8 else {})
+        """The file names of a client's versions and of its card."""
+        stem = f"client-{client:05d}"
+        suffix = self.format.SUFFIX
+        names = {"shrunk": f"{stem}{suffix}", "card": f"{stem}{suffix}.md"}
+        if self.int8:
+            names["int8"] = f"{stem}.int8{suffix}"
+        return names

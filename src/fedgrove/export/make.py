@@ -1,20 +1,21 @@
-"""``fedgrove.export_model``: a client's own model as a file, checked against torch, with a card beside it.
+"""``fedgrove.export_model``: a client's own model as a file, checked against torch, with a card.
 
 ::
 
     model = the client's own, without the channels of which every parameter is 0
     file  = the model behind the client's standardisation, as ONNX or ExecuTorch
-    check   max |file(x) - torch(x)| <= 1e-5 max(1, max |torch(x)|)  on the client's test data, else nothing is written
+    check   max |file(x) - torch(x)| <= 1e-5 max(1, max |torch(x)|)  on the client's test data;
+            else nothing is written
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,15 +30,15 @@ from ..runs.store import write_bytes
 from ..trees import Tree
 from .card import card
 from .figures import Exported, Row, accuracy, latencies, spread_out
-from .formats import Predict, Wish
+from .formats import ExportOptions, Predict
 from .source import Raw, Scale, Source, opened, shrunk
 
-T = TypeVar("T")
 TOLERANCE = 1e-5
+"""The largest allowed difference between the file's logits and torch's."""
 POINT = 0.01
-"""What int8 may lose in accuracy before a note says so."""
+"""The loss in accuracy by int8 above which there is a note."""
 CALIBRATION = 512
-"""Training examples that int8 is calibrated on, at most; spread evenly."""
+"""How many training examples int8 is calibrated on, at most; spread evenly."""
 
 
 def export_model(
@@ -53,15 +54,16 @@ def export_model(
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
 ) -> Exported:
-    """Write a client's own model, really shrunk, as ONNX or ExecuTorch, with a card beside it; checked against torch.
+    """Write a client's own model, really shrunk, as ONNX or ExecuTorch, with a model card.
 
-    ``out`` is ``export`` in the run folder by default. The file takes inputs as they were before they were
-    standardised and does that itself, unless ``standardised``. With ``align`` a shrunk layer keeps as many zero
-    channels as make its width a multiple of that: larger, and often faster. ``data`` and ``net`` are for runs on what
-    was made in Python, which config.toml cannot rebuild.
+    The file is checked against torch. ``out`` is ``export`` in the run folder by default. The file
+    takes raw inputs and standardises them itself, unless ``standardised``. With ``align`` a shrunk
+    layer keeps as many zero channels as make its width a multiple of that: larger, and often
+    faster. ``data`` and ``net`` are for runs on what was made in Python, which config.toml cannot
+    rebuild.
     """
-    wish = Wish(to, int8, standardised, align)
-    return _export(opened(run, data, net, data_dir), client, wish, out)
+    options = ExportOptions(to, int8, standardised, align)
+    return _export(opened(run, data, net, data_dir), client, options, out)
 
 
 def export_all(
@@ -76,40 +78,51 @@ def export_all(
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
 ) -> Iterator[Exported]:
-    """:func:`export` for every client of a run, one after another; each is written when it is yielded."""
-    wish = Wish(to, int8, standardised, align)
+    """:func:`export_model` for every client of a run; each is written when it is yielded."""
+    # Not a generator function: wrong arguments are refused at the call, not at the first client.
+    options = ExportOptions(to, int8, standardised, align)
     source = opened(run, data, net, data_dir)
-    return (_export(source, client, wish, out) for client in sorted(source.files))
+    return (_export(source, client, options, out) for client in sorted(source.files))
 
 
-def _export(source: Source, client: int, wish: Wish, out: str | Path | None) -> Exported:
-    subject = _subject(source, client, wish)
+def _export(
+    source: Source, client: int, options: ExportOptions, out: str | Path | None
+) -> Exported:
+    subject = _subject(source, client, options)
     folder = source.folder.path / "export" if out is None else Path(out)
-    for name in wish.names(client).values():
+    for name in options.names(client).values():
         if (folder / name).exists():
             raise InputError(
                 f"{folder / name} exists; models are never overwritten: give another --out."
             )
+    # Nothing goes into ``folder`` before the file is known to agree with torch.
     with tempfile.TemporaryDirectory() as scratch:
-        made = replace(_made(subject, wish, Path(scratch)), folder=folder)
-        whole = {row.file: (Path(scratch) / row.file).read_bytes() for row in made.rows if row.file}
-        _commit(folder, {**whole, made.card: card(source, made, wish.standardised).encode()})
-    return made
+        exported = replace(_write_and_measure(subject, options, Path(scratch)), folder=folder)
+        contents: dict[str, bytes] = {}
+        for row in exported.rows:
+            if row.file:
+                contents[row.file] = (Path(scratch) / row.file).read_bytes()
+    contents[exported.card] = card(source, exported, options.standardised).encode()
+    _commit(folder, contents)
+    return exported
 
 
 def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write all files, or none; the card comes last."""
-    fresh = [p for p in (folder, *folder.parents) if not p.exists()]
+    # The deepest comes first, so that each is empty when its turn comes to be removed.
+    new_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            written += [folder / f"{name}.part", folder / name]
+            # write_bytes() writes to a .part file first; a failure may leave either behind.
+            written.append(folder / f"{name}.part")
+            written.append(folder / name)
             write_bytes(folder / name, content)
     except OSError as error:
         for path in written:
             path.unlink(missing_ok=True)
-        for path in fresh:
+        for path in new_folders:
             if path.is_dir():
                 path.rmdir()
         raise InputError(
@@ -117,33 +130,31 @@ def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
         ) from None
 
 
-# ---- one client -----------------------------------------------------------------------------------------------------
+# ---- one client ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Subject:
-    """One client's model in full width and without the channels that are gone, and its inputs as the file takes them.
-
-    ``scale`` is the standardisation that becomes part of the file, if any does.
-    """
+    """One client's model in full width and shrunk, and its inputs as the file takes them."""
 
     source: Source
     client: int
     tree: Tree
-    small: Net
-    few: Tree
+    small_net: Net
+    small_tree: Tree
     scale: Scale | None
+    """The standardisation that becomes part of the file, if any does."""
     inputs: Mapping[str, Tensor]
 
     def module(self, net: Net, tree: Tree) -> nn.Module:
-        """What is written: the net with its values, behind the standardisation."""
-        filled = net.filled(tree)
-        return (
-            filled if self.scale is None else Raw(filled, self.scale, self.source.federation.shape)
-        ).eval()
+        """The module to write: the net with its values, behind the standardisation."""
+        module = net.filled(tree)
+        if self.scale is not None:
+            module = Raw(module, self.scale, self.source.federation.shape)
+        return module.eval()
 
 
-def _subject(source: Source, client: int, wish: Wish) -> _Subject:
+def _subject(source: Source, client: int, options: ExportOptions) -> _Subject:
     tree = source.tree(client)
     check(
         len(source.data(client).test) > 0,
@@ -151,107 +162,138 @@ def _subject(source: Source, client: int, wish: Wish) -> _Subject:
         0,
         "1 example or more to check with",
     )
-    ready = not wish.int8 or len(source.data(client).train) > 0
+    can_calibrate = len(source.data(client).train) > 0
     check(
-        ready,
+        can_calibrate or not options.int8,
         f"the training data of client {client}",
         0,
         "1 example or more to fit int8 to; leave --int8 out",
     )
-    small, few = shrunk(source.net, tree, wish.align)
-    raw = source.raw is not None and not wish.standardised
-    data = source.raw.clients[client] if source.raw is not None and raw else source.data(client)
-    inputs = {name: getattr(data, name).x.float() for name in ("train", "validation", "test")}
-    return _Subject(source, client, tree, small, few, source.scale(client) if raw else None, inputs)
+    small_net, small_tree = shrunk(source.net, tree, options.align)
+    if source.raw is not None and not options.standardised:
+        data = source.raw.clients[client]
+        scale = source.scale(client)
+    else:
+        data = source.data(client)
+        scale = None
+    inputs = {
+        "train": data.train.x.float(),
+        "validation": data.validation.x.float(),
+        "test": data.test.x.float(),
+    }
+    return _Subject(source, client, tree, small_net, small_tree, scale, inputs)
 
 
-def _made(subject: _Subject, wish: Wish, scratch: Path) -> Exported:
+def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path) -> Exported:
     """Write the files into ``scratch``, check them against torch and measure them."""
-    source, client, names = subject.source, subject.client, wish.names(subject.client)
-    paths, shares = _files(subject, wish, scratch)
-    predicts = {version: wish.format.load(path) for version, path in paths.items()}
-    difference, right = _compared(predicts["shrunk"], subject)
-    rows = tuple(
-        replace(row, int8=shares) if row.version == "int8" else row
-        for row in _rows(subject, paths, predicts, names)
+    names = options.names(subject.client)
+    paths, int8_shares = _write_versions(subject, options, scratch)
+    predicts = {version: options.format.load(path) for version, path in paths.items()}
+    difference, torch_accuracy = _compared(predicts["shrunk"], subject)
+    rows = _rows(subject, paths, predicts, names, int8_shares)
+    same_int8 = None
+    if options.int8:
+        examples = torch.cat(list(subject.inputs.values()))
+        float_classes = predicts["shrunk"](examples).argmax(1)
+        same_int8 = accuracy(predicts["int8"](examples), float_classes)
+    notes = tuple(_notes(subject.source, subject.client, rows, torch_accuracy))
+    return Exported(
+        subject.client,
+        options.to,
+        scratch,
+        rows,
+        names["card"],
+        difference,
+        torch_accuracy,
+        same_int8,
+        notes,
     )
-    same = None
-    if wish.int8:
-        every = torch.cat(list(subject.inputs.values()))
-        same = accuracy(predicts["int8"](every), predicts["shrunk"](every).argmax(1))
-    notes = tuple(_notes(source, client, rows, right))
-    return Exported(client, wish.to, scratch, rows, names["card"], difference, right, same, notes)
 
 
-def _files(
-    subject: _Subject, wish: Wish, scratch: Path
+def _write_versions(
+    subject: _Subject, options: ExportOptions, scratch: Path
 ) -> tuple[dict[str, Path], tuple[float, float] | None]:
-    """The versions of the model as files, and what of int8 is; where no channel is gone, dense and shrunk are one."""
-    source, shape, names = (
-        subject.source,
-        subject.source.federation.shape,
-        wish.names(subject.client),
-    )
-    module, path, said = (
-        subject.module(subject.small, subject.few),
-        scratch / names["shrunk"],
-        _said(subject),
-    )
+    """The path of each version, and the shares of weights and MACs that are in int8.
+
+    Where no channel is gone, dense and shrunk are one file.
+    """
+    net = subject.source.net
+    shape = subject.source.federation.shape
+    names = options.names(subject.client)
+    metadata = _metadata(subject)
+
+    module = subject.module(subject.small_net, subject.small_tree)
+    path = scratch / names["shrunk"]
     paths = {"dense": path, "shrunk": path}
-    _tried(wish, source.net, lambda: wish.format.write(module, shape, path, said))
-    if subject.small is not source.net:
-        paths["dense"] = scratch / f"dense{wish.format.SUFFIX}"
-        full = subject.module(source.net, subject.tree)
-        _tried(wish, source.net, lambda: wish.format.write(full, shape, paths["dense"], said))
-    shares = None
-    if wish.int8:
-        paths["int8"], x = scratch / names["int8"], spread_out(subject.inputs["train"], CALIBRATION)
-        shares = _tried(
-            wish, source.net, lambda: wish.format.quantise(module, path, x, paths["int8"])
-        )
-    return paths, shares
+    with _exporter_errors(options, net):
+        options.format.write(module, shape, path, metadata)
+
+    # shrunk() gives the very same net back where it found nothing to remove.
+    if subject.small_net is not net:
+        full_module = subject.module(net, subject.tree)
+        paths["dense"] = scratch / f"dense{options.format.SUFFIX}"
+        with _exporter_errors(options, net):
+            options.format.write(full_module, shape, paths["dense"], metadata)
+
+    int8_shares = None
+    if options.int8:
+        examples = spread_out(subject.inputs["train"], CALIBRATION)
+        paths["int8"] = scratch / names["int8"]
+        with _exporter_errors(options, net):
+            int8_shares = options.format.quantise(module, path, examples, paths["int8"])
+    return paths, int8_shares
 
 
-def _tried(wish: Wish, net: Net, step: Callable[[], T]) -> T:
+@contextmanager
+def _exporter_errors(options: ExportOptions, net: Net) -> Iterator[None]:
+    """Turn whatever an exporter raises for a module it cannot handle into one readable error."""
     try:
-        return step()
-    except Exception as error:  # what an exporter makes of a module that is not ours
+        yield
+    except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise InputError(
-            f"{type(net.module).__name__} could not be written for {wish.to}, {type(error).__name__}: {reason}; write "
-            "its forward pass with plain tensor operations."
+            f"{type(net.module).__name__} could not be written for {options.to}, "
+            f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
+            "operations."
         ) from error
 
 
-def _said(subject: _Subject) -> dict[str, str]:
-    """What the file says of itself."""
-    source, scale = subject.source, subject.scale
-    said = {
+def _metadata(subject: _Subject) -> dict[str, str]:
+    source = subject.source
+    metadata = {
         "fedgrove": __version__,
         "method": str(source.summary["method"]),
         "data": source.federation.name,
         "client": str(subject.client),
         "classes": json.dumps(list(source.federation.labels)),
-        "standardises": "yes" if scale else "no",
+        "standardises": "no",
     }
-    return said | ({k: json.dumps(list(v)) for k, v in asdict(scale).items()} if scale else {})
+    if subject.scale is not None:
+        metadata["standardises"] = "yes"
+        metadata["mean"] = json.dumps(list(subject.scale.mean))
+        metadata["deviation"] = json.dumps(list(subject.scale.deviation))
+    return metadata
 
 
 def _compared(predict: Predict, subject: _Subject) -> tuple[float, float]:
-    """How far the file is from torch on the test data, and torch's accuracy there; too far is refused.
+    """How far the file is from torch on the test data, and torch's accuracy there.
 
-    torch runs the model as the run did: in full width, on the inputs that the run saw.
+    Too far is refused. torch runs the model as the run did: in full width, on the inputs that the
+    run saw. So shrinking and standardising are checked as well.
     """
     data = subject.source.data(subject.client).test
     with torch.no_grad():
         truth = subject.source.net.run(subject.tree, data.x.float(), train=False)
-    apart = (predict(subject.inputs["test"]) - truth).abs().max() / truth.abs().max().clamp_min(1.0)
-    if not float(apart) <= TOLERANCE:
+    largest = (predict(subject.inputs["test"]) - truth).abs().max()
+    difference = float(largest / truth.abs().max().clamp_min(1.0))
+    # Not ``difference > TOLERANCE``, which would let NaN pass.
+    if not difference <= TOLERANCE:
         raise EngineError(
-            f"the file's outputs are {float(apart):.1e} from torch's on the test data of client {subject.client}, and "
-            f"{TOLERANCE:g} is allowed; nothing was written. Report the network and the versions of torch and runtime."
+            f"the file's outputs are {difference:.1e} from torch's on the test data of client "
+            f"{subject.client}, and {TOLERANCE:g} is allowed; nothing was written. Report the "
+            "network and the versions of torch and runtime."
         )
-    return float(apart), accuracy(truth, data.y)
+    return difference, accuracy(truth, data.y)
 
 
 def _rows(
@@ -259,28 +301,57 @@ def _rows(
     paths: Mapping[str, Path],
     predicts: Mapping[str, Predict],
     names: Mapping[str, str],
+    int8_shares: tuple[float, float] | None,
 ) -> tuple[Row, ...]:
-    """The figures of every version; a model that is dense anyway is measured once."""
-    x, y = subject.inputs["test"], subject.source.data(subject.client).test.y
-    alone = {v: p for v, p in predicts.items() if v != "dense" or paths[v] != paths["shrunk"]}
-    times = latencies(alone, x[:1])
+    """The figures of every version."""
+    x = subject.inputs["test"]
+    y = subject.source.data(subject.client).test.y
+    # Where no channel is gone, dense and shrunk are one file. It is timed once: two measurements of
+    # the same thing would differ by chance.
+    timed = dict(predicts)
+    if paths["dense"] == paths["shrunk"]:
+        del timed["dense"]
+    times = latencies(timed, x[:1])
     times.setdefault("dense", times["shrunk"])
 
-    def row(version: str) -> Row:
-        layout = (subject.source.net if version == "dense" else subject.small).layout
-        ratio = times[version] / times["dense"]
-        figures = (layout.size, layout.macs, paths[version].stat().st_size, times[version], ratio)
-        return Row(version, *figures, accuracy(predicts[version](x), y), names.get(version))
+    rows: list[Row] = []
+    for version, path in paths.items():
+        net = subject.source.net if version == "dense" else subject.small_net
+        row = Row(
+            version,
+            net.layout.size,
+            net.layout.macs,
+            path.stat().st_size,
+            times[version],
+            times[version] / times["dense"],
+            accuracy(predicts[version](x), y),
+            names.get(version),
+        )
+        if version == "int8":
+            row = replace(row, int8=int8_shares)
+        rows.append(row)
+    return tuple(rows)
 
-    return tuple(row(version) for version in paths)
 
-
-def _notes(source: Source, client: int, rows: Sequence[Row], right: float) -> Iterator[str]:
-    by, n = {row.version: row for row in rows}, len(source.data(client).test)
-    lost = by["shrunk"].accuracy - by["int8"].accuracy if "int8" in by else 0.0
+def _notes(
+    source: Source, client: int, rows: Sequence[Row], torch_accuracy: float
+) -> Iterator[str]:
+    accuracies = {row.version: row.accuracy for row in rows}
+    examples = len(source.data(client).test)
+    lost = 0.0
+    if "int8" in accuracies:
+        lost = accuracies["shrunk"] - accuracies["int8"]
+    # The margin is for a loss of exactly one point, whose difference of floats may lie above it.
     if lost > POINT + 1e-9:
-        yield f"int8 loses {100 * lost:.1f} points, {round(n * lost)} of this client's {n} test examples; 1 is allowed"
-    told = source.summary["accuracy_clients"].get(str(client))
-    if told is not None and abs(told - right) > 1.5 / n:
-        yield f"the run says {told:.4f} for this client and its data, rebuilt, give {right:.4f}: they have changed"
+        yield (
+            f"int8 loses {100 * lost:.1f} points, {round(examples * lost)} of this client's "
+            f"{examples} test examples; 1 is allowed"
+        )
+    reported = source.summary["accuracy_clients"].get(str(client))
+    # One example may fall otherwise on another machine; two have another cause.
+    if reported is not None and abs(reported - torch_accuracy) > 1.5 / examples:
+        yield (
+            f"the run says {reported:.4f} for this client and its data, rebuilt, give "
+            f"{torch_accuracy:.4f}: they have changed"
+        )
     yield from source.summary.get("notes", ())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .onnx_int8 import LINEAR, ends, relu_apart, relu_first, round_anew, shares_without
+from .onnx_int8 import LINEAR, ends, relu_as_max, relu_first, round_by_inputs, shares_without
 
 SUFFIX = ".onnx"
 EXTRA = "export"
@@ -32,18 +32,22 @@ QUANTISED = (
     "Unsqueeze",
     "Transpose",
 )
-"""The operations that run on int8; the standardisation in front stays in float."""
+"""The operations that run on int8; the standardisation of inputs stays in float."""
 BATCH = 32
+"""Examples per batch of calibration."""
 
 
 def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[str, str]) -> None:
-    """Write a module in eval mode, for batches of any size; ``notes`` go into the file's metadata."""
-    onnx: Any = importlib.import_module("onnx")
+    """Write a module in eval mode, for batches of any size, with ``notes`` as the metadata."""
+    import onnx
+
     batch = torch.export.Dim("batch")
+    # torch.export would take a batch of one for a constant.
+    example = torch.zeros(2, *shape)
     with quiet():
         program: Any = torch.onnx.export(
             module,
-            (torch.zeros(2, *shape),),  # a batch of one would be taken for a constant
+            (example,),
             dynamo=True,
             opset_version=OPSET,
             input_names=["x"],
@@ -52,16 +56,16 @@ def write(module: nn.Module, shape: tuple[int, ...], path: Path, notes: Mapping[
             verbose=False,
         )
     model = program.model_proto
-    _forget(model)
+    _clear_traces(model)
     onnx.helper.set_model_props(model, dict(notes))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
 
 
-def _forget(model: Any) -> None:
-    """Leave out where the code stood on this machine; it is of no use to a device."""
+def _clear_traces(model: Any) -> None:
+    """Remove stack traces: they hold paths of this machine and are of no use to a device."""
     graph = model.graph
-    for part in (
+    parts = [
         model,
         graph,
         *graph.node,
@@ -69,39 +73,49 @@ def _forget(model: Any) -> None:
         *graph.input,
         *graph.output,
         *graph.initializer,
-    ):
+    ]
+    for part in parts:
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
 
 
 def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[float, float] | None:
-    """Write weights and activations as int8, a scale per output channel, and say which shares of weights and MACs are.
+    """Write weights and activations as int8, with a scale per output channel.
 
-    In float stay what linear layers give (256 steps made ties among logits) and the first and the last layer where
-    they are small. Activations have the range, and weights are rounded by the inputs, that they have on ``x``.
+    Returns the shares of weights and of MACs that are in int8.
+
+    The outputs of linear layers stay in float (256 steps made logits tie), and so do the first and
+    the last layer where they are small. The ranges of activations are those on ``x``, and weights
+    are rounded by the inputs that they read on ``x``.
     """
-    onnx: Any = importlib.import_module("onnx")
+    import onnx
+
+    # onnxruntime has no type information, so a plain import would not pass the type checker.
     quantisation: Any = importlib.import_module("onnxruntime.quantization")
-    ready = path.with_suffix(".ready")
-    batches = iter([{"x": part.numpy()} for part in torch.split(x, BATCH)])
+    batches = torch.split(x, BATCH)
+    remaining = iter(batches)
 
     class Reader(quantisation.CalibrationDataReader):  # type: ignore[misc]
-        """One batch after another."""
+        """Hands out one batch after another."""
 
         def get_next(self) -> Any:
             """The next batch, or None."""
-            return next(batches, None)
+            batch = next(remaining, None)
+            return None if batch is None else {"x": batch.numpy()}
 
+    prepared = path.with_suffix(".ready")
     with quiet():
-        quantisation.shape_inference.quant_pre_process(str(plain), str(ready))
-        model = onnx.load(str(ready))
+        # onnxruntime's own preparation. It also records the shapes that MACs are counted by.
+        quantisation.shape_inference.quant_pre_process(str(plain), str(prepared))
+        model = onnx.load(str(prepared))
         kept = ends(model.graph)
+        # Before ReLU moves: that drops the recorded shape of the tensor between it and pooling.
         shares = shares_without(model.graph, kept)
         relu_first(model.graph, kept)
-        relu_apart(model.graph, kept)
-        onnx.save(model, str(ready))
+        relu_as_max(model.graph, kept)
+        onnx.save(model, str(prepared))
         quantisation.quantize_static(
-            str(ready),
+            str(prepared),
             str(path),
             Reader(),
             per_channel=True,
@@ -109,42 +123,53 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
             nodes_to_exclude=kept,
             extra_options={"OpTypesToExcludeOutputQuantization": list(LINEAR)},
         )
-        made = onnx.load(str(path))
-        round_anew(made, model, [{"x": part} for part in torch.split(x, BATCH)], _session)
-    ready.unlink()
-    _tidy(plain, made, path)
+        quantised = onnx.load(str(path))
+        round_by_inputs(quantised, model, batches, _session)
+    prepared.unlink()
+    _finish(plain, quantised, path)
     return shares
 
 
-def _tidy(plain: Path, model: Any, path: Path) -> None:
-    """Say in the int8 file what the other says, and name only the sets of operations that are in it."""
-    onnx: Any = importlib.import_module("onnx")
-    used = {"", *(node.domain for node in model.graph.node)}
-    for i in reversed([i for i, each in enumerate(model.opset_import) if each.domain not in used]):
-        del model.opset_import[i]
-    onnx.helper.set_model_props(
-        model, {p.key: p.value for p in onnx.load(str(plain)).metadata_props}
-    )
+def _finish(plain: Path, model: Any, path: Path) -> None:
+    """Save the int8 model with the float file's metadata and only the operator sets it uses."""
+    import onnx
+
+    used = {node.domain for node in model.graph.node}
+    # The default set must always be named.
+    used.add("")
+    # Backwards, so that a deletion does not move the entries that are still to be looked at.
+    for i in reversed(range(len(model.opset_import))):
+        if model.opset_import[i].domain not in used:
+            del model.opset_import[i]
+    notes = {prop.key: prop.value for prop in onnx.load(str(plain)).metadata_props}
+    onnx.helper.set_model_props(model, notes)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, str(path))
 
 
 def load(path: Path) -> Callable[[Tensor], Tensor]:
-    """The file as a function from inputs to logits, on one thread of the processor."""
+    """The file as a function from inputs to logits, on one CPU thread."""
     session = _session(str(path))
-    return lambda x: torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
+
+    def predict(x: Tensor) -> Tensor:
+        (logits,) = session.run(["logits"], {"x": x.numpy()})
+        return torch.from_numpy(logits)
+
+    return predict
 
 
 def _session(model: str | bytes) -> Any:
+    """A session for a file (its path) or a serialised model (its bytes)."""
     runtime: Any = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what exporters say of themselves: deprecations inside torch, packages that are not needed."""
+    """Silence exporters: deprecations inside torch, optional packages that are not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

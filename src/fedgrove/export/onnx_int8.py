@@ -1,11 +1,13 @@
-"""What is done to an ONNX graph so that int8 names the classes that float names; docs/export.md has the figures."""
+"""Changes to an ONNX graph that keep the int8 model's predicted classes close to the float model's.
+
+docs/export.md has the figures behind each of them.
+"""
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,174 +15,293 @@ from torch import Tensor
 from .rounding import patches, rounded
 
 LINEAR = ("Gemm", "MatMul")
+LAYERS = ("Conv", *LINEAR)
 PLAIN = ("Add", "Sub", "Mul", "Div")
-"""What standardises inputs, with numbers that are no weights."""
+"""Element-wise arithmetic: the standardisation of inputs, whose stored tensors are not weights."""
 SMALL = 0.05
-"""The share of all weights up to which the first and the last layer stay in float."""
+"""The first and the last layer stay in float if each holds at most this share of all weights."""
 WIDEST = 2048
-"""Inputs of one output up to which weights are rounded by what they read; above, to the nearest: it takes minutes."""
+"""Layers with more inputs per output than this are rounded to the nearest.
+
+Rounding them by what they read would take minutes.
+"""
 
 
-def _layers(graph: Any) -> dict[str, int]:
-    """The layers with weights, by node, and how many; in the order in which they run."""
-    sizes = {each.name: math.prod(each.dims) for each in graph.initializer}
-    layers = [node for node in graph.node if node.op_type in ("Conv", *LINEAR)]
-    return {node.name: sizes[node.input[1]] for node in layers if node.input[1] in sizes}
+class _Layer(NamedTuple):
+    """A convolution or a linear layer, and its weights as the graph stores them."""
+
+    node: Any
+    weight: Any
+
+
+def _layers(graph: Any) -> dict[str, _Layer]:
+    """The convolutions and linear layers of a graph, by name, in running order."""
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    layers: dict[str, _Layer] = {}
+    for node in graph.node:
+        # A MatMul of two activations (as in attention) reads no stored tensor: it has no weights.
+        if node.op_type in LAYERS and node.input[1] in stored:
+            layers[node.name] = _Layer(node, stored[node.input[1]])
+    return layers
+
+
+# ---- what stays in float -------------------------------------------------------------------------
 
 
 def ends(graph: Any) -> list[str]:
-    """The first and the last layer, if small: what the first does wrong goes through all, the last feeds the logits."""
-    sizes = _layers(graph)
-    return [
-        name
-        for name in dict.fromkeys([*[*sizes][:1], *[*sizes][-1:]])
-        if sizes[name] <= SMALL * sum(sizes.values())
-    ]
+    """The names of the first and the last layer, each only if it is small.
+
+    An error of the first layer passes through all others; one of the last goes straight into the
+    logits.
+    """
+    counts = {name: math.prod(layer.weight.dims) for name, layer in _layers(graph).items()}
+    limit = SMALL * sum(counts.values())
+    names = list(counts)
+    kept: list[str] = []
+    for name in names[:1] + names[-1:]:
+        # In a network of one layer, the first is also the last.
+        if counts[name] <= limit and name not in kept:
+            kept.append(name)
+    return kept
 
 
 def shares_without(graph: Any, kept: list[str]) -> tuple[float, float] | None:
-    """The shares of weights and of MACs that are not in the layers that are kept in float.
+    """The shares of all weights and of all MACs that are outside the layers ``kept`` in float.
 
-    None where other layers have weights too (recurrent ones, say): these are not quantised, nor are they counted here.
+    None where layers of other kinds (recurrent ones, say) have weights too: they are not quantised,
+    and their MACs are not counted here.
     """
-    matrices = {each.name for each in graph.initializer if len(each.dims) > 1}
-    if any(
-        node.op_type not in (*PLAIN, "Conv", *LINEAR) and matrices & {*node.input}
-        for node in graph.node
-    ):
-        return None
-    shapes = {each.name: each.type.tensor_type.shape.dim for each in graph.value_info}
-    sizes, nodes = _layers(graph), {node.name: node for node in graph.node}
-    macs = {name: size * _places(nodes[name], shapes) for name, size in sizes.items()}
-    weights, work = (
-        1 - sum(each[name] for name in kept) / max(1, sum(each.values())) for each in (sizes, macs)
-    )
-    return weights, work
+    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
+    for node in graph.node:
+        is_counted = node.op_type in (*PLAIN, *LAYERS)
+        if not is_counted and matrices.intersection(node.input):
+            return None
+
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
+    weights: dict[str, int] = {}
+    macs: dict[str, int] = {}
+    for name, layer in _layers(graph).items():
+        weights[name] = math.prod(layer.weight.dims)
+        macs[name] = weights[name] * _places(layer.node, shapes)
+    return _share_without(weights, kept), _share_without(macs, kept)
 
 
 def _places(node: Any, shapes: Any) -> int:
-    """How often a layer is applied to one example: a convolution at every point, a linear layer at every step."""
-    dims = [d.dim_value for d in shapes.get(node.output[0], ())]
-    return math.prod(dims[1:-1] if node.op_type in LINEAR else dims[2:])
+    """How often one example uses each weight of a layer.
+
+    Once per position of a convolution's output, once per step of a sequence for a linear layer.
+    """
+    dims = [dim.dim_value for dim in shapes.get(node.output[0], ())]
+    # The batch comes first; channels are the second axis of a convolution, the last of a product.
+    if node.op_type in LINEAR:
+        return math.prod(dims[1:-1])
+    return math.prod(dims[2:])
+
+
+def _share_without(amounts: dict[str, int], left_out: list[str]) -> float:
+    excluded = sum(amounts[name] for name in left_out)
+    return 1 - excluded / max(1, sum(amounts.values()))
+
+
+# ---- where ReLU stands ---------------------------------------------------------------------------
 
 
 def relu_first(graph: Any, kept: list[str]) -> None:
-    """Put ReLU in front of max pooling: the same numbers, but no steps of int8 go to what is below 0.
+    """Move ReLU in front of max pooling: the same numbers, but no int8 steps go to those below 0.
 
-    Behind a layer in float it is left: pooling would then run on int8 between two layouts, which takes long.
+    Behind a layer in float, pooling stays where it is: otherwise it would run on int8 between two
+    memory layouts, which is slow.
     """
-    by = {out: node for node in graph.node for out in node.output}
-    for pool in [node for node in graph.node if node.op_type == "MaxPool"]:
-        after = [node for node in graph.node if pool.output[0] in node.input]
-        before = by.get(pool.input[0])
-        if [node.op_type for node in after] != ["Relu"] or before is None or before.name in kept:
+    producers = _producers(graph)
+    # Listed beforehand: a swap puts the pooling further back, where it would be met again.
+    pools = [node for node in graph.node if node.op_type == "MaxPool"]
+    for pool in pools:
+        consumers = [node for node in graph.node if pool.output[0] in node.input]
+        only_relu_follows = len(consumers) == 1 and consumers[0].op_type == "Relu"
+        layer = producers.get(pool.input[0])
+        if only_relu_follows and layer is not None and layer.name not in kept:
+            _swap(graph, pool, consumers[0])
+
+
+def _swap(graph: Any, pool: Any, relu: Any) -> None:
+    """Turn  source -> pool -> between -> relu -> result  into the same with relu before pool."""
+    source = pool.input[0]
+    between = pool.output[0]
+    result = relu.output[0]
+    relu.input[0] = source
+    relu.output[0] = between
+    pool.input[0] = between
+    pool.output[0] = result
+
+    # A graph lists its nodes in running order, so the two exchange their slots as well. Protobuf
+    # has no assignment to a slot, only a copy into it.
+    relu_copy = type(relu)()
+    relu_copy.CopyFrom(relu)
+    relu.CopyFrom(pool)
+    pool.CopyFrom(relu_copy)
+
+    # The recorded shape of ``between`` is that behind pooling, which no longer holds.
+    stale = [value for value in graph.value_info if value.name == between]
+    for value in stale:
+        graph.value_info.remove(value)
+
+
+def relu_as_max(graph: Any, kept: list[str]) -> None:
+    """Write ReLU behind a linear layer in int8 as max(x, 0).
+
+    onnxruntime would fuse ReLU into the product and run both in float.
+    """
+    import onnx
+
+    producers = _producers(graph)
+    for node in graph.node:
+        if node.op_type != "Relu":
             continue
-        relu, between = after[0], pool.output[0]
-        pool.output[0], relu.output[0] = relu.output[0], between
-        relu.input[0], pool.input[0] = pool.input[0], between
-        first = type(pool)()
-        first.CopyFrom(relu)
-        relu.CopyFrom(pool)
-        pool.CopyFrom(first)
-        for each in [
-            each for each in graph.value_info if each.name == between
-        ]:  # its shape was that behind pooling
-            graph.value_info.remove(each)
+        layer = producers.get(node.input[0])
+        if layer is None or layer.op_type not in LINEAR or layer.name in kept:
+            continue
+        zero = f"{node.output[0]}_zero"
+        graph.initializer.append(onnx.helper.make_tensor(zero, onnx.TensorProto.FLOAT, (), [0.0]))
+        node.op_type = "Max"
+        node.input.append(zero)
 
 
-def relu_apart(graph: Any, kept: list[str]) -> None:
-    """Write ReLU behind a linear layer in int8 as max(x, 0): onnxruntime fuses ReLU into a product in float."""
-    onnx: Any = importlib.import_module("onnx")
-    by = {out: node for node in graph.node for out in node.output}
-    for relu in [node for node in graph.node if node.op_type == "Relu"]:
-        before = by.get(relu.input[0])
-        if before is not None and before.op_type in LINEAR and before.name not in kept:
-            zero = f"{relu.output[0]}_zero"
-            graph.initializer.append(
-                onnx.helper.make_tensor(zero, onnx.TensorProto.FLOAT, (), [0.0])
-            )
-            relu.op_type = "Max"
-            relu.input.append(zero)
+def _producers(graph: Any) -> dict[str, Any]:
+    """The node that computes each tensor, by the tensor's name."""
+    producers: dict[str, Any] = {}
+    for node in graph.node:
+        for name in node.output:
+            producers[name] = node
+    return producers
 
 
-def round_anew(
-    made: Any, model: Any, batches: list[dict[str, Tensor]], start: Callable[[bytes], Any]
+# ---- how weights are rounded ---------------------------------------------------------------------
+
+
+def round_by_inputs(
+    quantised: Any,
+    model: Any,
+    batches: Sequence[Tensor],
+    start_session: Callable[[bytes], Any],
 ) -> None:
-    """Round the weights of ``made`` anew, each layer by the inputs that it has in ``model``, the same in float."""
-    onnx: Any = importlib.import_module("onnx")
-    tensors = {each.name: each for each in (*model.graph.initializer, *made.graph.initializer)}
-    sources = {out: node for node in made.graph.node for out in node.output}
-    layers = {node.name: node for node in model.graph.node if node.name in _layers(model.graph)}
-    within = {
-        node.name: sources[node.input[1]]
-        for node in made.graph.node
-        if node.name in layers and node.input[1] in sources
-    }
-    found = _moments(model, [layers[name] for name in within], batches, start)
-    for name, moments in found.items():
-        node, (whole, scale) = layers[name], within[name].input[:2]
-        weight = torch.from_numpy(onnx.numpy_helper.to_array(tensors[node.input[1]]).copy())
-        back = node.op_type in LINEAR and not _said(node).get("transB", 0)
-        flat = weight.t() if back else weight.flatten(1)
-        q = rounded(
-            flat, torch.from_numpy(onnx.numpy_helper.to_array(tensors[scale]).copy()), moments
-        )
-        q = q.t() if back else q.reshape(weight.shape)
-        tensors[whole].CopyFrom(onnx.numpy_helper.from_array(q.contiguous().numpy(), whole))
+    """Round the weights of ``quantised`` again, now by the inputs that each layer really reads.
+
+    These inputs are taken from ``model``, the same graph in float, on ``batches``;
+    ``start_session`` makes an onnxruntime session of a serialised model.
+    """
+    from onnx import numpy_helper
+
+    float_layers = _layers(model.graph)
+    stored = {tensor.name: tensor for tensor in quantised.graph.initializer}
+    producers = _producers(quantised.graph)
+
+    # The quantiser keeps the names of layers. A quantised one no longer reads a stored float tensor
+    # but the output of a DequantizeLinear node; one that stayed in float has no such producer.
+    layers: dict[str, _Layer] = {}
+    dequantisers: dict[str, Any] = {}
+    for node in quantised.graph.node:
+        if node.name in float_layers and node.input[1] in producers:
+            layers[node.name] = float_layers[node.name]
+            dequantisers[node.name] = producers[node.input[1]]
+
+    for name, moments in _moments(model, layers, batches, start_session).items():
+        int8_name, scale_name = dequantisers[name].input[:2]
+        # Copies, because arrays of a protobuf are read-only and torch warns of such memory.
+        weight = torch.from_numpy(numpy_helper.to_array(layers[name].weight).copy())
+        scale = torch.from_numpy(numpy_helper.to_array(stored[scale_name]).copy())
+        # rounded() takes (outputs, inputs).
+        if _inputs_come_first(layers[name].node):
+            q = rounded(weight.t(), scale, moments).t()
+        else:
+            q = rounded(weight.flatten(1), scale, moments).reshape(weight.shape)
+        replacement = numpy_helper.from_array(q.contiguous().numpy(), int8_name)
+        stored[int8_name].CopyFrom(replacement)
 
 
 def _moments(
-    model: Any, layers: list[Any], batches: list[dict[str, Tensor]], start: Callable[[bytes], Any]
+    model: Any,
+    layers: Mapping[str, _Layer],
+    batches: Sequence[Tensor],
+    start_session: Callable[[bytes], Any],
 ) -> dict[str, Tensor]:
-    """X^T X of what each layer reads; not of groups of channels, nor where it would take minutes."""
-    onnx: Any = importlib.import_module("onnx")
-    dims = {each.name: [*each.dims] for each in model.graph.initializer}
-    layers = [node for node in layers if _inputs(node, dims[node.input[1]]) <= WIDEST]
-    watched, names = (
-        type(model)(),
-        list(dict.fromkeys(node.input[0] for node in layers if node.input[0] != "x")),
-    )
+    """X^T X of what each layer reads, by its name.
+
+    Layers that are too wide, or of a kind that :func:`_rows_read` does not know, are left out.
+    """
+    import onnx
+
+    nodes = [layer.node for layer in layers.values() if _inputs(layer) <= WIDEST]
+
+    # onnxruntime gives only outputs, so what layers read is made an output of a copy.
+    watched = type(model)()
     watched.CopyFrom(model)
-    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in names)
-    session = start(watched.SerializeToString())
-    found: dict[str, Tensor] = {}
-    for batch in batches:
-        given = session.run(names, {k: v.numpy() for k, v in batch.items()}) if names else []
-        seen = batch | {
-            name: torch.from_numpy(each) for name, each in zip(names, given, strict=True)
-        }
-        for node in layers:
-            rows = _read(node, seen[node.input[0]])
+    names: list[str] = []
+    for node in nodes:
+        name = node.input[0]
+        # Several layers may read one tensor, and the network's own input is at hand already.
+        if name != "x" and name not in names:
+            names.append(name)
+            watched.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    session = start_session(watched.SerializeToString())
+
+    moments: dict[str, Tensor] = {}
+    for x in batches:
+        tensors = {"x": x}
+        # An empty list of names would mean "all outputs" to onnxruntime.
+        if names:
+            arrays = session.run(names, {"x": x.numpy()})
+            for name, array in zip(names, arrays, strict=True):
+                tensors[name] = torch.from_numpy(array)
+        for node in nodes:
+            rows = _rows_read(node, tensors[node.input[0]])
             if rows is not None:
-                found[node.name] = found.get(node.name, 0) + (rows.t() @ rows).double()
-    return found
+                # The product of one batch in float, the sum over batches in double precision.
+                moments[node.name] = moments.get(node.name, 0) + (rows.t() @ rows).double()
+    return moments
 
 
-def _inputs(node: Any, dims: list[int]) -> int:
-    """How many numbers one output of a layer reads, by the shape of its weights."""
-    return (
-        math.prod(dims[1:]) if node.op_type == "Conv" or _said(node).get("transB", 0) else dims[0]
-    )
+def _inputs(layer: _Layer) -> int:
+    """How many numbers one output of a layer reads."""
+    if _inputs_come_first(layer.node):
+        return int(layer.weight.dims[0])
+    return math.prod(layer.weight.dims[1:])
 
 
-def _read(node: Any, x: Tensor) -> Tensor | None:
-    """A row of inputs for each output of a layer; None for convolutions in groups or over three axes."""
+def _inputs_come_first(node: Any) -> bool:
+    """Whether weights are stored as (inputs, outputs): by MatMul, and by Gemm without transB."""
+    return node.op_type in LINEAR and not _attributes(node).get("transB", 0)
+
+
+def _rows_read(node: Any, x: Tensor) -> Tensor | None:
+    """What a layer reads, a row per output position; None if its kind is not supported.
+
+    Not supported are convolutions in groups, over three axes or with automatic padding, and Gemm
+    with a transposed input.
+    """
+    attributes = _attributes(node)
     if node.op_type in LINEAR:
-        return None if _said(node).get("transA", 0) else x.reshape(-1, x.shape[-1])
-    said, axes = _said(node), x.dim() - 2
-    if said.get("group", 1) != 1 or axes > 2 or said.get("auto_pad", b"NOTSET") != b"NOTSET":
+        if attributes.get("transA", 0):
+            return None
+        return x.reshape(-1, x.shape[-1])
+
+    axes = x.dim() - 2
+    has_groups = attributes.get("group", 1) != 1
+    pads_automatically = attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+    if has_groups or axes > 2 or pads_automatically:
         return None
-    ones, none = [1] * axes, [0] * (2 * axes)
+    # ONNX's defaults, for attributes that a node leaves out.
+    ones = [1] * axes
+    zeros = [0] * (2 * axes)
     return patches(
         x,
-        said["kernel_shape"],
-        said.get("strides", ones),
-        said.get("pads", none),
-        said.get("dilations", ones),
+        attributes["kernel_shape"],
+        attributes.get("strides", ones),
+        attributes.get("pads", zeros),
+        attributes.get("dilations", ones),
     )
 
 
-def _said(node: Any) -> dict[str, Any]:
-    """The attributes of a node."""
-    onnx: Any = importlib.import_module("onnx")
-    return {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+def _attributes(node: Any) -> dict[str, Any]:
+    from onnx import helper
+
+    return {field.name: helper.get_attribute_value(field) for field in node.attribute}

@@ -1,4 +1,4 @@
-"""What a finished run holds of one client: its model, its data, and how its inputs were standardised."""
+"""A finished run, opened for export: each client's model, data and standardisation."""
 
 from __future__ import annotations
 
@@ -35,37 +35,41 @@ class Scale:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A finished run, opened: its figures, its network, its data as it saw them and as they were before."""
+    """A finished run, opened: its figures, its network and its data."""
 
     folder: RunFolder
     summary: Mapping[str, Any]
     experiment: Experiment
     net: Net
     federation: Federation
+    """The data as the run saw them."""
     raw: Federation | None
-    """The same without standardisation; None where it is the same, or not known."""
+    """The same data before standardisation; None if they were not standardised or are not known."""
     files: Mapping[int, str]
+    """The file name of each client's model."""
 
     def data(self, client: int) -> ClientData:
-        """What a client holds, as its model saw it."""
+        """A client's data, as its model saw them."""
         return self.federation.clients[client]
 
     def tree(self, client: int) -> Tree:
         """A client's own model, in full width."""
         if client not in self.files:
             raise InputError(
-                f"there is no client {client} in {self.folder.path}; its {len(self.files)} clients are "
-                f"{min(self.files)} to {max(self.files)}."
+                f"there is no client {client} in {self.folder.path}; "
+                f"its {len(self.files)} clients are {min(self.files)} to {max(self.files)}."
             )
         path = self.folder.path / "models" / self.files[client]
+        # safetensors has errors of its own for a file that is none of its files.
         try:
-            tree = {k: v.float() for k, v in read_tree(path).items()}
-        except Exception as error:  # whatever safetensors says of a file that is not one
-            raise InputError(
-                f"{path} cannot be read ({str(error).splitlines()[0]}); run it again."
-            ) from None
+            tree = {name: value.float() for name, value in read_tree(path).items()}
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{path} cannot be read ({reason}); run it again.") from None
         for name, shape in self.net.layout.shapes.items():
-            given = tuple(tree[name].shape) if name in tree else "missing"
+            given: object = "missing"
+            if name in tree:
+                given = tuple(tree[name].shape)
             check(
                 given == shape,
                 f"'{name}' of {path}",
@@ -75,12 +79,10 @@ class Source:
         return tree
 
     def scale(self, client: int) -> Scale | None:
-        """How the client's inputs were standardised; None if they were not, or nobody can tell."""
-        return (
-            scale_between(self.raw.clients[client].train.x, self.data(client).train.x)
-            if self.raw
-            else None
-        )
+        """How the client's inputs were standardised; None if they were not, or it is not known."""
+        if self.raw is None:
+            return None
+        return scale_between(self.raw.clients[client].train.x, self.data(client).train.x)
 
 
 def opened(
@@ -89,47 +91,63 @@ def opened(
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
 ) -> Source:
-    """A finished run with its data rebuilt from config.toml; what was made in Python is handed over again."""
-    folder = run.folder if isinstance(run, Result) else run if isinstance(run, RunFolder) else None
-    folder = folder or RunFolder.open(Path(str(run)))
+    """A finished run with its data rebuilt from config.toml.
+
+    Data or a net made in Python cannot be rebuilt, so the caller hands them over again.
+    """
+    if isinstance(run, Result):
+        folder = run.folder
+    elif isinstance(run, RunFolder):
+        folder = run
+    else:
+        folder = RunFolder.open(Path(str(run)))
     summary = folder.summary
     if summary is None:
         raise InputError(
             f"the run in {folder.path} is not finished, so its clients have no models yet; "
-            f"go on with: fedgrove resume {folder.path}"
+            f"resume with: fedgrove resume {folder.path}"
         )
-    for word, given in (("data", data), ("net", net)):
-        said = str(read_words(folder.config).get(word, ""))
-        if given is None and said.startswith("<"):
+    for key, given in (("data", data), ("net", net)):
+        recorded = str(read_words(folder.config).get(key, ""))
+        # config.toml holds a placeholder in angle brackets for what has no name.
+        if given is None and recorded.startswith("<"):
             raise InputError(
-                f"the run's {word} was made in Python ({said}); export it from there: fedgrove.export_model(run, {word}=...)"
+                f"the run's {key} was made in Python ({recorded}); export it from there: "
+                f"fedgrove.export_model(run, {key}=...)"
             )
-    # Any method will do: a model that is finished does not ask how it was trained.
+
+    # A finished model can be exported whatever trained it, so any method will do; the run's own may
+    # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
     federation = experiment.federation(data_dir)
-    named = experiment.standardise and not isinstance(experiment.data, Federation)
-    raw = replace(experiment, standardise=False).federation(data_dir) if named else None
-    spec = experiment.net if experiment.net is not None else federation.defaults.net
+    raw = None
+    data_have_a_name = not isinstance(experiment.data, Federation)
+    if experiment.standardise and data_have_a_name:
+        raw = replace(experiment, standardise=False).federation(data_dir)
+    spec = federation.defaults.net if experiment.net is None else experiment.net
     module = nets.build(spec, federation.shape, federation.classes, experiment.seed)
-    return Source(
-        folder, summary, experiment, Net(module, federation.shape), federation, raw, _index(folder)
-    )
+    full_net = Net(module, federation.shape)
+    files = _model_files(folder)
+    return Source(folder, summary, experiment, full_net, federation, raw, files)
 
 
-def _index(folder: RunFolder) -> dict[int, str]:
+def _model_files(folder: RunFolder) -> dict[int, str]:
     path = folder.path / "models" / "index.json"
     if not path.is_file():
         raise InputError(
-            f"{folder.path} has no models/index.json, so nobody knows whose model is whose; run it again."
+            f"{folder.path} has no models/index.json, so its models cannot be matched to clients; "
+            "run it again."
         )
-    return {int(k): str(name) for k, name in json.loads(path.read_text()).items()}
+    index = json.loads(path.read_text())
+    return {int(client): str(name) for client, name in index.items()}
 
 
 def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, Tree]:
-    """The net and the tree without the channels of which every parameter is exactly 0; zeros elsewhere stay zeros.
+    """The net and the tree without the channels of which every parameter is exactly 0.
 
-    Such a channel makes nothing and nothing reads it, so no mask need be kept: the outputs are the same. With ``align``
-    some of them stay, as many as make a layer's channels a multiple of it: kernels often run faster on such widths.
+    Such a channel computes nothing and nothing reads it, so no mask is needed: the outputs are the
+    same. Zeros elsewhere stay zeros. With ``align``, each layer keeps as many of these channels as
+    make its width a multiple of ``align``: kernels often run faster on such widths.
 
     >>> net = Net(nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)), (1,))
     >>> mask = net.layout.expand({"0": torch.tensor([True, False, True])})
@@ -138,41 +156,51 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
     (7, 10)
     """
     thin = structured(net, {name: tree[name] != 0 for name in net.layout.params})
-    if thin is not None and align > 1:
+    if thin is None:
+        return net, dict(tree)
+    if align > 1:
         kept = {name: aligned(flags, align) for name, flags in thin.channels.items()}
-        thin = cut(net, kept) if not all(bool(flags.all()) for flags in kept.values()) else None
-    return (net, dict(tree)) if thin is None else (thin.net, thin.narrow(tree))
+        # Filled up to the full width everywhere: nothing is left to remove.
+        if all(bool(flags.all()) for flags in kept.values()):
+            return net, dict(tree)
+        thin = cut(net, kept)
+    return thin.net, thin.narrow(tree)
 
 
 def aligned(kept: Tensor, to: int) -> Tensor:
-    """The channels that are kept, and the first of the others up to a multiple of ``to``, or all.
+    """The kept channels, and the first of the others up to a multiple of ``to``, or all.
 
     >>> aligned(torch.tensor([True, False, False, True, True]), 4).int().tolist()
     [1, 1, 0, 1, 1]
     """
     missing = -int(kept.sum()) % to
-    back = (~kept).nonzero().flatten()[:missing]
-    return kept.index_fill(0, back, True)
+    # The slice is shorter than ``missing`` where the full width is not a multiple.
+    refilled = (~kept).nonzero().flatten()[:missing]
+    return kept.index_fill(0, refilled, True)
 
 
 def scale_between(raw: Tensor, seen: Tensor) -> Scale:
-    """The mean and deviation per channel that make ``seen`` of ``raw``, by least squares in double precision.
+    """The mean and deviation per channel that turn ``raw`` into ``seen``.
+
+    By least squares in double precision.
 
     >>> scale_between(torch.tensor([[1.0], [5.0]]), torch.tensor([[-1.0], [1.0]]))
     Scale(mean=(3.0,), deviation=(2.0,))
     """
-    x, z = (t.double().transpose(0, 1).flatten(1) for t in (raw, seen))
-    apart, up = x - x.mean(1, keepdim=True), z - z.mean(1, keepdim=True)
-    slope = (apart * up).sum(1) / (apart * apart).sum(1)
-    slope = torch.where(
-        slope.isfinite() & (slope > 0), slope, 1.0
-    )  # a channel that does not move is only centred
+    # A row per channel: all its values, over all examples.
+    x = raw.double().transpose(0, 1).flatten(1)
+    z = seen.double().transpose(0, 1).flatten(1)
+    x_centred = x - x.mean(1, keepdim=True)
+    z_centred = z - z.mean(1, keepdim=True)
+    slope = (x_centred * z_centred).sum(1) / (x_centred * x_centred).sum(1)
+    # A channel that is constant has no slope (0 / 0): it is only centred.
+    slope = torch.where(slope.isfinite() & (slope > 0), slope, 1.0)
     mean = x.mean(1) - z.mean(1) / slope
     return Scale(tuple(mean.tolist()), tuple((1 / slope).tolist()))
 
 
 class Raw(nn.Module):
-    """A network behind a client's own standardisation: takes inputs as they come from the sensor or the file."""
+    """A network behind a client's own standardisation, for inputs as they were recorded."""
 
     shift: Tensor
     factor: Tensor
@@ -180,11 +208,13 @@ class Raw(nn.Module):
     def __init__(self, net: nn.Module, scale: Scale, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.net = net
-        wide = (1, -1, *(1,) * (len(shape) - 1))
-        self.register_buffer("shift", torch.tensor(scale.mean, dtype=torch.float32).reshape(wide))
-        self.register_buffer(
-            "factor", (1 / torch.tensor(scale.deviation).double()).float().reshape(wide)
-        )
+        # Channels are the second axis, behind the batch.
+        per_channel = (1, -1, *(1,) * (len(shape) - 1))
+        mean = torch.tensor(scale.mean, dtype=torch.float32)
+        # The deviation is float32 here; only its inverse is computed in double precision.
+        factor = (1 / torch.tensor(scale.deviation).double()).float()
+        self.register_buffer("shift", mean.reshape(per_channel))
+        self.register_buffer("factor", factor.reshape(per_channel))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of raw inputs."""
