@@ -170,9 +170,7 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
             f"{key} {given}"
         )
     recipe = (
-        recipe_of(SETS[found["data"]].defaults)
-        if found.get("data") in SETS
-        else LocalTraining()
+        recipe_of(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
     )
     for text in found.get("set") or ():
         assign(methods.find(found["method"])(), text, recipe)

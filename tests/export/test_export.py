@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 import fedgrove as fg
 from fedgrove import nets, trees
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.core import Packet, Start
 from fedgrove.errors import InputError
 from fedgrove.export import onnx as onnx_files
@@ -35,8 +36,8 @@ from fedgrove.export.figures import Exported, Row
 from fedgrove.export.make import _notes
 from fedgrove.export.source import Raw, Scale, opened, scale_between, shrunk
 from fedgrove.methods import FedAvg
-from fedgrove.methods.fedavg import State
 from fedgrove.nets import Net
+from fedgrove.parts.one_model import OneModel as State
 
 # ---- what is written agrees with torch -----------------------------------------------------------
 
@@ -118,8 +119,8 @@ def test_every_client_has_its_files(digits: Path, everyone: dict[int, Exported])
 
 @cache
 def half() -> Mapping[str, Tensor]:
-    layout = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8)).layout
-    return layout.expand({g.name: torch.arange(g.size) < g.size // 2 for g in layout.groups})
+    net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
+    return channel_mask(net, {g.name: torch.arange(g.size) < g.size // 2 for g in groups_of(net)})
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,9 @@ def test_zero_channels_fill_up_to_a_multiple(align: int, widths: tuple[int, int]
     """
     net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
     kept: dict[str, Tensor] = {}
-    for group, left in zip(net.layout.groups, (20, 45), strict=True):
+    for group, left in zip(groups_of(net), (20, 45), strict=True):
         kept[group.name] = torch.arange(group.size) >= group.size - left
-    tree = trees.masked(net.params(), net.layout.expand(kept))
+    tree = trees.masked(net.params(), channel_mask(net, kept))
     small, few = shrunk(net, tree, align)
     filters = [value for value in few.values() if value.dim() == 4]
     assert tuple(len(value) for value in filters) == widths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg, Local
 from fedgrove.papers import Row, Study
 

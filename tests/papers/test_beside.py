@@ -7,7 +7,7 @@ import math
 
 from tests.papers.made import done, study, summary
 
-from fedgrove.api import Experiment
+from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg
 from fedgrove.papers import Row, Study
 from fedgrove.papers.beside import (

@@ -134,6 +134,7 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
     """The summaries of a study's runs by name, None where one failed."""
     from .. import papers
     from ..config import sweep as library
+    from ..runs.result import Failure
 
     wanted = papers.experiments(study, words["seeds"] or range(study.seeds))
     total = sum(experiment.rounds or 0 for experiment in wanted.values())
@@ -145,7 +146,7 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
         raise KeyboardInterrupt("interrupted; resume with the same command.") from None
     summaries: dict[str, Summary | None] = {}
     for name, end in ends.items():
-        if isinstance(end, library.Failure):
+        if isinstance(end, Failure):
             done = end.folder.rounds_saved()
             print(f"fedgrove: {name} failed after {done} rounds: {end.why}", file=sys.stderr)
             summaries[name] = None

@@ -149,8 +149,9 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
     same. Zeros elsewhere stay zeros. With ``align``, each layer keeps as many of these channels as
     make its width a multiple of ``align``: kernels often run faster on such widths.
 
+    >>> from fedgrove.channels.find import channel_mask
     >>> net = Net(nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)), (1,))
-    >>> mask = net.layout.expand({"0": torch.tensor([True, False, True])})
+    >>> mask = channel_mask(net, {"0": torch.tensor([True, False, True])})
     >>> small, tree = shrunk(net, {k: v * mask.get(k, 1) for k, v in net.params().items()})
     >>> small.layout.size, net.layout.size
     (7, 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..api import Experiment
+from ..config.experiment import Experiment
 
 
 @dataclass(frozen=True)
