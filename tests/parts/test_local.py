@@ -192,10 +192,30 @@ def test_the_pure_form_leaves_its_inputs_alone(rule: SGD | Adam) -> None:
     assert all(torch.equal(state[k], before[k]) for k in before)
 
 
-@pytest.mark.parametrize(("rule", "vectors"), [(SGD(), 1), (Adam(), 2)])
+@pytest.mark.parametrize(
+    ("rule", "vectors"), [(SGD(), 0), (SGD(momentum=0.9), 1), (Adam(), 2)], ids=str
+)
 def test_slots_are_the_vectors_it_remembers(rule: SGD | Adam, vectors: int) -> None:
     w = vector(1.0, 2.0, 3.0)
     assert rule.slots == vectors == sum(v.shape == w.shape for v in rule.init(w).values())
+
+
+def test_without_momentum_a_step_gives_the_bits_of_a_velocity_times_zero() -> None:
+    # The step that keeps a velocity v although momentum is 0: v = 0 v + g; w = w - lr v. Pruned
+    # weights are 0 times a weight, and their gradients 0 times a gradient: either may be -0.0.
+    rule = SGD(0.1, weight_decay=0.01)
+    signs = torch.tensor([-0.0, -0.0, 0.0, 0.0, -2.0, 3.0])
+    w = signs.clone()
+    state = rule.init(w)
+    expected = signs.clone()
+    v = torch.zeros_like(expected)
+    for g in (torch.tensor([-0.0, 0.0, -0.0, 0.0, -1.0, 1.0]), torch.tensor([-0.0] * 6)):
+        w, state = rule.step(w, g, state, rule.lr)
+        assert state == {}
+        v = 0.0 * v + (g + 0.01 * expected)
+        expected = expected - 0.1 * v
+        assert torch.equal(w.view(torch.int32), expected.view(torch.int32))
+    assert torch.signbit(w)[:2].all()
 
 
 # ---- the recipe ------------------------------------------------------------------------------------------------------

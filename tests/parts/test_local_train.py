@@ -28,6 +28,7 @@ F64 = torch.float64
 RECIPES = {
     "adam": LocalTraining(2, 8, Adam(1e-2)),
     "adam-all": LocalTraining(2, 8, Adam(1e-2, weight_decay=1e-2), decay=0.9, clip=0.5),
+    "sgd": LocalTraining(2, 8, SGD(0.05)),
     "sgd-all": LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
 }
 

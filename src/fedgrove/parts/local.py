@@ -47,9 +47,20 @@ class Optimiser(Protocol):
         """The same step; ``w``, ``g`` and ``state`` are overwritten."""
 
 
+def _is_off(number: Number) -> bool:
+    """Whether a momentum or weight decay is the plain number 0, and so costs nothing.
+
+    The batched engine replaces every other number by a tensor with one value per client. A tensor
+    under vmap cannot decide an ``if``; being a tensor, it is not off.
+    """
+    return not isinstance(number, Tensor) and number == 0
+
+
 def _decayed(g: Tensor, w: Tensor, weight_decay: Number) -> Tensor:
-    """The gradient with the weights' own pull; a decay of the number 0 costs nothing."""
-    return g if isinstance(weight_decay, float) and not weight_decay else g + weight_decay * w
+    """The gradient with weight decay added."""
+    if _is_off(weight_decay):
+        return g
+    return g + weight_decay * w
 
 
 @dataclass(frozen=True)
@@ -75,16 +86,24 @@ class SGD:
 
     @property
     def slots(self) -> int:
-        """The velocity."""
+        """The velocity; none without momentum."""
+        if _is_off(self.momentum):
+            return 0
         return 1
 
     def init(self, w: Tensor) -> Tree:
-        """A velocity of zero."""
+        """A velocity of zero; nothing without momentum."""
+        if _is_off(self.momentum):
+            return {}
         return {"v": torch.zeros_like(w)}
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
         """One step, pure."""
         g = _decayed(g, w, self.weight_decay)
+        if _is_off(self.momentum):
+            # Adding 0 turns a gradient of -0.0 into 0.0, as the sum with a velocity would: a pruned
+            # weight of -0.0 then keeps its sign bit, and its bytes on the wire.
+            return w - lr * (g + 0.0), {}
         v = self.momentum * state["v"] + g
         return w - lr * v, {"v": v}
 
