@@ -41,10 +41,11 @@ class GammaL1(Objective):
 
 @dataclass(frozen=True)
 class GammaDistance(Objective):
-    r"""Pull to the group's scales: :math:`\mu \sum_b \lVert \gamma_b - \gamma_b^{cluster} \rVert_1`.
+    r"""Pull to the scales of the group.
 
-    (SAFL's guided update.) :math:`\gamma_b` -> ``params``,
-    :math:`\gamma_b^{cluster}` -> ``carry[to]``, :math:`\mu` -> ``weight``.
+    :math:`\mu \sum_b \lVert \gamma_b - \gamma_b^{cluster} \rVert_1` (SAFL's guided update).
+    :math:`\gamma_b` -> ``params``, :math:`\gamma_b^{cluster}` -> ``carry[to]``, :math:`\mu` ->
+    ``weight``.
     """
 
     weight: float = 0.004
@@ -63,7 +64,8 @@ class GammaDistance(Objective):
 
 
 def _total(vectors: list[Tensor], like: Tensor) -> Tensor:
-    """The sum of all entries; for a net without norm layers 0, of the dtype and device of ``like``."""
+    """The sum of all entries."""
+    # A net without norm layers has no scales, and cat() of nothing raises.
     if not vectors:
         return like.new_zeros(())
     return torch.cat(vectors).sum()

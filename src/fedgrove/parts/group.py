@@ -177,7 +177,10 @@ def renumbered(labels: Sequence[int]) -> list[int]:
 
 
 def nearest(vector: Tensor, centres: Mapping[int, Tensor]) -> int:
-    """The group whose mean update has the largest cosine with a client's: where a late joiner goes."""
+    """The group whose mean update has the largest cosine with the update of a late joiner.
+
+    ``vector`` is the client's update, ``centres`` the mean update of each group.
+    """
     rows = [vector.double()]
     for centre in centres.values():
         rows.append(centre.double())

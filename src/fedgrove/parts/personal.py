@@ -1,4 +1,4 @@
-"""Models of which a client keeps a part: what it receives is shared, the rest stays on the client."""
+"""Models of which a client keeps a part: what it receives is shared, the rest stays with it."""
 
 from __future__ import annotations
 
