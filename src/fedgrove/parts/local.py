@@ -302,8 +302,8 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     local = recipe(stage)
     params = trees.pick(carry[stage.end], net.layout.params)
     g = trees.flat(trees.pick(grads, params))
-    # Before clipping, whose length counts only weights in use, and before the optimiser, so that
-    # momentum moves no pruned weight.
+    # The mask comes before clipping, so that the length is that of the weights in use, and before
+    # the optimiser, so that momentum moves no pruned weight.
     if stage.mask in carry:
         g = g * flat_mask(carry[stage.mask], params)
     if local.clip is not None:

@@ -341,7 +341,7 @@ def _means(steps: list[_Step], total: Floats, zero: bool) -> list[float]:
     zero_ahead = zero
     for step in reversed(steps):
         if zero_ahead and step.closes[end]:
-            # The zero interval ends here. It has no mean to report; what is left of it is plain.
+            # The zero interval ends here. It has no mean to report; what lies before it is plain.
             end = int(step.closing[end])
             zero_ahead = False
         begins = step.longer if zero_ahead else step.plain
