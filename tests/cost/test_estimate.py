@@ -79,10 +79,13 @@ def test_an_adaptive_codec_is_bounded_by_the_static_one(tmp_path: Path) -> None:
 
 
 def test_memory_follows_batch_and_optimiser() -> None:
-    """(2 + slots) d + activations * batch numbers of 4 bytes; har-cnn's activations: 64*200 + 64*100 + 32 + 6."""
+    """(2 + slots) d + activations * batch numbers of 4 bytes; har-cnn's activations: 64*200 + 64*100 + 32 + 6.
+
+    From plain SGD (no slot) to Adam (two): 2 d more, d = 124,198, and the activations of 31 more examples.
+    """
     small = cost(FedAvg(local=LocalTraining(batch=1, optimiser=SGD())), **WISDM)["memory"]
     large = cost(FedAvg(local=LocalTraining(batch=32, optimiser=Adam())), **WISDM)["memory"]
-    assert large - small == 4 * (124_198 + 31 * (64 * 200 + 64 * 100 + 32 + 6))
+    assert large - small == 4 * (2 * 124_198 + 31 * (64 * 200 + 64 * 100 + 32 + 6))
     assert (
         cost(FedAvg(), **WISDM, recipe=LocalTraining(batch=1, optimiser=SGD()))["memory"] == small
     )

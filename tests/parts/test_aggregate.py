@@ -24,13 +24,13 @@ def mean_of(*pairs: tuple[trees.Tree, float]) -> trees.Tree:
 
 def test_the_weighted_mean_by_hand() -> None:
     # (1 * (1, -2) + 3 * (5, 2) + 4 * (0, 1)) / 8 = (16, 8) / 8 = (2, 1)
-    found = mean_of(
+    mean = mean_of(
         ({"w": torch.tensor([1.0, -2.0])}, 1),
         ({"w": torch.tensor([5.0, 2.0])}, 3),
         ({"w": torch.tensor([0.0, 1.0])}, 4),
     )
-    assert found["w"].tolist() == [2.0, 1.0]
-    assert found["w"].dtype == torch.float32
+    assert mean["w"].tolist() == [2.0, 1.0]
+    assert mean["w"].dtype == torch.float32
 
 
 @given(FLOATS, WEIGHTS)
@@ -48,17 +48,19 @@ def test_the_mean_of_equal_clients_is_that_client_to_the_bit(values, weights: li
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), WEIGHTS), min_size=1, max_size=8))
 def test_the_mean_lies_between_its_clients_in_any_order(pairs: list[tuple[float, int]]) -> None:
     clients = [({"w": torch.tensor([v])}, n) for v, n in pairs]
-    one, other = mean_of(*clients), mean_of(*clients[::-1])
+    one = mean_of(*clients)
+    other = mean_of(*clients[::-1])
     assert trees.distance(one, other) < 1e-7
     values = [v for v, _ in pairs]
     assert min(values) - 1e-6 <= float(one["w"]) <= max(values) + 1e-6
 
 
 def test_float32_sums_are_kept_in_double_precision() -> None:
-    # (2^25 + 1 + 1 + 1 + 1) / 5 = 33554436 / 5 = 6710887.2, whose nearest float32 is 6710887.0 (they are 0.5 apart).
-    # In float32 2^25 + 1 is 2^25 again, and 33554432 / 5 = 6710886.4 would come out as 6710886.5.
-    found = mean_of(*(({"w": torch.tensor([v])}, 1) for v in (2.0**25, 1.0, 1.0, 1.0, 1.0)))
-    assert found["w"].item() == 6710887.0
+    # (2^25 + 1 + 1 + 1 + 1) / 5 = 33554436 / 5 = 6710887.2, whose nearest float32 is 6710887.0
+    # (they are 0.5 apart). In float32 2^25 + 1 is 2^25 again, and 33554432 / 5 = 6710886.4 would
+    # come out as 6710886.5.
+    mean = mean_of(*(({"w": torch.tensor([v])}, 1) for v in (2.0**25, 1.0, 1.0, 1.0, 1.0)))
+    assert mean["w"].item() == 6710887.0
 
 
 def test_every_leaf_keeps_its_type_and_inputs_are_left_alone() -> None:
@@ -68,13 +70,13 @@ def test_every_leaf_keeps_its_type_and_inputs_are_left_alone() -> None:
         "n": torch.tensor(7),
     }
     before = {k: v.clone() for k, v in tree.items()}
-    found = mean_of((tree, 2), (tree, 3))
-    assert {k: v.dtype for k, v in found.items()} == {
+    mean = mean_of((tree, 2), (tree, 3))
+    assert {k: v.dtype for k, v in mean.items()} == {
         "h": torch.float16,
         "d": torch.float64,
         "n": torch.int64,
     }
-    assert trees.equal(found, before)
+    assert trees.equal(mean, before)
     assert trees.equal(tree, before)
 
 

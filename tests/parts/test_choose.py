@@ -18,8 +18,11 @@ CLIENT: Any = None  # the choice looks at the carry alone
 
 
 def test_losses_by_hand(tmp_path: Path) -> None:
-    """A model of zeros gives every class a third: ln 3 each. One whose head says class 0 by ln 4 gives it 4/6:
-    two of class 0 and one of class 1 lose 2 ln(6/4) + ln 6; padding, of weight 0, loses nothing."""
+    """A model of zeros gives every class a third: ln 3 each.
+
+    One whose head prefers class 0 by ln 4 gives it 4/6: two of class 0 and one of class 1 lose
+    2 ln(6/4) + ln 6; padding, of weight 0, loses nothing.
+    """
     run = make_run(methods.FedAvg(), tmp_path)
     flat = {k: torch.zeros_like(v) for k, v in run.params.items()}
     bias = next(k for k, v in flat.items() if v.shape == (3,))
@@ -27,8 +30,8 @@ def test_losses_by_hand(tmp_path: Path) -> None:
     x = torch.randn(5, 12, dtype=torch.float64)
     weight = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     batch = Batch(x, torch.tensor([0, 0, 1, 2, 2]), weight, torch.arange(5), torch.tensor(0))
-    found = Losses(2)(run.net, {}, batch, {"model0": flat, "model1": sure})
-    assert found["loss"].tolist() == pytest.approx(
+    losses = Losses(2)(run.net, {}, batch, {"model0": flat, "model1": sure})
+    assert losses["loss"].tolist() == pytest.approx(
         [3 * math.log(3), 2 * math.log(1.5) + math.log(6)], abs=1e-12
     )
 

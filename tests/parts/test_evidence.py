@@ -1,4 +1,4 @@
-"""What clients tell, and the sums a server keeps of it."""
+"""What clients report about their gradients, and the sums a server keeps of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from tests.conftest import make_run
 
 from fedgrove import methods, trees
 from fedgrove.core import Batch, Batches
-from fedgrove.parts.evidence import Gather, Gradient, variance, votes
-from fedgrove.parts.evidence import (
-    evidence_packet as tell,  # pytest would collect what begins with test
-)
+from fedgrove.parts.evidence import Gather, Gradient, evidence_packet, variance, votes
 from fedgrove.parts.objective import CrossEntropy, Proximal
 
 F64 = torch.float64
@@ -36,7 +33,7 @@ def gathered(
     return sums
 
 
-# ---- variance --------------------------------------------------------------------------------------------------------
+# ---- variance ------------------------------------------------------------------------------------
 
 
 def test_variance_is_taken_within_rounds_and_pooled() -> None:
@@ -73,35 +70,37 @@ def test_one_round_gives_the_population_variance_wherever_the_model_is(
     n: int, seed: int, at: float
 ) -> None:
     models = torch.randn(n, 7, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    found = variance(gathered(torch.full((7,), at, dtype=F64), *models).since({}))
-    assert (found - models.var(0, unbiased=False)).abs().max() < 1e-9
+    pooled = variance(gathered(torch.full((7,), at, dtype=F64), *models).since({}))
+    assert (pooled - models.var(0, unbiased=False)).abs().max() < 1e-9
 
 
 def test_clients_that_agree_have_no_variance_and_never_less() -> None:
     """0.1 has no exact form: the difference of sums must not come out below 0."""
     w = torch.full((3,), 0.1, dtype=torch.float32)
-    found = variance(gathered(torch.zeros(3), *[w] * 7).since({}))
-    assert bool((found >= 0).all())
-    assert float(found.max()) < 1e-16
+    pooled = variance(gathered(torch.zeros(3), *[w] * 7).since({}))
+    assert bool((pooled >= 0).all())
+    assert float(pooled.max()) < 1e-16
 
 
-# ---- signs and gradients ---------------------------------------------------------------------------------------------
+# ---- signs and gradients -------------------------------------------------------------------------
 
 
 def test_signs_and_gradients_stand_where_the_mask_says() -> None:
-    """In use: places 0, 2, 3. Signs (1, -1, 0) and (1, 1, 0) add up to 2, 0, 0 there; place 1 and 4 hold gradients."""
+    """In use: places 0, 2, 3. Signs (1, -1, 0) and (1, 1, 0) add up to 2, 0, 0 there; place 1 and 4
+    hold gradients.
+    """
     mask = torch.tensor([1, 0, 1, 1, 0]).bool()
     sums = Gather(torch.zeros(5), mask)
     for signs, grow in (([1, -1, 0], [2.0, 0.0]), ([1, 1, 0], [-0.5, 4.0])):
-        told = {
+        evidence = {
             "scores.signs": torch.tensor(signs, dtype=torch.int8),
             "scores.grow": torch.tensor(grow),
         }
-        sums.add(torch.zeros(5), told)
-    found = sums.since({})
-    assert found["signs"].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
-    assert found["grow"].tolist() == [0.0, 1.5, 0.0, 0.0, 4.0]
-    assert votes(found)[1] == 2.0
+        sums.add(torch.zeros(5), evidence)
+    gathered_sums = sums.since({})
+    assert gathered_sums["signs"].tolist() == [2.0, 0.0, 0.0, 0.0, 0.0]
+    assert gathered_sums["grow"].tolist() == [0.0, 1.5, 0.0, 0.0, 4.0]
+    assert votes(gathered_sums)[1] == 2.0
 
 
 def test_votes_of_all_rounds_count_and_one_alone_does_not() -> None:
@@ -124,66 +123,59 @@ def test_many_votes_do_not_overflow_their_eight_bits() -> None:
     assert votes(sums.since({}))[0].tolist() == [300.0]
 
 
-# ---- evidence_packet -------------------------------------------------------------------------------------------------------
+# ---- evidence_packet -----------------------------------------------------------------------------
 
 
 def test_testimony_by_hand() -> None:
-    """In use -3, 0, .5: signs -1, 0, 1. Outside 2, -4, 1: the two largest are 2 and -4, with their signs."""
-    gradient, mask = (
-        torch.tensor([-3.0, 2.0, 0.0, -4.0, 0.5, 1.0]),
-        torch.tensor([1, 0, 1, 0, 1, 0]).bool(),
-    )
-    packet = tell(gradient, mask, 2)
+    """In use -3, 0, .5: signs -1, 0, 1. Outside 2, -4, 1: the two largest are 2 and -4, with their
+    signs.
+    """
+    gradient = torch.tensor([-3.0, 2.0, 0.0, -4.0, 0.5, 1.0])
+    mask = torch.tensor([1, 0, 1, 0, 1, 0]).bool()
+    packet = evidence_packet(gradient, mask, 2)
     assert packet.values["scores.signs"].tolist() == [-1, 0, 1]
     assert packet.values["scores.signs"].dtype == torch.int8
     assert packet.values["scores.grow"].tolist() == [2.0, -4.0, 0.0]
     assert packet.values["scores.grow"].dtype == torch.bfloat16
     assert packet.mask is None
-    assert all(
-        name.startswith("scores.") for name in packet.values
-    )  # so that the ledger shows what evidence costs
+    # The ledger shows what evidence costs by these names.
+    assert all(name.startswith("scores.") for name in packet.values)
 
 
 def test_testimony_sends_no_gradients_nobody_asked_for() -> None:
-    assert set(tell(torch.ones(3), torch.ones(3).bool(), 0).values) == {"scores.signs"}
+    assert set(evidence_packet(torch.ones(3), torch.ones(3).bool(), 0).values) == {"scores.signs"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_has_no_vote(dtype: torch.dtype) -> None:
-    """Next to a gradient of 5, what 5 cannot tell from itself is noise; a thousand times that is not."""
+    """Next to a gradient of 5, what 5 cannot tell from itself is noise; a thousand times that is
+    not.
+    """
     eps = torch.finfo(dtype).eps
     gradient = torch.tensor([5.0, eps, -eps, 1000 * eps, -1000 * eps, 0.0], dtype=dtype)
-    assert tell(gradient, torch.ones(6).bool(), 0).values["scores.signs"].tolist() == [
-        1,
-        0,
-        0,
-        1,
-        -1,
-        0,
-    ]
-    assert tell(torch.zeros(2, dtype=dtype), torch.ones(2).bool(), 0).values[
-        "scores.signs"
-    ].tolist() == [0, 0]
+    packet = evidence_packet(gradient, torch.ones(6).bool(), 0)
+    assert packet.values["scores.signs"].tolist() == [1, 0, 0, 1, -1, 0]
+    still = evidence_packet(torch.zeros(2, dtype=dtype), torch.ones(2).bool(), 0)
+    assert still.values["scores.signs"].tolist() == [0, 0]
 
 
 def test_what_is_told_arrives_where_it_belongs() -> None:
     """The server's sums of testimonies are the sums of gradients, where all were asked for."""
     g = torch.Generator().manual_seed(0)
     mask = torch.rand(40, generator=g) < 0.5
-    gradients = [
-        torch.randint(-8, 9, (40,), generator=g).float() for _ in range(3)
-    ]  # exact in bfloat16
+    # Small whole numbers are exact in bfloat16.
+    gradients = [torch.randint(-8, 9, (40,), generator=g).float() for _ in range(3)]
     sums = Gather(torch.zeros(40), mask)
     for gradient in gradients:
-        sums.add(torch.zeros(40), tell(gradient, mask, 40).values)
-    found = sums.since({})
-    assert torch.equal(found["grow"], torch.where(mask, 0.0, sum(gradients)).double())
+        sums.add(torch.zeros(40), evidence_packet(gradient, mask, 40).values)
+    gathered_sums = sums.since({})
+    assert torch.equal(gathered_sums["grow"], torch.where(mask, 0.0, sum(gradients)).double())
     assert torch.equal(
-        found["signs"], torch.where(mask, sum(v.sign() for v in gradients), 0.0).double()
+        gathered_sums["signs"], torch.where(mask, sum(v.sign() for v in gradients), 0.0).double()
     )
 
 
-# ---- Gradient --------------------------------------------------------------------------------------------------------
+# ---- Gradient ------------------------------------------------------------------------------------
 
 
 def padded(batch: Batch, n: int) -> Batch:
@@ -196,24 +188,26 @@ def padded(batch: Batch, n: int) -> Batch:
 
 
 def test_gradients_of_batches_sum_to_that_of_all_examples(tmp_path: Path) -> None:
-    """Batches of 8, 8 and 4 of 20 examples: the sum is 20 times the gradient of the mean loss, pull and all."""
+    """Batches of 8, 8 and 4 of 20 examples: the sum is 20 times the gradient of the mean loss, pull
+    and all.
+    """
     run = make_run(methods.FedAvg(), tmp_path)
     client = run.client(methods.FedAvg().plan(run.method.init(run.start), [0])[0], {})
     reference = {k: v + 0.1 for k, v in run.params.items()}
     carry = {"reference": reference}
-    found = None
+    total = None
     for batch in client.batches(Batches("train", size=8)):
         value = Gradient(CrossEntropy() + Proximal(0.5, "reference"))(
             run.net, run.params, padded(batch, 3), carry
         )
-        found = value if found is None else trees.map(torch.add, found, value)
+        total = value if total is None else trees.map(torch.add, total, value)
     weights = {k: v.clone().requires_grad_() for k, v in run.params.items()}
     data = client.data.train
     loss = F.cross_entropy(run.net(weights, data.x, train=False).logits, data.y, reduction="sum")
     away = sum(((weights[k] - reference[k]) ** 2).sum() for k in weights)
     (loss + 20 * 0.25 * away).backward()
-    assert list(found) == list(run.net.layout.prunable)  # biases are not asked for
-    assert trees.distance(found, {k: weights[k].grad for k in found}) < 1e-11
+    assert list(total) == list(run.net.layout.prunable)  # biases are not asked for
+    assert trees.distance(total, {k: weights[k].grad for k in total}) < 1e-11
 
 
 @pytest.mark.parametrize("signs", [[1], [1, 1, 1], [1, 127]])

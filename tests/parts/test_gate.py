@@ -47,7 +47,8 @@ def test_values_that_are_not_finite(value: float, dtype: torch.dtype) -> None:
     weight[1, 2] = value
     sentence = said(Report(4, {"model": Packet({"weight": weight, "bias": torch.zeros(2)})}, 20))
     assert sentence == (
-        "client 4 sent model with values that are not finite in weight; a lower lr or a gradient clip may help."
+        "client 4 sent model with values that are not finite in weight; "
+        "a lower lr or a gradient clip may help."
     )
 
 

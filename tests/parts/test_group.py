@@ -1,7 +1,8 @@
-"""Who belongs together."""
+"""Which clients belong together."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -30,7 +31,7 @@ def circle(*degrees: float) -> torch.Tensor:
     )
 
 
-# ---- distances -------------------------------------------------------------------------------------------------------
+# ---- distances -----------------------------------------------------------------------------------
 
 
 def test_cosine_distances_by_hand() -> None:
@@ -45,15 +46,17 @@ def test_cosine_distances_by_hand() -> None:
     assert bool((far.diagonal() == 0).all())
 
 
-# ---- average linkage -------------------------------------------------------------------------------------------------
+# ---- average linkage -----------------------------------------------------------------------------
 
 
 def test_average_linkage_by_hand() -> None:
-    """At 0, 40, 81, 120, 165 degrees. 81+120 (39 apart: .223) merge first, then 0+40 (40 apart: .234).
+    """At 0, 40, 81, 120, 165 degrees.
 
+    81+120 (39 apart: .223) merge first, then 0+40 (40 apart: .234).
     {81, 120} to {165}: (1-cos 84 + 1-cos 45)/2 = (.895 + .293)/2 = .594
     {0, 40} to {81, 120}: (.844 + 1.5 + .245 + .826)/4 = .854
-    so 165 joins 81 and 120. Single linkage looks at the nearest pair: .245 < .293, and 165 stays alone.
+    so 165 joins 81 and 120. Single linkage looks at the nearest pair: .245 < .293, and 165 stays
+    alone.
     """
     rows = circle(0, 40, 81, 120, 165)
     assert AverageLinkage()(rows, 2) == [0, 0, 1, 1, 1]
@@ -110,11 +113,13 @@ def test_an_unknown_linkage_names_the_nearest() -> None:
         AverageLinkage("averag")
 
 
-# ---- bipartition -----------------------------------------------------------------------------------------------------
+# ---- bipartition ---------------------------------------------------------------------------------
 
 
 def test_pulls_that_cancel_out_divide_and_others_do_not() -> None:
-    """0, 10, 180, 190: the mean is 0 < .4. 0, 10, 60, 70: all within 35 degrees of 35, so the mean is over .8."""
+    """0, 10, 180, 190: the mean is 0 < .4. 0, 10, 60, 70: all within 35 degrees of 35, so the mean
+    is over .8.
+    """
     assert Bipartition()(circle(0, 10, 180, 190), 0) == [0, 0, 1, 1]
     assert Bipartition()(circle(0, 10, 60, 70), 0) == [0, 0, 0, 0]
 
@@ -127,7 +132,9 @@ def test_the_bound_is_a_share_of_the_largest_update() -> None:
 
 
 def test_halves_are_divided_again_but_not_beyond_the_number_asked_for() -> None:
-    """Four bundles at right angles: all cancel; so do no two of them: |mean| of 0 and 90 degrees is .71 < .9."""
+    """Four bundles at right angles: all cancel; so do no two of them: |mean| of 0 and 90 degrees is
+    .71 < .9.
+    """
     rows = circle(0, 2, 4, 90, 92, 94, 180, 182, 184, 270, 272, 274)
     assert Bipartition(0.9)(rows, 0) == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert len(set(Bipartition(0.9)(rows, 3))) == 3
@@ -146,11 +153,13 @@ def test_a_bad_ratio_gets_a_sentence(ratio: float) -> None:
         Bipartition(ratio)
 
 
-# ---- late joiners ----------------------------------------------------------------------------------------------------
+# ---- late joiners --------------------------------------------------------------------------------
 
 
 def test_a_late_joiner_goes_where_its_angle_is_smallest() -> None:
-    """To (3, 1): cosine with (10, 0) is .949, with (.1, .1) it is .894; Euclid would take the second."""
+    """To (3, 1): cosine with (10, 0) is .949, with (.1, .1) it is .894; Euclid would take the
+    second.
+    """
     centres = {4: torch.tensor([10.0, 0.0]), 7: torch.tensor([0.1, 0.1])}
     assert nearest(torch.tensor([3.0, 1.0]), centres) == 4
     assert nearest(torch.tensor([3.0, 2.0]), centres) == 7
@@ -159,16 +168,20 @@ def test_a_late_joiner_goes_where_its_angle_is_smallest() -> None:
 
 @given(st.lists(st.integers(-3, 3), max_size=8))
 def test_renumbering_keeps_the_groups(labels: list[int]) -> None:
-    found = renumbered(labels)
-    assert [(a == b) for a in labels for b in labels] == [(a == b) for a in found for b in found]
-    assert list(dict.fromkeys(found)) == list(range(len(set(labels))))
+    numbers = renumbered(labels)
+    assert len(numbers) == len(labels)
+    for i, j in itertools.product(range(len(labels)), repeat=2):
+        assert (numbers[i] == numbers[j]) == (labels[i] == labels[j])
+    assert list(dict.fromkeys(numbers)) == list(range(len(set(labels))))
 
 
-# ---- sketches --------------------------------------------------------------------------------------------------------
+# ---- sketches ------------------------------------------------------------------------------------
 
 
 def test_a_sketch_keeps_inner_products_within_its_bound() -> None:
-    """Errors of 60 random pairs, as shares of |x||y|, have a standard deviation of about 1/sqrt(16384) = 1/128."""
+    """Errors of 60 random pairs, as shares of |x||y|, have a standard deviation of about
+    1/sqrt(16384) = 1/128.
+    """
     g = torch.Generator().manual_seed(3)
     x, y = torch.randn(2, 60, 50_000, generator=g)
     short = [torch.stack([sketch(v) for v in rows]) for rows in (x, y)]
@@ -181,16 +194,20 @@ def test_a_sketch_keeps_inner_products_within_its_bound() -> None:
 
 
 def test_sums_of_one_sign_cancel_out_in_a_sketch() -> None:
-    """Ones in the first half against ones in the second: at right angles, but alike without the random signs."""
+    """Ones in the first half against ones in the second: at right angles, but alike without the
+    random signs.
+    """
     halves = torch.arange(50_000) < 25_000
-    x, y = sketch(halves.float()), sketch((~halves).float())
+    x = sketch(halves.float())
+    y = sketch((~halves).float())
     assert abs(float(x @ y) / 25_000) < 4 / 128
     assert float(x @ x) / 25_000 == pytest.approx(1, abs=0.05)
 
 
 def test_a_sketch_is_linear_and_the_same_every_time() -> None:
     before = torch.get_rng_state()
-    x, y = torch.arange(20_000.0), torch.ones(20_000)
+    x = torch.arange(20_000.0)
+    y = torch.ones(20_000)
     assert torch.equal(sketch(x), sketch(x))
     assert torch.allclose(sketch(x + 2 * y), sketch(x) + 2 * sketch(y), atol=1e-1)
     assert torch.equal(torch.get_rng_state(), before)
@@ -200,7 +217,7 @@ def test_a_short_vector_is_its_own_sketch() -> None:
     assert torch.equal(sketch(torch.arange(9.0)), torch.arange(9.0))
 
 
-# ---- updates as they come --------------------------------------------------------------------------------------------
+# ---- updates as they come ------------------------------------------------------------------------
 
 
 def populations(size: int, clients: int) -> list[dict[str, torch.Tensor]]:
@@ -254,12 +271,12 @@ def test_one_update_is_held_however_large_it_is() -> None:
 
 
 def test_the_order_in_which_updates_come_does_not_matter() -> None:
-    found = []
+    results = []
     for order in (range(5), reversed(range(5))):
         updates = Updates(5)
         for k in order:
             updates.add(k, populations(50, 5)[k])
         groups = updates.divide(AverageLinkage(), 2)
-        found.append((groups, updates.centres(groups)))
-    assert found[0][0] == found[1][0]
-    assert all(torch.equal(found[0][1][g], found[1][1][g]) for g in found[0][1])
+        results.append((groups, updates.centres(groups)))
+    assert results[0][0] == results[1][0]
+    assert all(torch.equal(results[0][1][g], results[1][1][g]) for g in results[0][1])

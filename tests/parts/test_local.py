@@ -30,7 +30,9 @@ def vector(*numbers: float) -> Tensor:
 
 def walk(rule: SGD | Adam, w: Tensor, gradients: list[Tensor], in_place: bool) -> list[Tensor]:
     """The parameters after each step."""
-    w, state, seen = w.clone(), rule.init(w), []
+    w = w.clone()
+    state = rule.init(w)
+    seen = []
     for g in gradients:
         if in_place:
             rule.step_(w, g.clone(), state, rule.lr)
@@ -40,7 +42,7 @@ def walk(rule: SGD | Adam, w: Tensor, gradients: list[Tensor], in_place: bool) -
     return seen
 
 
-# ---- golden values ---------------------------------------------------------------------------------------------------
+# ---- golden values -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -56,10 +58,12 @@ def test_sgd_by_hand(in_place: bool) -> None:
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_adam_by_hand(in_place: bool) -> None:
-    # lr 0.1, betas 0.5 and 0.75, eps 1 (large, so that its place shows), weight decay 0.5, w = 2, gradients 3 and 0:
+    # lr 0.1, betas 0.5 and 0.75, eps 1 (large, so that its place shows), weight decay 0.5, w = 2,
+    # gradients 3 and 0:
     # t = 1: g = 3 + 0.5 * 2 = 4; m = 0.5 * 4 = 2; v = 0.25 * 16 = 4
     #        m / (1 - 0.5) = 4; v / (1 - 0.75) = 16; w = 2 - 0.1 * 4 / (sqrt(16) + 1) = 1.92
-    # t = 2: g = 0 + 0.5 * 1.92 = 0.96; m = 0.5 * 2 + 0.5 * 0.96 = 1.48; v = 0.75 * 4 + 0.25 * 0.9216 = 3.2304
+    # t = 2: g = 0 + 0.5 * 1.92 = 0.96; m = 0.5 * 2 + 0.5 * 0.96 = 1.48;
+    #        v = 0.75 * 4 + 0.25 * 0.9216 = 3.2304
     #        m / (1 - 0.25) = 1.973333...; v / (1 - 0.5625) = 7.383771...; its root 2.717310...
     #        w = 1.92 - 0.1 * 1.973333 / 3.717310 = 1.866915...
     rule = Adam(lr=0.1, beta1=0.5, beta2=0.75, eps=1.0, weight_decay=0.5)
@@ -111,7 +115,7 @@ def test_flat_mask_is_ones_where_it_names_nothing() -> None:
     assert flat_mask(mask, params).dtype == torch.float32
 
 
-# ---- torch's own optimisers as oracles -------------------------------------------------------------------------------
+# ---- torch's own optimisers as oracles -----------------------------------------------------------
 
 RULES = [
     SGD(0.05),
@@ -149,7 +153,7 @@ def test_twenty_steps_equal_torchs_own(rule: SGD | Adam, in_place: bool) -> None
         assert (mine - w.detach()).abs().max() < 1e-12
 
 
-# ---- the pure form and the in-place form -----------------------------------------------------------------------------
+# ---- the pure form and the in-place form ---------------------------------------------------------
 
 STEPS = st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=2, max_size=6)
 SHARES = st.floats(0, 0.99)
@@ -183,7 +187,8 @@ def _compare(rule: SGD | Adam, rows: list[list[float]]) -> None:
     "rule", [SGD(0.1, 0.9, 0.1), Adam(0.1, weight_decay=0.1)], ids=["sgd", "adam"]
 )
 def test_the_pure_form_leaves_its_inputs_alone(rule: SGD | Adam) -> None:
-    w, g = vector(1.0, 2.0), vector(3.0, -4.0)
+    w = vector(1.0, 2.0)
+    g = vector(3.0, -4.0)
     state = rule.init(w)
     before = {k: v.clone() for k, v in state.items()}
     rule.step(w, g, state, rule.lr)
@@ -192,13 +197,33 @@ def test_the_pure_form_leaves_its_inputs_alone(rule: SGD | Adam) -> None:
     assert all(torch.equal(state[k], before[k]) for k in before)
 
 
-@pytest.mark.parametrize(("rule", "vectors"), [(SGD(), 1), (Adam(), 2)])
+@pytest.mark.parametrize(
+    ("rule", "vectors"), [(SGD(), 0), (SGD(momentum=0.9), 1), (Adam(), 2)], ids=str
+)
 def test_slots_are_the_vectors_it_remembers(rule: SGD | Adam, vectors: int) -> None:
     w = vector(1.0, 2.0, 3.0)
     assert rule.slots == vectors == sum(v.shape == w.shape for v in rule.init(w).values())
 
 
-# ---- the recipe ------------------------------------------------------------------------------------------------------
+def test_without_momentum_a_step_gives_the_bits_of_a_velocity_times_zero() -> None:
+    # The step that keeps a velocity v although momentum is 0: v = 0 v + g; w = w - lr v. Pruned
+    # weights are 0 times a weight, and their gradients 0 times a gradient: either may be -0.0.
+    rule = SGD(0.1, weight_decay=0.01)
+    signs = torch.tensor([-0.0, -0.0, 0.0, 0.0, -2.0, 3.0])
+    w = signs.clone()
+    state = rule.init(w)
+    expected = signs.clone()
+    v = torch.zeros_like(expected)
+    for g in (torch.tensor([-0.0, 0.0, -0.0, 0.0, -1.0, 1.0]), torch.tensor([-0.0] * 6)):
+        w, state = rule.step(w, g, state, rule.lr)
+        assert state == {}
+        v = 0.0 * v + (g + 0.01 * expected)
+        expected = expected - 0.1 * v
+        assert torch.equal(w.view(torch.int32), expected.view(torch.int32))
+    assert torch.signbit(w)[:2].all()
+
+
+# ---- the recipe ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

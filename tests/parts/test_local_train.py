@@ -28,6 +28,7 @@ F64 = torch.float64
 RECIPES = {
     "adam": LocalTraining(2, 8, Adam(1e-2)),
     "adam-all": LocalTraining(2, 8, Adam(1e-2, weight_decay=1e-2), decay=0.9, clip=0.5),
+    "sgd": LocalTraining(2, 8, SGD(0.05)),
     "sgd-all": LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
 }
 
@@ -88,13 +89,14 @@ def test_no_batches_give_the_masked_start(tmp_path: Path) -> None:
     mask = drawn_mask(run, 0.5)
     _, carry = task_of(run, mask)
     for form in (lean, pure):
-        found = form(run, Train(CrossEntropy(), LocalTraining()), carry, [])["local"]
-        assert trees.equal(found, trees.masked(run.params, mask))
+        trained = form(run, Train(CrossEntropy(), LocalTraining()), carry, [])["local"]
+        assert trees.equal(trained, trees.masked(run.params, mask))
 
 
 def test_one_step_by_hand() -> None:
-    # logits = w x with w = (0, 0)^T (one input, two classes), x = 2, y = 0: softmax (1/2, 1/2), so the gradient is
-    # (p - onehot) x = (-1/2, 1/2) * 2 = (-1, 1); lr 0.1 * decay 0.5^1 = 0.05: w = (0.05, -0.05).
+    # logits = w x with w = (0, 0)^T (one input, two classes), x = 2, y = 0: softmax (1/2, 1/2), so
+    # the gradient is (p - onehot) x = (-1/2, 1/2) * 2 = (-1, 1).
+    # lr 0.1 * decay 0.5^1 = 0.05: w = (0.05, -0.05).
     # Clipped to length 1 (it is sqrt 2 long): (0.05, -0.05) / sqrt 2.
     net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
     batch = Batch(
@@ -107,8 +109,8 @@ def test_one_step_by_hand() -> None:
     carry = first_carry(Task(0, {"model": Packet(start)}, round=1), {}, F64)
     for clip, expected in ((None, 0.05), (1.0, 0.05 / 2**0.5)):
         stage = Train(CrossEntropy(), LocalTraining(1, 1, SGD(0.1), decay=0.5, clip=clip))
-        for found in both(net, stage, carry, batch):
-            assert found["local"]["weight"].flatten().tolist() == pytest.approx(
+        for after in both(net, stage, carry, batch):
+            assert after["local"]["weight"].flatten().tolist() == pytest.approx(
                 [expected, -expected], abs=1e-15
             )
     assert start["weight"].tolist() == [[0.0], [0.0]]
@@ -120,9 +122,9 @@ def test_start_and_end_name_trees_of_the_carry(tmp_path: Path) -> None:
     carry["personal"] = {k: v + 1 for k, v in run.params.items()}
     stage = Train(CrossEntropy(), LocalTraining(1, 8, SGD(1e-6)), start="personal", end="tuned")
     for form in (lean, pure):
-        found = form(run, stage, carry, local.epochs(run.net, stage, client, 0))
-        assert trees.distance(found["tuned"], carry["personal"]) < 1e-2
-        assert "local" not in found
+        after = form(run, stage, carry, local.epochs(run.net, stage, client, 0))
+        assert trees.distance(after["tuned"], carry["personal"]) < 1e-2
+        assert "local" not in after
 
 
 def test_a_stage_may_end_where_it_starts_and_be_pulled_to_there(tmp_path: Path) -> None:
@@ -138,7 +140,7 @@ def test_a_stage_may_end_where_it_starts_and_be_pulled_to_there(tmp_path: Path) 
     assert trees.distance(*results) < 1e-12
 
 
-# ---- what objectives remember ----------------------------------------------------------------------------------------
+# ---- what objectives remember --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def test_aux_comes_back_in_the_next_step(tmp_path: Path) -> None:
         assert not any(v.requires_grad for v in aux.values())
 
 
-# ---- masks -----------------------------------------------------------------------------------------------------------
+# ---- masks ---------------------------------------------------------------------------------------
 
 HARD = LocalTraining(1, 8, Adam(0.05, weight_decay=0.1), clip=0.1)
 
@@ -204,16 +206,17 @@ def test_a_mask_of_ones_changes_nothing(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2")
     whole = {k: torch.ones_like(v, dtype=torch.bool) for k, v in run.params.items()}
     stage = Train(CrossEntropy(), HARD)
-    found = []
+    results = []
     for mask in (None, whole):
         client, carry = task_of(run, mask)
-        found.append(lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"])
-    assert trees.equal(*found)
+        results.append(lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"])
+    assert trees.equal(*results)
 
 
 def test_clipping_measures_what_the_mask_leaves() -> None:
-    # as in test_one_step_by_hand, gradient (-1, 1); the mask keeps the first: (-1, 0) has length 1, so a clip of 1
-    # leaves it whole and w = (0.1, 0). Clipped before masking it would be (0.0707, 0).
+    # As in test_one_step_by_hand, gradient (-1, 1); the mask keeps the first: (-1, 0) has length 1,
+    # so a clip of 1 leaves it whole and w = (0.1, 0). Clipped before masking it would be
+    # (0.0707, 0).
     net = Net(nn.Linear(1, 2, bias=False).double(), (1,))
     batch = Batch(
         torch.full((1, 1), 2.0, dtype=F64),
@@ -226,11 +229,11 @@ def test_clipping_measures_what_the_mask_leaves() -> None:
     )
     carry = first_carry(Task(0, {"model": packet}), {}, F64)
     stage = Train(CrossEntropy(), LocalTraining(1, 1, SGD(0.1), clip=1.0))
-    for found in both(net, stage, carry, batch):
-        assert found["local"]["weight"].flatten().tolist() == pytest.approx([0.1, 0.0], abs=1e-15)
+    for after in both(net, stage, carry, batch):
+        assert after["local"]["weight"].flatten().tolist() == pytest.approx([0.1, 0.0], abs=1e-15)
 
 
-# ---- BatchNorm -------------------------------------------------------------------------------------------------------
+# ---- BatchNorm -----------------------------------------------------------------------------------
 
 
 def test_batch_norm_statistics_move_per_client_and_inputs_stay(tmp_path: Path) -> None:
@@ -242,7 +245,8 @@ def test_batch_norm_statistics_move_per_client_and_inputs_stay(tmp_path: Path) -
     moved = []
     for k in (0, 1):
         task = Task(k, {"model": Packet(run.params)})
-        carry, client = first_carry(task, {}, F64), run.client(task, {})
+        carry = first_carry(task, {}, F64)
+        client = run.client(task, {})
         moved.append(
             trees.pick(
                 lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"], buffers
@@ -256,23 +260,24 @@ def test_batch_norm_statistics_move_per_client_and_inputs_stay(tmp_path: Path) -
 
 
 def test_running_statistics_by_hand() -> None:
-    # one channel, inputs 1 and 3 (mean 2, unbiased variance 2), momentum 0.1: mean 0.9 * 0 + 0.1 * 2 = 0.2,
-    # variance 0.9 * 1 + 0.1 * 2 = 1.1
+    # One channel, inputs 1 and 3 (mean 2, unbiased variance 2), momentum 0.1:
+    # mean 0.9 * 0 + 0.1 * 2 = 0.2, variance 0.9 * 1 + 0.1 * 2 = 1.1
     module = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
     settle(module)
     net = Net(module, (1,))
-    x, y = torch.tensor([[1.0], [3.0]], dtype=F64), torch.tensor([0, 1])
+    x = torch.tensor([[1.0], [3.0]], dtype=F64)
+    y = torch.tensor([0, 1])
     batch = Batch(x, y, torch.ones(2, dtype=F64), torch.arange(2), torch.tensor(0))
     carry = first_carry(Task(0, {"model": Packet(net.params())}), {}, F64)
     stage = Train(CrossEntropy(), LocalTraining(1, 2, SGD(1e-9)))
-    for found in both(net, stage, carry, batch):
-        assert found["local"]["0.running_mean"].tolist() == pytest.approx([0.2], abs=1e-15)
-        assert found["local"]["0.running_var"].tolist() == pytest.approx([1.1], abs=1e-15)
+    for after in both(net, stage, carry, batch):
+        assert after["local"]["0.running_mean"].tolist() == pytest.approx([0.2], abs=1e-15)
+        assert after["local"]["0.running_var"].tolist() == pytest.approx([1.1], abs=1e-15)
 
 
 def test_a_client_with_one_example_and_batch_norm_trains_on_nothing(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, net="bn-cnn2", sizes=(12, 1), cohort=2)
     client, carry = task_of(run)
     stage = Train(CrossEntropy(), replace(HARD, epochs=2))
-    found = lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
-    assert trees.equal(found, run.params)
+    trained = lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
+    assert trees.equal(trained, run.params)

@@ -65,7 +65,7 @@ def test_an_impossible_number_is_refused() -> None:
         top({"w": torch.ones(5)}, {"w": 6})
 
 
-# ---- prune and regrow ------------------------------------------------------------------------------------------------
+# ---- prune and regrow ----------------------------------------------------------------------------
 
 
 def bits(*places: int) -> torch.Tensor:
@@ -84,20 +84,16 @@ def test_best_by_hand() -> None:
 
 def test_prune_by_hand() -> None:
     """In use: scores 5, 1, 3, 2. The two lowest are 1 and 2; the 0 outside is not looked at."""
-    mask, score = bits(1, 1, 0, 1, 1), torch.tensor([5.0, 1.0, 0.0, 3.0, 2.0])
+    mask = bits(1, 1, 0, 1, 1)
+    score = torch.tensor([5.0, 1.0, 0.0, 3.0, 2.0])
     assert prune(mask, score, 2).tolist() == [True, False, False, True, False]
     assert prune(mask, score, 0).tolist() == mask.tolist()
     assert not prune(mask, score, 4).any()
 
 
 def test_of_equal_scores_the_last_are_pruned() -> None:
-    assert prune(bits(1, 1, 0, 1, 1), torch.ones(5), 2).tolist() == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    mask = prune(bits(1, 1, 0, 1, 1), torch.ones(5), 2)
+    assert torch.equal(mask, bits(1, 1, 0, 0, 0))
 
 
 def test_more_than_are_in_use_cannot_be_pruned() -> None:
@@ -109,31 +105,28 @@ def test_more_than_are_in_use_cannot_be_pruned() -> None:
 
 
 def test_regrow_by_hand() -> None:
-    """Outside, |gradient| is 4, 2, 3; 4 is barred, so 3 and then 2 come; the 9 in use is not looked at."""
-    mask, gradient = bits(1, 0, 0, 0), torch.tensor([9.0, -4.0, 2.0, -3.0])
+    """Outside, |gradient| is 4, 2, 3; 4 is barred, so 3 and then 2 come; the 9 in use is not looked
+    at.
+    """
+    mask = bits(1, 0, 0, 0)
+    gradient = torch.tensor([9.0, -4.0, 2.0, -3.0])
     barred = bits(0, 1, 0, 0)
     assert regrow(mask, gradient, 1, barred).tolist() == [True, False, False, True]
     assert regrow(mask, gradient, 2, barred).tolist() == [True, False, True, True]
-    assert regrow(mask, gradient, 3, barred).tolist() == [
-        True,
-        False,
-        True,
-        True,
-    ]  # the barred one stays out
+    # Three are asked for, but the barred one stays out.
+    assert regrow(mask, gradient, 3, barred).tolist() == [True, False, True, True]
     assert regrow(mask, gradient, 0, barred).tolist() == mask.tolist()
 
 
 def test_a_gradient_of_zero_regrows_too_and_of_equal_ones_the_first() -> None:
-    assert regrow(bits(0, 0, 1, 0), torch.zeros(4), 2, bits(0, 0, 0, 0)).tolist() == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    mask = regrow(bits(0, 0, 1, 0), torch.zeros(4), 2, bits(0, 0, 0, 0))
+    assert torch.equal(mask, bits(1, 1, 1, 0))
 
 
 def test_inputs_are_left_alone() -> None:
-    mask, score, barred = bits(1, 0, 1, 0), torch.tensor([1.0, 2.0, 3.0, 4.0]), bits(0, 0, 0, 0)
+    mask = bits(1, 0, 1, 0)
+    score = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    barred = bits(0, 0, 0, 0)
     prune(mask, score, 1)
     regrow(mask, score, 1, barred)
     assert mask.tolist() == [True, False, True, False]
@@ -150,9 +143,13 @@ STEPS = st.tuples(
 def test_density_is_exact_after_any_steps(
     total: int, steps: tuple[int, int, float, float, float], seed: int
 ) -> None:
-    """Steps of a schedule with scores and gradients that tie often: every count is exact, the barred stay out."""
+    """Steps of a schedule with scores and gradients that tie often: every count is exact, the
+    barred stay out.
+    """
     every, rounds, rate, first, last = steps
-    rule, target, g = Churn(every, rate), round(last * total), torch.Generator().manual_seed(seed)
+    rule = Churn(every, rate)
+    target = round(last * total)
+    g = torch.Generator().manual_seed(seed)
     mask = top({"w": torch.rand(total, generator=g)}, {"w": round(first * total)})["w"]
     for t in rule.steps(rounds):
         score, gradient = (torch.randint(0, 4, (total,), generator=g).float() - 2 for _ in range(2))

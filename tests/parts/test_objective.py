@@ -49,7 +49,7 @@ class Say(Objective):
         return torch.tensor(self.value), {self.key: torch.tensor(self.said)}
 
 
-# ---- CrossEntropy ----------------------------------------------------------------------------------------------------
+# ---- CrossEntropy --------------------------------------------------------------------------------
 
 
 def test_cross_entropy_by_hand() -> None:
@@ -79,7 +79,8 @@ def test_cross_entropy_weighs_examples() -> None:
 def test_padding_changes_neither_loss_nor_gradient(
     real: list[tuple[float, float, int]], padding: list[tuple[float, float]]
 ) -> None:
-    n, more = len(real), len(padding)
+    n = len(real)
+    more = len(padding)
     plain = output([[a, b] for a, b, _ in real])
     padded = output([[a, b] for a, b, _ in real] + [[a, b] for a, b in padding])
     labels = [y for _, _, y in real]
@@ -92,7 +93,7 @@ def test_padding_changes_neither_loss_nor_gradient(
     assert bool((h[n:] == 0).all())
 
 
-# ---- Proximal --------------------------------------------------------------------------------------------------------
+# ---- Proximal ------------------------------------------------------------------------------------
 
 
 def pull(mu: float, w: Tensor, ref: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def test_proximal_refuses_a_negative_mu() -> None:
         Proximal(-0.1)
 
 
-# ---- Clustered -------------------------------------------------------------------------------------------------------
+# ---- Clustered -----------------------------------------------------------------------------------
 
 
 def tie(rule: Clustered, w: Tensor, u: Tensor, last: Tensor) -> Tensor:
@@ -180,11 +181,13 @@ def test_clustered_refuses_a_negative_rate() -> None:
         Clustered(0.1, -1.0, 0.0)
 
 
-# ---- Sum -------------------------------------------------------------------------------------------------------------
+# ---- Sum -----------------------------------------------------------------------------------------
 
 
 def test_a_sum_is_flat_however_it_is_bracketed() -> None:
-    a, b, c = Say(1, "a", 1), Say(2, "b", 2), Say(4, "c", 3)
+    a = Say(1, "a", 1)
+    b = Say(2, "b", 2)
+    c = Say(4, "c", 3)
     assert (a + b) + c == a + (b + c) == Sum((a, b, c))
     assert (a + b) + (c + a) == Sum((a, b, c, a))
 
@@ -193,17 +196,13 @@ def test_a_sum_adds_losses_and_merges_what_its_terms_remember() -> None:
     objective = Say(1, "x", 10) + Say(2, "y", 20) + Say(4, "x", 30)
     loss, aux = objective(output([[0.0]]), {}, batch([0], [1]), {})
     assert loss.item() == 7.0
-    assert {k: float(v) for k, v in aux.items()} == {
-        "x": 30.0,
-        "y": 20.0,
-    }  # of two that use one name, the last
+    # Of two terms that use one name, the last wins.
+    assert {k: float(v) for k, v in aux.items()} == {"x": 30.0, "y": 20.0}
 
 
 def test_a_sum_of_the_two_real_terms() -> None:
     # CE of (0, 0) is ln 2; 1/2 * (3 - 1)^2 = 2
-    params, carry = (
-        {"w": torch.tensor([3.0], dtype=F64)},
-        {"model": {"w": torch.tensor([1.0], dtype=F64)}},
-    )
+    params = {"w": torch.tensor([3.0], dtype=F64)}
+    carry = {"model": {"w": torch.tensor([1.0], dtype=F64)}}
     loss, _ = (CrossEntropy() + Proximal(1.0))(output([[0.0, 0.0]]), params, batch([1], [1]), carry)
     assert loss.item() == pytest.approx(math.log(2) + 2, abs=1e-14)

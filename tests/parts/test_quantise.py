@@ -1,4 +1,4 @@
-"""Quantisers: bounds of the error, no bias where none is claimed, and nothing lost with feedback."""
+"""Quantisers: bounds of the error, no bias where none is claimed, nothing lost with feedback."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def one(quantiser: Quantiser, x: Tensor, seed: int = 0) -> Tensor:
     return quantiser({"w": x}, rng(seed))["w"]
 
 
-# --- all of them ---------------------------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("quantiser", ALL, ids=repr)
@@ -57,10 +57,10 @@ def test_shapes_counters_and_inputs_are_left_alone(quantiser: Quantiser) -> None
     w = torch.randn(4, 3, 2, generator=rng())
     tree = {"w": w, "n": torch.arange(5), "none": torch.zeros(0, 3), "s": torch.ones(())}
     before = {k: v.clone() for k, v in tree.items()}
-    found = quantiser(tree, rng())
-    assert list(found) == list(tree)
-    assert all(found[k].shape == tree[k].shape for k in tree)
-    assert torch.equal(found["n"], tree["n"])
+    quantised = quantiser(tree, rng())
+    assert list(quantised) == list(tree)
+    assert all(quantised[k].shape == tree[k].shape for k in tree)
+    assert torch.equal(quantised["n"], tree["n"])
     assert all(torch.equal(tree[k], before[k]) for k in tree)
 
 
@@ -79,19 +79,20 @@ def test_zeros_stay_zeros(quantiser: Quantiser) -> None:
 def test_feedback_loses_nothing(quantiser: Quantiser) -> None:
     """Sum of what was sent + what is left = sum of what was to be sent."""
     steps = torch.randn(30, 50, generator=rng(), dtype=torch.float64)
-    sent, left = torch.zeros(50, dtype=torch.float64), None
+    sent = torch.zeros(50, dtype=torch.float64)
+    left = None
     for i, x in enumerate(steps):
         out, left = feedback(quantiser, {"w": x}, left, rng(i))
         sent += out["w"].double()
     assert left is not None
     assert torch.allclose(sent + left["w"], steps.sum(0), atol=1e-9)
-    assert (
-        left["w"].abs().max() < 60
-    )  # and it does not pile up: 30 steps of up to 4 would reach 120 unsent
+    # It does not pile up: 30 steps of up to 4 would reach 120 unsent.
+    assert left["w"].abs().max() < 60
 
 
 def test_feedback_golden() -> None:
-    # Top 1 of 2. Round 1: (3, 2) -> sent (3, 0), left (0, 2). Round 2: (1, 1) + (0, 2) = (1, 3) -> sent (0, 3).
+    # Top 1 of 2. Round 1: (3, 2) -> sent (3, 0), left (0, 2).
+    # Round 2: (1, 1) + (0, 2) = (1, 3) -> sent (0, 3), left (1, 0).
     sent, left = feedback(TopK(0.5), {"w": torch.tensor([3.0, 2.0])}, None)
     assert sent["w"].tolist() == [3, 0]
     assert left["w"].tolist() == [0, 2]
@@ -128,7 +129,7 @@ def test_bad_values_are_refused(make: object, words: str) -> None:
         make()  # type: ignore[operator]
 
 
-# --- error and bias ------------------------------------------------------------------------------------------------
+# ---- error and bias ------------------------------------------------------------------------------
 
 
 @given(floats)
@@ -136,26 +137,30 @@ def test_bad_values_are_refused(make: object, words: str) -> None:
 def test_half_is_near(x: Tensor) -> None:
     x = torch.where(x.abs() < 1e-3, 0.0, x)  # float16 is in its normal range
     for kind, bits in (("float16", 11), ("bfloat16", 8)):
-        found = one(Half(kind), x)
-        assert found.dtype == getattr(torch, kind)
-        assert bool(((found.double() - x.double()).abs() <= x.double().abs() * 2.0**-bits).all())
+        quantised = one(Half(kind), x)
+        assert quantised.dtype == getattr(torch, kind)
+        away = (quantised.double() - x.double()).abs()
+        assert bool((away <= x.double().abs() * 2.0**-bits).all())
 
 
 @given(floats, st.integers(2, 16), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_uniform_is_within_a_step(x: Tensor, bits: int, stochastic: bool) -> None:
-    found = one(Uniform(bits, stochastic), x).double()
+    quantised = one(Uniform(bits, stochastic), x).double()
     step = float(x.abs().max()) / (2 ** (bits - 1) - 1)
     allowed = (step if stochastic else step / 2) + 1e-6 * float(x.abs().max())
-    assert float((found - x.double()).abs().max()) <= allowed
-    assert len(found.unique()) <= 2**bits - 1
-    assert float(found.abs().max()) <= float(x.abs().max()) * (1 + 1e-6)
+    assert float((quantised - x.double()).abs().max()) <= allowed
+    assert len(quantised.unique()) <= 2**bits - 1
+    assert float(quantised.abs().max()) <= float(x.abs().max()) * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("quantiser", [Uniform(2), Uniform(4), Ternary()], ids=repr)
 def test_no_bias(quantiser: Quantiser) -> None:
-    """The mean of n draws is within 5 of its own standard errors; a grid step is at most max |x| = 1."""
-    x, n = torch.linspace(-1, 1, 21), 4000
+    """The mean of n draws is within 5 of its own standard errors; a grid step is at most max |x| =
+    1.
+    """
+    x = torch.linspace(-1, 1, 21)
+    n = 4000
     mean = one(quantiser, x.repeat(n, 1)).double().mean(0)
     assert float((mean - x.double()).abs().max()) < 5 * 0.5 / n**0.5
 
@@ -166,19 +171,21 @@ def test_nearest_rounding_is_biased_and_so_is_not_called_unbiased() -> None:
 
 
 def test_uniform_golden() -> None:
-    # 3 bits: levels -3..3, s = 6 / 3 = 2: 6 -> 6, 2.9 / 2 = 1.45 -> 1 -> 2, -5.1 / 2 = -2.55 -> -3 -> -6
+    # 3 bits: levels -3..3, s = 6 / 3 = 2:
+    # 6 -> 6, 2.9 / 2 = 1.45 -> 1 -> 2, -5.1 / 2 = -2.55 -> -3 -> -6
     assert one(Uniform(3, stochastic=False), torch.tensor([6.0, 2.9, -5.1])).tolist() == [6, 2, -6]
 
 
 @given(floats, st.floats(0.01, 1))
 @settings(max_examples=100, deadline=None)
 def test_top_k_keeps_the_largest(x: Tensor, density: float) -> None:
-    found, n = one(TopK(density), x), max(1, round(density * x.numel()))
-    assert int((found != 0).sum()) <= n
+    quantised = one(TopK(density), x)
+    n = max(1, round(density * x.numel()))
+    assert int((quantised != 0).sum()) <= n
     kept = largest(x, n)
     assert int(kept.sum()) == n
-    assert torch.equal(found, torch.where(kept, x, 0.0))
-    left = ((found - x).double() ** 2).sum()
+    assert torch.equal(quantised, torch.where(kept, x, 0.0))
+    left = ((quantised - x).double() ** 2).sum()
     assert left <= (1 - n / x.numel()) * (x.double() ** 2).sum() + 1e-9
     if n < x.numel():
         assert x[kept].abs().min() >= x[~kept].abs().max()
@@ -211,13 +218,14 @@ def test_sign_is_a_contraction(x: Tensor) -> None:
 @given(floats, st.integers(0, 20))
 @settings(max_examples=60, deadline=None)
 def test_ternary_has_three_values(x: Tensor, seed: int) -> None:
-    found, most = one(Ternary(), x, seed), float(x.abs().max())
-    assert set(found.abs().tolist()) <= {0.0, most}
-    assert bool((found * x >= 0).all())
-    assert bool((found[x.abs() == most].abs() == most).all())  # the largest is always kept
+    quantised = one(Ternary(), x, seed)
+    most = float(x.abs().max())
+    assert set(quantised.abs().tolist()) <= {0.0, most}
+    assert bool((quantised * x >= 0).all())
+    assert bool((quantised[x.abs() == most].abs() == most).all())  # the largest is always kept
 
 
-# --- centroids -----------------------------------------------------------------------------------------------------
+# ---- centroids -----------------------------------------------------------------------------------
 
 
 def error(x: Tensor, values: Tensor) -> float:
@@ -226,14 +234,24 @@ def error(x: Tensor, values: Tensor) -> float:
 
 def exhaustive(x: Tensor, k: int, zero: bool) -> float:
     """The least error over all ways to cut the sorted values in k intervals, one of them about 0."""
-    rising, best = np.sort(x.double().numpy()), np.inf
+    rising = np.sort(x.double().numpy())
+    best = np.inf
     for cuts in itertools.combinations_with_replacement(range(len(rising) + 1), k - 1):
         edges = [0, *cuts, len(rising)]
-        parts = [rising[a:b] for a, b in itertools.pairwise(edges)]
-        about_mean = [float(((p - p.mean()) ** 2).sum()) if len(p) else 0.0 for p in parts]
-        about_zero = [float((p**2).sum()) for p in parts]
-        swaps = [z - m for z, m in zip(about_zero, about_mean, strict=True)]
-        best = min(best, sum(about_mean) + (min(swaps) if zero else 0.0))
+        total = 0.0
+        # What it costs more to put an interval's centroid at 0 instead of its mean.
+        extra = []
+        for a, b in itertools.pairwise(edges):
+            part = rising[a:b]
+            about_zero = float((part**2).sum())
+            about_mean = 0.0
+            if len(part):
+                about_mean = float(((part - part.mean()) ** 2).sum())
+            total += about_mean
+            extra.append(about_zero - about_mean)
+        if zero:
+            total += min(extra)
+        best = min(best, total)
     return best
 
 
@@ -241,21 +259,21 @@ def exhaustive(x: Tensor, k: int, zero: bool) -> float:
 @settings(max_examples=150, deadline=None)
 def test_clusters_are_optimal(x: list[float], k: int, zero: bool) -> None:
     values = torch.tensor(x, dtype=torch.float64)
-    found = cluster(values, k, zero)
-    assert error(values, found.values) <= exhaustive(values, k, zero) + 1e-9
-    assert len(found.centroids) <= k
-    nearest = (values[:, None] - found.centroids).abs().min(1).values
-    assert torch.allclose((values - found.values).abs(), nearest)
+    clustering = cluster(values, k, zero)
+    assert error(values, clustering.values) <= exhaustive(values, k, zero) + 1e-9
+    assert len(clustering.centroids) <= k
+    nearest = (values[:, None] - clustering.centroids).abs().min(1).values
+    assert torch.allclose((values - clustering.values).abs(), nearest)
     if zero:
-        assert found.centroids[0] == 0
-        assert bool((found.centroids[1:].diff() > 0).all())
+        assert clustering.centroids[0] == 0
+        assert bool((clustering.centroids[1:].diff() > 0).all())
 
 
 def test_clusters_golden() -> None:
     # two free centroids and 0: {-1, 1} -> 0 costs 2, {9, 11} -> 10 costs 2, {-20} -> -20
-    found = cluster(torch.tensor([-1.0, 1.0, 9.0, 11.0, -20.0]), 3)
-    assert found.centroids.tolist() == [0, -20, 10]
-    assert found.index.tolist() == [0, 0, 2, 2, 1]
+    clustering = cluster(torch.tensor([-1.0, 1.0, 9.0, 11.0, -20.0]), 3)
+    assert clustering.centroids.tolist() == [0, -20, 10]
+    assert clustering.index.tolist() == [0, 0, 2, 2, 1]
 
 
 def test_a_histogram_costs_almost_nothing() -> None:
@@ -267,7 +285,8 @@ def test_a_histogram_costs_almost_nothing() -> None:
 
 
 def test_many_normal_values_reach_the_known_optimum() -> None:
-    # Lloyd and Max: sixteen levels leave .009497 of a normal variable's variance; one of them at 0 costs a little
+    # Lloyd and Max: sixteen levels leave .009497 of a normal variable's variance; one of them at 0
+    # costs a little.
     x = torch.randn(300_000, generator=rng())
     assert 0.0093 < error(x, cluster(x, 16, zero=False).values) / 300_000 < 0.0098
     assert error(x, cluster(x, 16).values) / 300_000 < 0.0100
@@ -282,7 +301,7 @@ def test_degenerate_layers() -> None:
     assert halves.values.dtype == torch.bfloat16
 
 
-# --- what the codec makes of it ------------------------------------------------------------------------------------
+# ---- what the codec makes of it ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

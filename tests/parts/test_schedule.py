@@ -14,12 +14,12 @@ from fedgrove.parts.schedule import Churn, stepwise
 
 def density(rule: Churn, rounds: int, active: int, target: int, total: int) -> list[int]:
     """How many weights are in use after each step."""
-    found = []
+    in_use = []
     for t in rule.steps(rounds):
         cut, grow = rule.sizes(t, rounds, active, target, total)
         active += grow - cut
-        found.append(active)
-    return found
+        in_use.append(active)
+    return in_use
 
 
 def test_the_papers_ablation_by_hand() -> None:
@@ -48,7 +48,9 @@ def test_without_churn_only_the_deficit_goes() -> None:
 
 
 def test_a_step_every_round() -> None:
-    """P = 4, f = 1: R = 3, 2, 1, 1; from 70 to 30 of 100: the deficit 40 is shared as 13, 13.5 -> 14 (to even), 13."""
+    """P = 4, f = 1: R = 3, 2, 1, 1; from 70 to 30 of 100: the deficit 40 is shared as 13, 13.5 ->
+    14 (to even), 13.
+    """
     rule = Churn(every=1, rate=0.0)
     assert [rule.left(t, 4) for t in (1, 2, 3, 4)] == [3, 2, 1, 1]
     assert density(rule, 4, 70, 30, 100) == [57, 43, 30, 30]
@@ -66,7 +68,9 @@ def test_rounding_is_made_good_at_the_last_step() -> None:
 
 
 def test_with_nothing_inactive_nothing_can_regrow() -> None:
-    """All 100 in use: no place to regrow in, so no churn; only the deficit (100-30)/2 = 35 is pruned."""
+    """All 100 in use: no place to regrow in, so no churn; only the deficit (100-30)/2 = 35 is
+    pruned.
+    """
     assert Churn(5, 0.05).sizes(5, 15, 100, 30, 100) == (35, 0)
 
 
@@ -82,9 +86,11 @@ def test_a_density_that_is_to_rise_is_regrown() -> None:
 
 
 def test_the_deficit_goes_before_the_churn_where_both_do_not_fit() -> None:
-    """Rising from 70 to 95: 25 of the 30 free places go to the deficit, so 5 and not 7 change places.
+    """The churn is what fits beside the deficit.
 
-    Falling from 40 to 30: all may change places (rate 1), but 10 go for good, so that 30 are left to change.
+    Rising from 70 to 95: 25 of the 30 free places go to the deficit, so 5 and not 7 change places.
+    Falling from 40 to 30: all may change places (rate 1), but 10 go for good, so that 30 are left
+    to change.
     """
     assert Churn(5, 0.1).sizes(10, 10, 70, 95, 100) == (5, 30)
     assert Churn(5, 1.0).sizes(10, 10, 40, 30, 100) == (40, 30)
@@ -101,15 +107,17 @@ def test_the_deficit_goes_before_the_churn_where_both_do_not_fit() -> None:
 def test_steps_are_possible_and_end_at_the_target(
     total: int, first: float, last: float, rate: float, every: int, rounds: int
 ) -> None:
-    rule, active, target = Churn(every, rate), round(first * total), round(last * total)
+    rule = Churn(every, rate)
+    active = round(first * total)
+    target = round(last * total)
     for t in rule.steps(rounds):
         cut, grow = rule.sizes(t, rounds, active, target, total)
         assert 0 <= cut <= active  # no more than there are
         assert 0 <= grow <= total - active  # those pruned in this step may not regrow in it
-        before, active = active, active - cut + grow
-        assert (
-            min(before, target) <= active <= max(before, target)
-        )  # never past the target, never away from it
+        before = active
+        active = active - cut + grow
+        # Never past the target, never away from it.
+        assert min(before, target) <= active <= max(before, target)
         assert active == before - round((before - target) / rule.left(t, rounds))
     if rule.steps(rounds):
         assert active == target
@@ -130,9 +138,9 @@ def test_bad_numbers_get_a_sentence(words: dict[str, float], sentence: str) -> N
 
 @given(st.floats(0.01, 1), st.floats(0.02, 1))
 def test_steps_fall_to_the_target_and_no_step_is_longer(density: float, step: float) -> None:
-    found = stepwise(density, step)
-    assert (found[0], found[-1]) == (1.0, pytest.approx(density, abs=2e-6))
-    assert all(0 < a - b <= step + 3e-6 for a, b in pairwise(found))
+    densities = stepwise(density, step)
+    assert (densities[0], densities[-1]) == (1.0, pytest.approx(density, abs=2e-6))
+    assert all(0 < a - b <= step + 3e-6 for a, b in pairwise(densities))
 
 
 def test_a_target_is_a_share() -> None:

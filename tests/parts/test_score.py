@@ -16,8 +16,8 @@ VAR = torch.tensor([3.0, 0.0, 1.0, 0.0], dtype=F64)
 SIGNS = torch.tensor([3.0, -1.0, 1.0, 0.0], dtype=F64)
 
 
-def close(found: torch.Tensor, wanted: list[float]) -> bool:
-    return found.tolist() == pytest.approx(wanted, abs=1e-12)
+def close(scores: torch.Tensor, wanted: list[float]) -> bool:
+    return scores.tolist() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_mag_by_hand() -> None:
@@ -36,7 +36,9 @@ def test_coh_by_hand() -> None:
 
 
 def test_con_by_hand() -> None:
-    """Eq. 11 with three votes: |3|/3, |-1|/3 (two against one), |1|/3, 0: the side they agree on does not matter."""
+    """Eq. 11 with three votes: |3|/3, |-1|/3 (two against one), |1|/3, 0: the side they agree on
+    does not matter.
+    """
     assert close(consistency(SIGNS, 3), [1.0, 1 / 3, 1 / 3, 0.0])
 
 
@@ -88,7 +90,8 @@ def test_every_score_lies_between_0_and_1(
     size: int, seed: int, votes: int, alpha: float, part: float
 ) -> None:
     g = torch.Generator().manual_seed(seed)
-    w, var = torch.randn(size, generator=g, dtype=F64), torch.rand(size, generator=g, dtype=F64) * 9
+    w = torch.randn(size, generator=g, dtype=F64)
+    var = torch.rand(size, generator=g, dtype=F64) * 9
     signs = torch.randint(-votes, votes + 1, (size,), generator=g).to(F64)
     score = Blend(alpha, (1 - alpha) * part, (1 - alpha) * (1 - part))(w, var, signs, votes)
     assert bool(((score >= -1e-12) & (score <= 1 + 1e-12)).all())
@@ -101,13 +104,14 @@ def test_sensitivity_by_hand() -> None:
         "a": torch.tensor([2.0, 1.0], dtype=F64),
         "b": torch.tensor([5.0, -0.25], dtype=F64),
     }
-    found = sensitivity(params, gradient)
-    assert close(found["a"], [0.4, 0.4])
-    assert close(found["b"], [0.0, 0.2])
+    scores = sensitivity(params, gradient)
+    assert close(scores["a"], [0.4, 0.4])
+    assert close(scores["b"], [0.0, 0.2])
 
 
 def test_sensitivity_does_not_depend_on_how_large_a_gradient_is() -> None:
-    params, gradient = {"a": torch.tensor([1.0, -2.0])}, {"a": torch.tensor([2.0, 3.0])}
+    params = {"a": torch.tensor([1.0, -2.0])}
+    gradient = {"a": torch.tensor([2.0, 3.0])}
     scaled = sensitivity(params, {"a": 16 * gradient["a"]})
     assert torch.equal(scaled["a"], sensitivity(params, gradient)["a"])
 

@@ -1,1 +1,1 @@
-"""The parts methods are made of: one file per role, frozen dataclasses with one call."""
+"""The parts that methods are made of: one file per role, frozen dataclasses with one call."""

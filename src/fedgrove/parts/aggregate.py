@@ -11,10 +11,11 @@ from ..trees import Tree
 
 
 class Mean:
-    r"""The weighted mean :math:`\bar w = \sum_k n_k w_k / \sum_k n_k` (FedAvg, McMahan et al. 2017, Alg. 1).
+    r"""The weighted mean :math:`\bar w = \sum_k n_k w_k / \sum_k n_k` of clients' trees.
 
-    :math:`w_k` -> ``tree``, :math:`n_k` -> ``weight``. Sums are kept in double precision, so that the mean of one
-    client, or of equal clients, is that client to the bit.
+    (FedAvg, McMahan et al. 2017, Alg. 1.) :math:`w_k` -> ``tree``, :math:`n_k` -> ``weight``. Sums
+    are kept in double precision, so that the mean of one client, or of equal clients, is that
+    client to the bit.
 
     >>> mean = Mean()
     >>> mean.add({"w": torch.tensor([1.0])}, weight=1)
@@ -29,22 +30,26 @@ class Mean:
         self._types: dict[str, torch.dtype] = {}
 
     def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
-        """Take one client's tree into the sums."""
-        if self._sums and tree.keys() != self._sums.keys():
+        """Add one client's tree to the sums."""
+        is_first = not self._sums
+        if not is_first and tree.keys() != self._sums.keys():
             raise ValueError(
                 f"trees to average differ in names: {sorted(set(tree) ^ set(self._sums))}"
             )
-        for k, v in tree.items():
-            if k in self._sums:
-                self._sums[k].add_(
-                    v, alpha=weight
-                )  # in double: the sum's type, not the leaf's, decides
+        for name, leaf in tree.items():
+            if is_first:
+                self._types[name] = leaf.dtype
+                self._sums[name] = leaf.double() * weight
             else:
-                self._sums[k], self._types[k] = v.double() * weight, v.dtype
+                # Computed in double: an in-place operation takes the sum's dtype, not the leaf's.
+                self._sums[name].add_(leaf, alpha=weight)
         self.weight += weight
 
     def value(self) -> Tree:
-        """The mean so far."""
+        """The mean so far, each leaf in the dtype it came in."""
         if self.weight <= 0:
             raise ValueError("a mean of nothing: no report was added, or all weights are 0")
-        return {k: (v / self.weight).to(self._types[k]) for k, v in self._sums.items()}
+        mean = {}
+        for name, total in self._sums.items():
+            mean[name] = (total / self.weight).to(self._types[name])
+        return mean

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import trees
+
 
 @dataclass(frozen=True)
 class Uniform:
-    r"""The same density everywhere: layer :math:`l` keeps :math:`\mathrm{round}(\rho\, d_l)` of :math:`d_l` weights.
+    r"""The same density in all layers: layer :math:`l` keeps :math:`\mathrm{round}(\rho\, d_l)`.
+
+    :math:`\rho` -> ``density``, :math:`d_l` the number of weights of layer :math:`l`.
 
     >>> Uniform()({"a": torch.ones(10), "b": torch.ones(3)}, 0.5)
     {'a': 5, 'b': 2}
@@ -19,14 +23,16 @@ class Uniform:
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> dict[str, int]:
         """The number of weights kept, per layer."""
-        return {k: round(density * v.numel()) for k, v in scores.items()}
+        return {layer: round(density * score.numel()) for layer, score in scores.items()}
 
 
 @dataclass(frozen=True)
 class GlobalRank:
-    r"""All weights ranked together: the :math:`\mathrm{round}(\rho\, d)` best of the network stay, wherever they are.
+    r"""All weights ranked together: the :math:`\mathrm{round}(\rho\, d)` best of the network stay.
 
-    Weights of equal score stay in the order of layers, then of places, so the number is exact.
+    :math:`\rho` -> ``density``, :math:`d` the number of weights of all layers. Of weights with
+    equal scores the earlier layer's stay, within a layer those that come first: the number kept is
+    exact.
 
     >>> GlobalRank()({"a": torch.tensor([5.0, 4.0]), "b": torch.tensor([3.0, 1.0])}, 0.75)
     {'a': 2, 'b': 1}
@@ -34,8 +40,13 @@ class GlobalRank:
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> dict[str, int]:
         """The number of weights kept, per layer."""
-        every = torch.cat([v.reshape(-1) for v in scores.values()])
-        best = torch.argsort(every, descending=True, stable=True)[: round(density * every.numel())]
-        owner = torch.repeat_interleave(torch.tensor([v.numel() for v in scores.values()]))
-        counts = torch.bincount(owner[best], minlength=len(scores))
+        all_scores = trees.flat(scores)
+        kept = round(density * all_scores.numel())
+        # A stable sort decides ties by position, which is what the docstring promises.
+        best = torch.argsort(all_scores, descending=True, stable=True)[:kept]
+        sizes = torch.tensor([score.numel() for score in scores.values()])
+        # Sizes (2, 3) give layer numbers (0, 0, 1, 1, 1): the layer of each place in all_scores.
+        layer_of_place = torch.repeat_interleave(sizes)
+        # minlength keeps a count for the last layers even where none of their weights is kept.
+        counts = torch.bincount(layer_of_place[best], minlength=len(scores))
         return dict(zip(scores, counts.tolist(), strict=True))

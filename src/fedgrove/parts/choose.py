@@ -1,4 +1,7 @@
-"""A client's choice among several models: the one with the lowest loss on its own training data (IFCA, SAFL)."""
+"""A client's choice among several models (IFCA, SAFL).
+
+It takes the one with the lowest loss on its own training data.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,22 @@ from ..trees import Tree
 
 @dataclass(frozen=True)
 class Losses:
-    """What :class:`~fedgrove.core.Measure` sums: each model's loss over a batch; models are ``carry["model0"]``..."""
+    """What :class:`~fedgrove.core.Measure` sums: each model's loss over a batch.
+
+    The models are ``carry["model0"]``, ``carry["model1"]``, ...; ``models`` is their number.
+    """
 
     models: int
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        """The summed cross-entropy of every model."""
-        found = []
+        """The summed cross-entropy of each model."""
+        losses = []
         for j in range(self.models):
-            each = F.cross_entropy(
-                net(carry[f"model{j}"], batch.x, train=False).logits, batch.y, reduction="none"
-            )
-            found.append((each * batch.weight).sum())
-        return {"loss": torch.stack(found)}
+            out = net(carry[f"model{j}"], batch.x, train=False)
+            per_example = F.cross_entropy(out.logits, batch.y, reduction="none")
+            # Padding has weight 0. A sum, not a mean: sums of batches of any size add up.
+            losses.append((per_example * batch.weight).sum())
+        return {"loss": torch.stack(losses)}
 
 
 def choose(carry: Carry, client: Client) -> Carry:
@@ -36,5 +42,5 @@ def choose(carry: Carry, client: Client) -> Carry:
 
 
 def send_choice(carry: Carry, client: Client) -> Outcome:
-    """What was trained, and which model it was."""
+    """Send the trained model, and which model it was."""
     return Outcome({"model": Packet(carry["local"])}, {"group": float(carry["choice"]["group"])})

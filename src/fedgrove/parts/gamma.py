@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 class GammaL1(Objective):
     r"""Sparse scales: :math:`\lambda \sum_b \lVert \gamma_b \rVert_1` over norm layers.
 
-    (Network slimming; SAFL's guided update.) :math:`\gamma_b` -> ``params``, the weight of norm layer b,
-    :math:`\lambda` -> ``weight``. The slope at 0 is 0: a restored channel, whose scale is 0, is not held there.
+    (Network slimming; SAFL's guided update.) :math:`\gamma_b` -> ``params``, the weight of norm
+    layer b, :math:`\lambda` -> ``weight``. The slope at 0 is 0: a restored channel, whose scale is
+    0, is not held there.
     """
 
     weight: float = 1e-4
@@ -34,17 +35,17 @@ class GammaL1(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """Lambda times the sum of all scales' magnitudes."""
-        return self.weight * _total(
-            [params[k].abs() for k in out.net.layout.scales], out.logits
-        ), {}
+        magnitudes = [params[k].abs() for k in out.net.layout.scales]
+        return self.weight * _total(magnitudes, out.logits), {}
 
 
 @dataclass(frozen=True)
 class GammaDistance(Objective):
-    r"""Pull to the group's scales: :math:`\mu \sum_b \lVert \gamma_b - \gamma_b^{cluster} \rVert_1`.
+    r"""Pull to the scales of the group.
 
-    (SAFL's guided update.) :math:`\gamma_b` -> ``params``, :math:`\gamma_b^{cluster}` -> ``carry[to]``,
-    :math:`\mu` -> ``weight``.
+    :math:`\mu \sum_b \lVert \gamma_b - \gamma_b^{cluster} \rVert_1` (SAFL's guided update).
+    :math:`\gamma_b` -> ``params``, :math:`\gamma_b^{cluster}` -> ``carry[to]``, :math:`\mu` ->
+    ``weight``.
     """
 
     weight: float = 0.004
@@ -57,12 +58,14 @@ class GammaDistance(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """Mu times the sum of all scales' distances."""
-        near = carry[self.to]
-        return self.weight * _total(
-            [(params[k] - near[k]).abs() for k in out.net.layout.scales], out.logits
-        ), {}
+        cluster = carry[self.to]
+        distances = [(params[k] - cluster[k]).abs() for k in out.net.layout.scales]
+        return self.weight * _total(distances, out.logits), {}
 
 
-def _total(parts: list[Tensor], like: Tensor) -> Tensor:
-    """The sum of all entries; 0 for a net without norms."""
-    return torch.cat(parts).sum() if parts else like.new_zeros(())
+def _total(vectors: list[Tensor], like: Tensor) -> Tensor:
+    """The sum of all entries."""
+    # A net without norm layers has no scales, and cat() of nothing raises.
+    if not vectors:
+        return like.new_zeros(())
+    return torch.cat(vectors).sum()

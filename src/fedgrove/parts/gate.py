@@ -1,4 +1,4 @@
-"""What stands before every fold: a report that would spoil the model is refused, with a reason."""
+"""What every report passes before it is folded into a model: one that would spoil it is refused."""
 
 from __future__ import annotations
 
@@ -13,18 +13,14 @@ from ..core import Info, Packet, Report
 from ..nets.layout import Layout
 
 
-def _finite(v: Tensor) -> bool:
-    """Whether all numbers are finite: if their sum is, they are; a sum that is not may only be too large."""
-    return math.isfinite(float(v.sum())) or bool(torch.isfinite(v).all())
-
-
 @dataclass(frozen=True)
 class Gate:
-    """Refuses reports with values that are not finite, shapes that are not the network's, or counts that are not true.
+    """Refuses reports that cannot be true, or would spoil the model, and says why.
 
-    A leaf that carries the name of one of the network's tensors must have its shape, and a packet that comes back
-    under the name it was sent under must hold the same tensors. ``examples`` must be what the client enrolled with: a
-    client cannot buy weight by claiming more.
+    Those are values that are not finite, shapes that are not the network's, and counts that are not
+    the client's. A leaf that carries the name of one of the network's tensors must have its shape,
+    and a packet that comes back under the name it was sent under must hold the same tensors.
+    ``examples`` must be what the client enrolled with: a client cannot buy weight by claiming more.
     """
 
     finite: bool = True
@@ -36,30 +32,62 @@ class Gate:
         clients: Mapping[int, Info],
         sent: Mapping[str, Packet] | None = None,
     ) -> str | None:
-        """Why a report cannot be used, as a sentence; None if it can. ``sent`` is what the client was sent."""
-        who = f"client {report.of}"
+        """Why a report cannot be used, as a sentence; None if it can.
+
+        ``sent`` is what the client was sent.
+        """
+        client = f"client {report.of}"
         if report.of not in clients:
-            return f"{who} is not one of the {len(clients)} clients enrolled."
-        if report.examples != clients[report.of].examples:
-            return f"{who} claims {report.examples} examples but enrolled with {clients[report.of].examples}."
+            return f"{client} is not one of the {len(clients)} clients enrolled."
+        enrolled = clients[report.of].examples
+        if report.examples != enrolled:
+            return f"{client} claims {report.examples} examples but enrolled with {enrolled}."
+        packets_sent = {} if sent is None else sent
         for name, packet in report.give.items():
-            if reason := self._packet(packet, layout):
-                return f"{who} sent {name} with {reason}"
-            if (
-                sent
-                and name in sent
-                and (odd := sorted(packet.values.keys() ^ sent[name].values.keys()))
-            ):
-                return f"{who} sent {name} with other tensors than it got: {', '.join(odd)} on one side only."
+            reason = self._refuses_packet(packet, layout)
+            if reason is not None:
+                return f"{client} sent {name} with {reason}"
+            if name in packets_sent:
+                one_sided = sorted(packet.values.keys() ^ packets_sent[name].values.keys())
+                if one_sided:
+                    return (
+                        f"{client} sent {name} with other tensors than it got: "
+                        f"{', '.join(one_sided)} on one side only."
+                    )
         return None
 
-    def _packet(self, packet: Packet, layout: Layout) -> str | None:
-        for tree, what in ((packet.values, "values"), (packet.mask or {}, "a mask")):
-            for k, v in tree.items():
-                if k in layout.shapes and tuple(v.shape) != tuple(layout.shapes[k]):
-                    return f"{what} of shape {tuple(v.shape)} in {k}; the network has {tuple(layout.shapes[k])}."
+    def _refuses_packet(self, packet: Packet, layout: Layout) -> str | None:
+        # All shapes before any value: a wrong shape is the more telling reason.
+        reason = _wrong_shape(packet.values, "values", layout)
+        if reason is None and packet.mask is not None:
+            reason = _wrong_shape(packet.mask, "a mask", layout)
+        if reason is not None:
+            return reason
         if self.finite:
-            for k, v in packet.values.items():
-                if v.is_floating_point() and not _finite(v):
-                    return f"values that are not finite in {k}; a lower lr or a gradient clip may help."
+            for name, value in packet.values.items():
+                if value.is_floating_point() and not _is_finite(value):
+                    return (
+                        f"values that are not finite in {name}; "
+                        "a lower lr or a gradient clip may help."
+                    )
         return None
+
+
+def _wrong_shape(tree: Mapping[str, Tensor], what: str, layout: Layout) -> str | None:
+    """The first tensor whose shape is not the network's; names the network lacks are free."""
+    for name, value in tree.items():
+        if name in layout.shapes:
+            given = tuple(value.shape)
+            expected = tuple(layout.shapes[name])
+            if given != expected:
+                return f"{what} of shape {given} in {name}; the network has {expected}."
+    return None
+
+
+def _is_finite(value: Tensor) -> bool:
+    """Whether all numbers are finite."""
+    # One pass without a temporary in the usual case: a finite sum has only finite terms. A sum that
+    # is not finite may only be too large, so then each number is looked at.
+    if math.isfinite(float(value.sum())):
+        return True
+    return bool(torch.isfinite(value).all())

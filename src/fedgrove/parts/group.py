@@ -1,6 +1,7 @@
-"""Who belongs together: ``Grouping(vectors, groups) -> labels``, one vector per client.
+"""Which clients belong together: ``Grouping(vectors, groups) -> labels``, one vector per client.
 
-Labels count from 0 in the order in which groups first appear, so they do not depend on how a library numbers them.
+Labels count from 0 in the order in which groups first appear, so they do not depend on how a
+library numbers them.
 """
 
 from __future__ import annotations
@@ -20,40 +21,50 @@ from ..seeds import torch_rng
 HELD = 1 << 30
 """Bytes of whole updates that a server holds at once; of further clients it keeps a sketch."""
 SKETCH = 1 << 14
+"""Numbers in a sketch of an update."""
 MOST = 8
 """The most groups that are tried where their number is chosen."""
 LINKAGES = ("average", "complete", "single")
+"""How the distance of two groups follows from the distances of their members."""
 
 
 class Grouping(Protocol):
-    """A rule that divides clients by vectors that describe them; ``groups`` 0 leaves their number to the rule."""
+    """A rule that divides clients by vectors that describe them.
+
+    ``groups`` 0 leaves their number to the rule.
+    """
 
     def __call__(self, vectors: Tensor, groups: int) -> list[int]:
         """The group of each row."""
 
 
 def cosine_distances(vectors: Tensor) -> Tensor:
-    r""":math:`d(k, k') = 1 - \frac{\Delta_k \cdot \Delta_{k'}}{|\Delta_k||\Delta_{k'}|}` (CA-AFP, Eq. 4).
+    r""":math:`d(k, k') = 1 - \frac{\Delta_k \cdot \Delta_{k'}}{|\Delta_k||\Delta_{k'}|}`.
 
-    A vector of zeros is at distance 1 from all others.
+    (CA-AFP, Eq. 4.) :math:`\Delta_k` -> row k of ``vectors``. A vector of zeros is at distance 1
+    from all others.
 
     >>> cosine_distances(torch.tensor([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]]))[0]
     tensor([0., 1., 2.], dtype=torch.float64)
     """
     x = vectors.double()
+    # The smallest normal number instead of 0: a vector of zeros stays one and is not made NaN.
     unit = x / x.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-    far: Tensor = (1 - unit @ unit.T).clamp(0, 2)
-    far = (far + far.T) / 2
-    far.fill_diagonal_(0)
-    return far
+    distances: Tensor = (1 - unit @ unit.T).clamp(0, 2)
+    # A matrix product need not be symmetric to the last bit, nor its diagonal exactly 1, and
+    # scikit-learn refuses distances whose diagonal is not 0.
+    distances = (distances + distances.T) / 2
+    distances.fill_diagonal_(0)
+    return distances
 
 
 @dataclass(frozen=True)
 class AverageLinkage:
     """Agglomerative clustering on the cosine of updates (CA-AFP, FedCHAR).
 
-    ``groups`` 0: as many as give the best silhouette, from 2 to 8. From a random start average linkage tends to split
-    off single clients; a warm-up before the clustering, or ``linkage="complete"``, gives groups of more even size.
+    ``groups`` 0: as many as give the best silhouette, from 2 to 8. From a random start average
+    linkage tends to split off single clients; a warm-up before the clustering, or
+    ``linkage="complete"``, gives groups of more even size.
     """
 
     linkage: str = "average"
@@ -63,43 +74,54 @@ class AverageLinkage:
             raise unknown("linkage", self.linkage, LINKAGES)
 
     def __call__(self, vectors: Tensor, groups: int) -> list[int]:
-        """The group of each row; as many groups as asked for, or one per client where there are fewer clients."""
-        far, n = cosine_distances(vectors).numpy(), len(vectors)
-        if groups == 1 or n < 2 or (not groups and n < 3):
+        """The group of each row.
+
+        There are as many groups as asked for, or one per client where there are fewer clients.
+        """
+        distances = cosine_distances(vectors).numpy()
+        n = len(vectors)
+        if groups == 1 or n < 2:
             return [0] * n
-        if groups:
-            return renumbered(self._divide(far, min(groups, n)))
+        if groups != 0:
+            return renumbered(self._divide(distances, min(groups, n)))
+        # A silhouette exists for 2 to n - 1 groups, so two clients cannot choose.
+        if n < 3:
+            return [0] * n
+        # Imported where it is used: scikit-learn is slow to load, and most methods form no groups.
         from sklearn.metrics import silhouette_score
 
-        tried = {g: self._divide(far, g) for g in range(2, min(MOST, n - 1) + 1)}
-        return renumbered(
-            max(
-                tried.values(),
-                key=lambda labels: silhouette_score(far, labels, metric="precomputed"),
-            )
-        )
+        divisions = []
+        silhouettes = []
+        for number in range(2, min(MOST, n - 1) + 1):
+            labels = self._divide(distances, number)
+            divisions.append(labels)
+            silhouettes.append(silhouette_score(distances, labels, metric="precomputed"))
+        # index() gives the first of equal ones: the fewest groups.
+        return renumbered(divisions[silhouettes.index(max(silhouettes))])
 
     def _divide(
-        self, far: np.ndarray[tuple[int, ...], np.dtype[np.float64]], groups: int
+        self, distances: np.ndarray[tuple[int, ...], np.dtype[np.float64]], groups: int
     ) -> list[int]:
+        """The library's labels, in the library's numbering."""
         from sklearn.cluster import AgglomerativeClustering
 
-        rule = AgglomerativeClustering(
+        clustering = AgglomerativeClustering(
             n_clusters=groups, metric="precomputed", linkage=self.linkage
         )
-        return [int(label) for label in rule.fit_predict(far)]
+        return [int(label) for label in clustering.fit_predict(distances)]
 
 
 @dataclass(frozen=True)
 class Bipartition:
-    r"""Clustered federated learning (Sattler et al. 2020, Alg. 1): split in two, and either half again.
+    r"""Clustered federated learning (Sattler et al. 2020, Alg. 1): split in two, and again.
 
     A group is divided while its mean update is small against its members' (their pulls cancel out):
-    :math:`|\bar\Delta| < \epsilon \max_k |\Delta_k|`, along the cut that leaves the largest cosine between the halves
-    as small as it can be (complete linkage on the cosine). ``groups`` is the most groups there will be, 0: any number.
+    :math:`|\bar\Delta| < \epsilon \max_k |\Delta_k|`, :math:`\epsilon` -> ``ratio``, along the cut
+    that leaves the largest cosine between the halves as small as it can be (complete linkage on the
+    cosine). ``groups`` is the most groups there will be, 0: any number.
 
-    Differs from the paper: its two bounds are absolute numbers of one network; here they are one share of the largest
-    update, and all clients are asked once instead of in every round.
+    Differs from the paper: its two bounds are absolute numbers of one network; here they are one
+    share of the largest update, and all clients are asked once instead of in every round.
     """
 
     ratio: float = 0.4
@@ -109,20 +131,30 @@ class Bipartition:
 
     def __call__(self, vectors: Tensor, groups: int) -> list[int]:
         """The group of each row."""
-        parts, done = [list(range(len(vectors)))], list[list[int]]()
-        while parts:
-            part = parts.pop(0)
-            full = groups and len(parts) + len(done) + 1 >= groups
-            if len(part) < 3 or full or not self.divides(vectors[part].double()):
-                done.append(part)
+        waiting = [list(range(len(vectors)))]
+        finished: list[list[int]] = []
+        while waiting:
+            # First in, first out: both halves of a part have their turn before a half of a half,
+            # which matters where ``groups`` is a limit.
+            part = waiting.pop(0)
+            groups_now = len(waiting) + len(finished) + 1
+            limit_is_reached = groups != 0 and groups_now >= groups
+            # Two clients are not divided: each would be left alone.
+            too_small = len(part) < 3
+            if too_small or limit_is_reached or not self.divides(vectors[part].double()):
+                finished.append(part)
                 continue
-            labels = AverageLinkage("complete")(vectors[part], 2)
-            parts += [
-                [k for k, label in zip(part, labels, strict=True) if label == side]
-                for side in (0, 1)
-            ]
-        label_of = {k: i for i, part in enumerate(done) for k in part}
-        return renumbered([label_of[k] for k in range(len(vectors))])
+            halves: tuple[list[int], list[int]] = ([], [])
+            sides = AverageLinkage("complete")(vectors[part], 2)
+            for client, side in zip(part, sides, strict=True):
+                halves[side].append(client)
+            waiting += halves
+
+        labels = [0] * len(vectors)
+        for label, part in enumerate(finished):
+            for client in part:
+                labels[client] = label
+        return renumbered(labels)
 
     def divides(self, updates: Tensor) -> bool:
         """Whether the members' pulls cancel out."""
@@ -135,25 +167,37 @@ def renumbered(labels: Sequence[int]) -> list[int]:
     >>> renumbered([2, 0, 2, 1])
     [0, 1, 0, 2]
     """
-    order: dict[int, int] = {}
-    return [order.setdefault(label, len(order)) for label in labels]
+    number_of: dict[int, int] = {}
+    numbers = []
+    for label in labels:
+        if label not in number_of:
+            number_of[label] = len(number_of)
+        numbers.append(number_of[label])
+    return numbers
 
 
 def nearest(vector: Tensor, centres: Mapping[int, Tensor]) -> int:
-    """The group whose mean update has the largest cosine with a client's: where a late joiner goes."""
-    far = cosine_distances(torch.stack([vector.double(), *(c.double() for c in centres.values())]))[
-        0, 1:
-    ]
-    return list(centres)[int(far.argmin())]
+    """The group whose mean update has the largest cosine with the update of a late joiner.
+
+    ``vector`` is the client's update, ``centres`` the mean update of each group.
+    """
+    rows = [vector.double()]
+    for centre in centres.values():
+        rows.append(centre.double())
+    # Row 0 is the client; its distance to itself, column 0, is left out.
+    distances = cosine_distances(torch.stack(rows))[0, 1:]
+    return list(centres)[int(distances.argmin())]
 
 
 def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
-    r"""A count sketch: every number goes, with a random sign, into one of ``size`` sums (Charikar et al. 2002).
+    r"""A count sketch: every number goes, with a random sign, into one of ``size`` sums.
 
-    Inner products survive up to a standard deviation of about :math:`|x||y| / \sqrt{size}`: .008 of a cosine.
+    (Charikar et al. 2002.) Inner products survive up to a standard deviation of about
+    :math:`|x||y| / \sqrt{size}`: .008 of a cosine.
     """
     if vector.numel() <= size:
         return vector.float()
+    # A fixed seed: sketches can be compared only if all clients share places and signs.
     rng = torch_rng(0, "sketch", vector.numel())
     places = torch.randint(size, (vector.numel(),), generator=rng)
     signs = torch.randint(2, (vector.numel(),), generator=rng) * 2.0 - 1
@@ -161,36 +205,47 @@ def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
 
 
 class Updates:
-    """Clients' updates as they come: whole ones while they fit into ``held`` bytes, sketches of all if not all will.
+    """Clients' updates as they come, in at most ``held`` bytes.
 
-    Sums over groups are asked for after the groups are known, so they can be taken over whole updates only: over all
-    clients while these fit, else over the first ones that came.
+    Whole ones while they fit; sketches of all clients beside them if not all will. Means over
+    groups are asked for after the groups are known, so they can be taken over whole updates only:
+    over all clients while these fit, else over the first ones that came.
     """
 
     def __init__(self, clients: int, held: int = HELD) -> None:
-        self._clients, self._held = clients, held
+        self._clients = clients
+        self._held = held
         self.whole: dict[int, Tensor] = {}
         self._sketches: dict[int, Tensor] = {}
 
     def add(self, client: int, update: Mapping[str, Tensor]) -> None:
-        """Take one update in."""
+        """Add one client's update."""
         vector = trees.flat({k: v.float() for k, v in update.items()})
-        room = max(1, self._held // (4 * max(1, vector.numel())))
+        update_bytes = 4 * max(1, vector.numel())
+        # At least one is held, however large: no group would have a centre otherwise.
+        room = max(1, self._held // update_bytes)
         if len(self.whole) < room or client in self.whole:
             self.whole[client] = vector
+        # Decided by the number of clients, not by what has come: all clients are compared by
+        # sketches or none is.
         if self._clients > room:
             self._sketches[client] = sketch(vector)
 
     def divide(self, grouping: Grouping, groups: int) -> dict[int, int]:
         """The group of each client, by client number."""
         vectors = self._sketches or self.whole
+        # By number, not by arrival: the groups do not depend on which client was faster.
         order = sorted(vectors)
         labels = grouping(torch.stack([vectors[k] for k in order]), groups)
         return dict(zip(order, labels, strict=True))
 
     def centres(self, groups: Mapping[int, int]) -> dict[int, Tensor]:
-        """The mean of each group's whole updates; a group none of whose updates is held has none."""
-        found: dict[int, list[Tensor]] = {}
-        for k in sorted(self.whole):
-            found.setdefault(groups[k], []).append(self.whole[k])
-        return {g: torch.stack(rows).double().mean(0).float() for g, rows in sorted(found.items())}
+        """The mean of each group's whole updates; a group of which none is held has no mean."""
+        members: dict[int, list[Tensor]] = {}
+        # Clients in order of number: a sum's last bits depend on the order of its terms.
+        for client in sorted(self.whole):
+            members.setdefault(groups[client], []).append(self.whole[client])
+        centres = {}
+        for group in sorted(members):
+            centres[group] = torch.stack(members[group]).double().mean(0).float()
+        return centres

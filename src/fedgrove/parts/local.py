@@ -1,8 +1,9 @@
 """How a client trains: optimisers, the recipe, and the Train stage in its two forms.
 
-Parameters, gradients and optimiser state live in flat vectors: one vector operation instead of one per tensor.
-Every optimiser has a pure form, ``step`` (for ``torch.func.vmap``), and an in-place one, ``step_`` (lean on one
-client); they are tested equal. Optimiser state never leaves a task.
+Parameters, gradients and optimiser state live in flat vectors: one vector operation instead of one
+per tensor. Every optimiser has a pure form, ``step`` (for ``torch.func.vmap``), and an in-place
+one, ``step_`` (less memory and fewer kernels on one client); they are tested equal. Optimiser state
+never leaves a task.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from ..nets import Net
 
 Number = float | Tensor
+"""A setting of an optimiser: a float, or a tensor where the batched engine stacks clients."""
+
+
+# ---- optimisers ----------------------------------------------------------------------------------
 
 
 class Optimiser(Protocol):
@@ -38,7 +43,7 @@ class Optimiser(Protocol):
         """How many vectors of the parameters' size it remembers."""
 
     def init(self, w: Tensor) -> Tree:
-        """The state before the first step."""
+        """The state before the first step; its names and shapes stay the same over all steps."""
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
         """One step, pure."""
@@ -47,9 +52,20 @@ class Optimiser(Protocol):
         """The same step; ``w``, ``g`` and ``state`` are overwritten."""
 
 
+def _is_off(number: Number) -> bool:
+    """Whether a momentum or weight decay is the plain number 0, and so costs nothing.
+
+    The batched engine replaces every other number by a tensor with one value per client. A tensor
+    under vmap cannot decide an ``if``; being a tensor, it is not off.
+    """
+    return not isinstance(number, Tensor) and number == 0
+
+
 def _decayed(g: Tensor, w: Tensor, weight_decay: Number) -> Tensor:
-    """The gradient with the weights' own pull; a decay of the number 0 costs nothing."""
-    return g if isinstance(weight_decay, float) and not weight_decay else g + weight_decay * w
+    """The gradient with weight decay added."""
+    if _is_off(weight_decay):
+        return g
+    return g + weight_decay * w
 
 
 @dataclass(frozen=True)
@@ -57,10 +73,13 @@ class SGD:
     r"""Stochastic gradient descent with momentum and weight decay.
 
     :math:`g \leftarrow g + \lambda w;\; v \leftarrow \beta v + g;\; w \leftarrow w - \eta v`
-    (:math:`\eta` lr, :math:`\beta` momentum, :math:`\lambda` weight_decay; the first :math:`v` is :math:`g`).
+    (:math:`\eta` lr, :math:`\beta` momentum, :math:`\lambda` weight_decay; the first :math:`v` is
+    :math:`g`).
 
-    >>> w, rule = torch.tensor([1.0]), SGD(lr=0.1)
-    >>> rule.step(w, torch.tensor([2.0]), rule.init(w), rule.lr)[0]
+    >>> rule = SGD(lr=0.1)
+    >>> w = torch.tensor([1.0])
+    >>> w, state = rule.step(w, torch.tensor([2.0]), rule.init(w), rule.lr)
+    >>> w
     tensor([0.8000])
     """
 
@@ -75,16 +94,24 @@ class SGD:
 
     @property
     def slots(self) -> int:
-        """The velocity."""
+        """The velocity; none without momentum."""
+        if _is_off(self.momentum):
+            return 0
         return 1
 
     def init(self, w: Tensor) -> Tree:
-        """A velocity of zero."""
+        """A velocity of zero; nothing without momentum."""
+        if _is_off(self.momentum):
+            return {}
         return {"v": torch.zeros_like(w)}
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
         """One step, pure."""
         g = _decayed(g, w, self.weight_decay)
+        if _is_off(self.momentum):
+            # Adding 0 turns a gradient of -0.0 into 0.0, as the sum with a velocity would: a pruned
+            # weight of -0.0 then keeps its sign bit, and its bytes on the wire.
+            return w - lr * (g + 0.0), {}
         v = self.momentum * state["v"] + g
         return w - lr * v, {"v": v}
 
@@ -93,6 +120,7 @@ class SGD:
         if self.weight_decay:
             g.add_(w, alpha=self.weight_decay)
         if self.momentum:
+            # From here on g is the velocity itself, which add_ below only reads.
             g = state["v"].mul_(self.momentum).add_(g)
         w.add_(g, alpha=-lr)
 
@@ -102,7 +130,16 @@ class Adam:
     r"""Adam (Kingma & Ba 2015, Alg. 1), with weight decay added to the gradient.
 
     :math:`m \leftarrow \beta_1 m + (1-\beta_1) g;\; v \leftarrow \beta_2 v + (1-\beta_2) g^2;\;
-    w \leftarrow w - \eta\, \frac{m}{1-\beta_1^t} \big/ \big(\sqrt{v/(1-\beta_2^t)} + \epsilon\big)`.
+    w \leftarrow w - \eta\, \frac{m}{1-\beta_1^t} \big/ \big(\sqrt{v/(1-\beta_2^t)} + \epsilon\big)`
+    (:math:`\eta` lr, :math:`\epsilon` eps, :math:`t` the number of the step, from 1).
+
+    The first step is as long as the learning rate, whatever the gradient:
+
+    >>> rule = Adam(lr=0.1)
+    >>> w = torch.tensor([1.0])
+    >>> w, state = rule.step(w, torch.tensor([2.0]), rule.init(w), rule.lr)
+    >>> w
+    tensor([0.9000])
     """
 
     lr: float = 1e-3
@@ -125,6 +162,7 @@ class Adam:
 
     def init(self, w: Tensor) -> Tree:
         """Moments of zero, no step taken."""
+        # The step count is a tensor: in a stack of clients each row has taken its own number.
         return {"m": torch.zeros_like(w), "v": torch.zeros_like(w), "t": w.new_zeros(())}
 
     def step(self, w: Tensor, g: Tensor, state: Tree, lr: Number) -> tuple[Tensor, Tree]:
@@ -143,16 +181,21 @@ class Adam:
             g.add_(w, alpha=self.weight_decay)
         state["m"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         state["v"].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        # The gradient is used up: its vector takes the root. sqrt(v / c) = sqrt(v) / sqrt(c), and
+        # the bias corrections become plain numbers instead of passes over the vectors.
         root = torch.sqrt(state["v"], out=g).div_((1 - self.beta2**t) ** 0.5).add_(self.eps)
         w.addcdiv_(state["m"], root, value=-lr / (1 - self.beta1**t))
 
 
+# ---- the recipe ----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LocalTraining:
-    r"""A training recipe: epochs over the client's training data, batch size, optimiser, decay, clipping.
+    r"""A training recipe: epochs over the client's training data, batch size, optimiser, clipping.
 
-    The learning rate of round :math:`t` is :math:`\eta\,\delta^t` (:math:`\delta` decay); gradients longer than
-    ``clip`` are scaled down to it.
+    The learning rate of round :math:`t` is :math:`\eta\,\delta^t` (:math:`\delta` decay); gradients
+    longer than ``clip`` are scaled down to it.
     """
 
     epochs: int = 1
@@ -169,7 +212,8 @@ class LocalTraining:
 
 
 def clip_scale(g: Tensor, clip: float) -> Tensor:
-    r"""The factor :math:`\min(1, c / \lVert g \rVert_2)` that shortens a gradient to the length :math:`c`."""
+    r"""The factor :math:`\min(1, c / \lVert g \rVert_2)` that shortens a gradient to :math:`c`."""
+    # The bound keeps a gradient of zeros from dividing by 0; its factor is 1.
     return torch.clamp_max(clip / torch.linalg.vector_norm(g).clamp_min(1e-12), 1.0)
 
 
@@ -177,32 +221,38 @@ def recipe(stage: Train) -> LocalTraining:
     """The stage's recipe; a run fills in the data set's own before any work is done."""
     if stage.local is None:
         raise ValueError(
-            "this Train stage has no recipe: build the run with fedgrove.run, or set local=LocalTraining(...)"
+            "this Train stage has no recipe: build the run with fedgrove.run, "
+            "or set local=LocalTraining(...)"
         )
     return stage.local
 
 
 def epochs(net: Net, stage: Train, client: Client, number: int) -> Iterable[Batch]:
-    """The batches of a Train stage, epoch after epoch; ``number`` is the stage's place among the Trains."""
+    """The batches of a Train stage, epoch after epoch.
+
+    ``number`` is the stage's place among the Train stages of a task: each shuffles differently.
+    """
     for epoch in range(recipe(stage).epochs):
         yield from client.batches(batches_of(net, stage), number, epoch)
 
 
 def batches_of(net: Net, stage: Train) -> Batches:
-    """The training data in the recipe's batches; BatchNorm cannot train on a batch of one."""
-    return Batches(
-        "train", recipe(stage).batch, shuffle=True, least=2 if net.layout.batch_norm else 1
-    )
+    """The training data in the recipe's batches."""
+    # BatchNorm cannot train on a batch of one: a single example has no variance.
+    least = 2 if net.layout.batch_norm else 1
+    return Batches("train", recipe(stage).batch, shuffle=True, least=least)
 
 
 def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tensor:
-    """A mask over the flat vector of all parameters: ones where it names nothing."""
-    return torch.cat(
-        [
-            (mask[k].to(v.dtype) if k in mask else torch.ones_like(v)).reshape(-1)
-            for k, v in params.items()
-        ]
-    )
+    """A mask over the flat vector of all parameters: ones for those it does not name."""
+    parts = []
+    for name, value in params.items():
+        if name in mask:
+            part = mask[name].to(value.dtype)
+        else:
+            part = torch.ones_like(value)
+        parts.append(part.reshape(-1))
+    return torch.cat(parts)
 
 
 def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
@@ -211,27 +261,36 @@ def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
     return rate
 
 
-# ---- the pure form: start_training, step (batch after batch), which an engine may stack over clients ------------------------
+# ---- the pure form: start_training, then step for each batch; an engine may stack clients --------
 
 
 def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
-    """The carry before the first step: ``carry[end]`` holds the masked start, ``carry["optimiser"]`` its state.
+    """The carry before the first step.
 
-    ``carry["before"]`` keeps what ``carry[end]`` was, which is what an objective sees under that name.
+    ``carry[end]`` holds the masked start, ``carry["optimiser"]`` the optimiser's state.
+    ``carry["before"]`` keeps what ``carry[end]`` was, which is what an objective sees under that
+    name: a stage may start, end and be pulled to the same tree.
     """
     tree = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
-    state = recipe(stage).optimiser.init(trees.flat(trees.pick(tree, net.layout.params)))
-    return {**carry, "before": carry.get(stage.end, {}), stage.end: tree, "optimiser": state}
+    w = trees.flat(trees.pick(tree, net.layout.params))
+    return {
+        **carry,
+        "before": carry.get(stage.end, {}),
+        stage.end: tree,
+        "optimiser": recipe(stage).optimiser.init(w),
+    }
 
 
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     """One step of training as a pure function of tensors."""
     tree = carry[stage.end]
+    objective_carry = {**carry, stage.end: carry["before"]}
 
     def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
+        # The forward pass writes running statistics into its buffers; copies keep the step pure.
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
         out = net(params | buffers, batch.x, train=True)
-        value, aux = stage.objective(out, params, batch, {**carry, stage.end: carry["before"]})
+        value, aux = stage.objective(out, params, batch, objective_carry)
         return value, (aux, buffers)
 
     grads, (aux, buffers) = grad(loss, has_aux=True)(trees.pick(tree, net.layout.params))
@@ -239,9 +298,12 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
 
 
 def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers: Tree) -> Carry:
-    """What follows once the gradients are there: mask, clip, the optimiser's step; pure."""
-    local, params = recipe(stage), trees.pick(carry[stage.end], net.layout.params)
+    """The carry after a step, given its gradients: mask, clip, the optimiser's step; pure."""
+    local = recipe(stage)
+    params = trees.pick(carry[stage.end], net.layout.params)
     g = trees.flat(trees.pick(grads, params))
+    # The mask comes before clipping, so that the length is that of the weights in use, and before
+    # the optimiser, so that momentum moves no pruned weight.
     if stage.mask in carry:
         g = g * flat_mask(carry[stage.mask], params)
     if local.clip is not None:
@@ -257,31 +319,45 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     }
 
 
-# ---- the in-place form: the same steps, lean, on one client --------------------------------------------------------
+# ---- the in-place form: the same steps on one client, in less memory -----------------------------
 
 
 def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
-    """All steps of a Train stage on one client: equal to :func:`start_training` and :func:`step` over ``batches``."""
+    """All steps of a Train stage on one client.
+
+    Equal to :func:`start_training` and :func:`step` over ``batches``.
+    """
     local = recipe(stage)
-    first = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
-    w = trees.flat(trees.pick(first, net.layout.params))
-    params = {
-        k: v.detach().requires_grad_()
-        for k, v in trees.unflat(w, trees.pick(first, net.layout.params)).items()
-    }
-    tree: dict[str, Any] = params | {k: first[k].clone() for k in net.layout.buffers}
-    leaves, state, g = list(params.values()), local.optimiser.init(w), torch.empty_like(w)
-    mask = flat_mask(carry[stage.mask], params) if stage.mask in carry else None
+    start = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    start_params = trees.pick(start, net.layout.params)
+    w = trees.flat(start_params)
+    # Parameters are views of w: when the optimiser moves w in place, the network has moved.
+    params = {}
+    for name, view in trees.unflat(w, start_params).items():
+        params[name] = view.detach().requires_grad_()
+    # Copies: the forward pass writes running statistics in place, and the start must stay as it is.
+    buffers = {k: start[k].clone() for k in net.layout.buffers}
+    tree: dict[str, Any] = params | buffers
+    leaves = list(params.values())
+    state = local.optimiser.init(w)
+    g = torch.empty_like(w)
+    mask = None
+    if stage.mask in carry:
+        mask = flat_mask(carry[stage.mask], params)
     lr = float(learning_rate(local, carry))
     for batch in batches:
         loss, aux = stage.objective(net(tree, batch.x, train=True), params, batch, carry)
+        # A parameter that the loss does not reach has a gradient of zeros, as in the pure form.
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         torch.cat([v.reshape(-1) for v in grads], out=g)
+        # Mask, clip, step: the order of moved(), for its reasons.
         if mask is not None:
             g.mul_(mask)
         if local.clip is not None:
             g.mul_(clip_scale(g, local.clip))
         local.optimiser.step_(w, g, state, lr)
         if aux:
-            carry = {**carry, "aux": carry["aux"] | {k: v.detach() for k, v in aux.items()}}
+            # Detached, or each step would keep the graphs of all steps before it alive.
+            remembered = {k: v.detach() for k, v in aux.items()}
+            carry = {**carry, "aux": carry["aux"] | remembered}
     return {**carry, stage.end: {k: v.detach() for k, v in tree.items()}}

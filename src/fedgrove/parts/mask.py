@@ -12,34 +12,41 @@ from ..trees import Mask
 
 
 def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:
-    """Keep the ``counts[layer]`` weights of largest score in every layer; of equal ones those that come first.
+    """Keep the ``counts[layer]`` weights of largest score in every layer; of equal ones the first.
 
     >>> top({"w": torch.tensor([1.0, 3.0, 2.0])}, {"w": 2})
     {'w': tensor([False,  True,  True])}
     """
-    return {k: _top(k, v, counts[k]) for k, v in scores.items()}
-
-
-def _top(name: str, score: Tensor, n: int) -> Tensor:
-    check(
-        0 <= n <= score.numel(),
-        f"the number of weights kept in {name}",
-        n,
-        f"from 0 to {score.numel()}",
-    )
-    return best(score.reshape(-1), n).view(score.shape)
+    mask = {}
+    for layer, score in scores.items():
+        n = counts[layer]
+        check(
+            0 <= n <= score.numel(),
+            f"the number of weights kept in {layer}",
+            n,
+            f"from 0 to {score.numel()}",
+        )
+        mask[layer] = best(score.reshape(-1), n).view(score.shape)
+    return mask
 
 
 def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
-    """The ``n`` places of largest score as a mask, only ``among`` some if these are given; of equal ones the first.
+    """The ``n`` places of largest score as a mask; of equal ones the first.
+
+    With ``among``, only places where it is true.
 
     >>> best(torch.tensor([1.0, 3.0, 2.0]), 1, among=torch.tensor([True, False, True]))
     tensor([False, False,  True])
     """
-    open_ = score if among is None else torch.where(among, score, -torch.inf)
+    if among is not None:
+        score = torch.where(among, score, -torch.inf)
     mask = torch.zeros(score.numel(), dtype=torch.bool, device=score.device)
-    mask[torch.argsort(open_, descending=True, stable=True)[:n]] = True
-    return mask if among is None else mask & among
+    # Not topk, which decides ties as it likes: a stable sort gives the same mask on every machine.
+    mask[torch.argsort(score, descending=True, stable=True)[:n]] = True
+    if among is not None:
+        # Fewer than n places may be allowed, or have a score of -inf themselves.
+        mask = mask & among
+    return mask
 
 
 def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
@@ -54,9 +61,10 @@ def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
 
 
 def regrow(mask: Tensor, gradient: Tensor, n: int, barred: Tensor) -> Tensor:
-    """The mask with ``n`` more weights, those of largest gradient magnitude outside it; none that is ``barred``.
+    """The mask with ``n`` more weights: those of largest gradient magnitude outside it.
 
-    (CA-AFP's healing; RigL, Evci et al. 2020, grows by the same rule.)
+    None that is ``barred`` is taken. (CA-AFP's healing; RigL, Evci et al. 2020, grows by the same
+    rule.)
 
     >>> off = torch.tensor([False, False, False])
     >>> regrow(torch.tensor([True, False, False]), torch.tensor([9.0, 1.0, -2.0]), 1, barred=off)

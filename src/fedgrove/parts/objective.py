@@ -1,7 +1,7 @@
 """What local training minimises. Objectives add: ``CrossEntropy() + Proximal(0.1)``.
 
-An objective is called once per step with the output of that step's one forward pass and returns ``(loss, aux)``;
-``aux`` is merged into ``carry["aux"]`` and comes back in the next step.
+An objective is called once per step with the output of that step's one forward pass and returns
+``(loss, aux)``; ``aux`` is merged into ``carry["aux"]`` and comes back in the next step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Objective(ABC):
     """A term of a local loss: a pure function of tensors, with no Python branch on data.
 
-    Where channels are pruned, parameters and features come narrow, or with zeros in some of the places: sum over them,
-    since a mean would depend on which.
+    Where channels are pruned, parameters and features come narrow, or with zeros in some of the
+    places: sum over them, since a mean would depend on which.
     """
 
     @abstractmethod
@@ -36,11 +36,14 @@ class Objective(ABC):
         """The loss of one batch, and what to remember for the next step."""
 
     def __add__(self, other: Objective) -> Objective:
+        # Flat, however it is bracketed: equal sums compare equal, and so train in one stack.
         return Sum((*_terms(self), *_terms(other)))
 
 
 def _terms(objective: Objective) -> tuple[Objective, ...]:
-    return objective.terms if isinstance(objective, Sum) else (objective,)
+    if isinstance(objective, Sum):
+        return objective.terms
+    return (objective,)
 
 
 @dataclass(frozen=True)
@@ -52,31 +55,36 @@ class Sum(Objective):
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
-        """The terms' losses, added; what they remember, joined."""
-        parts = [term(out, params, batch, carry) for term in self.terms]
-        loss, aux = parts[0][0], dict(parts[0][1])
-        for more, said in parts[1:]:
-            loss, aux = loss + more, aux | said
+        """The terms' losses, added; what they remember, merged."""
+        results = [term(out, params, batch, carry) for term in self.terms]
+        loss, aux = results[0]
+        for term_loss, term_aux in results[1:]:
+            loss = loss + term_loss
+            aux = aux | term_aux
         return loss, aux
 
 
 @dataclass(frozen=True)
 class CrossEntropy(Objective):
-    r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`, :math:`v` = ``batch.weight``."""
+    r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`.
+
+    :math:`v` -> ``batch.weight``, which is 0 for padding.
+    """
 
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """The mean over the examples that are not padding."""
-        each = F.cross_entropy(out.logits, batch.y, reduction="none")
-        return (each * batch.weight).sum() / batch.weight.sum(), {}
+        per_example = F.cross_entropy(out.logits, batch.y, reduction="none")
+        return (per_example * batch.weight).sum() / batch.weight.sum(), {}
 
 
 @dataclass(frozen=True)
 class Proximal(Objective):
-    r"""Pull to a reference: :math:`\frac{\mu}{2} \lVert w - w_{ref} \rVert_2^2` (FedProx, Li et al. 2020, Eq. 2).
+    r"""Pull to a reference: :math:`\frac{\mu}{2} \lVert w - w_{ref} \rVert_2^2`.
 
-    :math:`w` -> ``params`` (without buffers), :math:`w_{ref}` -> ``carry[to]``.
+    (FedProx, Li et al. 2020, Eq. 2.) :math:`w` -> ``params`` (without buffers),
+    :math:`w_{ref}` -> ``carry[to]``.
     """
 
     mu: float = 0.01
@@ -89,15 +97,17 @@ class Proximal(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """Half mu times the squared distance."""
+        # The carry's tree holds buffers as well; running statistics are not pulled.
         reference = trees.pick(carry[self.to], params)
         return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}
 
 
 @dataclass(frozen=True)
 class Clustered(Objective):
-    r"""ClusterFL's tie: :math:`\alpha|w|^2 - 2\beta\, w \cdot u + \frac{\rho}{2}|w - w_{last}|^2` (Ouyang et al. 2023).
+    r"""ClusterFL's tie: :math:`\alpha|w|^2 - 2\beta\, w \cdot u + \frac{\rho}{2}|w - w_{last}|^2`.
 
-    :math:`u`, the client's share of all models -> ``carry["model"]``; :math:`w_{last}` -> ``carry["personal"]``.
+    (Ouyang et al. 2023.) :math:`u`, the client's share of all models -> ``carry["model"]``;
+    :math:`w_{last}` -> ``carry["personal"]``.
     """
 
     alpha: float = 1e-3
@@ -113,8 +123,10 @@ class Clustered(Objective):
     ) -> tuple[Tensor, Tree]:
         """Small, along the cluster, and near where it was."""
         w = trees.flat(params)
-        u, last = (trees.flat(trees.pick(carry[k], params)) for k in ("model", "personal"))
+        u = trees.flat(trees.pick(carry["model"], params))
+        last = trees.flat(trees.pick(carry["personal"], params))
         away = w - last
-        return self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum() + 0.5 * self.rho * (
-            away * away
-        ).sum(), {}
+        # The first two terms of the formula above, then the third.
+        along_cluster = self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum()
+        near_last = 0.5 * self.rho * (away * away).sum()
+        return along_cluster + near_last, {}

@@ -1,24 +1,39 @@
-"""Models of which a client keeps a part: what is received is shared, all else stays at home."""
+"""Models of which a client keeps a part: what it receives is shared, the rest stays with it."""
 
 from __future__ import annotations
 
+from .. import trees
 from ..core import Carry, Client, Outcome, Packet
 
 
 def complete(carry: Carry, client: Client) -> Carry:
-    """Fill what was not received from what the client kept, or at first from the network's initial parameters.
+    """Fill what was not received from what the client kept.
 
-    ``carry["received"]`` remembers what came; ``carry["model"]`` becomes the whole model, in the network's order.
+    At first it has kept nothing, and the network's initial parameters stand in.
+    ``carry["received"]`` remembers what came; ``carry["model"]`` becomes the whole model, in the
+    network's order.
     """
     received = carry.get("model", {})
+    # The last one wins: the initial parameters, over them the client's own, over them what came.
     whole = {**client.start, **carry.get("kept", {}), **received}
-    return {**carry, "received": received, "model": {k: whole[k] for k in client.layout.shapes}}
+    return {**carry, "received": received, "model": trees.pick(whole, client.layout.shapes)}
 
 
 def share_received(carry: Carry, client: Client) -> Outcome:
     """Send back what was received, trained; keep the rest."""
-    shared = {k: carry["local"][k] for k in carry["received"]}
-    kept = {k: v for k, v in carry["local"].items() if k not in shared}
-    return Outcome(
-        {"model": Packet(shared)} if shared else {}, memory={"kept": kept} if kept else {}
-    )
+    shared = {}
+    kept = {}
+    # Each in the order it is known by: the packet's as received, the memory's as in the model.
+    for name in carry["received"]:
+        shared[name] = carry["local"][name]
+    for name, value in carry["local"].items():
+        if name not in shared:
+            kept[name] = value
+    # An empty packet would still cost the bytes of its header.
+    packets = {}
+    if shared:
+        packets["model"] = Packet(shared)
+    memory = {}
+    if kept:
+        memory["kept"] = kept
+    return Outcome(packets, memory=memory)

@@ -1,8 +1,8 @@
 """Quantisers: what a method decides to lose before it sends.
 
-Codecs lose nothing, so all that is lossy is here, inside the method. A quantiser takes a tree and gives one with fewer
-distinct values or more zeros; the codec finds those and writes few bytes. Only floating-point leaves change.
-:func:`feedback` keeps what was left out, for the next round.
+Codecs lose nothing, so all that is lossy is here, inside the method. A quantiser takes a tree and
+gives one with fewer distinct values or more zeros; the codec finds those and writes few bytes. Only
+floating-point leaves change. :func:`feedback` keeps what was left out, for the next round.
 """
 
 from __future__ import annotations
@@ -38,19 +38,30 @@ def feedback(
     left: Mapping[str, Tensor] | None,
     draw: torch.Generator | None = None,
 ) -> tuple[Tree, Tree]:
-    r"""Quantise with error feedback: what is sent, and what is left out and must come back as ``left`` next time.
+    r"""Quantise with error feedback: what is sent, and the error that is left out.
 
-    :math:`q_t = Q(x_t + e_t),\; e_{t+1} = x_t + e_t - q_t` (Seide et al. 2014; Karimireddy et al. 2019, Alg. 2), so
-    that :math:`\sum_t q_t + e_T = \sum_t x_t`. x -> ``tree``, e -> ``left`` (None: nothing yet).
+    :math:`q_t = Q(x_t + e_t),\; e_{t+1} = x_t + e_t - q_t` (Seide et al. 2014; Karimireddy et al.
+    2019, Alg. 2), so that :math:`\sum_t q_t + e_T = \sum_t x_t`. x -> ``tree``, e -> ``left``
+    (None: nothing yet); the error returned must come back as ``left`` next time.
 
     >>> sent, left = feedback(TopK(0.5), {"w": torch.tensor([3.0, 1.0])}, None)
     >>> sent["w"], left["w"]
     (tensor([3., 0.]), tensor([0., 1.]))
     """
-    whole = {k: v + left[k] if left is not None and k in left else v for k, v in tree.items()}
+    errors = {} if left is None else left
+    whole: Tree = {}
+    for name, value in tree.items():
+        if name in errors:
+            value = value + errors[name]
+        whole[name] = value
     sent = quantiser(whole, draw)
-    rest = {k: v - sent[k].to(v.dtype) for k, v in whole.items() if v.is_floating_point()}
-    return sent, rest
+    new_errors: Tree = {}
+    for name, value in whole.items():
+        # Other leaves are sent as they are: no error.
+        if value.is_floating_point():
+            # A quantiser may send a narrower dtype; the error is kept in the tree's own.
+            new_errors[name] = value - sent[name].to(value.dtype)
+    return sent, new_errors
 
 
 @dataclass(frozen=True)
@@ -68,15 +79,16 @@ class Half:
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree in sixteen bits."""
-        return _floats(tree, lambda x: x.to(WIDTHS[self.kind]))
+        return _map_floats(tree, lambda x: x.to(WIDTHS[self.kind]))
 
 
 @dataclass(frozen=True)
 class Uniform:
     r"""A symmetric grid of :math:`2^b - 1` levels per layer, 0 among them.
 
-    :math:`q = s \lfloor x / s + u \rfloor,\; s = \max|x| / (2^{b-1} - 1)`, with u uniform in [0, 1) (stochastic
-    rounding: unbiased, error under s; Alistarh et al. 2017) or u = 1/2 (nearest: error at most s/2).
+    :math:`q = s \lfloor x / s + u \rfloor,\; s = \max|x| / (2^{b-1} - 1)`, with u uniform in [0, 1)
+    (stochastic rounding: unbiased, error under s; Alistarh et al. 2017) or u = 1/2 (nearest: error
+    at most s/2). b -> ``bits``.
 
     >>> Uniform(bits=2, stochastic=False)({"w": torch.tensor([1.0, 0.4, -0.6])})["w"]
     tensor([ 1.,  0., -1.])
@@ -90,15 +102,19 @@ class Uniform:
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree on its grids."""
-        return _floats(tree, lambda x: self._layer(x, draw))
+        return _map_floats(tree, lambda x: self._layer(x, draw))
 
     def _layer(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
         levels = (1 << (self.bits - 1)) - 1
         step = x.abs().max().double() / levels
+        # Nothing to round, and no division by 0. No number is drawn for such a layer.
         if step == 0:
             return torch.zeros_like(x)
-        u = _uniform(x, draw) if self.stochastic else 0.5
-        # In double precision: a rounding of x / s above its exact value would leave the grid's end or bias the draw.
+        u: float | Tensor = 0.5
+        if self.stochastic:
+            u = _uniform(x, draw)
+        # In double precision: a rounding of x / s above its exact value would leave the grid's end
+        # or bias the draw.
         return (torch.floor(x.double() / step + u).clamp(-levels, levels) * step).to(x.dtype)
 
 
@@ -106,7 +122,8 @@ class Uniform:
 class TopK:
     """The share ``density`` of each layer with the largest magnitudes, at least one; the rest is 0.
 
-    Ties go to the first. Among all trees of that density this is the nearest: ||q - x||^2 <= (1 - density) ||x||^2.
+    Ties go to the first. Among all trees of that density this is the nearest:
+    ||q - x||^2 <= (1 - density) ||x||^2.
     """
 
     density: float = 0.1
@@ -116,44 +133,56 @@ class TopK:
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree with the small values set to 0."""
-        return _floats(
-            tree, lambda x: torch.where(largest(x, max(1, round(self.density * x.numel()))), x, 0.0)
-        )
+        return _map_floats(tree, self._layer)
+
+    def _layer(self, x: Tensor) -> Tensor:
+        kept = max(1, round(self.density * x.numel()))
+        return torch.where(largest(x, kept), x, 0.0)
 
 
 @dataclass(frozen=True)
 class Sign:
-    r"""The sign of each value times the layer's mean magnitude: :math:`q = \frac{\|x\|_1}{d}\,\mathrm{sign}(x)`.
+    r"""The sign of each value times the layer's mean magnitude.
 
-    EF-signSGD (Karimireddy et al. 2019); biased, so use it with :func:`feedback`. The sign of 0 is 0.
+    :math:`q = \frac{\|x\|_1}{d}\,\mathrm{sign}(x)`: EF-signSGD (Karimireddy et al. 2019). Biased,
+    so use it with :func:`feedback`. The sign of 0 is 0.
     """
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree of signs."""
-        return _floats(tree, lambda x: x.sign() * x.double().abs().mean().to(x.dtype))
+        return _map_floats(tree, self._layer)
+
+    def _layer(self, x: Tensor) -> Tensor:
+        # The mean in double precision: in the layer's own, a sum of many values would lose digits.
+        return x.sign() * x.double().abs().mean().to(x.dtype)
 
 
 @dataclass(frozen=True)
 class Ternary:
-    r"""Each value becomes -m, 0 or m, unbiased: :math:`q = m\,\mathrm{sign}(x)\,b,\; P(b=1) = |x|/m,\; m = \max|x|`.
+    r"""Each value becomes -m, 0 or m, unbiased.
 
-    TernGrad (Wen et al. 2017), without its clipping.
+    :math:`q = m\,\mathrm{sign}(x)\,b,\; P(b=1) = |x|/m,\; m = \max|x|`: TernGrad (Wen et al. 2017),
+    without its clipping.
     """
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree of three values per layer."""
-        return _floats(tree, lambda x: self._layer(x, draw))
+        return _map_floats(tree, lambda x: self._layer(x, draw))
 
     def _layer(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
-        most = x.abs().max()
-        return torch.where(
-            _uniform(x, draw) * most.double() < x.abs().double(), x.sign() * most, 0.0
-        )
+        m = x.abs().max()
+        # u < |x| / m, multiplied by m: a layer of zeros needs no division. A strict comparison and
+        # u < 1: a value of 0 stays 0, and the largest is always kept.
+        b = _uniform(x, draw) * m.double() < x.abs().double()
+        return torch.where(b, x.sign() * m, 0.0)
 
 
 @dataclass(frozen=True)
 class Centroids:
-    """Each layer's values replaced by the nearest of at most ``k`` centroids, 0 one of them: see :func:`cluster`."""
+    """Each layer's values replaced by the nearest of at most ``k`` centroids: see :func:`cluster`.
+
+    With ``zero`` one of them is 0.
+    """
 
     k: int = 16
     zero: bool = True
@@ -163,15 +192,18 @@ class Centroids:
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree of centroids."""
-        return _floats(tree, lambda x: cluster(x, self.k, self.zero).values)
+        return _map_floats(tree, lambda x: cluster(x, self.k, self.zero).values)
 
 
-# --- one-dimensional k-means ---------------------------------------------------------------------------------------
+# ---- one-dimensional k-means ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """Centroids and each value's nearest one; with a zero centroid that is number 0, and what it takes is pruned."""
+    """Centroids, and the number of each value's nearest one.
+
+    A zero centroid is number 0, and what it takes is pruned.
+    """
 
     centroids: Tensor
     index: Tensor
@@ -183,14 +215,15 @@ class Clustering:
 
 
 def cluster(x: Tensor, k: int, zero: bool = True, bins: int = 1024) -> Clustering:
-    r"""At most ``k`` centroids that minimise :math:`\sum_i \min_c (x_i - \mu_c)^2`; with ``zero``, :math:`\mu_0 = 0`.
+    r"""At most ``k`` centroids that minimise :math:`\sum_i \min_c (x_i - \mu_c)^2`.
 
-    Exact dynamic programming over a histogram of ``bins`` equal bins, each with its count, sum and sum of squares;
-    over the values themselves when at most ``bins`` are distinct. Fewer than ``k`` centroids come back when fewer
-    are of use. Nothing is random: the same values always give the same centroids.
+    With ``zero``, :math:`\mu_0 = 0`. Exact dynamic programming over a histogram of ``bins`` equal
+    bins, each with its count, sum and sum of squares; over the values themselves when at most
+    ``bins`` are distinct. Fewer than ``k`` centroids come back when fewer are of use. Nothing is
+    random: the same values always give the same centroids.
 
-    >>> found = cluster(torch.tensor([-2.0, -0.1, 0.1, 3.0, 5.0]), k=3)
-    >>> found.centroids, found.index
+    >>> clustering = cluster(torch.tensor([-2.0, -0.1, 0.1, 3.0, 5.0]), k=3)
+    >>> clustering.centroids, clustering.index
     (tensor([ 0., -2.,  4.]), tensor([1, 0, 0, 2, 2]))
     """
     check(k >= 1 + zero, "k", k, "at least 2 with a zero centroid, at least 1 without")
@@ -198,40 +231,60 @@ def cluster(x: Tensor, k: int, zero: bool = True, bins: int = 1024) -> Clusterin
         return Clustering(torch.zeros(1, dtype=x.dtype), torch.zeros(x.shape, dtype=torch.int64))
     if not bool(torch.isfinite(x).all()):
         raise InputError("values to cluster hold NaN or infinity; drop the update that has them.")
-    free = _centroids(_histogram(x.detach().double().cpu().reshape(-1).numpy(), bins), k, zero)
-    order = torch.tensor(
-        sorted({*torch.tensor(free).to(x.dtype).tolist(), *([0.0] if zero else [])}), dtype=x.dtype
-    )
-    edges = (order[1:].double() + order[:-1].double()) / 2
-    index = torch.bucketize(x.detach().double().cpu(), edges)
-    return _zero_first(order, index) if zero else Clustering(order, index)
-
-
-def _zero_first(order: Tensor, index: Tensor) -> Clustering:
-    """Make the zero centroid number 0; the others follow in rising order."""
-    at = int(torch.nonzero(order == 0)[0, 0])
-    places = torch.tensor([at, *(i for i in range(len(order)) if i != at)])
-    return Clustering(order[places], torch.argsort(places)[index])
+    values = x.detach().double().cpu()
+    free = _free_centroids(_histogram(values.reshape(-1).numpy(), bins), k, zero)
+    # A set, after rounding to the dtype of x: centroids that have become equal are one.
+    distinct = set(torch.tensor(free).to(x.dtype).tolist())
+    if zero:
+        distinct.add(0.0)
+    centroids = torch.tensor(sorted(distinct), dtype=x.dtype)
+    # The nearest of sorted centroids changes half way between neighbours. In double precision, or
+    # the midpoint of two close centroids would be rounded onto one of them.
+    midpoints = (centroids[1:].double() + centroids[:-1].double()) / 2
+    index = torch.bucketize(values, midpoints)
+    if not zero:
+        return Clustering(centroids, index)
+    # The zero centroid becomes number 0; the others follow in rising order.
+    zero_at = int(torch.nonzero(centroids == 0)[0, 0])
+    order = list(range(len(centroids)))
+    order.remove(zero_at)
+    order.insert(0, zero_at)
+    old_of_new = torch.tensor(order)
+    # The inverse of a permutation is the order that would sort it.
+    new_of_old = torch.argsort(old_of_new)
+    return Clustering(centroids[old_of_new], new_of_old[index])
 
 
 def _histogram(x: Floats, bins: int) -> Floats:
-    """Count, sum and sum of squares of each bin that holds something, in rising order: shape (3, bins)."""
+    """Count, sum and sum of squares of each bin that holds something, in rising order.
+
+    The shape is (3, bins that hold something).
+    """
+    # Looking for distinct values sorts them, which many values are not worth.
     distinct = np.unique(x) if len(x) <= 1 << 14 else np.empty(0)
     if 0 < len(distinct) <= bins:
         place: Places = np.searchsorted(distinct, x)
     else:
-        low, high = float(x.min()), float(x.max())
-        scaled = (x - low) / (high - low) * bins if high > low else np.zeros_like(x)
+        low = float(x.min())
+        high = float(x.max())
+        scaled = np.zeros_like(x)
+        if high > low:
+            scaled = (x - low) / (high - low) * bins
+        # The largest value lies on the upper edge of the last bin, and belongs to it.
         place = np.minimum(scaled, bins - 1).astype(np.int64)
-    sums = np.stack(
-        [np.bincount(place).astype(np.float64), np.bincount(place, x), np.bincount(place, x * x)]
-    )
-    return sums[:, sums[0] > 0]
+    count = np.bincount(place).astype(np.float64)
+    sums = np.stack([count, np.bincount(place, x), np.bincount(place, x * x)])
+    return sums[:, count > 0]
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One interval more: where it begins for each end, without the zero interval, with it before, with it after."""
+    """One more interval in the dynamic programme: for each end b, where the last interval begins.
+
+    Three partitions are followed: ``plain`` has no zero interval; ``longer`` has one already, and a
+    new interval about its mean after it; ``closing`` has the zero interval as its last. Where
+    ``closes``, the last of these is the better one of the two with a zero interval.
+    """
 
     plain: Places
     longer: Places
@@ -239,29 +292,42 @@ class _Step:
     closes: npt.NDArray[np.bool_]
 
 
-def _centroids(sums: Floats, k: int, zero: bool) -> list[float]:
-    """The free centroids of the best partition of the bins into at most ``k`` intervals, one of them about 0."""
+def _free_centroids(sums: Floats, k: int, zero: bool) -> list[float]:
+    """The centroids other than 0 of the best partition of the bins into at most ``k`` intervals.
+
+    With ``zero`` one of the intervals has its centroid at 0, the others at their means.
+    """
     total = np.concatenate([np.zeros((3, 1)), sums.cumsum(axis=1)], axis=1)
-    count, first, second = (t[:, None] - t[None, :] for t in total)  # [b, a]: over bins a..b-1
+    # Entry [b, a] is over bins a..b-1: the difference of two cumulative sums. Where a > b there is
+    # no such interval; its count is negative and it costs infinity.
+    count, first, second = (t[:, None] - t[None, :] for t in total)
+    # The cost of an interval about its mean: sum x^2 - (sum x)^2 / n, which rounding may leave
+    # below 0. The inner where only avoids a division by 0.
     about_mean = np.where(
         count > 0, np.maximum(second - first**2 / np.where(count > 0, count, 1), 0), np.inf
     )
+    # About 0 it is sum x^2.
     about_zero = np.where(count >= 0, second, np.inf)
-    np.fill_diagonal(about_mean, 0.0)  # an empty interval costs nothing
-    # plain[b]: bins 0..b-1 in j intervals about their means; with_zero[b]: one interval more, about 0.
+    # An empty interval costs nothing: this is how fewer than k intervals are allowed.
+    np.fill_diagonal(about_mean, 0.0)
+    # After j steps plain[b] is the least cost of bins 0..b-1 in j intervals about their means, and
+    # with_zero[b] of those and one interval more, about 0. Before the first step no interval is
+    # there, which covers no bin; the zero interval alone may cover any number.
     plain = np.where(np.arange(total.shape[1]) == 0, 0.0, np.inf)
-    with_zero, steps = about_zero[:, 0], list[_Step]()
+    with_zero = about_zero[:, 0]
+    steps: list[_Step] = []
     for _ in range(k - zero):
-        longer, after_zero = _best(with_zero, about_mean)
-        plain, after_plain = _best(plain, about_mean)
-        closing, zero_after = _best(plain, about_zero)
+        longer, after_zero = _extended(with_zero, about_mean)
+        plain, after_plain = _extended(plain, about_mean)
+        # From the plain partitions as they are now: the zero interval comes on top of j intervals.
+        closing, zero_after = _extended(plain, about_zero)
         steps.append(_Step(after_plain, after_zero, zero_after, closing <= longer))
         with_zero = np.minimum(longer, closing)
     return _means(steps, total, zero)
 
 
-def _best(cost: Floats, interval: Floats) -> tuple[Floats, Places]:
-    """min over a of cost[a] + interval[b, a], and where."""
+def _extended(cost: Floats, interval: Floats) -> tuple[Floats, Places]:
+    """For each end b the least of cost[a] + interval[b, a] over all beginnings a, and that a."""
     sums = cost[None, :] + interval
     where = sums.argmin(axis=1)
     return sums[np.arange(len(cost)), where], where
@@ -269,39 +335,57 @@ def _best(cost: Floats, interval: Floats) -> tuple[Floats, Places]:
 
 def _means(steps: list[_Step], total: Floats, zero: bool) -> list[float]:
     """The means of the intervals of the best partition, walked from the last to the first."""
-    end, means, seek = total.shape[1] - 1, list[float](), zero
+    means: list[float] = []
+    end = total.shape[1] - 1
+    # Whether the zero interval is still to come, further to the left.
+    zero_ahead = zero
     for step in reversed(steps):
-        if seek and step.closes[end]:
-            end, seek = int(step.closing[end]), False
-        begin = int((step.longer if seek else step.plain)[end])
+        if zero_ahead and step.closes[end]:
+            # The zero interval ends here. It has no mean to report; what lies before it is plain.
+            end = int(step.closing[end])
+            zero_ahead = False
+        begins = step.longer if zero_ahead else step.plain
+        begin = int(begins[end])
+        # An empty interval is one that was not needed.
         if begin < end:
-            means.append(
-                float((total[1, end] - total[1, begin]) / (total[0, end] - total[0, begin]))
-            )
+            count = total[0, end] - total[0, begin]
+            means.append(float((total[1, end] - total[1, begin]) / count))
         end = begin
     return means
 
 
-# --- shared --------------------------------------------------------------------------------------------------------
+# ---- shared --------------------------------------------------------------------------------------
 
 
 def largest(x: Tensor, n: int) -> Tensor:
     """Where the ``n`` largest magnitudes are; of equal ones the first."""
     size = x.detach().abs().reshape(-1)
+    # The n-th largest by selection, which is faster than a sort. All above it are in; of those
+    # equal to it as many as are still wanted.
     least = torch.kthvalue(size, size.numel() - n + 1).values
-    above = size > least
-    ties = (size == least).nonzero()[: n - int(above.sum()), 0]
-    above[ties] = True
-    return above.reshape(x.shape)
+    is_in = size > least
+    still_wanted = n - int(is_in.sum())
+    ties = (size == least).nonzero()[:still_wanted, 0]
+    is_in[ties] = True
+    return is_in.reshape(x.shape)
 
 
-def _floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:
-    return {k: f(v) if v.is_floating_point() and v.numel() else v for k, v in tree.items()}
+def _map_floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:
+    """Apply ``f`` to floating-point leaves; counters and empty leaves stay as they are."""
+    mapped = {}
+    # In the tree's order, which is also the order of random draws.
+    for name, value in tree.items():
+        if value.is_floating_point() and value.numel():
+            value = f(value)
+        mapped[name] = value
+    return mapped
 
 
 def _uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
+    """A number in [0, 1) for each value of ``x``."""
     if draw is None:
         raise InputError(
-            "a random quantiser was given no generator; pass draw=seeds.torch_rng(seed, round, client)."
+            "a random quantiser was given no generator; "
+            "pass draw=seeds.torch_rng(seed, round, client)."
         )
     return torch.rand(x.shape, generator=draw, dtype=torch.float64)

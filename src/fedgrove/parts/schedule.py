@@ -9,7 +9,7 @@ from ..errors import check
 
 @dataclass(frozen=True)
 class Churn:
-    r"""CA-AFP's deficit and churn (its Alg. 1, lines 44-53): steps every f rounds towards a target density.
+    r"""CA-AFP's deficit and churn (its Alg. 1, lines 44-53): steps towards a target density.
 
     Round t = 1..P of the phase; a step stands before the broadcast of every round that f divides::
 
@@ -18,10 +18,11 @@ class Churn:
         N_churn   = rho N_active                       pruned and regrown
         prune N_churn + N_deficit, regrow N_churn                              -> sizes
 
-    f -> ``every``, rho -> ``rate``. Numbers are rounded to whole weights; the deficit is counted from the weights that
-    are there, so that the target is met to the weight at the last step. Differs from the paper: R is at least 1 (its
-    last steps would divide by 0), no more weights change places than can beside the deficit, and where the first
-    density is below the target (its Fig. 2) the deficit is regrown instead of pruned.
+    f -> ``every``, rho -> ``rate``. Numbers are rounded to whole weights; the deficit is counted
+    from the weights in use, so that the target is met to the weight at the last step. Differs from
+    the paper: R is at least 1 (its last steps would divide by 0), no more weights change places
+    than can beside the deficit, and where the first density is below the target (its Fig. 2) the
+    deficit is regrown instead of pruned.
     """
 
     every: int = 5
@@ -40,7 +41,7 @@ class Churn:
         return range(self.every, rounds + 1, self.every)
 
     def left(self, t: int, rounds: int) -> int:
-        """Steps over which what is missing is shared out.
+        """R: the steps over which the deficit is shared out.
 
         >>> [Churn(every=5).left(t, 15) for t in (5, 10, 15)]
         [2, 1, 1]
@@ -48,20 +49,27 @@ class Churn:
         return max(1, (rounds - t) // self.every)
 
     def sizes(self, t: int, rounds: int, active: int, target: int, total: int) -> tuple[int, int]:
-        """How many weights to prune and to regrow before round ``t``; a density that is to rise is regrown.
+        """How many weights to prune and to regrow before round ``t``.
 
-        >>> Churn(every=5, rate=0.1).sizes(5, 15, active=70, target=30, total=100)  # 7 churn, (70 - 30) / 2 deficit
+        A density that is to rise is regrown. Here churn is 7, and the deficit (70 - 30) / 2:
+
+        >>> Churn(every=5, rate=0.1).sizes(5, 15, active=70, target=30, total=100)
         (27, 7)
         """
         deficit = round((active - target) / self.left(t, rounds))
         after = active - deficit
-        # So that neither side runs out: the deficit comes first, and what is left may change places.
+        # The deficit comes first, and neither side may run out: churn + deficit are pruned from
+        # the active weights, so churn is at most ``after``; what regrows goes to places that were
+        # free before the step, not to those just pruned.
         churn = min(round(self.rate * active), after, total - max(active, after))
-        return churn + max(deficit, 0), churn + max(-deficit, 0)
+        # A negative deficit is a density below the target: it is regrown.
+        pruned = churn + max(deficit, 0)
+        regrown = churn + max(-deficit, 0)
+        return pruned, regrown
 
 
 def stepwise(density: float, step: float = 0.1) -> tuple[float, ...]:
-    r"""SAFL's schedule: densities :math:`1, 1 - s, 1 - 2s, \dots` down to the target, which is the last.
+    r"""SAFL's schedule: densities :math:`1, 1 - s, 1 - 2s, \dots`, the target the last of them.
 
     (Its pruning rates, 0, .1, .2, ... up to the target, section IV.C.) :math:`s` -> ``step``.
 
@@ -70,6 +78,9 @@ def stepwise(density: float, step: float = 0.1) -> tuple[float, ...]:
     """
     check(0 < density <= 1, "density", density, "in (0, 1]")
     check(0 < step <= 1, "step", step, "in (0, 1]")
-    full = int((1 - density) / step + 1e-9)
-    found = [round(1 - i * step, 6) for i in range(full + 1)]
-    return tuple(found if found[-1] <= density + 1e-6 else [*found, density])
+    # (1 - 0.9) / 0.1 is a little less than 1 in floating point, and still one whole step.
+    whole_steps = int((1 - density) / step + 1e-9)
+    densities = [round(1 - i * step, 6) for i in range(whole_steps + 1)]
+    if densities[-1] > density + 1e-6:
+        densities.append(density)
+    return tuple(densities)

@@ -1,6 +1,7 @@
 """How much a weight matters: ``Score(params) -> Tree``, larger is more.
 
-The three signals of CA-AFP are functions of vectors: a group's evidence is kept as sums over all prunable weights.
+The three signals of CA-AFP are functions of vectors: a group's evidence is kept as sums over all
+prunable weights.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ def relative(w: Tensor) -> Tensor:
     >>> relative(torch.tensor([-2.0, 1.0]))
     tensor([1.0000, 0.5000])
     """
-    largest = w.abs().max() if w.numel() else w.new_zeros(())
+    # max() of no numbers raises; a network with nothing to prune has no scores either.
+    if not w.numel():
+        return w.abs()
+    largest = w.abs().max()
     return w.abs() / torch.where(largest > 0, largest, 1.0)
 
 
 def coherence(variance: Tensor) -> Tensor:
-    r"""Coh (CA-AFP, Eq. 10): :math:`1 / (1 + \mathrm{Var}_k\, w_j^{(k)})`, 1 where all clients agree.
+    r"""Coh (CA-AFP, Eq. 10): :math:`1 / (1 + \mathrm{Var}_k\, w_j^{(k)})`, 1 where all agree.
 
     >>> coherence(torch.tensor([0.0, 1.0]))
     tensor([1.0000, 0.5000])
@@ -50,7 +54,9 @@ def coherence(variance: Tensor) -> Tensor:
 
 
 def consistency(signs: Tensor, votes: float) -> Tensor:
-    r"""Con (CA-AFP, Eq. 11): :math:`|\frac1n \sum_k \mathrm{sign}(\partial L_k / \partial w_j)|`; n -> ``votes``.
+    r"""Con (CA-AFP, Eq. 11): :math:`|\frac1n \sum_k \mathrm{sign}(\partial L_k / \partial w_j)|`.
+
+    The sum -> ``signs``, n -> ``votes``.
 
     >>> consistency(torch.tensor([3.0, -1.0]), 3)
     tensor([1.0000, 0.3333])
@@ -60,11 +66,13 @@ def consistency(signs: Tensor, votes: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Blend:
-    r"""CA-AFP, Eq. 8: :math:`\alpha\,\mathrm{Mag} + \beta\,\mathrm{Coh} + \gamma\,\mathrm{Con}`, the weights sum to 1.
+    r"""CA-AFP, Eq. 8: :math:`\alpha\,\mathrm{Mag} + \beta\,\mathrm{Coh} + \gamma\,\mathrm{Con}`.
 
-    Where fewer than two clients spoke there is nothing to agree on: ``variance`` or ``signs`` is None and the term 1.
+    The three weights sum to 1. Where fewer than two clients took part there is nothing to agree on:
+    ``variance`` or ``signs`` is None and its term is 1.
 
-    >>> Blend(0.5, 0.25, 0.25)(torch.tensor([-2.0, 1.0]), torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), 2)
+    >>> w = torch.tensor([-2.0, 1.0])
+    >>> Blend(0.5, 0.25, 0.25)(w, torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), votes=2)
     tensor([0.8750, 0.5000])
     """
 
@@ -85,17 +93,24 @@ class Blend:
         self, w: Tensor, variance: Tensor | None, signs: Tensor | None, votes: float
     ) -> Tensor:
         """The score of every weight."""
-        agree = torch.ones_like(w) if variance is None else coherence(variance)
-        consent = torch.ones_like(w) if signs is None else consistency(signs, votes)
-        return self.alpha * relative(w) + self.beta * agree + self.gamma * consent
+        coh = torch.ones_like(w)
+        if variance is not None:
+            coh = coherence(variance)
+        con = torch.ones_like(w)
+        if signs is not None:
+            con = consistency(signs, votes)
+        return self.alpha * relative(w) + self.beta * coh + self.gamma * con
 
 
 def sensitivity(params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Tree:
-    r"""SNIP (Lee et al. 2019, Eq. 5): :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|`; 0 where every product is.
+    r"""SNIP (Lee et al. 2019, Eq. 5): :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|`.
+
+    0 where every product is.
 
     >>> sensitivity({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.0, 1.5])})["w"]
     tensor([0.2500, 0.7500])
     """
     products = trees.map(lambda w, g: (w * g).abs(), params, gradient)
     total = trees.flat(products).sum()
-    return trees.map(lambda v: v / torch.where(total > 0, total, 1.0), products)
+    # The sum goes over all layers, so scores can be ranked across them (GlobalRank).
+    return trees.map(lambda product: product / torch.where(total > 0, total, 1.0), products)
