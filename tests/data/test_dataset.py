@@ -48,7 +48,7 @@ def test_windows_by_hand():
 
 
 def test_a_recording_shorter_than_a_window_is_refused():
-    with pytest.raises(InputError, match="4 samples on end"):
+    with pytest.raises(InputError, match="4 samples without a break"):
         windowed(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]), np.zeros(6), ("a", "b"), 4, 2)
 
 

@@ -123,7 +123,7 @@ def test_cifar100_takes_the_fine_label_and_the_whole_set_needs_no_note():
     ((_, blob),) = cifar_batches(2, ["train.bin"], n=60)
     found = images.records(blob, 2, "train.bin")
     assert found["y"].tolist() == [i % 10 for i in range(60)]
-    with pytest.raises(InputError, match="cut short"):
+    with pytest.raises(InputError, match="truncated"):
         images.records(blob[:-1], 2, "train.bin")
 
 
