@@ -66,6 +66,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     partitioned = _partitioned(name, dataset, choices, kind)
     # Classes are removed before the split, so that a client is tested on the classes it trains on.
     partitioned = _restricted(dataset, partitioned, scenario, choices.seed)
+    # A client that cannot be both trained and tested is left out; it may do without validation.
     usable = []
     for rows in splits.split(dataset, partitioned, kind, choices.seed):
         if len(rows.train) and len(rows.test):

@@ -55,6 +55,7 @@ def ids(values: Array) -> Ints:
     >>> ids(np.array([33, 7, 33])).tolist()
     [1, 0, 1]
     """
+    # NumPy 2 may give the inverse in the shape of the values, NumPy 1 gives it flat.
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 

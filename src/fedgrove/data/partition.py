@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,7 +51,8 @@ def parse(text: str) -> Partition:
     """
     kind, *values = text.split(":")
     partition = None
-    try:
+    # A value that is not a number leaves None, to be refused like any other unknown word.
+    with contextlib.suppress(ValueError):
         match kind, values:
             case (("natural" | "iid"), []):
                 partition = Partition(kind)
@@ -62,9 +64,6 @@ def parse(text: str) -> Partition:
                 partition = Partition(kind, k=int(k))
             case (("classes" | "shards"), [k, cap]):
                 partition = Partition(kind, k=int(k), cap=int(cap))
-    except ValueError:
-        # Not a number; refused below like any other unknown word.
-        partition = None
     if partition is None:
         raise unknown("partition", text, KINDS)
 

@@ -42,7 +42,7 @@ def scaling(dataset: Dataset, train: Ints, standardise: bool) -> Scaling:
     x = dataset.x[train]
     mean = x.mean(axis=axes, dtype=np.float64)
     deviation = x.std(axis=axes, dtype=np.float64)
-    # The deviation of a constant channel is rounding error, not 0; dividing by it would blow the
+    # The deviation of a constant channel may be a rounding error; dividing by it would blow the
     # error up to the size of a signal.
     varies = deviation > 1e-6 * (1 + np.abs(mean))
     return _affine(mean, np.where(varies, deviation, 1.0), ndim)

@@ -34,6 +34,7 @@ def split(dataset: Dataset, owned: Sequence[Ints], kind: str, seed: int) -> list
     overlapping neighbours are dropped too, so that no raw sample is on both sides. A part may be
     empty: the caller decides what becomes of such a client.
     """
+    # One generator per client: the draws of a client do not depend on how many others there are.
     rngs = [numpy_rng(seed, "split", client) for client in range(len(owned))]
     if kind == "random":
         return [_random(dataset.y, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
