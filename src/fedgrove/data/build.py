@@ -166,6 +166,7 @@ def _client(
     scenario: scenarios.Scenario | None,
 ) -> ClientData:
     """The tensors of client ``k``; ``scenario`` is None where its labels stay true."""
+    # All three parts are scaled by the training rows alone: nothing of the test part leaks.
     scale = scaling(dataset, rows.train, choices.standardise)
     rows_of = {"train": rows.train, "validation": rows.validation, "test": rows.test}
     parts = {}

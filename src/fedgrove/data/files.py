@@ -51,6 +51,7 @@ def folders(data_dir: str | Path | None) -> list[Path]:
     if named is None:
         option = "FEDGROVE_DATA"
         named = os.environ.get("FEDGROVE_DATA")
+    # A variable that is set but empty counts as not set.
     if not named:
         return [cache_folder()]
     if not Path(named).is_dir():

@@ -52,7 +52,11 @@ def read_idx(path: Path) -> Array:
 
 def idx_set(paths: Sequence[Path]) -> Arrays:
     """The four files of MNIST or Fashion-MNIST, train and test parts together."""
-    train, train_y, test, test_y = (read_idx(path) for path in paths)
+    # The order of IDX: images and labels of the train part, then of the test part.
+    train = read_idx(paths[0])
+    train_y = read_idx(paths[1])
+    test = read_idx(paths[2])
+    test_y = read_idx(paths[3])
     return {"x": np.concatenate([train, test])[:, None], "y": np.concatenate([train_y, test_y])}
 
 
@@ -160,7 +164,10 @@ def _cifar_forms(
     files = tuple(f"{folder}/{member}" for member in members)
 
     def read_files(paths: Sequence[Path]) -> Arrays:
-        return _from_records([(str(path), path.read_bytes()) for path in paths], labels)
+        blobs = []
+        for path in paths:
+            blobs.append((str(path), path.read_bytes()))
+        return _from_records(blobs, labels)
 
     def read_archive(paths: Sequence[Path]) -> Arrays:
         return _from_records(_tar(paths[0], files), labels)

@@ -104,17 +104,17 @@ def deal(
     if partition.kind == "dirichlet":
         advice += ", or a larger ALPHA"
     raise InputError(
-        f"{_described(partition)} leaves one of {clients} clients with fewer than {least} of "
-        f"{examples} examples in each of {DRAWS} draws; {advice}."
+        f"partition {_described(partition)} leaves one of {clients} clients with fewer than "
+        f"{least} of {examples} examples in each of {DRAWS} draws; {advice}."
     )
 
 
 def _described(partition: Partition) -> str:
     if partition.kind == "dirichlet":
-        return f"partition dirichlet:{partition.alpha:g}"
+        return f"dirichlet:{partition.alpha:g}"
     if partition.k:
-        return f"partition {partition.kind}:{partition.k}"
-    return f"partition {partition.kind}"
+        return f"{partition.kind}:{partition.k}"
+    return partition.kind
 
 
 # ---- one draw each: the client of every unit, -1 for a unit that goes to nobody ----

@@ -36,14 +36,18 @@ def split(dataset: Dataset, owned: Sequence[Ints], kind: str, seed: int) -> list
     """
     # One generator per client: the draws of a client do not depend on how many others there are.
     rngs = [numpy_rng(seed, "split", client) for client in range(len(owned))]
+    splits = []
     if kind == "random":
-        return [_random(dataset.y, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
+        for rows, rng in zip(owned, rngs, strict=True):
+            splits.append(_random(dataset.y, rows, rng))
+        return splits
 
     # The test parts of all clients come first: clients may share a recording, so what a client
     # trains on must not overlap the test windows of another either.
-    tests = [_test_blocks(dataset, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
+    tests = []
+    for rows, rng in zip(owned, rngs, strict=True):
+        tests.append(_test_blocks(dataset, rows, rng))
     all_tests = _joined(tests)
-    splits = []
     for rows, test, rng in zip(owned, tests, rngs, strict=True):
         rest = _without_overlap(dataset, np.setdiff1d(rows, test), all_tests)
         train, validation = _validation_from_edges(dataset, rest, rng)
@@ -126,7 +130,9 @@ def _test_blocks(dataset: Dataset, rows: Ints, rng: np.random.Generator) -> Ints
     assert dataset.block is not None
     blocks, block, size = np.unique(dataset.block[rows], return_inverse=True, return_counts=True)
     label = majority(block, dataset.y[rows], len(blocks))
-    chosen = [_about_a_fifth(np.flatnonzero(label == c), size, rng) for c in np.unique(label)]
+    chosen = []
+    for c in np.unique(label):
+        chosen.append(_about_a_fifth(np.flatnonzero(label == c), size, rng))
     return rows[np.isin(block, _joined(chosen))]
 
 
