@@ -31,15 +31,14 @@ def test_runs_change_exactly_where_a_column_changes(column):
 )
 def test_overlapping_is_what_it_says(a, b, reach):
     expected = [any(abs(i - j) < reach for j in b) for i in a]
-    assert (
-        overlapping(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64), reach).tolist()
-        == expected
-    )
+    mask = overlapping(np.array(a, dtype=np.int64), np.array(b, dtype=np.int64), reach)
+    assert mask.tolist() == expected
 
 
 def test_windows_by_hand():
-    # Samples 0..9; user 1 does activity 0 in samples 0-4 and activity 1 in 5-9. Windows of 4, 2 apart:
-    # run 0 holds samples 0-4, so one window at 0 (the next would need sample 5); run 1 holds 5-9, so one at 5.
+    # Samples 0..9; user 1 does activity 0 in samples 0-4 and activity 1 in 5-9. Windows of 4, 2
+    # apart: run 0 holds samples 0-4, so one window at 0 (the next would need sample 5); run 1 holds
+    # 5-9, so one at 5.
     signal = np.arange(20, dtype=np.float32).reshape(10, 2)
     dataset = windowed(signal, np.repeat([0, 1], 5), np.ones(10, dtype=int), ("a", "b"), 4, 2)
     assert dataset.start.tolist() == [0, 5]
@@ -48,16 +47,16 @@ def test_windows_by_hand():
 
 
 def test_a_recording_shorter_than_a_window_is_refused():
-    with pytest.raises(InputError, match="4 samples on end"):
+    with pytest.raises(InputError, match="4 samples without a break"):
         windowed(np.zeros((6, 1)), np.array([0, 0, 0, 1, 1, 1]), np.zeros(6), ("a", "b"), 4, 2)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(2, 6), st.integers(1, 6))
 def test_no_window_leaves_its_run(lengths, length, step):
     run = np.repeat(np.arange(len(lengths)), lengths)
-    found = starts(run, length, step)
-    assert all(run[s] == run[s + length - 1] for s in found)
-    assert len(found) == sum((n - length) // step + 1 for n in lengths if n >= length)
+    first = starts(run, length, step)
+    assert all(run[s] == run[s + length - 1] for s in first)
+    assert len(first) == sum((n - length) // step + 1 for n in lengths if n >= length)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6))

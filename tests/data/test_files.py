@@ -38,10 +38,8 @@ def cifar_batches(labels, names, n=60):
     rng = np.random.default_rng(1)
     for name in names:
         y = np.stack([np.zeros(n), np.arange(n) % 10], axis=1)[:, -labels:]
-        yield (
-            name,
-            np.concatenate([y, rng.integers(0, 256, (n, 3072))], axis=1).astype(np.uint8).tobytes(),
-        )
+        rows = np.concatenate([y, rng.integers(0, 256, (n, 3072))], axis=1)
+        yield name, rows.astype(np.uint8).tobytes()
 
 
 def total(f):
@@ -104,9 +102,8 @@ def test_cifar10_binary_folder_and_archive_agree(tmp_path):
             member = tarfile.TarInfo(f"{inside}/{name}")
             member.size = len(blob)
             tar.addfile(member, io.BytesIO(blob))
-    one, two = (
-        data.load("cifar10", clients=3, data_dir=tmp_path / d, standardise=False) for d in "ab"
-    )
+    one = data.load("cifar10", clients=3, data_dir=tmp_path / "a", standardise=False)
+    two = data.load("cifar10", clients=3, data_dir=tmp_path / "b", standardise=False)
     assert total(one) == total(two) == 360
     assert one.clients[1].test.x.equal(two.clients[1].test.x)
     first = np.frombuffer(batches[0][1], np.uint8)[1:3073].reshape(3, 32, 32)
@@ -121,9 +118,9 @@ def test_cifar10_binary_folder_and_archive_agree(tmp_path):
 
 def test_cifar100_takes_the_fine_label_and_the_whole_set_needs_no_note():
     ((_, blob),) = cifar_batches(2, ["train.bin"], n=60)
-    found = images.records(blob, 2, "train.bin")
-    assert found["y"].tolist() == [i % 10 for i in range(60)]
-    with pytest.raises(InputError, match="cut short"):
+    arrays = images.records(blob, 2, "train.bin")
+    assert arrays["y"].tolist() == [i % 10 for i in range(60)]
+    with pytest.raises(InputError, match="truncated"):
         images.records(blob[:-1], 2, "train.bin")
 
 
@@ -149,8 +146,8 @@ RAW = """33,Jogging,49105962326000,-0.6946377,12.680544,0.50395286;
 
 
 def test_wisdm_text_with_its_defects(tmp_path):
-    # Line 2 holds two records, line 3 none, line 4 lacks its semicolon, line 5 its last value (passed over), line 7 an
-    # unknown activity (passed over), line 8 has a comma too many.
+    # Line 2 holds two records, line 3 none, line 4 lacks its semicolon, line 5 its last value
+    # (skipped), line 7 an unknown activity (skipped), line 8 has a comma too many.
     (tmp_path / "a.txt").write_text(RAW)
     d = har.text_wisdm([tmp_path / "a.txt"])
     assert d["user"].tolist() == [33, 33, 33, 33, 17, 17]
@@ -166,16 +163,14 @@ def test_wisdm_text_is_windowed_and_split_by_blocks(tmp_path):
     lines = []
     for user in (1, 2):
         for activity in ("Walking", "Sitting"):
-            for t, (a, b, c) in enumerate(
-                rng.normal(size=(1650, 3))
-            ):  # (1650 - 200) // 100 + 1 = 15 windows
+            # (1650 - 200) // 100 + 1 = 15 windows
+            for t, (a, b, c) in enumerate(rng.normal(size=(1650, 3))):
                 lines.append(f"{user},{activity},{t},{a:.4f},{b:.4f},{c:.4f};")
     (tmp_path / "WISDM_ar_v1.1_raw.txt").write_text("\n".join(lines))
     f = data.load("wisdm", data_dir=tmp_path)
     assert (len(f.clients), f.shape, f.classes, f.notes) == (2, (3, 200), 6, ())
-    assert {len(c.test) for c in f.clients.values()} == {
-        6
-    }  # a piece of 3 of 15 for each of two activities
+    # A piece of 3 of 15 for each of two activities.
+    assert {len(c.test) for c in f.clients.values()} == {6}
     assert total(data.load("wisdm", data_dir=tmp_path, split="random")) == 60
     (tmp_path / "WISDM_ar_v1.1_raw.txt").write_text("nothing\n")
     with pytest.raises(InputError, match="no record"):
@@ -183,7 +178,7 @@ def test_wisdm_text_is_windowed_and_split_by_blocks(tmp_path):
 
 
 def uci_folder(root):
-    """Two subjects, one a part; two activities each, and two chains of five windows for each: 40 windows."""
+    """Two subjects, one per part; two activities each, two chains of five windows for each: 40."""
     rng = np.random.default_rng(0)
     for part, subject in (("train", 1), ("test", 2)):
         (root / part / "Inertial Signals").mkdir(parents=True)
@@ -204,17 +199,14 @@ def test_uci_har_text_folder_and_zip(tmp_path):
     assert d["chain"].tolist() == np.repeat(np.arange(8), 5).tolist()
     assert sorted(set(d["y"].tolist())) == [0, 4]
     f = data.load("uci-har", data_dir=tmp_path)
-    assert [len(c.test) for c in f.clients.values()] == [
-        10,
-        10,
-    ]  # one chain of two, for two activities
+    # One chain of two, for two activities.
+    assert [len(c.test) for c in f.clients.values()] == [10, 10]
     (tmp_path / "z").mkdir()
     with zipfile.ZipFile(tmp_path / "z" / "UCI HAR Dataset.zip", "w") as archive:
         for file in (tmp_path / "UCI HAR Dataset").rglob("*.txt"):
             archive.write(file, file.relative_to(tmp_path))
-    assert (
-        data.load("uci-har", data_dir=tmp_path / "z").clients[0].test.x.equal(f.clients[0].test.x)
-    )
+    zipped = data.load("uci-har", data_dir=tmp_path / "z")
+    assert zipped.clients[0].test.x.equal(f.clients[0].test.x)
     (tmp_path / "UCI HAR Dataset" / "test" / "y_test.txt").write_text("1\n2\n")
     with pytest.raises(InputError, match="do not agree"):
         data.load("uci-har", data_dir=tmp_path)
@@ -244,13 +236,10 @@ def test_unpacked_copy_is_used_until_the_file_changes(tmp_path):
 
 def test_no_cache_no_copy_no_complaint(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(
-        "FEDGROVE_CACHE", str(tmp_path / "file")
-    )  # a file: nothing can be written below it
-    assert files.unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})["x"].tolist() == [
-        0,
-        1,
-    ]
+    # A file: nothing can be written below it.
+    monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "file"))
+    arrays = files.unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})
+    assert arrays["x"].tolist() == [0, 1]
 
 
 @pytest.fixture

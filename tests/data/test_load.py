@@ -35,9 +35,13 @@ def test_built_in_sets_under_every_partition(name, partition):
 
 
 def test_a_set_is_a_function_of_its_seed():
-    a, b, c = data.load("digits"), data.load("digits"), data.load("digits", seed=1)
-    assert all(torch.equal(a.clients[k].train.x, b.clients[k].train.x) for k in a.clients)
-    assert [len(x.train) for x in a.clients.values()] != [len(x.train) for x in c.clients.values()]
+    one = data.load("digits")
+    again = data.load("digits")
+    other = data.load("digits", seed=1)
+    assert all(torch.equal(one.clients[k].train.x, again.clients[k].train.x) for k in one.clients)
+    assert [len(c.train) for c in one.clients.values()] != [
+        len(c.train) for c in other.clients.values()
+    ]
 
 
 def test_digits_are_dealt_once_each_and_standardised_as_a_whole():
@@ -60,8 +64,8 @@ def test_channels_are_standardised_on_the_clients_own_training_windows():
 
 
 def test_scaling_by_hand():
-    # Training rows 0 and 1 of one channel: 1, 3 -> mean 2, deviation 1; the test value 5 becomes 3. Second channel
-    # does not move: it is centred only. Pixels: (51 / 255 - 0.1) / 0.5 = 0.2.
+    # Training rows 0 and 1 of one channel: 1, 3 -> mean 2, deviation 1; the test value 5 becomes 3.
+    # The second channel does not move: it is centred only. Pixels: (51 / 255 - 0.1) / 0.5 = 0.2.
     x = np.array([[1, 7], [3, 7], [5, 8]], dtype=np.float64)
     own = scaling(Dataset(x, np.zeros(3, int), ("a",)), np.array([0, 1]), True)
     assert own(x[[0, 1, 2]]).tolist() == [[-1, 0], [1, 0], [3, 1]]
@@ -90,7 +94,8 @@ def test_motion_of_one_kind_swings_where_another_kinds_next_activity_does():
 
 
 def test_more_motion_users_leave_the_first_ones_as_they_are():
-    few, many = motion_dataset(3), motion_dataset(5)
+    few = motion_dataset(3)
+    many = motion_dataset(5)
     assert np.array_equal(few.x, many.x[: len(few.x)])
 
 
@@ -149,15 +154,18 @@ def test_own_blocks_stay_together():
 
 def test_blocks_may_be_numbered_per_client():
     x, y, _ = own()
-    client, block = np.arange(120) // 60, np.arange(120) // 5
-    one, two = (data.from_arrays(x, y, client, block=b) for b in (block, block % 12))
+    client = np.arange(120) // 60
+    block = np.arange(120) // 5
+    one = data.from_arrays(x, y, client, block=block)
+    two = data.from_arrays(x, y, client, block=block % 12)
     assert all(one.clients[k].train.x.equal(two.clients[k].train.x) for k in (0, 1))
 
 
 def test_own_file(tmp_path):
     x, y, client = own()
     np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
-    f, g = data.load(tmp_path / "mine.npz"), data.load(str(tmp_path / "mine.npz"))
+    f = data.load(tmp_path / "mine.npz")
+    g = data.load(str(tmp_path / "mine.npz"))
     assert f.name == g.name == "mine"
     assert torch.equal(f.clients[2].test.x, g.clients[2].test.x)
     assert torch.equal(f.clients[2].test.x, data.from_arrays(x, y, client).clients[2].test.x)

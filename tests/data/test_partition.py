@@ -40,8 +40,10 @@ def test_classes_gives_exactly_k_classes(k):
 
 
 def test_classes_is_even_and_shards_is_not():
-    even, uneven = ([len(p) for p in dealt(t)] for t in ("classes:2", "shards"))
-    assert np.ptp(even) <= 2  # 10 clients x 2 classes over 10 classes: two holders each, 100 + 100
+    even = [len(p) for p in dealt("classes:2")]
+    uneven = [len(p) for p in dealt("shards")]
+    # 10 clients x 2 classes over 10 classes: two holders each, 100 + 100.
+    assert np.ptp(even) <= 2
     assert max(uneven) > 2 * min(uneven)
 
 
@@ -74,7 +76,8 @@ def test_small_alpha_is_more_skewed():
 
 
 def test_dirichlet_shares_have_the_right_mean_and_variance():
-    # A Dirichlet(a, ..., a) share over K clients has variance (1/K)(1 - 1/K) / (K a + 1): K = 4, a = 1: 0.1875 / 5.
+    # A Dirichlet(a, ..., a) share over K clients has variance (1/K)(1 - 1/K) / (K a + 1):
+    # K = 4, a = 1: 0.1875 / 5.
     shares = [
         np.bincount(Y[p], minlength=10) / 200
         for s in range(60)
@@ -96,8 +99,9 @@ def test_the_same_seed_deals_the_same():
 
 
 @pytest.mark.parametrize(
-    "text", ["dirichlet", "dirichlet:x", "dirichlet:0", "dirichlet:-1", "dirichlet:nan", "dirichlet:inf", "classes:0",
-             "classes:2.5", "classes:2:0", "shards:a", "shards:2:0", "iid:3", "nature", ""]
+    "text", ["dirichlet", "dirichlet:x", "dirichlet:0", "dirichlet:-1", "dirichlet:nan",
+             "dirichlet:inf", "classes:0", "classes:2.5", "classes:2:0", "shards:a", "shards:2:0",
+             "iid:3", "nature", ""]
 )  # fmt: skip
 def test_wrong_words_are_refused_in_a_sentence(text):
     with pytest.raises(InputError, match=r"partition") as caught:

@@ -6,7 +6,8 @@ from fedgrove.data import partition, split
 from fedgrove.data.dataset import Dataset, ids
 from fedgrove.data.windows import windowed
 
-LENGTH, STEP = 8, 4
+LENGTH = 8
+STEP = 4
 
 
 def parts_of(rows):
@@ -20,9 +21,8 @@ def samples(dataset, rows):
 @st.composite
 def recordings(draw):
     """A raw series of a few users, each doing a few things once or more often."""
-    stretch = st.tuples(
-        st.integers(0, 2), st.integers(0, 3), st.integers(1, 90)
-    )  # user, activity, samples
+    # User, activity, samples.
+    stretch = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(1, 90))
     drawn = draw(st.lists(stretch, min_size=1, max_size=12))
     assume(max(n for _, _, n in drawn) >= LENGTH)
     user, y, n = (np.array(c) for c in zip(*sorted(drawn), strict=True))
@@ -78,16 +78,16 @@ def test_random_uses_every_row_once_and_is_stratified(y, seed):
 
 
 def test_by_hand():
-    # 10 of class 0 and 30 of class 1: test 2 and 6, rest 8 and 24; a tenth of 32 is 3: 0.8 and 2.4 by largest
-    # remainder are 1 and 2; train 7 and 22.
+    # 10 of class 0 and 30 of class 1: test 2 and 6, rest 8 and 24; a tenth of 32 is 3: 0.8 and 2.4
+    # by largest remainder are 1 and 2; train 7 and 22.
     y = np.repeat([0, 1], [10, 30])
     (rows,) = split.split(Dataset(np.zeros((40, 1)), y, ("a", "b")), [np.arange(40)], "random", 5)
     assert [np.bincount(y[p]).tolist() for p in parts_of(rows)] == [[7, 22], [1, 2], [2, 6]]
 
 
 def test_blocks_by_hand():
-    # One user, one activity, a run of 15 windows: five pieces of three, one held out (3 of 15 is a fifth).
-    # The neighbours of an inner piece are dropped, one on each side; of an outer piece, one.
+    # One user, one activity, a run of 15 windows: five pieces of three, one held out (3 of 15 is a
+    # fifth). The neighbours of an inner piece are dropped, one on each side; of an outer piece, one.
     dataset = windowed(
         np.zeros((LENGTH + 14 * STEP, 1)),
         np.zeros(64, int),
@@ -109,17 +109,17 @@ def test_blocks_by_hand():
 def test_the_draw_depends_on_the_seed_and_the_client_alone():
     y = ids(np.arange(200) % 4)
     dataset = Dataset(np.zeros((200, 1)), y, tuple("abcd"))
-    mine, other = np.arange(100), np.arange(100, 200)
-    alone, both = (
-        split.split(dataset, [mine], "random", 1)[0],
-        split.split(dataset, [mine, other], "random", 1)[0],
-    )
+    mine = np.arange(100)
+    other = np.arange(100, 200)
+    alone = split.split(dataset, [mine], "random", 1)[0]
+    both = split.split(dataset, [mine, other], "random", 1)[0]
     assert alone.test.tolist() == both.test.tolist()
     assert alone.test.tolist() != split.split(dataset, [mine], "random", 2)[0].test.tolist()
 
 
 def test_very_unequal_blocks_do_not_hand_the_test_part_the_large_one():
-    y, block = np.zeros(42, int), np.repeat([0, 1], [40, 2])
+    y = np.zeros(42, int)
+    block = np.repeat([0, 1], [40, 2])
     dataset = Dataset(
         np.zeros((42, 1)), y, ("a",), block=block, start=block * 1000 + np.arange(42), reach=1
     )

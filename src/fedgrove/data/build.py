@@ -1,4 +1,4 @@
-"""A dataset and a few choices become a federation: deal, restrict, split, corrupt, standardise."""
+"""Build a federation from a dataset: partition, restrict, split, corrupt labels, standardise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ LEAK = "leaks: overlapping windows on both sides of a random split"
 
 @dataclass(frozen=True)
 class Choices:
-    """What was asked for, as the command line writes it; None is the set's own. A wrong word is refused here."""
+    """The options of a federation, as the command line writes them; None means the set's own.
+
+    An unknown word or an impossible value is refused on construction.
+    """
 
     partition: str | None = None
     scenario: str | None = None
@@ -34,105 +37,125 @@ class Choices:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check(self.clients is None or self.clients > 0, "clients", self.clients, "above 0")
-        if self.split not in (None, *splits.KINDS):
+        if self.clients is not None:
+            check(self.clients > 0, "clients", self.clients, "above 0")
+        if self.split is not None and self.split not in splits.KINDS:
             raise unknown("split", str(self.split), splits.KINDS)
-        if self.profile not in (None, *profiles.NAMES):
+        if self.profile is not None and self.profile not in profiles.NAMES:
             raise unknown("profile", str(self.profile), profiles.NAMES)
-        partitions.parse(self.partition or "iid")
-        scenarios.parse(self.scenario or "none")
+        # Parsed here only for the refusal, so that a typo is reported before any file is read.
+        if self.partition:
+            partitions.parse(self.partition)
+        if self.scenario:
+            scenarios.parse(self.scenario)
 
 
 def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> Federation:
-    """Make every client's parts, each from its own stream of the seed; ``choices.partition`` must be set."""
-    kind = choices.split or ("random" if dataset.block is None else "blocks")
+    """Build every client's train, validation and test part; ``choices.partition`` must be set.
+
+    Every step draws from a random stream of its own, derived from the seed.
+    """
+    kind = choices.split
+    if kind is None:
+        kind = "random" if dataset.block is None else "blocks"
     if kind == "blocks" and dataset.block is None:
         raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Take split random.")
     scenario = scenarios.parse(choices.scenario or "none")
     scenarios.enough(scenario, len(dataset.labels))
-    owned = _restricted(dataset, _owned(name, dataset, choices, kind), scenario, choices.seed)
-    rows = [
-        r for r in splits.split(dataset, owned, kind, choices.seed) if len(r.train) and len(r.test)
-    ]
-    if not rows:
+
+    partitioned = _partitioned(name, dataset, choices, kind)
+    # Classes are removed before the split, so that a client is tested on the classes it trains on.
+    partitioned = _restricted(dataset, partitioned, scenario, choices.seed)
+    # A client that cannot be both trained and tested is left out; it may do without validation.
+    usable = []
+    for rows in splits.split(dataset, partitioned, kind, choices.seed):
+        if len(rows.train) and len(rows.test):
+            usable.append(rows)
+    if not usable:
         raise InputError(
-            f"no client of {name} has enough examples to hold some out; every client needs two or more."
+            f"no client of {name} has enough examples to hold some out; "
+            f"every client needs two or more."
         )
-    marked = scenarios.affected(scenario, len(rows), choices.seed)
-    held = {
-        k: _client(dataset, r, choices, k, scenario if k in marked else None)
-        for k, r in enumerate(rows)
-    }
-    notes = (
-        *dataset.notes,
-        *((LEAK,) if kind == "random" and dataset.block is not None else ()),
-        *scenarios.notes(scenario),
-        *(
-            (f"{len(owned) - len(rows)} clients with too little data left out",)
-            if len(rows) < len(owned)
-            else ()
-        ),
-    )
-    defaults = replace(defaults, cohort=min(defaults.cohort, len(rows)))
-    dealt = {
-        "partition": choices.partition or "natural",
-        "scenario": choices.scenario or "none",
-        "split": kind,
-    }
+
+    # The clients left are numbered anew from 0; scenarios and profiles go by the new numbers.
+    affected = scenarios.affected(scenario, len(usable), choices.seed)
+    clients = {}
+    for k, rows in enumerate(usable):
+        own_scenario = scenario if k in affected else None
+        clients[k] = _client(dataset, rows, choices, k, own_scenario)
+
+    notes = list(dataset.notes)
+    if kind == "random" and dataset.block is not None:
+        notes.append(LEAK)
+    notes.extend(scenarios.notes(scenario))
+    if len(usable) < len(partitioned):
+        left_out = len(partitioned) - len(usable)
+        notes.append(f"{left_out} clients with too little data left out")
     return Federation(
         name,
-        held,
-        len(dataset.labels),
-        dataset.labels,
-        dataset.x.shape[1:],
-        defaults,
-        notes,
-        **dealt,
+        clients,
+        classes=len(dataset.labels),
+        labels=dataset.labels,
+        shape=dataset.x.shape[1:],
+        defaults=replace(defaults, cohort=min(defaults.cohort, len(usable))),
+        notes=tuple(notes),
+        partition=choices.partition or "natural",
+        scenario=choices.scenario or "none",
+        split=kind,
     )
 
 
-def _owned(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
-    """The rows of every client; artificial partitions deal whole blocks where blocks are kept together."""
+def _partitioned(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
+    """The rows of every client, before any are discarded or held out."""
     partition = partitions.parse(choices.partition or "natural")
     if partition.kind == "natural":
-        return _natural(name, dataset, choices)
-    clients = choices.clients or (10 if dataset.user is None else int(dataset.user.max()) + 1)
-    most, rng = len(dataset.y) // 2, numpy_rng(choices.seed, "partition")
-    check(
-        clients <= most,
-        "clients",
-        clients,
-        f"at most {most}, half of the {len(dataset.y)} examples of {name}",
-    )
+        return _by_user(name, dataset, choices)
+
+    clients = choices.clients
+    if clients is None:
+        clients = 10 if dataset.user is None else int(dataset.user.max()) + 1
+    examples = len(dataset.y)
+    # Two examples are the least a client can be split into: one to train on, one to test on.
+    most = examples // 2
+    allowed = f"at most {most}, half of the {examples} examples of {name}"
+    check(clients <= most, "clients", clients, allowed)
+
+    rng = numpy_rng(choices.seed, "partition")
     if kind == "random" or dataset.block is None:
-        return partitions.deal(partition, dataset.y, np.ones_like(dataset.y), clients, rng)
+        size = np.ones_like(dataset.y)
+        return partitions.deal(partition, dataset.y, size, clients, rng)
+    # A blocks split holds out whole blocks, so a block must belong to one client entirely: blocks
+    # are dealt as units, each with its size and its most frequent label.
     size = np.bincount(dataset.block)
     label = splits.majority(dataset.block, dataset.y, len(size))
     dealt = partitions.deal(partition, label, size, clients, rng)
-    return [np.flatnonzero(np.isin(dataset.block, units)) for units in dealt]
+    return [np.flatnonzero(np.isin(dataset.block, blocks)) for blocks in dealt]
 
 
-def _natural(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
-    """The rows of each user, or of as many users, drawn from the seed, as clients are asked for."""
+def _by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
+    """The rows of each user; with fewer clients than users, of users drawn from the seed."""
     if dataset.user is None:
         raise InputError(
-            f"{name} has no natural users; take partition iid, dirichlet:ALPHA, classes:K or shards."
+            f"{name} has no natural users; "
+            f"take partition iid, dirichlet:ALPHA, classes:K or shards."
         )
     users = np.unique(dataset.user)
-    wanted = len(users) if choices.clients is None else choices.clients
-    check(wanted <= len(users), "clients", wanted, f"at most {len(users)}, the users of {name}")
-    chosen = np.sort(numpy_rng(choices.seed, "users").permutation(users)[:wanted])
-    return [np.flatnonzero(dataset.user == u) for u in chosen]
+    clients = len(users) if choices.clients is None else choices.clients
+    check(clients <= len(users), "clients", clients, f"at most {len(users)}, the users of {name}")
+    chosen = numpy_rng(choices.seed, "users").permutation(users)[:clients]
+    # Clients are in the order of the users' numbers, whatever order they were drawn in.
+    return [np.flatnonzero(dataset.user == user) for user in np.sort(chosen)]
 
 
 def _restricted(
-    dataset: Dataset, owned: Sequence[Ints], scenario: scenarios.Scenario, seed: int
+    dataset: Dataset, partitioned: Sequence[Ints], scenario: scenarios.Scenario, seed: int
 ) -> list[Ints]:
-    rngs = (numpy_rng(seed, "restricted", k) for k in range(len(owned)))
-    return [
-        rows[scenarios.kept(scenario, dataset.y[rows], rng)]
-        for rows, rng in zip(owned, rngs, strict=True)
-    ]
+    """The rows each client keeps under ``restricted:K``; all of them under any other scenario."""
+    restricted = []
+    for k, rows in enumerate(partitioned):
+        rng = numpy_rng(seed, "restricted", k)
+        restricted.append(rows[scenarios.kept(scenario, dataset.y[rows], rng)])
+    return restricted
 
 
 def _client(
@@ -142,21 +165,17 @@ def _client(
     k: int,
     scenario: scenarios.Scenario | None,
 ) -> ClientData:
-    """One client's tensors; ``scenario`` is given where its labels are to be corrupted."""
+    """The tensors of client ``k``; ``scenario`` is None where its labels stay true."""
+    # All three parts are scaled by the training rows alone: nothing of the test part leaks.
     scale = scaling(dataset, rows.train, choices.standardise)
-
-    def part(name: str, which: Ints) -> Examples:
-        y = dataset.y[which]
-        if scenario is not None and (name != "test" or scenario.test):
-            y = scenarios.corrupted(
-                scenario, y, len(dataset.labels), numpy_rng(choices.seed, "labels", k, name)
-            )
-        return Examples(scale(dataset.x[which]), torch.from_numpy(y))
-
+    rows_of = {"train": rows.train, "validation": rows.validation, "test": rows.test}
+    parts = {}
+    for part, part_rows in rows_of.items():
+        y = dataset.y[part_rows]
+        if scenario is not None and (part != "test" or scenario.test):
+            # One stream per part: sparing the test part does not change the training labels drawn.
+            rng = numpy_rng(choices.seed, "labels", k, part)
+            y = scenarios.corrupted(scenario, y, len(dataset.labels), rng)
+        parts[part] = Examples(scale(dataset.x[part_rows]), torch.from_numpy(y))
     info = profiles.info(choices.profile or "uniform", len(rows.train), k, choices.seed)
-    return ClientData(
-        part("train", rows.train),
-        part("validation", rows.validation),
-        part("test", rows.test),
-        info,
-    )
+    return ClientData(parts["train"], parts["validation"], parts["test"], info)

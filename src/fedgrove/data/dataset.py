@@ -1,4 +1,4 @@
-"""All examples of a set in one place, before they are dealt to clients."""
+"""All examples of a set in one place, before they are partitioned into clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Pixels:
-    """How images become numbers: (x / top - mean) / deviation, with one mean and deviation per channel of the set."""
+    """How pixels become inputs: (x / top - mean) / deviation, constants of the whole set.
+
+    ``top`` is the largest raw value; ``mean`` and ``deviation`` have one value per channel.
+    """
 
     top: float
     mean: tuple[float, ...]
@@ -23,11 +26,15 @@ class Pixels:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A whole set: what a row is, whose it is, and which rows share raw samples.
+    """A whole set, one row per example.
 
-    Rows i and j overlap when ``|start[i] - start[j]| < reach``. A ``block`` is what a `blocks` split holds out
-    together: a chain of overlapping windows, or a contiguous piece of a longer run. ``refusal`` says why there
-    are none; ``pixels`` is set for images, None means that each client standardises its own channels.
+    x: raw inputs (n, *shape), channels first; y: labels (n,), indices into ``labels``.
+    user: the person each row comes from, numbered from 0; None where a set has no users.
+    block: what a `blocks` split holds out together, a chain of overlapping windows or a contiguous
+        piece of a longer run; None where there are none, and ``refusal`` then says why.
+    start, reach: rows i and j share a raw sample when ``|start[i] - start[j]| < reach``.
+    pixels: set for images; None means that each client standardises its own channels.
+    notes: remarks that every federation of the set carries.
     """
 
     x: Array
@@ -48,6 +55,7 @@ def ids(values: Array) -> Ints:
     >>> ids(np.array([33, 7, 33])).tolist()
     [1, 0, 1]
     """
+    # NumPy 2 may give the inverse in the shape of the values, NumPy 1 gives it flat.
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -64,16 +72,22 @@ def runs(*columns: Array) -> Ints:
 
 
 def positions(group: Ints) -> Ints:
-    """The place of every row within its group, in row order.
+    """The position of every row within its group, counted in row order.
 
     >>> positions(np.array([4, 4, 9, 4])).tolist()
     [0, 1, 0, 2]
     """
+    n = len(group)
+    if n == 0:
+        return np.zeros(0, dtype=np.int64)
+    # Sorted by group (stable, so row order holds within a group), a row's position is its distance
+    # from the first row of its group.
     order = np.argsort(group, kind="stable")
-    firsts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0]) if len(group) else order
-    place = np.empty(len(group), dtype=np.int64)
-    place[order] = np.arange(len(group)) - np.repeat(firsts, np.diff(np.r_[firsts, len(group)]))
-    return place
+    firsts = np.flatnonzero(np.r_[True, np.diff(group[order]) != 0])
+    sizes = np.diff(np.r_[firsts, n])
+    position = np.empty(n, dtype=np.int64)
+    position[order] = np.arange(n) - np.repeat(firsts, sizes)
+    return position
 
 
 def overlapping(start: Ints, others: Ints, reach: int) -> NDArray[np.bool_]:
@@ -82,6 +96,8 @@ def overlapping(start: Ints, others: Ints, reach: int) -> NDArray[np.bool_]:
     >>> overlapping(np.array([0, 100, 200]), np.array([250]), 200).tolist()
     [False, True, True]
     """
+    # The others strictly between start - reach and start + reach are ordered[first:last]; sorting
+    # them once makes this n log n rather than all pairs.
     ordered = np.sort(others)
     first = np.searchsorted(ordered, start - reach, side="right")
     last = np.searchsorted(ordered, start + reach, side="left")

@@ -1,4 +1,4 @@
-"""The nouns of data: examples, what a client holds, and the federation of all clients."""
+"""The data types: examples, what a client holds, and the federation of all clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class ClientData:
-    """What one client holds; choices look at ``validation``, tables at ``test``; ``info.examples`` is len(train)."""
+    """The examples of one client and what the server knows of it.
+
+    Automatic choices look at ``validation``, tables report ``test``; ``info.examples`` is
+    len(train).
+    """
 
     train: Examples
     validation: Examples
@@ -34,7 +38,18 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Defaults:
-    """How a data set is trained when nobody says otherwise: the setting of the paper that uses it."""
+    """How a data set is trained unless told otherwise: the setting of the paper that uses it.
+
+    net: the name of the network.
+    cohort: clients that train in each round; at most the number of clients of the federation.
+    rounds: rounds of the whole run.
+    epochs: passes of a client over its training examples in each round.
+    batch: examples per local step.
+    optimiser: the client's optimiser, "SGD" or "Adam".
+    lr: its learning rate.
+    momentum: its momentum; only SGD has one.
+    weight_decay: its weight decay.
+    """
 
     net: str
     cohort: int
@@ -49,9 +64,10 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Federation:
-    """All clients of a data set, numbered 0..K-1; ``notes`` are honest remarks that belong in every table.
+    """All clients of a data set, numbered 0..K-1.
 
-    ``partition``, ``scenario`` and ``split`` say how the data were dealt out, once nothing is left open.
+    ``notes`` are caveats that belong in every table of results. ``partition``, ``scenario`` and
+    ``split`` say how the data were dealt out, with the set's own choices filled in.
     """
 
     name: str
@@ -71,7 +87,9 @@ class Federation:
 
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:
-    train, validation, test = (
-        replace(e, x=e.x.to(dtype)) for e in (client.train, client.validation, client.test)
+    return replace(
+        client,
+        train=replace(client.train, x=client.train.x.to(dtype)),
+        validation=replace(client.validation, x=client.validation.x.to(dtype)),
+        test=replace(client.test, x=client.test.x.to(dtype)),
     )
-    return replace(client, train=train, validation=validation, test=test)

@@ -1,4 +1,4 @@
-"""Where the files of a set are: the folder you name, the user's cache, or the original source with a checksum."""
+"""Find the files of a set: in the folder you name, in the cache, or by a checked download."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNPACKED = "1"
 
 @dataclass(frozen=True)
 class Form:
-    """One shape a set comes in: the files it needs, under a folder, and the function that reads them."""
+    """One form a set is published in: the files it needs, under a folder, and their reader."""
 
     files: tuple[str, ...]
     read: Callable[[Sequence[Path]], Arrays]
@@ -32,7 +32,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Download:
-    """A file of the original source; ``to`` is where it belongs in the cache, ``md5`` what it must hash to."""
+    """A file of the original source; ``to`` is its path in the cache, ``md5`` its checksum."""
 
     url: str
     md5: str
@@ -46,13 +46,18 @@ def cache_folder() -> Path:
 
 def folders(data_dir: str | Path | None) -> list[Path]:
     """Where to look, in order: the folder named (or ``FEDGROVE_DATA``), then the cache."""
-    named = os.environ.get("FEDGROVE_DATA") if data_dir is None else data_dir
+    option = "data_dir"
+    named = data_dir
+    if named is None:
+        option = "FEDGROVE_DATA"
+        named = os.environ.get("FEDGROVE_DATA")
+    # A variable that is set but empty counts as not set.
     if not named:
         return [cache_folder()]
     if not Path(named).is_dir():
-        how = "FEDGROVE_DATA" if data_dir is None else "data_dir"
         raise InputError(
-            f"{how} is '{named}', which is not a folder; name the folder that holds the data files."
+            f"{option} is '{named}', which is not a folder; "
+            f"name the folder that holds the data files."
         )
     return [Path(named), cache_folder()]
 
@@ -64,70 +69,85 @@ def arrays(
     source: str,
     data_dir: str | Path | None,
 ) -> Arrays:
-    """Find a set in any of its forms, folder by folder, download it if it is nowhere, and read it."""
+    """Find a set in any of its forms, download it if it is nowhere, and read it."""
     places = folders(data_dir)
-    found = _find(places, forms)
-    if found is None and downloads:
+    available = _find(places, forms)
+    if available is None and downloads:
         _download(name, downloads, places, source)
-        found = _find(places, forms)
-    if found is None:
-        raise InputError(_missing(name, forms, places, source))
-    paths, form = found
+        available = _find(places, forms)
+    if available is None:
+        files = " or ".join(f"'{form.files[0]}'" for form in forms)
+        raise InputError(
+            f"{name} was not found: looked for {files} in {_listed(places)}. Get it from {source}, "
+            f"put it in a folder and name that folder by FEDGROVE_DATA or --data-dir; "
+            f"digits and motion need no files."
+        )
+    paths, form = available
     return unpacked(name, paths, lambda: form.read(paths))
 
 
 def _find(places: Sequence[Path], forms: Sequence[Form]) -> tuple[list[Path], Form] | None:
+    """The first form whose files are all in one folder: folders in order, then forms in order."""
     for place in places:
         for form in forms:
-            paths = [_either(place / file) for file in form.files]
+            paths = [_plain_or_gzipped(place / file) for file in form.files]
             if all(path.exists() for path in paths):
                 return paths, form
     return None
 
 
-def _either(path: Path) -> Path:
-    """A file that may come gzipped or not."""
-    other = path.with_name(path.name.removesuffix(".gz"))
-    return (
-        other
-        if path.suffix == ".gz" and not path.name.endswith(".tar.gz") and other.exists()
-        else path
-    )
+def _plain_or_gzipped(path: Path) -> Path:
+    """A ``.gz`` file, or its decompressed version where that is there instead."""
+    # A .tar.gz is read as it is; the .tar beside it is not what the readers expect.
+    may_be_decompressed = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    if may_be_decompressed:
+        decompressed = path.with_name(path.name.removesuffix(".gz"))
+        if decompressed.exists():
+            return decompressed
+    return path
 
 
-def _missing(name: str, forms: Sequence[Form], places: Sequence[Path], source: str) -> str:
-    files = " or ".join(f"'{form.files[0]}'" for form in forms)
-    looked = " and ".join(f"'{place}'" for place in places)
-    return (
-        f"{name} was not found: looked for {files} in {looked}. Get it from {source}, put it in a folder "
-        f"and name that folder by FEDGROVE_DATA or --data-dir; digits and motion need no files."
-    )
+def _listed(places: Sequence[Path]) -> str:
+    return " and ".join(f"'{place}'" for place in places)
 
 
 def _download(
     name: str, downloads: Sequence[Download], places: Sequence[Path], source: str
 ) -> None:
-    for d in downloads:
-        target = cache_folder() / d.to
+    for download in downloads:
+        target = cache_folder() / download.to
         try:
-            pooch.retrieve(d.url, f"md5:{d.md5}", fname=target.name, path=target.parent)
-        except Exception as error:  # requests, urllib3, checksum, disk: whatever it is, the person needs the same help
-            looked = " and ".join(f"'{place}'" for place in places)
-            reason = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+            pooch.retrieve(
+                download.url, f"md5:{download.md5}", fname=target.name, path=target.parent
+            )
+        # Network, TLS, checksum or disk, from any of the libraries below pooch: whatever went
+        # wrong, the user needs the same advice.
+        except Exception as error:
+            reason = type(error).__name__
+            if str(error):
+                reason = str(error).splitlines()[0][:160]
             raise InputError(
-                f"{name} is neither in {looked} nor could it be downloaded from {d.url} ({reason}). Get it from "
-                f"{source}, put it in a folder and name that folder by FEDGROVE_DATA or --data-dir."
+                f"{name} is neither in {_listed(places)} nor could it be downloaded from "
+                f"{download.url} ({reason}). Get it from {source}, put it in a folder and name "
+                f"that folder by FEDGROVE_DATA or --data-dir."
             ) from error
 
 
+# ---- unpacked copies: decompressing and parsing are slow, loading plain arrays is not ----
+
+
 def unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Arrays:
-    """What ``read`` gives, kept uncompressed in the cache until a file changes in size or time; no cache, no copy."""
+    """What ``read`` gives, kept uncompressed in the cache until a file changes in size or time.
+
+    Without a writable cache no copy is kept and nothing fails.
+    """
     target = cache_folder() / "unpacked" / f"{name}-{_key(paths)}.npz"
+    # A copy that is missing or damaged, in any of the ways np.load reports it, is made again.
     with (
         contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
-        np.load(target) as kept,
+        np.load(target) as copy,
     ):
-        return {k: kept[k] for k in kept.files}
+        return {key: copy[key] for key in copy.files}
     fresh = read()
     with contextlib.suppress(OSError):
         _write(target, fresh)
@@ -135,8 +155,13 @@ def unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Ar
 
 
 def _key(paths: Sequence[Path]) -> str:
-    files = [f for path in paths for f in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    marks = [(str(f.absolute()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    """A digest of every source file's path, size and modification time."""
+    marks = []
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            status = file.stat()
+            marks.append((str(file.absolute()), status.st_size, status.st_mtime_ns))
     return hashlib.sha256(repr((UNPACKED, marks)).encode()).hexdigest()[:16]
 
 
@@ -149,32 +174,38 @@ def _write(target: Path, fresh: Arrays) -> None:
             np.savez(file, **fresh)  # type: ignore[arg-type]
         os.replace(name, target)
     finally:
+        # After a successful rename there is nothing left to remove.
         with contextlib.suppress(OSError):
             os.unlink(name)
 
 
+# ---- npz files ----
+
+
 def npz(path: Path) -> Arrays:
-    """All arrays of an npz file, never a pickle."""
+    """All arrays of an npz file; pickled objects are refused, since loading one can run code."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if isinstance(file, np.ndarray):
                 raise ValueError("it holds one bare array")
-            return {k: file[k] for k in file.files}
+            return {key: file[key] for key in file.files}
     except FileNotFoundError:
         raise InputError(
             f"there is no file '{path}'; give an existing npz file with arrays x, y and client."
         ) from None
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(
-            f"'{path}' cannot be read as npz ({error}); write it with numpy.savez from plain number or text arrays."
+            f"'{path}' cannot be read as npz ({error}); "
+            f"write it with numpy.savez from plain number or text arrays."
         ) from error
 
 
-def need(found: Arrays, names: Sequence[str], path: str) -> None:
-    """Refuse a file that lacks an array."""
-    lacking = [n for n in names if n not in found]
-    if lacking:
-        has = ", ".join(sorted(found)) or "none"
+def need(contents: Arrays, names: Sequence[str], path: str) -> None:
+    """Refuse the contents of a file that lacks one of the arrays named."""
+    missing = [name for name in names if name not in contents]
+    if missing:
+        present = ", ".join(sorted(contents)) or "none"
         raise InputError(
-            f"'{path}' has no array {', '.join(lacking)} (it has {has}); add it and save the file again."
+            f"'{path}' has no array {', '.join(missing)} (it has {present}); "
+            f"add it and save the file again."
         )

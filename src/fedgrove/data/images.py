@@ -21,127 +21,192 @@ IDX = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
+"""The files of MNIST and Fashion-MNIST; both the readers and the downloads follow this order."""
+
+
+# ---- MNIST and Fashion-MNIST ----
 
 
 def read_idx(path: Path) -> Array:
-    """An idx file of unsigned bytes: 0, 0, 8, number of dimensions, each as big-endian 32 bit, then the bytes."""
+    """An idx file of unsigned bytes.
+
+    Its layout: 0, 0, 8, the number of dimensions, each dimension as big-endian 32 bit, the bytes.
+    """
     try:
-        blob = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        shape = np.frombuffer(blob, ">u4", blob[3], offset=4).tolist()
-        if blob[:3] != b"\0\0\x08" or len(blob) != 4 + 4 * len(shape) + math.prod(shape):
+        blob = path.read_bytes()
+        if path.suffix == ".gz":
+            blob = gzip.decompress(blob)
+        dimensions = blob[3]
+        shape = np.frombuffer(blob, ">u4", dimensions, offset=4).tolist()
+        header = 4 + 4 * dimensions
+        holds_bytes = blob[:3] == b"\0\0\x08"
+        if not holds_bytes or len(blob) != header + math.prod(shape):
             raise ValueError("its length is not what it states")
+    # A truncated file fails in any of these ways, depending on where it ends.
     except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
         raise InputError(
-            f"'{path}' is not an idx file of bytes, or is cut short; get it again."
+            f"'{path}' is not an idx file of bytes, or is truncated; download it again."
         ) from error
-    return np.frombuffer(blob, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+    return np.frombuffer(blob, np.uint8, offset=header).reshape(shape)
 
 
 def idx_set(paths: Sequence[Path]) -> Arrays:
     """The four files of MNIST or Fashion-MNIST, train and test parts together."""
-    train, train_y, test, test_y = (read_idx(path) for path in paths)
+    # The order of IDX: images and labels of the train part, then of the test part.
+    train = read_idx(paths[0])
+    train_y = read_idx(paths[1])
+    test = read_idx(paths[2])
+    test_y = read_idx(paths[3])
     return {"x": np.concatenate([train, test])[:, None], "y": np.concatenate([train_y, test_y])}
 
 
 def packed_grey(paths: Sequence[Path]) -> Arrays:
     """A packed npz with x_train, y_train, x_test, y_test."""
-    d = npz(paths[0])
-    need(d, ("x_train", "y_train", "x_test", "y_test"), str(paths[0]))
+    packed = npz(paths[0])
+    need(packed, ("x_train", "y_train", "x_test", "y_test"), str(paths[0]))
     return {
-        "x": np.concatenate([d["x_train"], d["x_test"]])[:, None],
-        "y": np.concatenate([d["y_train"], d["y_test"]]),
+        "x": np.concatenate([packed["x_train"], packed["x_test"]])[:, None],
+        "y": np.concatenate([packed["y_train"], packed["y_test"]]),
     }
 
 
-def unpack(residual: Array) -> Array:
-    """Undo the packed CIFAR files' prediction: planes R-G, G, B-G, differenced along rows and columns, modulo 256.
+def _idx_forms(packed: str, folders: Sequence[str]) -> tuple[Form, ...]:
+    """The packed file, or the four idx files in one of the folders."""
+    forms = [Form((packed,), packed_grey)]
+    for folder in folders:
+        files = tuple(f"{folder}/{file}.gz" for file in IDX)
+        forms.append(Form(files, idx_set))
+    return tuple(forms)
 
-    (3, N, 32, 32) residuals become (N, 3, 32, 32) red, green, blue.
+
+def _idx_downloads(folder: str, base: str, md5s: Sequence[str]) -> tuple[Download, ...]:
+    downloads = []
+    for file, md5 in zip(IDX, md5s, strict=True):
+        downloads.append(Download(f"{base}{file}.gz", md5, f"{folder}/{file}.gz"))
+    return tuple(downloads)
+
+
+# ---- CIFAR ----
+
+
+def unpack(residual: Array) -> Array:
+    """Undo the prediction of the packed CIFAR files.
+
+    They hold planes R-G, G, B-G, differenced along rows and columns, modulo 256. Residuals
+    (3, N, 32, 32) become (N, 3, 32, 32) red, green, blue.
     """
-    p = residual.cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
-    p[0] += p[1]
-    p[2] += p[1]
-    return np.ascontiguousarray(np.moveaxis(p, 0, 1))
+    # Bytes throughout: the packing subtracted modulo 256, so sums that wrap around undo it exactly.
+    planes = residual.cumsum(2, dtype=np.uint8).cumsum(3, dtype=np.uint8)
+    planes[0] += planes[1]
+    planes[2] += planes[1]
+    return np.ascontiguousarray(np.moveaxis(planes, 0, 1))
 
 
 def packed_colour(paths: Sequence[Path]) -> Arrays:
     """Packed CIFAR parts (res, y), in the order given."""
-    parts = [npz(path) for path in paths]
-    for path, part in zip(paths, parts, strict=True):
-        need(part, ("res", "y"), str(path))
-    return {
-        "x": np.concatenate([unpack(d["res"]) for d in parts]),
-        "y": np.concatenate([d["y"] for d in parts]),
-    }
+    xs = []
+    ys = []
+    for path in paths:
+        packed = npz(path)
+        need(packed, ("res", "y"), str(path))
+        xs.append(unpack(packed["res"]))
+        ys.append(packed["y"])
+    return {"x": np.concatenate(xs), "y": np.concatenate(ys)}
 
 
 def records(blob: bytes, labels: int, name: str) -> Arrays:
-    """CIFAR's binary records: ``labels`` label bytes (the last one is the fine one), then 3 x 32 x 32 bytes."""
-    if not blob or len(blob) % (labels + 3072):
+    """CIFAR's binary records: ``labels`` label bytes, then 3 x 32 x 32 bytes.
+
+    CIFAR-100 has two label bytes, the coarse one and the fine one; the last, the fine one, counts.
+    """
+    length = labels + 3 * 32 * 32
+    if not blob or len(blob) % length:
         raise InputError(
-            f"'{name}' is not a CIFAR binary file, or is cut short; get it again from its source."
+            f"'{name}' is not a CIFAR binary file, or is truncated; "
+            f"download it again from its source."
         )
-    rows = np.frombuffer(blob, np.uint8).reshape(-1, labels + 3072)
+    rows = np.frombuffer(blob, np.uint8).reshape(-1, length)
     return {"x": rows[:, labels:].reshape(-1, 3, 32, 32), "y": rows[:, labels - 1]}
 
 
-def _binary(blobs: Sequence[tuple[str, bytes]], labels: int) -> Arrays:
-    parts = [records(blob, labels, name) for name, blob in blobs]
-    return {k: np.concatenate([part[k] for part in parts]) for k in ("x", "y")}
+def _from_records(blobs: Sequence[tuple[str, bytes]], labels: int) -> Arrays:
+    """The records of several files, given as (name, bytes), one after the other."""
+    xs = []
+    ys = []
+    for name, blob in blobs:
+        part = records(blob, labels, name)
+        xs.append(part["x"])
+        ys.append(part["y"])
+    return {"x": np.concatenate(xs), "y": np.concatenate(ys)}
 
 
 def _tar(path: Path, members: Sequence[str]) -> list[tuple[str, bytes]]:
     """The members of a tar file, read in memory: nothing is unpacked to disk."""
+    blobs = []
     try:
         with tarfile.open(path) as tar:
-            return [(m, file.read()) for m in members if (file := tar.extractfile(m)) is not None]
+            for member in members:
+                file = tar.extractfile(member)
+                # None is a member that is not a regular file, such as a folder.
+                if file is not None:
+                    blobs.append((member, file.read()))
     except (tarfile.TarError, KeyError, OSError, EOFError) as error:
         raise InputError(
-            f"'{path}' is not the expected archive ({error}); get it again from its source."
+            f"'{path}' is not the expected archive ({error}); download it again from its source."
         ) from error
+    return blobs
 
 
 def _cifar_forms(
     folder: str, archive: str, members: tuple[str, ...], labels: int
 ) -> tuple[Form, ...]:
-    inside = tuple(f"{folder}/{m}" for m in members)
-    return (
-        Form(inside, lambda paths: _binary([(str(p), p.read_bytes()) for p in paths], labels)),
-        Form((archive,), lambda paths: _binary(_tar(paths[0], inside), labels)),
-    )
+    """The binary files, unpacked in ``folder`` or still in the archive."""
+    files = tuple(f"{folder}/{member}" for member in members)
+
+    def read_files(paths: Sequence[Path]) -> Arrays:
+        blobs = []
+        for path in paths:
+            blobs.append((str(path), path.read_bytes()))
+        return _from_records(blobs, labels)
+
+    def read_archive(paths: Sequence[Path]) -> Arrays:
+        return _from_records(_tar(paths[0], files), labels)
+
+    return (Form(files, read_files), Form((archive,), read_archive))
 
 
-def _idx_forms(packed: str, folders: Sequence[str]) -> tuple[Form, ...]:
-    original = tuple(
-        Form(tuple(f"{folder}/{file}.gz" for file in IDX), idx_set) for folder in folders
-    )
-    return (Form((packed,), packed_grey), *original)
-
-
-def _idx_downloads(folder: str, base: str, md5s: Sequence[str]) -> tuple[Download, ...]:
-    return tuple(
-        Download(f"{base}{f}.gz", md5, f"{folder}/{f}.gz") for f, md5 in zip(IDX, md5s, strict=True)
-    )
-
+# ---- the forms each set is published in, the preferred one first ----
 
 MNIST = _idx_forms("mnist.npz", ("mnist", "MNIST/raw"))
 FASHION = _idx_forms("fashion_mnist.npz", ("fashion-mnist", "FashionMNIST/raw"))
 CIFAR10 = (
     Form(("cifar10_train_0.npz", "cifar10_train_1.npz", "cifar10_test.npz"), packed_colour),
     *_cifar_forms(
-        "cifar-10-batches-bin",
-        "cifar-10-binary.tar.gz",
-        (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"),
-        1,
+        folder="cifar-10-batches-bin",
+        archive="cifar-10-binary.tar.gz",
+        members=(
+            "data_batch_1.bin",
+            "data_batch_2.bin",
+            "data_batch_3.bin",
+            "data_batch_4.bin",
+            "data_batch_5.bin",
+            "test_batch.bin",
+        ),
+        labels=1,
     ),
 )
-CIFAR100_SUBSET = Form(("cifar100_subset.npz",), packed_colour)
+# The subset comes last: it holds a third of the images, so whole files are preferred.
 CIFAR100 = (
-    *_cifar_forms("cifar-100-binary", "cifar-100-binary.tar.gz", ("train.bin", "test.bin"), 2),
-    CIFAR100_SUBSET,
+    *_cifar_forms(
+        folder="cifar-100-binary",
+        archive="cifar-100-binary.tar.gz",
+        members=("train.bin", "test.bin"),
+        labels=2,
+    ),
+    Form(("cifar100_subset.npz",), packed_colour),
 )
 
-# Checksums as the sources' best-known reader documents them.
+# MD5 sums as torchvision (MNIST, Fashion-MNIST) and the CIFAR page state them.
 DOWNLOADS = {
     "mnist": _idx_downloads(
         "mnist",

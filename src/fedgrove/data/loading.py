@@ -1,4 +1,4 @@
-"""The two ways in: a named set or file, and your own arrays."""
+"""The two ways to make a federation: from a named set or file, and from your own arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .sets import SETS, dataset_of
 
 
 def names() -> list[str]:
-    """The data sets there are."""
+    """The names of the data sets."""
     return list(SETS)
 
 
@@ -40,7 +40,9 @@ def load(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """The federation of a named set, or of an npz file with arrays x, y, client (and block); None is the set's own.
+    """The federation of a named set, or of an npz file with arrays x, y, client (and block).
+
+    None stands for the set's own choice.
 
     >>> federation = load("digits", clients=5)
     >>> len(federation.clients), federation.shape, federation.classes
@@ -48,16 +50,26 @@ def load(
     """
     choices = Choices(partition, scenario, split, clients, profile, standardise, seed)
     if isinstance(data, Path) or data.endswith(".npz"):
-        d = npz(Path(data))
-        need(d, ("x", "y"), str(data))
-        return _own(d["x"], d["y"], d.get("client"), d.get("block"), Path(data).stem, choices)
+        contents = npz(Path(data))
+        need(contents, ("x", "y"), str(data))
+        return _from_own_arrays(
+            contents["x"],
+            contents["y"],
+            contents.get("client"),
+            contents.get("block"),
+            Path(data).stem,
+            choices,
+        )
     if data not in SETS:
         raise unknown("data set", data, [*SETS, "FILE.npz"])
     known = SETS[data]
     choices = replace(
         choices, partition=partition or known.partition, clients=clients or known.clients
     )
-    dataset = dataset_of(data, clients if choices.partition == "natural" else None, data_dir)
+    # A generated set makes as many users as are wanted; dealt out artificially, the number of
+    # clients says nothing about the users, and it keeps its usual number.
+    users = clients if choices.partition == "natural" else None
+    dataset = dataset_of(data, users, data_dir)
     return build(data, dataset, choices, known.defaults)
 
 
@@ -76,64 +88,72 @@ def from_arrays(
     standardise: bool = True,
     seed: int = 0,
 ) -> Federation:
-    """The federation of your own arrays: x (n, F), (n, C, L) or (n, C, H, W), y (n,) labels, client (n,) owners.
+    """The federation of your own arrays.
 
-    ``block`` (n,) names what belongs together in time; whole blocks are held out, and rows that follow each other
-    within a block count as overlapping. Without ``client`` the rows are dealt out (`iid` to 10 clients unless told).
+    x (n, F), (n, C, L) or (n, C, H, W) are the inputs, y (n,) the labels, client (n,) the owner of
+    each row. ``block`` (n,) names what belongs together in time: whole blocks are held out, and
+    rows that follow each other within a block count as overlapping. Without ``client`` the rows are
+    dealt out (`iid` to 10 clients unless told otherwise).
     """
     choices = Choices(partition, scenario, split, clients, profile, standardise, seed)
-    return _own(np.asarray(x), np.asarray(y), client, block, name, choices)
+    return _from_own_arrays(np.asarray(x), np.asarray(y), client, block, name, choices)
 
 
-def _own(x: Array, y: Array, client: Any, block: Any, name: str, choices: Choices) -> Federation:
+def _from_own_arrays(
+    x: Array, y: Array, client: Any, block: Any, name: str, choices: Choices
+) -> Federation:
     dataset = _own_dataset(x, y, client, block)
-    choices = replace(
-        choices, partition=choices.partition or ("iid" if client is None else "natural")
-    )
+    if not choices.partition:
+        choices = replace(choices, partition="iid" if client is None else "natural")
     return build(name, dataset, choices, _own_defaults(x.shape[1:]))
 
 
 def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     """Check the arrays and number their labels, clients and blocks."""
-    n, given = len(x) if x.ndim else 0, f"{x.dtype} {x.shape}"
-    check(
-        x.ndim in (2, 3, 4) and x.dtype.kind in "fiub",
-        "x",
-        given,
-        "numbers (n, F), (n, C, L) or (n, C, H, W)",
-    )
-    check(
-        bool(np.isfinite(x).all()),
-        "x",
-        f"{given} with NaN or infinity",
-        "finite; fill or drop such rows",
-    )
-    label, user, unit = _column("y", y, n), _column("client", client, n), _column("block", block, n)
-    assert label is not None
-    labels = tuple(map(str, np.unique(y).tolist()))
+    given = f"{x.dtype} {x.shape}"
+    # float, int, unsigned and bool; text, dates and objects are no inputs of a network.
+    is_numeric = x.dtype.kind in "fiub"
+    allowed = "numbers (n, F), (n, C, L) or (n, C, H, W)"
+    check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
+    is_finite = bool(np.isfinite(x).all())
+    check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+
+    n = len(x)
+    label = _column("y", y, n)
+    user = None if client is None else _column("client", client, n)
+    unit = None if block is None else _column("block", block, n)
+    labels = tuple(str(value) for value in np.unique(y).tolist())
     check(len(labels) > 1, "y", f"{n} labels of {len(labels)} class", "of two classes or more")
     if unit is not None and user is not None:
-        unit = ids(unit * (user.max() + 1) + user)  # block 0 of two clients is two blocks
-    start = None if unit is None else unit * (n + 2) + positions(unit)
+        # Clients may number their blocks each from 0: block 0 of two clients is two blocks.
+        unit = ids(unit * (user.max() + 1) + user)
+    start = None
+    if unit is not None:
+        # Rows of a block are one step apart and blocks at least three: with a reach of 2 the next
+        # row of the same block overlaps, and no row of another block.
+        start = unit * (n + 2) + positions(unit)
     refusal = "the arrays came without block, which says which rows belong together in time"
     return Dataset(x, label, labels, user, unit, start, reach=2, refusal=refusal)
 
 
-def _column(name: str, values: Any, n: int) -> Ints | None:
+def _column(name: str, values: Any, n: int) -> Ints:
     """One whole number or word per row, numbered 0, 1, ..."""
-    if values is None:
-        return None
     column = np.asarray(values)
+    is_discrete = column.dtype.kind in "iuUb"
     given = f"{column.dtype} {column.shape}"
-    check(
-        column.shape == (n,) and column.dtype.kind in "iuUb",
-        name,
-        given,
-        f"whole numbers or text of shape ({n},)",
-    )
+    allowed = f"whole numbers or text of shape ({n},)"
+    check(column.shape == (n,) and is_discrete, name, given, allowed)
     return ids(column)
 
 
 def _own_defaults(shape: tuple[int, ...]) -> Defaults:
-    net = {1: "mlp", 2: "har-cnn"}.get(len(shape)) or ("mnist-cnn" if shape[0] == 1 else "lenet")
+    """A network that fits the shape: features, series, grey images, colour images."""
+    if len(shape) == 1:
+        net = "mlp"
+    elif len(shape) == 2:
+        net = "har-cnn"
+    elif shape[0] == 1:
+        net = "mnist-cnn"
+    else:
+        net = "lenet"
     return Defaults(net, cohort=10, rounds=20, epochs=3, batch=32, optimiser="Adam", lr=1e-3)

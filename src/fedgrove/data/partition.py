@@ -1,8 +1,8 @@
-"""Who holds what: the ways a set is dealt to clients."""
+"""Partitions: the ways a set is dealt to clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,14 +21,18 @@ KINDS = (
     "shards:K:N",
 )
 DRAWS = 500
-"""How often an unlucky draw is repeated before we say that it cannot be done."""
+"""How often an unlucky draw is repeated before the partition is refused."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A parsed choice: ``alpha`` for dirichlet, ``k`` classes per client, at most ``cap`` examples of each.
+    """A parsed partition.
 
-    With shards ``cap`` is how many examples of each class are dealt in all.
+    kind: natural, iid, dirichlet, classes or shards.
+    alpha: the parameter of dirichlet.
+    k: classes per client, of classes and shards.
+    cap: with classes, how many examples of each class a client holds at most; with shards, how many
+        examples of each class are dealt in all; 0 is no limit.
     """
 
     kind: str
@@ -46,85 +50,78 @@ def parse(text: str) -> Partition:
     Partition(kind='classes', alpha=0.0, k=5, cap=20)
     """
     kind, *values = text.split(":")
-    try:
+    partition = None
+    # A value that is not a number leaves None, to be refused like any other unknown word.
+    with contextlib.suppress(ValueError):
         match kind, values:
             case (("natural" | "iid"), []):
-                return Partition(kind)
+                partition = Partition(kind)
             case "dirichlet", [alpha]:
-                return _checked(Partition(kind, alpha=float(alpha)), text)
-            case "classes", [k]:
-                return _checked(Partition(kind, k=int(k)), text)
+                partition = Partition(kind, alpha=float(alpha))
+            case "shards", []:
+                partition = Partition(kind, k=2)
+            case (("classes" | "shards"), [k]):
+                partition = Partition(kind, k=int(k))
             case (("classes" | "shards"), [k, cap]):
-                return _checked(Partition(kind, k=int(k), cap=int(cap)), text)
-            case "shards", _ if len(values) < 2:
-                return _checked(Partition(kind, k=int((values or ["2"])[0])), text)
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-    raise unknown("partition", text, KINDS)
+                partition = Partition(kind, k=int(k), cap=int(cap))
+    if partition is None:
+        raise unknown("partition", text, KINDS)
 
-
-def _checked(partition: Partition, text: str) -> Partition:
-    if partition.kind == "dirichlet":
-        check(
-            0 < partition.alpha < float("inf"),
-            "partition",
-            text,
-            "dirichlet:ALPHA with ALPHA above 0",
-        )
-    else:
-        check(
-            partition.k > 0 and (partition.cap > 0 or text.count(":") < 2),
-            "partition",
-            text,
-            f"{partition.kind}:K with whole numbers above 0",
-        )
+    if kind == "dirichlet":
+        # Refuses NaN as well, which no comparison holds for.
+        alpha_is_valid = 0 < partition.alpha < float("inf")
+        check(alpha_is_valid, "partition", text, "dirichlet:ALPHA with ALPHA above 0")
+    elif kind in ("classes", "shards"):
+        # A cap of 0 means no limit only where none was written.
+        cap_is_valid = partition.cap > 0 or len(values) < 2
+        allowed = f"{kind}:K with whole numbers above 0"
+        check(partition.k > 0 and cap_is_valid, "partition", text, allowed)
     return partition
 
 
 def deal(
     partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
 ) -> list[Ints]:
-    """Deal units (rows, or blocks of ``size`` rows with label ``y``) to clients, each unit once at most.
+    """The units each client gets: rows, or blocks of ``size`` rows with label ``y``.
 
-    Draws that leave a client with too few examples (10, or a quarter of an even share) are repeated.
+    A unit goes to one client at most. Draws that leave a client with too few examples (10, or a
+    quarter of an even share) are repeated.
     """
-    one = {"iid": _iid, "dirichlet": _dirichlet, "classes": _classes, "shards": _shards}[
+    draw = {"iid": _iid, "dirichlet": _dirichlet, "classes": _by_class, "shards": _by_class}[
         partition.kind
     ]
-    least = max(2, min(10, int(size.sum()) // (4 * clients)))
+    examples = int(size.sum())
+    least = max(2, min(10, examples // (4 * clients)))
+    # A small cap cannot give a client more than K times itself.
+    reachable = partition.cap * partition.k or least
     for _ in range(DRAWS):
-        owner = one(partition, y, size, clients, rng)
-        held = np.bincount(owner[owner >= 0], weights=size[owner >= 0], minlength=clients)
-        if held.min() >= min(least, partition.cap * partition.k or least):
-            return [np.flatnonzero(owner == k) for k in range(clients)]
+        owner = draw(partition, y, size, clients, rng)
+        dealt = owner >= 0
+        held = np.bincount(owner[dealt], weights=size[dealt], minlength=clients)
+        if held.min() >= min(least, reachable):
+            return [np.flatnonzero(owner == client) for client in range(clients)]
+    advice = "take fewer clients"
+    if partition.kind == "dirichlet":
+        advice += ", or a larger ALPHA"
     raise InputError(
-        f"{_said(partition)} leaves one of {clients} clients with fewer than {least} of {int(size.sum())} examples "
-        f"in each of {DRAWS} draws; take fewer clients{', or a larger ALPHA' * (partition.kind == 'dirichlet')}."
+        f"partition {_described(partition)} leaves one of {clients} clients with fewer than "
+        f"{least} of {examples} examples in each of {DRAWS} draws; {advice}."
     )
 
 
-def _said(partition: Partition) -> str:
-    value = (
-        f":{partition.alpha:g}"
-        if partition.kind == "dirichlet"
-        else f":{partition.k}"
-        if partition.k
-        else ""
-    )
-    return f"partition {partition.kind}{value}"
+def _described(partition: Partition) -> str:
+    if partition.kind == "dirichlet":
+        return f"dirichlet:{partition.alpha:g}"
+    if partition.k:
+        return f"{partition.kind}:{partition.k}"
+    return partition.kind
 
 
-def _share(units: Ints, size: Ints, shares: Array, rng: np.random.Generator) -> Ints:
-    """Which of the shares each unit falls into, after a shuffle: cut where the cumulative sizes say."""
-    order = rng.permutation(len(units))
-    middle = np.cumsum(size[units][order]) - size[units][order] / 2
-    place = np.empty(len(units), dtype=np.int64)
-    place[order] = np.searchsorted(np.cumsum(shares)[:-1] * size[units].sum(), middle)
-    return place
+# ---- one draw each: the client of every unit, -1 for a unit that goes to nobody ----
 
 
 def _iid(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> Ints:
+    """Equal shares of all units, whatever their labels."""
     return _share(np.arange(len(y)), size, np.full(clients, 1 / clients), rng)
 
 
@@ -135,70 +132,77 @@ def _dirichlet(
     owner = np.full(len(y), -1)
     for label in np.unique(y):
         units = np.flatnonzero(y == label)
-        owner[units] = _share(units, size, rng.dirichlet(np.full(clients, partition.alpha)), rng)
+        shares = rng.dirichlet(np.full(clients, partition.alpha))
+        owner[units] = _share(units, size, shares, rng)
     return owner
 
 
 def _by_class(
-    partition: Partition,
-    y: Ints,
-    size: Ints,
-    clients: int,
-    rng: np.random.Generator,
-    weigh: Callable[[int], Array],
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
 ) -> Ints:
-    """Give each client ``k`` classes and share every class among its holders by ``weigh(holders)``."""
+    """Give each client ``k`` classes and share every class among the clients that hold it.
+
+    `classes` shares evenly. `shards` is unbalanced: shares are log-normal with sigma 1, so the
+    largest is several times the least.
+    """
     labels = np.unique(y)
-    check(
-        partition.k <= len(labels),
-        "partition",
-        _said(partition),
-        f"of at most {len(labels)} classes, which is all",
-    )
+    allowed = f"of at most {len(labels)} classes, which is all"
+    check(partition.k <= len(labels), "partition", _described(partition), allowed)
     hand = hands(len(labels), partition.k, clients, rng)
     owner = np.full(len(y), -1)
     for i, label in enumerate(labels):
-        holders, units = np.flatnonzero((hand == i).any(axis=1)), np.flatnonzero(y == label)
+        holders = np.flatnonzero((hand == i).any(axis=1))
+        units = np.flatnonzero(y == label)
+        # Discarding before the shares are cut keeps them as unequal as they were drawn.
         if partition.kind == "shards" and partition.cap:
             units = np.sort(rng.permutation(units)[: partition.cap])
-        if len(holders):
-            weights = weigh(len(holders))
-            owner[units] = holders[_share(units, size, weights / weights.sum(), rng)]
+        # With few clients a class may have no holder; its units go to nobody.
+        if len(holders) == 0:
+            continue
+        if partition.kind == "shards":
+            weights = rng.lognormal(0.0, 1.0, len(holders))
+        else:
+            weights = np.ones(len(holders))
+        shares = weights / weights.sum()
+        owner[units] = holders[_share(units, size, shares, rng)]
+        if partition.cap:
             owner[units] = _capped(owner[units], size[units], partition.cap)
     return owner
 
 
-def _capped(owner: Ints, size: Ints, cap: int) -> Ints:
-    """Discard (-1) what a client holds of one class beyond ``cap`` examples."""
-    if not cap:
-        return owner
-    before = np.zeros(len(owner), dtype=np.int64)
-    for k in np.unique(owner):
-        mine = owner == k
-        before[mine] = np.cumsum(size[mine])
-    return np.where(before <= cap, owner, -1)
-
-
 def hands(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
-    """The ``k`` different classes of every client (clients, k), each class held equally often give or take one.
+    """The ``k`` different classes of every client (clients, k).
 
-    Clients, in random order, take the classes held least so far, ties at random.
+    Clients, in random order, take the classes held least so far, ties at random; so the numbers of
+    holders of two classes differ by one at most.
     """
-    held, hand = np.zeros(classes), np.empty((clients, k), dtype=np.int64)
+    held = np.zeros(classes)
+    hand = np.empty((clients, k), dtype=np.int64)
     for client in rng.permutation(clients):
+        # lexsort's last key is the first one to sort by: how often held, then chance.
         hand[client] = np.lexsort((rng.random(classes), held))[:k]
         held[hand[client]] += 1
     return hand
 
 
-def _classes(
-    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
-) -> Ints:
-    return _by_class(partition, y, size, clients, rng, np.ones)
+def _share(units: Ints, size: Ints, shares: Array, rng: np.random.Generator) -> Ints:
+    """The share each unit falls into: shuffle the units, lay them end to end, cut by the shares.
+
+    A unit that lies across a cut goes to the side that its middle is on.
+    """
+    order = rng.permutation(len(units))
+    sizes = size[units][order]
+    middle = np.cumsum(sizes) - sizes / 2
+    cuts = np.cumsum(shares)[:-1] * sizes.sum()
+    share = np.empty(len(units), dtype=np.int64)
+    share[order] = np.searchsorted(cuts, middle)
+    return share
 
 
-def _shards(
-    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
-) -> Ints:
-    """Unbalanced: holders' shares of a class are log-normal with sigma 1, so the largest is several times the least."""
-    return _by_class(partition, y, size, clients, rng, lambda n: rng.lognormal(0.0, 1.0, n))
+def _capped(owner: Ints, size: Ints, cap: int) -> Ints:
+    """Discard (-1) what a client holds of one class beyond ``cap`` examples."""
+    total = np.zeros(len(owner), dtype=np.int64)
+    for client in np.unique(owner):
+        mine = owner == client
+        total[mine] = np.cumsum(size[mine])
+    return np.where(total <= cap, owner, -1)

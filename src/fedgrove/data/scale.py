@@ -1,4 +1,7 @@
-"""Raw values to float32: pixels by the set's own constants, sensor channels by the client's training windows."""
+"""Raw values to float32 inputs, standardised.
+
+Pixels by constants of the set, sensor channels by statistics of the client's training windows.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,43 @@ Scaling = Callable[[Array], Tensor]
 def scaling(dataset: Dataset, train: Ints, standardise: bool) -> Scaling:
     """The map from raw rows to inputs for a client whose training rows are ``train``.
 
-    Images: x / top, then (x - mean) / deviation with the fixed constants of the set. All else: the mean and deviation
-    of each channel over the client's own training rows, never its test rows; a channel that does not move is only
-    centred. Without ``standardise`` images are divided by ``top`` and all else is left as it is.
+    Images: x / top, then (x - mean) / deviation with the fixed constants of the set. All else: the
+    mean and deviation of each channel over the client's own training rows, never its test rows; a
+    constant channel is only centred. Without ``standardise`` images are divided by ``top`` and all
+    else is left as it is.
     """
-    if dataset.pixels is not None:
-        p = dataset.pixels
-        mean, deviation = (
-            (p.mean, p.deviation) if standardise else ((0.0,) * len(p.mean), (1.0,) * len(p.mean))
-        )
-        return _affine(np.array(mean) * p.top, np.array(deviation) * p.top, dataset.x.ndim)
-    channels = dataset.x.shape[1]
+    ndim = dataset.x.ndim
+    pixels = dataset.pixels
+    if pixels is not None:
+        # (x / top - mean) / deviation, as one shift and one factor on the raw values.
+        if not standardise:
+            channels = len(pixels.mean)
+            return _affine(np.zeros(channels), np.ones(channels) * pixels.top, ndim)
+        mean = np.array(pixels.mean) * pixels.top
+        return _affine(mean, np.array(pixels.deviation) * pixels.top, ndim)
     if not standardise:
-        return _affine(np.zeros(channels), np.ones(channels), dataset.x.ndim)
-    axes = (0, *range(2, dataset.x.ndim))
+        channels = dataset.x.shape[1]
+        return _affine(np.zeros(channels), np.ones(channels), ndim)
+
+    # Axis 1 holds the channels. Sums in float64: in float32 those of many windows lose digits.
+    axes = (0, *range(2, ndim))
     x = dataset.x[train]
-    mean, deviation = x.mean(axis=axes, dtype=np.float64), x.std(axis=axes, dtype=np.float64)
-    return _affine(
-        mean, np.where(deviation > 1e-6 * (1 + np.abs(mean)), deviation, 1.0), dataset.x.ndim
-    )
+    mean = x.mean(axis=axes, dtype=np.float64)
+    deviation = x.std(axis=axes, dtype=np.float64)
+    # The deviation of a constant channel may be a rounding error; dividing by it would blow the
+    # error up to the size of a signal.
+    varies = deviation > 1e-6 * (1 + np.abs(mean))
+    return _affine(mean, np.where(varies, deviation, 1.0), ndim)
 
 
 def _affine(mean: Array, deviation: Array, ndim: int) -> Scaling:
+    """The map (x - mean) / deviation in float32, with one mean and deviation per channel."""
     shape = (1, -1, *(1,) * (ndim - 2))
     shift = torch.tensor(mean, dtype=torch.float32).reshape(shape)
     factor = torch.tensor(1 / deviation, dtype=torch.float32).reshape(shape)
 
     def scale(rows: Array) -> Tensor:
+        # In place, to spare two copies; indexing with rows has already made one of the set's data.
         x = torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32))
         return x.sub_(shift).mul_(factor)
 

@@ -1,4 +1,4 @@
-"""Train, validation and test of every client: rows, or whole blocks so that no raw sample is on both sides."""
+"""Split every client's rows into train, validation and test, by single rows or whole blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .dataset import Dataset, Ints, ids, overlapping
 
 KINDS = ("blocks", "random")
 TEST = 0.2
+"""Share of a client's rows held out for test."""
 VALIDATION = 0.1
-"""Of what is left after the test part."""
+"""Share held out for validation, of what is left after the test part."""
 
 
 @dataclass(frozen=True)
@@ -26,29 +27,48 @@ class Rows:
 
 
 def split(dataset: Dataset, owned: Sequence[Ints], kind: str, seed: int) -> list[Rows]:
-    """Split the rows of every client, stratified by label; the draw depends on seed and client alone.
+    """Split the rows of every client, stratified by label, by a draw for each seed and client.
 
-    With ``blocks``, whole blocks are held out and windows that overlap any client's test windows are dropped from
-    training and validation; validation is cut from the edge of a block and its overlapping neighbours are dropped too.
-    A part may be empty: whoever calls decides what becomes of such a client.
+    With ``blocks``, whole blocks are held out and windows that overlap any client's test windows
+    are dropped from training and validation; validation is cut from the edge of a block and its
+    overlapping neighbours are dropped too, so that no raw sample is on both sides. A part may be
+    empty: the caller decides what becomes of such a client.
     """
-    rngs = [numpy_rng(seed, "split", k) for k in range(len(owned))]
+    # One generator per client: the draws of a client do not depend on how many others there are.
+    rngs = [numpy_rng(seed, "split", client) for client in range(len(owned))]
+    splits = []
     if kind == "random":
-        return [_random(dataset.y, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
-    tests = [_held_blocks(dataset, rows, rng) for rows, rng in zip(owned, rngs, strict=True)]
-    out = np.concatenate([*tests, np.zeros(0, dtype=np.int64)])
-    rests = [
-        _apart(dataset, np.setdiff1d(rows, test), out)
-        for rows, test in zip(owned, tests, strict=True)
-    ]
-    return [
-        _edge(dataset, rest, test, rng) for rest, test, rng in zip(rests, tests, rngs, strict=True)
-    ]
+        for rows, rng in zip(owned, rngs, strict=True):
+            splits.append(_random(dataset.y, rows, rng))
+        return splits
+
+    # The test parts of all clients come first: clients may share a recording, so what a client
+    # trains on must not overlap the test windows of another either.
+    tests = []
+    for rows, rng in zip(owned, rngs, strict=True):
+        tests.append(_test_blocks(dataset, rows, rng))
+    all_tests = _joined(tests)
+    for rows, test, rng in zip(owned, tests, rngs, strict=True):
+        rest = _without_overlap(dataset, np.setdiff1d(rows, test), all_tests)
+        train, validation = _validation_from_edges(dataset, rest, rng)
+        splits.append(Rows(train, validation, np.sort(test)))
+    return splits
+
+
+def _joined(parts: Sequence[Ints]) -> Ints:
+    """All parts in one array; unlike np.concatenate alone, also of no parts at all."""
+    return np.concatenate([*parts, np.zeros(0, dtype=np.int64)])
+
+
+# ---- single rows ----
 
 
 def _random(y: Ints, rows: Ints, rng: np.random.Generator) -> Rows:
+    """Hold out single rows: the first of every class after a shuffle."""
+    # Sorted first, so that the draw depends on which rows a client has, not on their order.
     rows = rng.permutation(np.sort(rows))
-    test = _first(y, rows, {c: test_size(n, TEST) for c, n in _counts(y, rows).items()})
+    test_quota = {label: test_size(n, TEST) for label, n in _counts(y, rows).items()}
+    test = _first(y, rows, test_quota)
     rest = rows[~np.isin(rows, test)]
     validation = _first(y, rest, quotas(_counts(y, rest), VALIDATION, 1, rng))
     train = rest[~np.isin(rest, validation)]
@@ -67,34 +87,53 @@ def test_size(n: int, fraction: float) -> int:
 def quotas(
     counts: dict[int, int], fraction: float, spare: int, rng: np.random.Generator
 ) -> dict[int, int]:
-    """Share round(fraction * total), at least one, over the classes by largest remainder; ``spare`` of each stay."""
+    """Share round(fraction * total), at least one, over the classes by largest remainder.
+
+    ``spare`` examples of each class are never taken; where that leaves too few, the sum is smaller.
+    """
     wanted = max(1, round(fraction * sum(counts.values())))
-    quota = {c: min(int(fraction * n), max(n - spare, 0)) for c, n in counts.items()}
-    order = sorted(counts, key=lambda c: (quota[c] - fraction * counts[c], rng.random()))
-    while sum(quota.values()) < wanted and any(quota[c] < counts[c] - spare for c in counts):
-        for c in order:
-            quota[c] += int(sum(quota.values()) < wanted and quota[c] < counts[c] - spare)
+    quota = {}
+    rank = {}
+    for label, n in counts.items():
+        quota[label] = min(int(fraction * n), max(n - spare, 0))
+        # The largest remainder comes first, since it is the lowest when negated; ties at random.
+        rank[label] = (quota[label] - fraction * n, rng.random())
+    order = sorted(counts, key=lambda label: rank[label])
+    missing = wanted - sum(quota.values())
+    # One pass is the method of largest remainders; more are needed where classes are full.
+    while missing > 0:
+        not_full = [label for label in order if quota[label] < counts[label] - spare]
+        if not not_full:
+            break
+        for label in not_full[:missing]:
+            quota[label] += 1
+            missing -= 1
     return quota
 
 
 def _counts(y: Ints, rows: Ints) -> dict[int, int]:
+    """How many of the rows have each label, in the order of the labels."""
     labels, n = np.unique(y[rows], return_counts=True)
     return dict(zip(labels.tolist(), n.tolist(), strict=True))
 
 
 def _first(y: Ints, rows: Ints, quota: dict[int, int]) -> Ints:
     """The first rows of each class, as many as its quota says."""
-    picked = [rows[y[rows] == c][:n] for c, n in quota.items()]
-    return np.concatenate([*picked, np.zeros(0, dtype=np.int64)])
+    return _joined([rows[y[rows] == label][:n] for label, n in quota.items()])
 
 
-def _held_blocks(dataset: Dataset, rows: Ints, rng: np.random.Generator) -> Ints:
-    """Rows of the blocks held out: for every label, those blocks whose sum comes near a fifth."""
+# ---- whole blocks ----
+
+
+def _test_blocks(dataset: Dataset, rows: Ints, rng: np.random.Generator) -> Ints:
+    """The rows of the blocks held out: for every label, blocks that sum to about a fifth."""
     assert dataset.block is not None
-    blocks, where, size = np.unique(dataset.block[rows], return_inverse=True, return_counts=True)
-    label = majority(where, dataset.y[rows], len(blocks))
-    chosen = [_near(np.flatnonzero(label == c), size, rng) for c in np.unique(label)]
-    return rows[np.isin(where, np.concatenate([*chosen, np.zeros(0, dtype=np.int64)]))]
+    blocks, block, size = np.unique(dataset.block[rows], return_inverse=True, return_counts=True)
+    label = majority(block, dataset.y[rows], len(blocks))
+    chosen = []
+    for c in np.unique(label):
+        chosen.append(_about_a_fifth(np.flatnonzero(label == c), size, rng))
+    return rows[np.isin(block, _joined(chosen))]
 
 
 def majority(group: Ints, y: Ints, groups: int) -> Ints:
@@ -104,43 +143,54 @@ def majority(group: Ints, y: Ints, groups: int) -> Ints:
     [2, 0]
     """
     classes = int(y.max(initial=0)) + 1
+    # One bincount over (group, label) pairs written as one number counts all groups at once.
     table = np.bincount(group * classes + y, minlength=groups * classes).reshape(groups, classes)
     return np.asarray(table.argmax(axis=1), dtype=np.int64)
 
 
-def _near(units: Ints, size: Ints, rng: np.random.Generator) -> Ints:
-    """Units, in random order, as long as each brings the sum nearer to a fifth; the smallest if all are too large."""
-    units, target, total = rng.permutation(units), TEST * size[units].sum(), 0
-    if len(units) < 2:
-        return units[:0]
+def _about_a_fifth(blocks: Ints, size: Ints, rng: np.random.Generator) -> Ints:
+    """Blocks, in random order, as long as each brings the sum nearer to a fifth.
+
+    The smallest one if all are too large; none of a single block, which stays in training.
+    """
+    blocks = rng.permutation(blocks)
+    if len(blocks) < 2:
+        return blocks[:0]
+    target = TEST * size[blocks].sum()
+    total = 0
     taken = []
-    for unit in units:
-        if abs(total + size[unit] - target) < abs(total - target):
-            taken.append(unit)
-            total += size[unit]
-    return np.array(taken or [units[np.argmin(size[units])]])
+    for block in blocks:
+        if abs(total + size[block] - target) < abs(total - target):
+            taken.append(block)
+            total += size[block]
+    if not taken:
+        taken = [blocks[np.argmin(size[blocks])]]
+    return np.array(taken)
 
 
-def _apart(dataset: Dataset, rows: Ints, others: Ints) -> Ints:
+def _without_overlap(dataset: Dataset, rows: Ints, others: Ints) -> Ints:
     """Those rows that share no raw sample with the others."""
     assert dataset.start is not None
     return rows[~overlapping(dataset.start[rows], dataset.start[others], dataset.reach)]
 
 
-def _edge(dataset: Dataset, rest: Ints, test: Ints, rng: np.random.Generator) -> Rows:
-    """Cut validation from the beginning of randomly ordered blocks and drop the windows it overlaps."""
+def _validation_from_edges(
+    dataset: Dataset, rest: Ints, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Train and validation: validation is the beginning of randomly ordered blocks.
+
+    Cut from an edge it has neighbours on one side only, so fewer overlapping windows are dropped.
+    """
     assert dataset.block is not None
     assert dataset.start is not None
     block = ids(dataset.block[rest])
-    order = rest[
-        np.lexsort((dataset.start[rest], rng.permutation(block.max(initial=-1) + 1)[block]))
-    ]
+    block_rank = rng.permutation(block.max(initial=-1) + 1)[block]
+    # By block, in random order, then by time: lexsort's last key is the first one to sort by.
+    order = rest[np.lexsort((dataset.start[rest], block_rank))]
     validation = _first(dataset.y, order, quotas(_counts(dataset.y, rest), VALIDATION, 1, rng))
-    train = _apart(dataset, np.setdiff1d(rest, validation), validation)
-    # A class so small that all its training windows touch its validation windows goes back to training.
+    train = _without_overlap(dataset, np.setdiff1d(rest, validation), validation)
+    # A class so small that all its training windows touch its validation windows goes back to
+    # training.
     validation = validation[np.isin(dataset.y[validation], dataset.y[train])]
-    return Rows(
-        _apart(dataset, np.setdiff1d(rest, validation), validation),
-        np.sort(validation),
-        np.sort(test),
-    )
+    train = _without_overlap(dataset, np.setdiff1d(rest, validation), validation)
+    return train, np.sort(validation)

@@ -1,4 +1,4 @@
-"""Long recordings cut into windows that never cross a change of user or activity."""
+"""Cut long recordings into windows that never cross a change of user or activity."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from ..errors import InputError
 from .dataset import Array, Dataset, Ints, ids, positions, runs
 
 PIECES = 5
-"""A run is held out a piece at a time; five pieces make one of them a fifth."""
-
+"""Pieces of a run at most: one of five is the fifth that a client holds out for test."""
 LEAST = 3
-"""Windows in a piece: both neighbours may be held out and one is still left."""
+"""Windows in a piece at least: both neighbours may be held out and one is still left."""
 
 
 def starts(run: Ints, length: int, step: int) -> Ints:
@@ -22,12 +21,15 @@ def starts(run: Ints, length: int, step: int) -> Ints:
     >>> starts(np.array([0] * 5 + [1] * 3), length=3, step=1).tolist()
     [0, 1, 2, 5]
     """
-    edges = (
-        np.flatnonzero(np.r_[True, np.diff(run) != 0]) if len(run) else np.zeros(0, dtype=np.int64)
-    )
-    ends = np.r_[edges[1:], len(run)]
-    found = [np.arange(a, b - length + 1, step) for a, b in zip(edges, ends, strict=True)]
-    return np.concatenate([*found, np.zeros(0)]).astype(np.int64)
+    if len(run) == 0:
+        return np.zeros(0, dtype=np.int64)
+    begins = np.flatnonzero(np.r_[True, np.diff(run) != 0])
+    ends = np.r_[begins[1:], len(run)]
+    windows = []
+    for begin, end in zip(begins, ends, strict=True):
+        # Empty where the run is shorter than a window.
+        windows.append(np.arange(begin, end - length + 1, step))
+    return np.concatenate(windows).astype(np.int64)
 
 
 def pieces(run: Ints) -> Ints:
@@ -36,9 +38,13 @@ def pieces(run: Ints) -> Ints:
     >>> pieces(np.array([0] * 7 + [1] * 2)).tolist()
     [0, 0, 0, 0, 1, 1, 1, 2, 2]
     """
-    n = np.bincount(run, minlength=1)[run] if len(run) else run
+    if len(run) == 0:
+        return np.zeros(0, dtype=np.int64)
+    n = np.bincount(run)[run]
     count = np.clip(n // LEAST, 1, PIECES)
-    return ids(run * PIECES + positions(run) * count // np.maximum(n, 1))
+    # Whole division spreads the n windows over the pieces evenly, give or take one.
+    piece = positions(run) * count // n
+    return ids(run * PIECES + piece)
 
 
 def windowed(
@@ -50,16 +56,26 @@ def windowed(
     step: int,
     notes: tuple[str, ...] = (),
 ) -> Dataset:
-    """A dataset of windows (C, length) from samples (n, C), ``step`` apart, one user and one label in each.
+    """A dataset of windows (C, length) from samples (n, C), ``step`` apart.
 
-    Since no window crosses a change of label, its majority label is the label of its first sample.
+    A window has one user and one label, so its label is that of its first sample.
     """
     run = runs(user, y)
     start = starts(run, length, step)
     if not len(start):
         raise InputError(
-            f"no user does one thing for {length} samples on end, one window; get the whole recording."
+            f"no user does one activity for {length} samples without a break, which is one window; "
+            f"get the whole recording."
         )
+    # A view of all windows, of which only those wanted are copied; the window is its last axis.
     x = np.lib.stride_tricks.sliding_window_view(signal, length, axis=0)[start]
-    label, piece = y[start].astype(np.int64), pieces(ids(run[start]))
-    return Dataset(x, label, tuple(labels), ids(user[start]), piece, start, length, notes=notes)
+    return Dataset(
+        x,
+        y[start].astype(np.int64),
+        tuple(labels),
+        user=ids(user[start]),
+        block=pieces(ids(run[start])),
+        start=start,
+        reach=length,
+        notes=notes,
+    )
