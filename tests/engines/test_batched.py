@@ -128,7 +128,7 @@ def test_side_by_side_is_each_alone(
 def test_what_runs_have_in_common_is_trained_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three runs whose densities differ from the second pruning step on, and one of another seed."""
+    """Three runs whose densities differ from the second pruning step on, and another seed."""
     sizes: list[int] = []
 
     class Counted(Stack):
@@ -245,7 +245,7 @@ def test_modules_of_others_train_as_alone(kind: str, tmp_path: Path) -> None:
 
 
 class Odd(nn.Module):
-    """A network that looks across its channels: side by side, it would see other clients' channels."""
+    """Looks across its channels: side by side, it would see other clients' channels."""
 
     def __init__(self) -> None:
         super().__init__()

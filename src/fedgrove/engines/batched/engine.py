@@ -66,7 +66,15 @@ from .stacking import (
     width_adapters,
     width_class,
 )
-from .steps import BatchPlan, Stack, count_steps, expand_flags, select_clients, train_stack
+from .steps import (
+    BatchPlan,
+    Passes,
+    Stack,
+    count_steps,
+    expand_flags,
+    select_clients,
+    train_stack,
+)
 from .templates import from_template, to_template
 
 Precision = Literal["fp32", "tf32", "bf16"]
@@ -113,7 +121,9 @@ class Batched:
         sent = Sent()
         works: dict[tuple[int, str], Work] = {}
         while True:
-            chunk = [self._start_job(run, task, works) for run, task in islice(stream, self.chunk)]
+            chunk: list[Job] = []
+            for run, task in islice(stream, self.chunk):
+                chunk.append(self._start_job(run, task, works))
             if not chunk:
                 return
             self._run_chunk(chunk)
@@ -327,10 +337,15 @@ class Batched:
         if len(trained_places) < len(jobs):
             hyperparameters = hyperparameters[trained_places]
             carry = select_clients(carry, trained_places)
-        trained_jobs = [jobs[i] for i in trained_places]
+        trained_jobs: list[Job] = []
+        trained_passes: list[Passes] = []
+        client_seeds: list[int] = []
+        for i in trained_places:
+            trained_jobs.append(jobs[i])
+            trained_passes.append(passes[id(jobs[i])])
+            client_seeds.append(jobs[i].client.seed)
 
         data = self._load_data(trained_jobs, "train")
-        trained_passes = [passes[id(job)] for job in trained_jobs]
         offsets = self._offsets(trained_jobs, data)
         plan = BatchPlan.of(
             trained_passes, batch_size, offsets, hyperparameters.dtype, self._device
@@ -339,7 +354,7 @@ class Batched:
         norms = None if common is None else common.norms
         net_key = (self._net_key(jobs[0].run.net), net.layout.named_shapes, norms)
         # Before `_use_grouped`, which may itself draw dropout when it tries a network.
-        seed_device(self._device, seeds.derive(number, *(job.client.seed for job in trained_jobs)))
+        seed_device(self._device, seeds.derive(number, *client_seeds))
         use_grouped = self._use_grouped(net_key, net, plan, data)
         stack = Stack(net, template, carry, hyperparameters, plan, data, use_grouped)
         if self._graph_cache is None:
@@ -382,9 +397,11 @@ class Batched:
 
         total: Tree = {}
         for step in range(plan.row.shape[1]):
-            batch = plan.batch(data, slice(None), step)
             with torch.no_grad():
-                values = vmap(measure_one, randomness="different")(hyperparameters, carry, batch)
+                # The batch has no name: it is freed before the next one is gathered.
+                values = vmap(measure_one, randomness="different")(
+                    hyperparameters, carry, plan.batch(data, slice(None), step)
+                )
             # A client that has no batch left adds nothing.
             has_batch = plan.steps > step
             for k, v in values.items():

@@ -73,8 +73,11 @@ def width_class(thin: Thin | None) -> int:
     """The share of channels that stay, in parts of ``WIDTH_CLASSES``, rounded up."""
     if thin is None or not thin.channels:
         return WIDTH_CLASSES
-    kept = sum(int(flags.sum()) for flags in thin.channels.values())
-    total = sum(len(flags) for flags in thin.channels.values())
+    kept = 0
+    total = 0
+    for flags in thin.channels.values():
+        kept += int(flags.sum())
+        total += len(flags)
     return -(-WIDTH_CLASSES * kept // total)
 
 
@@ -204,8 +207,9 @@ def width_adapters(jobs: Sequence[Job]) -> list[WidthAdapter]:
         thin_nets.append(job.thin)
 
     widths: dict[str, int] = {}
-    for group in thin_nets[0].channels:
-        widths[group] = max(int(thin.channels[group].sum()) for thin in thin_nets)
+    for thin in thin_nets:
+        for group, kept in thin.channels.items():
+            widths[group] = max(widths.get(group, 0), int(kept.sum()))
     adapters = []
     layouts = set()
     for job, thin in zip(jobs, thin_nets, strict=True):
@@ -251,8 +255,12 @@ def find_duplicates(jobs: Sequence[Job], hyperparameters: Tensor, carry: Carry) 
     # Every job is compared with a leader: at first, the first job of the same data and seed.
     first_jobs: dict[tuple[int, int, int], int] = {}
     leaders: list[int] = []
+    undecided: list[int] = []
     for i, job in enumerate(jobs):
-        leaders.append(first_jobs.setdefault(data_and_seed(job), i))
+        leader = first_jobs.setdefault(data_and_seed(job), i)
+        leaders.append(leader)
+        if leader != i:
+            undecided.append(i)
 
     values = [hyperparameters]
     for tree in carry.values():
@@ -261,14 +269,12 @@ def find_duplicates(jobs: Sequence[Job], hyperparameters: Tensor, carry: Carry) 
             if leaf.stride(0):
                 values.append(leaf)
 
-    undecided = [i for i, leader in enumerate(leaders) if i != leader]
     while undecided:
         compared = [leaders[i] for i in undecided]
         equal = torch.ones(len(undecided), dtype=torch.bool, device=hyperparameters.device)
         for value in values:
-            same = value[undecided] == value[compared]
             # The unsqueeze is for leaves that are one number per client.
-            equal &= same.unsqueeze(-1).flatten(1).all(1)
+            equal &= (value[undecided] == value[compared]).unsqueeze(-1).flatten(1).all(1)
 
         # Of those that are not their leader's duplicates, the first leads the others from now on.
         new_leaders: dict[int, int] = {}

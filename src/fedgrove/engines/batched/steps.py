@@ -69,7 +69,8 @@ class BatchPlan(NamedTuple):
         # No wider than the longest pass: small clients need not pay for a large batch size.
         lengths: list[int] = []
         for passes in passes_by_client:
-            lengths.extend(len(examples) for examples in passes)
+            for examples in passes:
+                lengths.append(len(examples))
         width = min(batch_size, max(lengths, default=1))
 
         clients = len(passes_by_client)
@@ -219,22 +220,22 @@ class Stack:
     def advance(self, count: int, all_active: bool = False, ragged: bool = False) -> None:
         """The next step of the first ``count`` clients; those that have no more stay as they are.
 
-        ``all_active``: none of them has, so nothing need be checked. ``ragged``: some of their
+        ``all_active``: all of them have one, so nothing need be checked. ``ragged``: some of their
         batches are short, and BatchNorm must leave the padding out.
         """
         step = self.step.expand(count)
         clients = torch.arange(count, device=step.device)
         active = None if all_active else self.plan.steps[:count] > step
-        batch = self.plan.batch(self.data, clients, step)
-        # A slice, not `clients`: the rows are then views, and nothing is gathered or scattered.
-        after = self._step(slice(count), batch, ragged)
+        # The first rows as a slice, not as `clients`: they are then views, and nothing is gathered.
+        # The batch has no name: its memory is free again when the results are written.
+        after = self._step(slice(count), self.plan.batch(self.data, clients, step), ragged)
         self._write(slice(count), after, active)
         self.step += 1
 
     def advance_clients(self, clients: Tensor, step: int, width: int) -> None:
         """Step ``step`` of some clients, whose batches hold exactly ``width`` examples."""
         batch = self.plan.batch(self.data, clients, step, width)
-        self._write(clients, self._step(clients, batch), None)
+        self._write(clients, self._step(clients, batch), active=None)
 
     def _step(self, clients: Any, batch: Batch, ragged: bool = False) -> Carry:
         """The updated trees of some clients after one step."""
