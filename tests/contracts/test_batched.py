@@ -1,4 +1,4 @@
-"""Stacked clients give what clients alone give: every method, network, ragged sizes, runs that differ in numbers."""
+"""Stacked clients give what clients alone give: methods, networks, ragged sizes, several runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from fedgrove.wire.codec import Dense
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 RAGGED = (20, 13, 33, 17, 9)
-# Near a reference that a dead unit has not left, Adam multiplies a rounding error by lr * mu / eps every step: with the
-# usual eps 1e-16 becomes 1e-2 within three rounds on any engine. A larger eps keeps the comparison about the engine.
+# Near a reference that a dead unit has not left, Adam multiplies a rounding error by lr * mu / eps
+# every step: with the usual eps 1e-16 becomes 1e-2 within three rounds on any engine. A larger eps
+# keeps the comparison about the engine.
 CALM = Adam(1e-2, eps=1e-3)
-# Half a ResNet of width 4 on a few images turns 1e-16 on the outputs of its convolutions into 4e-6 within three rounds
-# of SAFL, on one engine alone; with this step into 4e-13. No other method does.
-CALMER, PRUNING = Adam(1e-3, eps=1e-3), methods.SAFL | methods.Hermes
+# Half a ResNet of width 4 on a few images turns 1e-16 on the outputs of its convolutions into 4e-6
+# within three rounds of SAFL, on one engine alone; with this step into 4e-13. No other method does.
+CALMER = Adam(1e-3, eps=1e-3)
+PRUNING = methods.SAFL | methods.Hermes
 RECIPES = {
     "adam": LocalTraining(2, 8, CALM),
     "sgd": LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
@@ -36,62 +38,48 @@ RECIPES = {
 )
 @pytest.mark.parametrize("method", EVERY)
 def test_batched_is_serial(method, net: str, device: str, tmp_path: Path) -> None:
-    found = []
+    magnifies_rounding = net == "resnet18" and isinstance(method, PRUNING)
+    optimiser = CALMER if magnifies_rounding else CALM
+    calm = replace(method, local=LocalTraining(2, 8, optimiser))
+    results = []
     for engine in (Serial(), Batched(device)):
-        calm = replace(
-            method,
-            local=LocalTraining(
-                2, 8, CALMER if net == "resnet18" and isinstance(method, PRUNING) else CALM
-            ),
-        )
         run = make_run(calm, tmp_path / engine.name, net=net, sizes=RAGGED, cohort=4)
         state = play(run, engine)
-        scores = {
-            r.of: (dict(r.metrics), r.cost)
-            for r in reports(run, engine, evaluation(run, state, "finetune"))
-        }
-        found.append((tensors(state), remembered(run), scores))
-    (a, kept_a, scores_a), (b, kept_b, scores_b) = found
-    assert trees.distance(a, b) < 1e-9
-    assert trees.distance(kept_a, kept_b) < 1e-9
-    assert scores_a.keys() == scores_b.keys()
-    for k, (metrics, cost) in scores_a.items():
-        assert scores_b[k][0] == pytest.approx(metrics, abs=1e-9)
-        assert (
-            scores_b[k][1]["up"].keys() == cost["up"].keys()
-        )  # its head holds scores, whose last digits may differ
-        if isinstance(method.codec, Dense):  # others look at the bits of the values
-            assert scores_b[k][1]["down"] == cost["down"]
+        scores = {r.of: r for r in reports(run, engine, evaluation(run, state, "finetune"))}
+        results.append((tensors(state), remembered(run), scores))
+    (expected, expected_memory, expected_scores), (mine, memory, scores) = results
+    assert trees.distance(expected, mine) < 1e-9
+    assert trees.distance(expected_memory, memory) < 1e-9
+    assert expected_scores.keys() == scores.keys()
+    for client, alone in expected_scores.items():
+        stacked = scores[client]
+        assert dict(stacked.metrics) == pytest.approx(dict(alone.metrics), abs=1e-9)
+        # Not the lengths: the head holds scores, whose last digits may differ.
+        assert stacked.cost["up"].keys() == alone.cost["up"].keys()
+        # Other codecs look at the bits of the values.
+        if isinstance(method.codec, Dense):
+            assert stacked.cost["down"] == alone.cost["down"]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes(recipe: str, tmp_path: Path) -> None:
     method = methods.FedProx(local=RECIPES[recipe])
-    states = [
-        play(make_run(method, tmp_path / e.name, sizes=RAGGED, cohort=5), e)
-        for e in (Serial(), Batched())
-    ]
-    assert trees.distance(*(s.model for s in states)) < 1e-9
+    alone = play(make_run(method, tmp_path / "serial", sizes=RAGGED, cohort=5), Serial())
+    stacked = play(make_run(method, tmp_path / "batched", sizes=RAGGED, cohort=5), Batched())
+    assert trees.distance(alone.model, stacked.model) < 1e-9
 
 
 def test_runs_that_differ_in_numbers_train_in_one_stack(tmp_path: Path) -> None:
     """Learning rate, pull, seed and data differ; each run is the one it would be alone."""
-    made = [
-        replace(
-            methods.FedProx(),
-            local=LocalTraining(2, 8, Adam(lr)),
-            pull=replace(methods.FedProx().pull, mu=mu),
-        )
-        for lr, mu in ((1e-2, 0.1), (3e-3, 1.0), (1e-3, 0.5))
-    ]
-    runs = [
-        make_run(m, tmp_path / str(i), sizes=RAGGED[i:], cohort=2, seed=i)
-        for i, m in enumerate(made)
-    ]
+    jobs = []
+    for i, (lr, mu) in enumerate(((1e-2, 0.1), (3e-3, 1.0), (1e-3, 0.5))):
+        fedprox = methods.FedProx(local=LocalTraining(2, 8, Adam(lr)))
+        method = replace(fedprox, pull=replace(fedprox.pull, mu=mu))
+        run = make_run(method, tmp_path / str(i), sizes=RAGGED[i:], cohort=2, seed=i)
+        jobs += [(run, task) for task in plan(run, run.method.init(run.start))]
     engine = Batched()
-    jobs = [(run, task) for run in runs for task in plan(run, run.method.init(run.start))]
-    groups = engine._alike([engine._open(run, task, {}) for run, task in jobs])
-    assert [len(g) for g in groups] == [6]
+    groups = engine._group_by_work([engine._start_job(run, task, {}) for run, task in jobs])
+    assert [len(group) for group in groups] == [6]
     together = list(engine.map(jobs))
     for (run, mine), (other, alone) in zip(together, Serial().map(jobs), strict=True):
         assert run is other
@@ -99,11 +87,12 @@ def test_runs_that_differ_in_numbers_train_in_one_stack(tmp_path: Path) -> None:
 
 
 def test_chunks_do_not_matter(tmp_path: Path) -> None:
-    found = [
-        play(make_run(methods.Ditto(), tmp_path / str(n), sizes=RAGGED, cohort=5), Batched(chunk=n))
-        for n in (1, 2, 512)
-    ]
-    assert all(trees.distance(found[0].model, other.model) < 1e-12 for other in found[1:])
+    models = []
+    for chunk in (1, 2, 512):
+        run = make_run(methods.Ditto(), tmp_path / str(chunk), sizes=RAGGED, cohort=5)
+        models.append(play(run, Batched(chunk=chunk)).model)
+    assert trees.distance(models[0], models[1]) < 1e-12
+    assert trees.distance(models[0], models[2]) < 1e-12
 
 
 def test_dropout_gives_the_same_accuracy_within_noise_and_the_same_bits_again(
@@ -127,7 +116,9 @@ def test_dropout_gives_the_same_accuracy_within_noise_and_the_same_bits_again(
             scores.append(sum(each) / len(each))
         return scores
 
-    serial, first, again = losses(Serial()), losses(Batched()), losses(Batched())
+    serial = losses(Serial())
+    first = losses(Batched())
+    again = losses(Batched())
     assert first == again
     assert first != serial
     gap = torch.tensor(first) - torch.tensor(serial)
@@ -136,8 +127,6 @@ def test_dropout_gives_the_same_accuracy_within_noise_and_the_same_bits_again(
 
 def test_global_randomness_is_left_alone(tmp_path: Path) -> None:
     before = torch.get_rng_state()
-    play(
-        make_run(methods.FedAvg(), tmp_path, net="har-cnn", options={}, dtype=torch.float32),
-        Batched(),
-    )
+    run = make_run(methods.FedAvg(), tmp_path, net="har-cnn", options={}, dtype=torch.float32)
+    play(run, Batched())
     assert torch.equal(before, torch.get_rng_state())

@@ -1,4 +1,4 @@
-"""The parts of the engine engine: plans, side-by-side networks, halved stacks, members that diverge."""
+"""The parts of the batched engine: plans, side-by-side networks, halved stacks, diverging runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fedgrove.engines import Serial
 from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.engines.batched.lift import fill, lift
-from fedgrove.engines.batched.steps import Plan, Stack
+from fedgrove.engines.batched.steps import BatchPlan, Stack
+from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -33,9 +33,9 @@ CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA de
 
 
 def test_a_plan_by_hand() -> None:
-    """Two clients, batches of two: the first makes two passes over three examples, the second one over one."""
-    orders = [[torch.tensor([2, 0, 1]), torch.tensor([0, 1, 2])], [torch.tensor([0])]]
-    plan = Plan.of(orders, 2, [10, 20], torch.float32, CPU)
+    """Batches of two: one client makes two passes over three examples, the other one over one."""
+    passes = [[torch.tensor([2, 0, 1]), torch.tensor([0, 1, 2])], [torch.tensor([0])]]
+    plan = BatchPlan.of(passes, 2, [10, 20], torch.float32, CPU)
     assert plan.index[0].tolist() == [[2, 0], [1, 0], [0, 1], [2, 0]]
     assert plan.row[0].tolist() == [[12, 10], [11, 10], [10, 11], [12, 10]]
     assert plan.weight[0].tolist() == [[1, 1], [1, 0], [1, 1], [1, 0]]
@@ -46,41 +46,37 @@ def test_a_plan_by_hand() -> None:
 
 
 def test_a_plan_grows_without_changing() -> None:
-    plan = Plan.of([[torch.arange(5)]], 2, [0], torch.float32, CPU)
-    roomy = plan.roomy(16)
+    plan = BatchPlan.of([[torch.arange(5)]], 2, [0], torch.float32, CPU)
+    roomy = plan.with_room(16)
     assert roomy.row.shape == (1, 16, 2)
     assert torch.equal(roomy.row[:, :3], plan.row)
     assert float(roomy.weight[:, 3:].sum()) == 0
-    roomy.take(Plan.of([[torch.tensor([4, 3])]], 2, [7], torch.float32, CPU))
+    roomy.load(BatchPlan.of([[torch.tensor([4, 3])]], 2, [7], torch.float32, CPU))
     assert roomy.row[0, 0].tolist() == [11, 10]
     assert roomy.steps.tolist() == [1]
 
 
-def test_numbers_are_lifted_and_a_zero_is_a_choice() -> None:
-    numbers: list[float] = []
-    objective = CrossEntropy() + Proximal(0.5)
-    skeleton = lift((objective, LocalTraining(2, 8, SGD(0.1, momentum=0.9))), numbers)
-    assert numbers == [0.5, 0.1, 0.9, 1.0]  # mu, lr, momentum, decay; no weight decay, no clip
-    assert fill(skeleton, numbers) == (objective, LocalTraining(2, 8, SGD(0.1, momentum=0.9)))
-    assert lift(SGD(0.1, weight_decay=0.1), []) != lift(SGD(0.1), [])
-    assert lift(SGD(0.2), []) == lift(SGD(0.1), [])
-    assert hash(skeleton) == hash(
-        lift((objective, LocalTraining(2, 8, SGD(0.1, momentum=0.9))), [])
-    )
+def test_floats_become_slots_and_a_zero_stays() -> None:
+    hyperparameters: list[float] = []
+    stage = (CrossEntropy() + Proximal(0.5), LocalTraining(2, 8, SGD(0.1, momentum=0.9)))
+    template = to_template(stage, hyperparameters)
+    # mu, lr, momentum, decay; no weight decay, no clip
+    assert hyperparameters == [0.5, 0.1, 0.9, 1.0]
+    assert from_template(template, hyperparameters) == stage
+    assert to_template(SGD(0.1, weight_decay=0.1), []) != to_template(SGD(0.1), [])
+    assert to_template(SGD(0.2), []) == to_template(SGD(0.1), [])
+    assert hash(template) == hash(to_template(stage, []))
 
 
-NETS = [
-    *(
-        ("mlp", (1, 8, 8), {}),
-        ("har-cnn", (3, 16), {"dropout": False}),
-        ("mnist-cnn", (1, 12, 12), {}),
-    ),
-    *(
-        ("lenet", (3, 32, 32), {}),
-        ("leafcnn", (1, 28, 28), {}),
-        ("bn-cnn2", (1, 8, 8), {"width": 4}),
-    ),
-    *(("bn-cnn4", (3, 16, 16), {"width": 4}), ("resnet18", (3, 8, 8), {"width": 4})),
+NETS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
+    ("mlp", (1, 8, 8), {}),
+    ("har-cnn", (3, 16), {"dropout": False}),
+    ("mnist-cnn", (1, 12, 12), {}),
+    ("lenet", (3, 32, 32), {}),
+    ("leafcnn", (1, 28, 28), {}),
+    ("bn-cnn2", (1, 8, 8), {"width": 4}),
+    ("bn-cnn4", (3, 16, 16), {"width": 4}),
+    ("resnet18", (3, 8, 8), {"width": 4}),
     ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}),
 ]
 
@@ -96,38 +92,50 @@ def test_side_by_side_is_each_alone(
     g = torch.Generator().manual_seed(1)
     tree = {k: torch.stack([v + 0.1 * i for i in range(3)]) for k, v in net.params().items()}
     x = torch.randn(3, 4, *shape, generator=g, dtype=torch.float64)
-    assert grouped.fits(net, x)
+    assert grouped.supports(net, x)
 
-    def both(run: Any) -> tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    def side_by_side(stacked: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return grouped.forward(net, stacked, x, train=True)
+
+    def one_by_one(stacked: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        logits = []
+        features = []
+        for i in range(3):
+            out = net({k: v[i] for k, v in stacked.items()}, x[i], train=True)
+            logits.append(out.logits)
+            features.append(out.features)
+        return torch.stack(logits), torch.stack(features)
+
+    def results(forward: Any) -> dict[str, Tensor]:
         params = {k: tree[k].clone().requires_grad_() for k in net.layout.params}
+        # Moved in place by the forward pass.
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
-        logits, features = run(params | buffers)
+        logits, features = forward(params | buffers)
         grads = torch.autograd.grad(logits.square().sum(), list(params.values()))
-        return logits.detach(), features.detach(), dict(zip(params, grads, strict=True)), buffers
+        return {
+            "logits": logits.detach(),
+            "features": features.detach(),
+            **dict(zip(params, grads, strict=True)),
+            **buffers,
+        }
 
-    def alone(whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        outs = [net({k: v[i] for k, v in whole.items()}, x[i], train=True) for i in range(3)]
-        return torch.stack([o.logits for o in outs]), torch.stack([o.features for o in outs])
-
-    mine, expected = both(lambda t: grouped.forward(net, t, x, train=True)), both(alone)
-    torch.testing.assert_close(mine[0], expected[0])
-    torch.testing.assert_close(mine[1], expected[1])
-    for k in expected[2]:
-        torch.testing.assert_close(mine[2][k], expected[2][k])
-    for k in expected[3]:
-        torch.testing.assert_close(mine[3][k], expected[3][k])
+    mine = results(side_by_side)
+    expected = results(one_by_one)
+    assert mine.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(mine[name], expected[name])
 
 
 def test_what_runs_have_in_common_is_trained_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three runs of a pruning method whose densities differ from the second step on, and one with another seed."""
+    """Three runs whose densities differ from the second pruning step on, and another seed."""
     sizes: list[int] = []
 
     class Counted(Stack):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            sizes.append(len(self.numbers))
+            sizes.append(len(self.hyperparameters))
 
     monkeypatch.setattr(batched_engine, "Stack", Counted)
     schedules = {"a": (1.0, 0.5), "b": (1.0, 0.5), "c": (1.0, 0.8), "d": (1.0, 0.5)}
@@ -142,25 +150,23 @@ def test_what_runs_have_in_common_is_trained_once(
         )
         return replace(run, federation=data)
 
-    runs, engine = {name: made(name, "together") for name in schedules}, Batched()
+    runs = {name: made(name, "together") for name in schedules}
+    engine = Batched()
     loops = {name: rounds(run) for name, run in runs.items()}
     exchanges = {name: next(loop) for name, loop in loops.items()}
     while any(exchange.tasks for exchange in exchanges.values()):
-        jobs = [
-            (runs[name], task) for name, exchange in exchanges.items() for task in exchange.tasks
-        ]
-        done = [(run, report) for run, report in engine.map(jobs)]
-        exchanges = {
-            name: loop.send([report for run, report in done if run is runs[name]])
-            for name, loop in loops.items()
-        }
-    # The first pruning step of a, b and c is one; in the second c is asked for another density, and is wider from then
-    # on, in a stack of its own; d shares nothing.
+        jobs = []
+        for name, exchange in exchanges.items():
+            jobs += [(runs[name], task) for task in exchange.tasks]
+        done = list(engine.map(jobs))
+        for name, loop in loops.items():
+            exchanges[name] = loop.send([report for run, report in done if run is runs[name]])
+    # The first pruning step of a, b and c is one; in the second c has another density, and is wider
+    # from then on, in a stack of its own; d shares nothing.
     assert sizes == [4 * distinct for distinct in (2, 2, 3, 2, 1, 2, 1)]
     for name, exchange in exchanges.items():
-        assert (
-            trees.distance(exchange.state.model, play(made(name, "alone"), Serial()).model) < 1e-9
-        )
+        alone = play(made(name, "alone"), Serial())
+        assert trees.distance(exchange.state.model, alone.model) < 1e-9
 
 
 class Rescaled(nn.Module):
@@ -179,7 +185,8 @@ class Hidden(nn.Module):
 
     def __init__(self, by: float) -> None:
         super().__init__()
-        self.by, self.head = by, nn.Linear(12, 3)
+        self.by = by
+        self.head = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.by * x)
@@ -190,7 +197,8 @@ class Flat(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(12, affine=False), nn.Linear(12, 3)
+        self.norm = nn.BatchNorm1d(12, affine=False)
+        self.head = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
@@ -201,7 +209,8 @@ class Untracked(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.head = nn.BatchNorm2d(3, track_running_stats=False), nn.Linear(12, 3)
+        self.norm = nn.BatchNorm2d(3, track_running_stats=False)
+        self.head = nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x.unflatten(1, (3, 2, 2))).flatten(1))
@@ -225,18 +234,19 @@ def test_modules_of_others_train_as_alone(kind: str, tmp_path: Path) -> None:
     method = methods.FedAvg(local=LocalTraining(2, 8, SGD(0.1)))
 
     def run_of(i: int, place: str) -> Run:
-        return replace(
-            make_run(method, tmp_path / place / str(i), sizes=(20, 13, 0), cohort=3), net=nets[i]
-        )
+        run = make_run(method, tmp_path / place / str(i), sizes=(20, 13, 0), cohort=3)
+        return replace(run, net=nets[i])
 
-    runs = [run_of(i, "together") for i in range(2)]
-    jobs = [(run, task) for run in runs for task in plan(run, run.method.init(run.start))]
+    jobs = []
+    for i in range(2):
+        run = run_of(i, "together")
+        jobs += [(run, task) for task in plan(run, run.method.init(run.start))]
     for (_, mine), (_, alone) in zip(list(Batched().map(jobs)), Serial().map(jobs), strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-10
 
 
 class Odd(nn.Module):
-    """A network that looks across its channels: side by side, it would see other clients' channels."""
+    """Looks across its channels: side by side, it would see other clients' channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,28 +258,24 @@ class Odd(nn.Module):
 
 def test_a_network_that_does_not_fit_is_left_to_vmap(tmp_path: Path) -> None:
     net = Net(Odd().double(), (12,))
-    assert not grouped.fits(net, torch.randn(3, 4, 12, dtype=torch.float64))
+    assert not grouped.supports(net, torch.randn(3, 4, 12, dtype=torch.float64))
     method = methods.FedAvg(local=LocalTraining(2, 8, Adam(1e-2, eps=1e-3)))
-    runs = [replace(make_run(method, tmp_path / n), net=net) for n in ("a", "b")]
-    assert (
-        trees.distance(
-            *(play(r, e).model for r, e in zip(runs, (Serial(), Batched()), strict=True))
-        )
-        < 1e-12
-    )
+    alone = play(replace(make_run(method, tmp_path / "a"), net=net), Serial())
+    stacked = play(replace(make_run(method, tmp_path / "b"), net=net), Batched())
+    assert trees.distance(alone.model, stacked.model) < 1e-12
 
 
 def test_too_little_memory_halves_the_stack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    real = batched_engine.train
+    train_stack = batched_engine.train_stack
 
     def tight(stack: Any) -> Any:
-        sizes.append(len(stack.numbers))
-        if len(stack.numbers) > 2:
+        sizes.append(len(stack.hyperparameters))
+        if len(stack.hyperparameters) > 2:
             raise torch.OutOfMemoryError("no room")
-        return real(stack)
+        return train_stack(stack)
 
     run = make_run(
         methods.FedAvg(local=LocalTraining(1, 8, SGD(0.1))),
@@ -279,7 +285,7 @@ def test_too_little_memory_halves_the_stack(
     )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
-    monkeypatch.setattr(batched_engine, "train", tight)
+    monkeypatch.setattr(batched_engine, "train_stack", tight)
     for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
     assert sizes == [5, 2, 3, 1, 2]
@@ -291,7 +297,7 @@ def test_one_client_that_does_not_fit_is_named(
     def never(stack: Any) -> Any:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(batched_engine, "train", never)
+    monkeypatch.setattr(batched_engine, "train_stack", never)
     run = make_run(methods.FedAvg(), tmp_path)
     with pytest.raises(EngineError, match="client 2 alone needs more memory than cpu has"):
         list(reports(run, Batched(), [Task(2, {"model": Packet(run.params)})]))
@@ -302,25 +308,21 @@ def test_one_client_that_does_not_fit_is_named(
     [
         (100, 1000, 0.8, 8),  # 800 hold 8
         (101, 1000, 0.8, 7),  # 800 / 101 = 7.9
-        (
-            1000,
-            1000,
-            0.8,
-            1,
-        ),  # does not fit; whether it does without a margin is found out by trying
+        # Does not fit; whether it does without a margin is found out by trying.
+        (1000, 1000, 0.8, 1),
         (0, 1000, 0.5, 500),  # nothing was seen to grow: a byte each
     ],
 )
 def test_how_many_fit_by_hand(per_client: int, free: int, share: float, expected: int) -> None:
-    assert batched_engine.fits(per_client, free, share) == expected
+    assert batched_engine.clients_that_fit(per_client, free, share) == expected
 
 
 def test_a_cut_plan_has_the_first_steps() -> None:
-    plan = Plan.of([[torch.arange(5)], [torch.arange(2)]], 2, [0, 5], torch.float32, CPU)
-    short = batched_engine.cut(plan, 2)
+    plan = BatchPlan.of([[torch.arange(5)], [torch.arange(2)]], 2, [0, 5], torch.float32, CPU)
+    short = plan.first_steps(2)
     assert short.row.tolist() == [[[0, 1], [2, 3]], [[5, 6], [5, 5]]]
     assert short.steps.tolist() == [2, 1]
-    assert batched_engine.cut(plan, None) is plan
+    assert plan.first_steps(None) is plan
 
 
 def test_a_stack_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,17 +335,17 @@ def test_a_stack_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
-    monkeypatch.setattr(Batched, "_size", lambda self, do, jobs, number: 2)
+    monkeypatch.setattr(Batched, "_stack_size", lambda self, run_stage, jobs, number: 2)
     for mine, alone in zip(reports(run, Batched(), tasks), expected, strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@CUDA
 @pytest.mark.parametrize("graphs", [True, False])
 def test_memory_is_measured_once_and_the_stack_fits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
-    """Forty clients where, of what is free, five are let in: the same models, and later rounds do not ask again."""
+    """Forty clients, five to a stack: the same models, and the second round measures nothing."""
     run = make_run(
         methods.FedAvg(local=LocalTraining(2, 8, SGD(0.1))),
         tmp_path,
@@ -352,19 +354,20 @@ def test_memory_is_measured_once_and_the_stack_fits(
     )
     tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
     expected = list(reports(run, Serial(), tasks))
-    asked: list[tuple[int, int]] = []
+    measured: list[tuple[int, int]] = []
 
     def five(per_client: int, free: int) -> int:
-        asked.append((per_client, free))
+        measured.append((per_client, free))
         return 5
 
-    monkeypatch.setattr(batched_engine, "fits", five)
+    monkeypatch.setattr(batched_engine, "clients_that_fit", five)
     engine = Batched(device="cuda", graphs=graphs)
     for _ in range(2):
         for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
             assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
-    assert len(asked) == 1
-    assert 0 < asked[0][0] < asked[0][1]
+    assert len(measured) == 1
+    per_client, free = measured[0]
+    assert 0 < per_client < free
 
 
 def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> None:
@@ -375,8 +378,8 @@ def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> Non
         for i, lr in enumerate(rates)
     ]
     jobs = [(run, Task(k, {"model": Packet(run.params)})) for run in runs for k in (0, 1)]
-    found = list(Batched().map(jobs))
-    for (run, mine), (_, alone) in zip(found, Serial().map(jobs), strict=True):
+    together = list(Batched().map(jobs))
+    for (run, mine), (_, alone) in zip(together, Serial().map(jobs), strict=True):
         finite = all(bool(v.isfinite().all()) for v in mine.give["model"].values.values())
         assert finite == (run is not runs[1])
         if finite:
@@ -402,12 +405,11 @@ def test_choosing_an_engine() -> None:
 
 
 def test_vmap_is_what_it_is_compared_with() -> None:
-    """The oracle of `fits` is itself three networks alone."""
+    """The oracle of the tests above, networks alone, is what vmap gives too."""
     net = Net(build("mlp", (5,), 3, 0).double(), (5,))
     tree = {k: torch.stack([v, v + 1]) for k, v in net.params().items()}
     x = torch.randn(2, 4, 5, dtype=torch.float64)
     logits = vmap(lambda t, x: net(t, x, train=False).logits)(tree, x)
     for i in range(2):
-        torch.testing.assert_close(
-            logits[i], net({k: v[i] for k, v in tree.items()}, x[i], train=False).logits
-        )
+        alone = net({k: v[i] for k, v in tree.items()}, x[i], train=False)
+        torch.testing.assert_close(logits[i], alone.logits)

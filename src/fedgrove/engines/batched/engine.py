@@ -1,9 +1,32 @@
-"""Many clients at once: stacked carries, stages under ``torch.func.vmap``. The default on CUDA.
+"""The batched engine: many clients stacked and trained as one. The default on CUDA.
 
-Jobs whose stages, network and shapes agree train in one stack, whatever run they belong to; learning rates, pulls,
-masks, data and seeds may differ. Edit and Give stay one client at a time, on the CPU. Short batches are padded with
-weight 0, which BatchNorm is told of (:mod:`.ragged`). A client that has done its steps is frozen: Adam would keep
-moving it. What several runs have in common, such as the rounds before their settings begin to differ, is trained once.
+How an exchange runs through this package:
+
+1. :meth:`Batched.map` takes the jobs (a run and a task each) in chunks. ``_start_job`` reads what
+   the client remembers and makes its carry.
+2. ``_group_by_work`` groups the jobs that do the same stages on the same network, whatever run they
+   belong to. Learning rates, pulls and other floats may differ (:mod:`.templates`), as may masks,
+   data and seeds.
+3. ``_run_stages`` goes through a group's stages in order. Edit and Give run one client at a time,
+   on the CPU. Train and Measure run stacked (``_run_stacked``): ``split_into_stacks``
+   (:mod:`.stacking`) puts trees of one shape together, ``_stack_size`` says how many clients fit
+   into memory, and ``_run_or_halve`` runs the stage, on either half of the stack if the memory does
+   not suffice after all.
+4. ``_train`` brings the clients to a common width (``width_adapters``), stacks their carries
+   (``stack_carries``), leaves out jobs that would end the same (``find_duplicates``), finds the
+   examples on the device (:mod:`.device_data`) and lays them out in batches (``BatchPlan``).
+5. ``train_stack`` (:mod:`.steps`) then calls ``Stack.advance`` step by step; on CUDA
+   ``GraphCache.train`` (:mod:`.graphs`) has it replay captured graphs instead. A step runs the
+   network in grouped kernels (:mod:`.grouped`, with :mod:`.im2col` for small images and
+   :mod:`.ragged` for BatchNorm on short batches), or under ``torch.func.vmap`` where grouped
+   kernels would not give the same result.
+6. ``_train`` brings the results back to the CPU and to full width, each into its job's carry.
+   ``_measure`` does the like for a Measure stage: always under ``vmap``, without graphs.
+7. ``_finish_job`` writes what the client remembers, counts bytes, and makes the report.
+
+Short batches are padded with weight 0. A client that has done its steps is frozen: Adam would keep
+moving it. What several runs have in common, such as the rounds before their settings begin to
+differ, is trained once.
 """
 
 from __future__ import annotations
@@ -23,42 +46,51 @@ from ...core import Batch, Carry, Edit, Give, Measure, Report, Task, Train
 from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
-from ...runs.run import Run
+from ...runs.rounds import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, count_down, count_up
-from ..work import initial_carry, numbered
+from ..work import Sent, count_down, count_up, initial_carry, numbered
 from . import grouped
-from .graphs import Graphs
-from .lift import fill, lift
-from .shelf import Rows, Shelf
+from .device_data import DeviceData, DeviceSplit
+from .graphs import GraphCache
 from .stacking import (
     Job,
     Work,
-    alike,
-    band,
-    fitted,
-    home,
-    lifted,
-    shape_of,
-    stackable,
-    stacked,
-    train_order,
-    who,
+    data_and_seed,
+    find_duplicates,
+    shapes_of,
+    split_into_stacks,
+    stack_carries,
+    stack_hyperparameters,
+    to_cpu,
+    training_passes,
+    width_adapters,
+    width_class,
 )
-from .steps import Plan, Stack, train, wide
+from .steps import (
+    BatchPlan,
+    Passes,
+    Stack,
+    count_steps,
+    expand_flags,
+    select_clients,
+    train_stack,
+)
+from .templates import from_template, to_template
 
 Precision = Literal["fp32", "tf32", "bf16"]
-PROBED = 16
+
+PROBE_CLIENTS = 16
 """Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
-SHARE = 0.5
-"""Of the device's free memory, what a stack may take; what is left is for the graphs of other stacks."""
+MEMORY_SHARE = 0.5
+"""The share of the free memory that a stack may take; the rest is for other stacks' graphs."""
 
 
 @dataclass(eq=False)
 class Batched:
-    """The engine; ``chunk`` is how many clients are under way at most, ``graphs`` captures the steps on CUDA.
+    """The engine; ``chunk`` is how many clients are under way at most.
 
-    On CUDA a stack takes as many of them as the memory allows, which is measured once per kind of stack.
+    On CUDA ``graphs`` captures the steps, and a stack takes as many clients as the memory allows,
+    which is measured once per kind of stack.
     """
 
     device: str = "cpu"
@@ -72,285 +104,357 @@ class Batched:
         self.close()
 
     def close(self) -> None:
-        """Let go of what lies on the device."""
-        self._at = torch.device(self.device)
-        self._shelf = Shelf(self._at)
-        self._nets: dict[int, tuple[Net, Any]] = {}
-        self._fits: dict[Any, bool] = {}
-        self._sizes: dict[Any, int] = {}
-        self._graphs = Graphs() if self.graphs and self._at.type == "cuda" else None
+        """Release what lies on the device; the engine can be used again."""
+        self._device = torch.device(self.device)
+        self._data = DeviceData(self._device)
+        # By id; the net is held with its key, so that its id is not given to another.
+        self._net_keys: dict[int, tuple[Net, Any]] = {}
+        self._grouped_supported: dict[Any, bool] = {}
+        self._stack_sizes: dict[Any, int] = {}
+        self._graph_cache: GraphCache | None = None
+        if self.graphs and self._device.type == "cuda":
+            self._graph_cache = GraphCache()
 
     def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
         """Do the jobs, chunk by chunk; reports come in job order."""
-        stream, sent = iter(jobs), BroadcastCosts()
+        stream = iter(jobs)
+        sent = Sent()
         works: dict[tuple[int, str], Work] = {}
-        while chunk := [self._open(run, task, works) for run, task in islice(stream, self.chunk)]:
-            with own_randomness(self._at), computing(self._at, self.precision):
-                for group in self._alike(chunk):
-                    self._work(group)
-            for i, job in enumerate(chunk):
-                chunk[i] = None  # type: ignore[call-overload]
-                yield job.run, self._close(job, sent)
+        while True:
+            chunk: list[Job] = []
+            for run, task in islice(stream, self.chunk):
+                chunk.append(self._start_job(run, task, works))
+            if not chunk:
+                return
+            self._run_chunk(chunk)
+            while chunk:
+                # Out of the list, so that its trees can be freed while later reports are made.
+                job = chunk.pop(0)
+                yield job.run, self._finish_job(job, sent)
 
-    def _open(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
-        if (id(run), task.verb) not in works:
-            works[id(run), task.verb] = self._work_of(run, task.verb)
-        held = run.memory.files.get(task.to)
-        memory = run.memory.read(held)
-        carry = initial_carry(task, memory, next(iter(run.params.values())).dtype)
-        return Job(run, task, run.client(task, memory), carry, works[id(run), task.verb], held)
+    def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
+        """A job with its first carry; ``works`` holds what was looked up for earlier jobs."""
+        work_key = (id(run), task.verb)
+        if work_key not in works:
+            works[work_key] = self._work_of(run, task.verb)
+        memory_file = run.memory.files.get(task.to)
+        memory = run.memory.read(memory_file)
+        dtype = next(iter(run.params.values())).dtype
+        carry = initial_carry(task, memory, dtype)
+        return Job(run, task, run.client(task, memory), carry, works[work_key], memory_file)
 
-    def _close(self, job: Job, sent: BroadcastCosts) -> Report:
-        run, task, outcome = job.run, job.task, job.outcome
+    def _finish_job(self, job: Job, sent: Sent) -> Report:
+        """The report; what the client remembers is written, and bytes are counted."""
+        run = job.run
+        task = job.task
+        outcome = job.outcome
         report = Report(task.to, outcome.give, job.client.info.examples, outcome.metrics)
         if outcome.memory:
-            kept = {**job.client.memory, **outcome.memory}
-            run.memory.accept(
-                task.to, run.memory.write(task.to, task.round, task.verb, kept, job.held)
-            )
+            memory = {**job.client.memory, **outcome.memory}
+            file = run.memory.write(task.to, task.round, task.verb, memory, job.memory_file)
+            run.memory.accept(task.to, file)
         if not self.count_bytes:
             return report
-        return replace(
-            report,
-            cost={
-                "down": count_down(task, run.method.codec, run.held, sent),
-                "up": count_up(task, report, run.method.codec, run.held),
-            },
-        )
+        down = count_down(run, task, sent)
+        up = count_up(run, task, report)
+        return replace(report, cost={"down": down, "up": up})
 
-    # ---- who goes with whom ------------------------------------------------------------------------------------
+    # ---- which jobs go together ----
 
-    def _alike(self, jobs: Sequence[Job]) -> list[list[Job]]:
-        """Jobs that do the same stages on the same network; their numbers may differ."""
+    def _work_of(self, run: Run, verb: str) -> Work:
+        """The stages of a verb, and the key of the jobs that may do them together."""
+        stages = tuple(numbered(run.work(verb)))
+        templates = []
+        for _, stage in stages:
+            # Edit and Give are not stacked: of them, only the order among the stages must agree.
+            if isinstance(stage, Train | Measure):
+                templates.append(to_template(stage, []))
+            else:
+                templates.append(type(stage))
+        return Work(stages, (self._net_key(run.net), tuple(templates)))
+
+    def _net_key(self, net: Net) -> Any:
+        """What two nets must share to be run as one: layout, modules and types."""
+        if id(net) not in self._net_keys:
+            dtypes = tuple(v.dtype for v in net.params().values())
+            # A module of the user's may have settings that its text does not show: it shares a
+            # stack with itself alone.
+            module = str(net.module) if nets.is_ours(net.module) else id(net)
+            self._net_keys[id(net)] = (net, (net.layout, module, dtypes))
+        return self._net_keys[id(net)][1]
+
+    def _group_by_work(self, jobs: Sequence[Job]) -> list[list[Job]]:
+        """Jobs that do the same stages on the same network; their hyperparameters may differ."""
         groups: dict[Any, list[Job]] = {}
         for job in jobs:
             groups.setdefault(job.work.key, []).append(job)
         return list(groups.values())
 
-    def _work_of(self, run: Run, verb: str) -> Work:
-        stages = tuple(numbered(run.work(verb)))
-        shapes = tuple(
-            lift(s, []) if isinstance(s, Train | Measure) else type(s) for _, s in stages
-        )
-        return Work(stages, (self._net_key(run.net), shapes))
+    # ---- stage by stage ----
 
-    def _net_key(self, net: Net) -> Any:
-        if id(net) not in self._nets:
-            dtypes = tuple(v.dtype for v in net.params().values())
-            # What is not ours may hold settings that do not show: it goes with itself alone.
-            name = str(net.module) if nets.is_ours(net.module) else id(net)
-            self._nets[id(net)] = (net, (net.layout, name, dtypes))
-        return self._nets[id(net)][1]
+    def _run_chunk(self, jobs: Sequence[Job]) -> None:
+        with preserved_rng(self._device), precision_context(self._device, self.precision):
+            for group in self._group_by_work(jobs):
+                self._run_stages(group)
 
-    def _work(self, jobs: Sequence[Job]) -> None:
+    def _run_stages(self, jobs: Sequence[Job]) -> None:
+        """All stages of jobs that share their work."""
         for number, (_, stage) in enumerate(jobs[0].work.stages):
-            if isinstance(stage, Train | Measure):
-                do = self._train if isinstance(stage, Train) else self._measure
-                for stack in stackable(jobs, stage):
-                    stack.sort(
-                        key=who
-                    )  # those that may be alike side by side: they are trained once
-                    while stack:
-                        size = self._size(do, stack, number)
-                        self._halving(do, stack[:size], number)
-                        stack = stack[size:]
-                continue
-            for job in jobs:
-                own = job.work.stages[number][1]
-                if isinstance(own, Edit):
-                    job.carry = own.f(job.carry, job.client)
-                elif isinstance(own, Give):
-                    job.outcome = own.f(job.carry, job.client)
+            if isinstance(stage, Train):
+                self._run_stacked(self._train, jobs, number, stage)
+            elif isinstance(stage, Measure):
+                self._run_stacked(self._measure, jobs, number, stage)
+            else:
+                for job in jobs:
+                    # The function may be another one in every run: take the job's own stage.
+                    own_stage = job.work.stages[number][1]
+                    if isinstance(own_stage, Edit):
+                        job.carry = own_stage.f(job.carry, job.client)
+                    elif isinstance(own_stage, Give):
+                        job.outcome = own_stage.f(job.carry, job.client)
 
-    # ---- how many fit ------------------------------------------------------------------------------------------
+    def _run_stacked(
+        self, run_stage: StackedStage, jobs: Sequence[Job], number: int, stage: Train | Measure
+    ) -> None:
+        """A Train or Measure stage, in as few stacks as shapes and memory allow."""
+        for stack in split_into_stacks(jobs, stage):
+            # Possible duplicates side by side, so that they come into the same stack and are
+            # trained once.
+            stack.sort(key=data_and_seed)
+            while stack:
+                size = self._stack_size(run_stage, stack, number)
+                self._run_or_halve(run_stage, stack[:size], number)
+                stack = stack[size:]
 
-    def _size(self, do: Do, jobs: list[Job], number: int) -> int:
-        """How many of these clients to stack. Found out once per kind of stack: it must not change between rounds, and
-        by the second round the graphs of the first have taken their memory."""
-        if self._at.type != "cuda":
+    # ---- how many fit ----
+
+    def _stack_size(self, run_stage: StackedStage, jobs: list[Job], number: int) -> int:
+        """How many of these clients to stack; on CUDA measured once per kind of stack.
+
+        It must not change between rounds, and by the second round the graphs of the first have
+        taken their memory.
+        """
+        if self._device.type != "cuda":
             return len(jobs)
-        key = self._kind(jobs, number)
-        if key not in self._sizes and len(jobs) > PROBED:
+        key = self._memory_key(jobs, number)
+        if key not in self._stack_sizes and len(jobs) > PROBE_CLIENTS:
             try:
-                per_client = self._probe(do, jobs, number)
-                self._sizes[key] = fits(per_client, torch.cuda.mem_get_info(self._at)[0])
-            except torch.OutOfMemoryError:  # not even these few: halving goes on from here
-                self._sizes[key] = PROBED // 2
-        return self._sizes.get(key, len(jobs))
+                per_client = self._bytes_per_client(run_stage, jobs, number)
+                free = torch.cuda.mem_get_info(self._device)[0]
+                self._stack_sizes[key] = clients_that_fit(per_client, free)
+            except torch.OutOfMemoryError:
+                # Not even these few fit; `_run_or_halve` halves further if it must.
+                self._stack_sizes[key] = PROBE_CLIENTS // 2
+        return self._stack_sizes.get(key, len(jobs))
 
-    def _kind(self, jobs: Sequence[Job], number: int) -> Any:
-        """Stacks of a kind take the same memory per client: the work, its place, and the trees that are stacked."""
+    def _memory_key(self, jobs: Sequence[Job], number: int) -> Any:
+        """Work, stage, width and trees: stacks that agree in these take equal memory per client."""
         job = jobs[0]
-        return (
-            job.work.key,
-            number,
-            band(job.small),
-            tuple((k, shape_of(t)) for k, t in sorted(job.carry.items())),
-        )
+        shapes = tuple((name, shapes_of(tree)) for name, tree in sorted(job.carry.items()))
+        return (job.work.key, number, width_class(job.thin), shapes)
 
-    def _probe(self, do: Do, jobs: Sequence[Job], number: int) -> int:
-        """Bytes per client that the allocator takes from the device when a few clients really do the stage's first
-        steps: trees, optimiser, activations, workspaces, graphs and their pools. What they get is thrown away."""
-        unlike = {
-            (id(job.run.federation), job.task.to): job for job in jobs
-        }  # twins would be trained once
-        few = [
-            replace(job)
-            for job in sorted(unlike.values(), key=lambda job: -job.client.info.examples)[:PROBED]
-        ]
+    def _bytes_per_client(self, run_stage: StackedStage, jobs: Sequence[Job], number: int) -> int:
+        """The memory that torch takes from the device while a few clients do the first steps.
+
+        So all is counted: trees, optimiser, activations, workspaces, graphs and their pools. The
+        clients' results are thrown away.
+        """
+        # One job per client: duplicates would be trained once, and take the memory of one.
+        by_client: dict[tuple[int, int], Job] = {}
+        for job in jobs:
+            by_client[id(job.run.federation), job.task.to] = job
+        largest_first = sorted(by_client.values(), key=lambda job: -job.client.info.examples)
+        # Copies: their carries take the results.
+        few = [replace(job) for job in largest_first[:PROBE_CLIENTS]]
+
+        # Loaded before the measurement: the examples are shared by all, and not per client.
         stage = few[0].work.stages[number][1]
-        self._rows(
-            few, stage.over.split if isinstance(stage, Measure) else "train"
-        )  # shared by all: not per client
-        kept, self._graphs = self._graphs, None if self._graphs is None else Graphs()
-        torch.cuda.empty_cache()  # so that what is reserved from here on is reserved for these few
-        torch.cuda.reset_peak_memory_stats(self._at)
-        before = torch.cuda.memory_reserved(self._at)
-        try:
-            with own_randomness(self._at):
-                do(few, number, steps=2)
-            grown = torch.cuda.max_memory_reserved(self._at) - before
-        finally:
-            self._graphs = kept
-            torch.cuda.synchronize(self._at)
-            torch.cuda.empty_cache()  # and what they took is free again
-        return -(-grown // len(few))
+        self._load_data(few, stage.over.split if isinstance(stage, Measure) else "train")
 
-    def _halving(self, do: Do, jobs: list[Job], number: int) -> None:
+        # Graphs captured here go to a cache of their own, and are freed with it.
+        kept_cache = self._graph_cache
+        if kept_cache is not None:
+            self._graph_cache = GraphCache()
+        # Emptied, so that what is reserved from here on is reserved for these few.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_reserved(self._device)
+        try:
+            with preserved_rng(self._device):
+                run_stage(few, number, steps=2)
+            taken = torch.cuda.max_memory_reserved(self._device) - before
+        finally:
+            self._graph_cache = kept_cache
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+        # Rounded up.
+        return -(-taken // len(few))
+
+    def _run_or_halve(self, run_stage: StackedStage, jobs: list[Job], number: int) -> None:
         """A stage on a stack; where the device has too little memory, on either half of it."""
         try:
-            do(jobs, number)
+            run_stage(jobs, number)
             return
         except torch.OutOfMemoryError:
             if len(jobs) == 1:
                 raise EngineError(
-                    f"client {jobs[0].task.to} alone needs more memory than {self.device} has; take a smaller batch."
+                    f"client {jobs[0].task.to} alone needs more memory than {self.device} has; "
+                    "take a smaller batch."
                 ) from None
-        self._graphs = Graphs() if self._graphs is not None else None
+        # Outside the handler: the exception holds the frames that failed, and so their tensors.
+        if self._graph_cache is not None:
+            self._graph_cache = GraphCache()
         torch.cuda.empty_cache()
-        self._sizes[self._kind(jobs, number)] = (
-            len(jobs) // 2
-        )  # the next round need not find out again
-        for half in (jobs[: len(jobs) // 2], jobs[len(jobs) // 2 :]):
-            self._halving(do, half, number)
+        half = len(jobs) // 2
+        # Kept, so that the next round need not find out again.
+        self._stack_sizes[self._memory_key(jobs, number)] = half
+        self._run_or_halve(run_stage, jobs[:half], number)
+        self._run_or_halve(run_stage, jobs[half:], number)
 
-    # ---- the stages that stack ---------------------------------------------------------------------------------
+    # ---- the stages that stack ----
 
     def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
-        """Sorted by steps, so that those still at work are always the first; all steps, or only the first ones."""
-        size = local.batches_of(jobs[0].run.net, jobs[0].work.stages[number][1]).size  # type: ignore[arg-type]
-        orders = {id(job): train_order(job.run.net, job, number) for job in jobs}
-        jobs = sorted(
-            jobs, key=lambda job: -sum(-(-len(examples) // size) for examples in orders[id(job)])
-        )
-        ways = fitted(jobs)
-        net = jobs[0].run.net if ways[0].common is None else ways[0].common.net
-        skeleton, numbers = lifted(jobs, number, self._at)
-        carry = stacked(
-            [way.narrowed(job.carry) for way, job in zip(ways, jobs, strict=True)], self._at
-        )
-        like = alike(jobs, numbers, carry)
-        once = sorted(set(like))
-        if len(once) < len(jobs):
-            numbers, carry = (
-                numbers[once],
-                {n: {k: v[once] for k, v in tree.items()} for n, tree in carry.items()},
-            )
-        each = [jobs[i] for i in once]
-        rows = self._rows(each, "train")
-        passes, firsts = [orders[id(job)] for job in each], self._firsts(each, rows)
-        plan = cut(Plan.of(passes, size, firsts, numbers.dtype, self._at), steps)
-        key = (
-            self._net_key(jobs[0].run.net),
-            net.layout.named_shapes,
-            ways[0].common and ways[0].common.norms,
-        )
-        seed_device(self._at, seeds.derive(number, *(job.client.seed for job in each)))
-        stack = Stack(
-            net, skeleton, carry, numbers, plan, rows, self._side_by_side(key, net, plan, rows)
-        )
-        if self._graphs is not None:
-            done = self._graphs.train(stack, (key, skeleton, stack.shape, rows.x.data_ptr()))
+        """A Train stage on a stack: all its steps, or only the first ones."""
+        stage = jobs[0].work.stages[number][1]
+        assert isinstance(stage, Train)
+        batch_size = local.batches_of(jobs[0].run.net, stage).size
+        passes = {id(job): training_passes(job.run.net, job, number) for job in jobs}
+        # Most steps first: the clients that still have steps to do are then always the first rows.
+        jobs = sorted(jobs, key=lambda job: -count_steps(passes[id(job)], batch_size))
+
+        adapters = width_adapters(jobs)
+        common = adapters[0].common
+        net = jobs[0].run.net if common is None else common.net
+        template, hyperparameters = stack_hyperparameters(jobs, number, self._device)
+        narrow_carries = []
+        for adapter, job in zip(adapters, jobs, strict=True):
+            narrow_carries.append(adapter.narrow(job.carry))
+        carry = stack_carries(narrow_carries, self._device)
+
+        # leaders[i] is the job that is trained in place of job i, mostly i itself.
+        leaders = find_duplicates(jobs, hyperparameters, carry)
+        trained_places = sorted(set(leaders))
+        if len(trained_places) < len(jobs):
+            hyperparameters = hyperparameters[trained_places]
+            carry = select_clients(carry, trained_places)
+        trained_jobs: list[Job] = []
+        trained_passes: list[Passes] = []
+        client_seeds: list[int] = []
+        for i in trained_places:
+            trained_jobs.append(jobs[i])
+            trained_passes.append(passes[id(jobs[i])])
+            client_seeds.append(jobs[i].client.seed)
+
+        data = self._load_data(trained_jobs, "train")
+        offsets = self._offsets(trained_jobs, data)
+        plan = BatchPlan.of(
+            trained_passes, batch_size, offsets, hyperparameters.dtype, self._device
+        ).first_steps(steps)
+
+        norms = None if common is None else common.norms
+        net_key = (self._net_key(jobs[0].run.net), net.layout.named_shapes, norms)
+        # Before `_use_grouped`, which may itself draw dropout when it tries a network.
+        seed_device(self._device, seeds.derive(number, *client_seeds))
+        use_grouped = self._use_grouped(net_key, net, plan, data)
+        stack = Stack(net, template, carry, hyperparameters, plan, data, use_grouped)
+        if self._graph_cache is None:
+            trained = train_stack(stack)
         else:
-            done = train(stack)
-        back = {name: trees.unstack(home(tree), len(each)) for name, tree in done.items()}
-        places = {j: place for place, j in enumerate(once)}
-        for way, job, j in zip(ways, jobs, like, strict=True):
-            own = {name: trained[places[j]] for name, trained in back.items()}
-            job.carry = {**job.carry, **way.widened(own)}
+            # The address is that of the examples that a captured graph reads.
+            graph_key = (net_key, template, stack.shape_key, data.x.data_ptr())
+            trained = self._graph_cache.train(stack, graph_key)
+
+        trees_by_name = {}
+        for name, tree in trained.items():
+            trees_by_name[name] = trees.unstack(to_cpu(tree), len(trained_jobs))
+        row_of = {place: row for row, place in enumerate(trained_places)}
+        for adapter, job, leader in zip(adapters, jobs, leaders, strict=True):
+            row = row_of[leader]
+            result = {name: rows[row] for name, rows in trees_by_name.items()}
+            job.carry = {**job.carry, **adapter.widen(result)}
 
     def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
-        """f over stacked batches, summed; a client without a batch adds nothing."""
-        net, stage = jobs[0].run.net, jobs[0].work.stages[number][1]
+        """A Measure stage on a stack: f over stacked batches, summed."""
+        net = jobs[0].run.net
+        stage = jobs[0].work.stages[number][1]
         assert isinstance(stage, Measure)
-        rows = self._rows(jobs, stage.over.split)
-        orders = [[job.client.order(stage.over, job.work.stages[number][0])] for job in jobs]
-        skeleton, numbers = lifted(jobs, number, self._at)
-        plan = cut(
-            Plan.of(orders, stage.over.size, self._firsts(jobs, rows), numbers.dtype, self._at),
-            steps,
-        )
-        carry = stacked([job.carry for job in jobs], self._at)
+        data = self._load_data(jobs, stage.over.split)
+        passes = []
+        for job in jobs:
+            place = job.work.stages[number][0]
+            passes.append([job.client.order(stage.over, place)])
+        template, hyperparameters = stack_hyperparameters(jobs, number, self._device)
+        offsets = self._offsets(jobs, data)
+        plan = BatchPlan.of(
+            passes, stage.over.size, offsets, hyperparameters.dtype, self._device
+        ).first_steps(steps)
+        carry = stack_carries([job.carry for job in jobs], self._device)
 
-        def one(numbers: Tensor, carry: Carry, batch: Batch) -> Tree:
-            own = fill(skeleton, numbers)
-            return own.f(net, carry[own.of], batch, carry)  # type: ignore[no-any-return]
+        def measure_one(hyperparameters: Tensor, carry: Carry, batch: Batch) -> Tree:
+            own_stage = from_template(template, hyperparameters)
+            values: Tree = own_stage.f(net, carry[own_stage.of], batch, carry)
+            return values
 
         total: Tree = {}
-        for s in range(plan.row.shape[1]):
+        for step in range(plan.row.shape[1]):
             with torch.no_grad():
-                value = vmap(one, randomness="different")(
-                    numbers, carry, plan.batch(rows, slice(None), s)
+                # The batch has no name: it is freed before the next one is gathered.
+                values = vmap(measure_one, randomness="different")(
+                    hyperparameters, carry, plan.batch(data, slice(None), step)
                 )
-            value = {
-                k: torch.where(wide(plan.steps > s, v), v, torch.zeros_like(v))
-                for k, v in value.items()
-            }
-            total = trees.map(torch.add, total, value) if total else value
-        for job, order, own in zip(
-            jobs, orders, trees.unstack(home(total), len(jobs)), strict=True
-        ):
-            job.carry = {**job.carry, stage.name: own if len(order[0]) else {}}
+            # A client that has no batch left adds nothing.
+            has_batch = plan.steps > step
+            for k, v in values.items():
+                values[k] = torch.where(expand_flags(has_batch, v), v, torch.zeros_like(v))
+            total = trees.map(torch.add, total, values) if total else values
 
-    def _side_by_side(self, key: Any, net: Net, plan: Plan, rows: Rows) -> bool:
+        sums = trees.unstack(to_cpu(total), len(jobs))
+        for job, (examples,), result in zip(jobs, passes, sums, strict=True):
+            # As in every engine: without examples, an empty tree and not zeros.
+            measured = result if len(examples) else {}
+            job.carry = {**job.carry, stage.name: measured}
+
+    def _use_grouped(self, net_key: Any, net: Net, plan: BatchPlan, data: DeviceSplit) -> bool:
         """Whether this network can be run in grouped kernels; tried once per network."""
-        if key not in self._fits:
-            if plan.row.shape[1] == 0 or plan.row.shape[2] < 2:
-                return False  # nothing to try it on; perhaps the next stack has more
-            self._fits[key] = grouped.fits(net, plan.batch(rows, slice(None), 0).x)
-        return self._fits[key]
+        if net_key not in self._grouped_supported:
+            _, steps, width = plan.row.shape
+            if steps == 0 or width < 2:
+                # Nothing to try it on; perhaps the next stack has more.
+                return False
+            x = plan.batch(data, slice(None), 0).x
+            self._grouped_supported[net_key] = grouped.supports(net, x)
+        return self._grouped_supported[net_key]
 
-    def _rows(self, jobs: Sequence[Job], split: str) -> Rows:
-        return self._shelf.rows([job.run.federation for job in jobs], split)
+    def _load_data(self, jobs: Sequence[Job], split: str) -> DeviceSplit:
+        return self._data.load([job.run.federation for job in jobs], split)
 
-    def _firsts(self, jobs: Sequence[Job], rows: Rows) -> list[int]:
-        last = max(
-            0, len(rows.y) - 1
-        )  # a client without examples may begin behind the last one: padding must not
-        return [min(rows.first[id(job.run.federation), job.task.to], last) for job in jobs]
+    def _offsets(self, jobs: Sequence[Job], data: DeviceSplit) -> list[int]:
+        """The row at which each job's examples begin."""
+        # A client without examples may begin behind the last row, which its padding must not read.
+        last_row = max(0, len(data.y) - 1)
+        offsets = []
+        for job in jobs:
+            offset = data.offsets[id(job.run.federation), job.task.to]
+            offsets.append(min(offset, last_row))
+        return offsets
 
 
-class Do(Protocol):
+class StackedStage(Protocol):
     """A stage on a stack of jobs: all its steps, or only the first ones."""
 
     def __call__(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
         """Do it; the jobs' carries take the result."""
 
 
-def fits(per_client: int, free: int, share: float = SHARE) -> int:
+def clients_that_fit(per_client: int, free: int, share: float = MEMORY_SHARE) -> int:
     """How many clients of so many bytes fit into a share of the free memory; one is always tried.
 
-    >>> fits(per_client=100, free=1000), fits(per_client=5000, free=1000)
-    (5, 1)
+    >>> clients_that_fit(per_client=100, free=1000)
+    5
+    >>> clients_that_fit(per_client=5000, free=1000)
+    1
     """
     return max(1, int(free * share) // max(1, per_client))
-
-
-def cut(plan: Plan, steps: int | None) -> Plan:
-    """The first steps of a plan; None: all."""
-    if steps is None:
-        return plan
-    return Plan._make([*(t[:, :steps] for t in plan[:4]), plan.steps.clamp(max=steps)])
 
 
 def seed_device(device: torch.device, seed: int) -> None:
@@ -361,23 +465,32 @@ def seed_device(device: torch.device, seed: int) -> None:
 
 
 @contextmanager
-def computing(device: torch.device, precision: str) -> Iterator[None]:
+def precision_context(device: torch.device, precision: str) -> Iterator[None]:
     """fp32 in full, or with the matrix units' shorter products (tf32), or with bf16 activations."""
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
-    cuda.allow_tf32 = cudnn.allow_tf32 = precision != "fp32"
-    cudnn.benchmark = True  # shapes come again and again: let it try its kernels once
+    matmul = torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    matmul_tf32_before = matmul.allow_tf32
+    cudnn_tf32_before = cudnn.allow_tf32
+    benchmark_before = cudnn.benchmark
+    matmul.allow_tf32 = precision != "fp32"
+    cudnn.allow_tf32 = precision != "fp32"
+    # The same shapes come again and again: cuDNN may try its kernels once and keep the fastest.
+    cudnn.benchmark = True
     try:
+        # No cache of casts: a captured graph must make its own, from the weights it then finds.
         with torch.autocast(
             device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
         ):
             yield
     finally:
-        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        matmul.allow_tf32 = matmul_tf32_before
+        cudnn.allow_tf32 = cudnn_tf32_before
+        cudnn.benchmark = benchmark_before
 
 
 @contextmanager
-def own_randomness(device: torch.device) -> Iterator[None]:
+def preserved_rng(device: torch.device) -> Iterator[None]:
     """Torch's generators are left as they were found."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
         yield

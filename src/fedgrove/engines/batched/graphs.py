@@ -1,7 +1,8 @@
-"""CUDA graphs of a stack's step: captured once per shape, replayed ever after.
+"""CUDA graphs of a stack's step: captured once per shape, replayed from then on.
 
-A step is some hundred small kernels, and launching them takes longer than running them. A graph launches them at once.
-Captured stacks are kept, with their buffers, for the next round; those used least recently go first.
+A step is some hundred small kernels, and launching them takes longer than running them. A graph
+launches them at once. It reads and writes fixed addresses, so a captured stack is kept with its
+buffers, and the next round's contents are copied into them.
 """
 
 from __future__ import annotations
@@ -11,83 +12,100 @@ from collections.abc import Hashable
 import torch
 
 from ...core import Carry
-from .steps import Stack, train
+from .steps import Stack, train_stack
 
-KEPT, SPARE = 64, 1 / 3
-"""Captured stacks, with their buffers, that are kept at most, and the share of the device's memory that stays free.
+MAX_CAPTURED = 64
+"""Captured stacks, with their buffers, that are kept at most.
 
-A sweep of many methods needs a graph for each of them in every round, and capturing one takes longer than replaying it
-for a whole round: so many are kept, as long as there is room."""
-ROOM = 16
-"""Plans have room for a multiple of so many steps, so that cohorts of unlike sizes share a graph."""
+A sweep of many methods needs a graph for each of them in every round, and capturing one takes
+longer than replaying it for a whole round: so many are kept, as long as there is room."""
+MIN_FREE_SHARE = 1 / 3
+"""The share of the device's memory that captured stacks leave free."""
+STEPS_MULTIPLE = 16
+"""Captured plans have room for a multiple of so many steps: cohorts with a few steps more or less
+share a graph."""
 
 
-class Captured:
-    """A stack whose steps are graphs: one for all clients, and for the halves that are left as clients finish."""
+class CapturedStack:
+    """A stack whose steps are graphs: one for all clients, and smaller ones as clients finish."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
-        for tree in (
-            stack.carry.values()
-        ):  # real rows everywhere: what a graph reads is written anew every round
+        # Trees that all clients share are one row expanded. Every round copies its own trees in, so
+        # each client needs a row that can be written.
+        for tree in stack.carry.values():
             tree.update(
                 {k: v.clone(memory_format=torch.contiguous_format) for k, v in tree.items()}
             )
         self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
+        # One memory pool for all graphs of the stack: they never run at the same time.
         self._pool = torch.cuda.graph_pool_handle()
 
-    def advance(self, b: int, ragged: bool) -> None:
-        """The next step of the first ``b`` clients, in the smallest graph that holds them."""
-        size = len(self.stack.numbers)
-        while size // 2 >= b:
+    def advance(self, active: int, ragged: bool) -> None:
+        """The next step of the first ``active`` clients, in the smallest graph that holds them."""
+        # Sizes are halved, not fitted exactly: few graphs do for any number of active clients.
+        size = len(self.stack.hyperparameters)
+        while size // 2 >= active:
             size //= 2
-        key = (size, size == b, ragged)
+        all_active = size == active
+        key = (size, all_active, ragged)
         if key not in self._graphs:
-            self._graphs[key] = self._captured(*key)
+            self._graphs[key] = self._capture(size, all_active, ragged)
         self._graphs[key].replay()
 
-    def _captured(self, size: int, all_at_work: bool, ragged: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, size: int, all_active: bool, ragged: bool) -> torch.cuda.CUDAGraph:
         stack = self.stack
-        buffers = [stack.step, *(v for key in stack.moving for v in stack.carry[key].values())]
-        before = [v.clone() for v in buffers]
+        # The warm-up below really trains: what it changes is put back afterwards. The list is made
+        # before it, so a leaf of aux that the warm-up adds is not in it.
+        buffers = [stack.step]
+        for name in stack.updated_names:
+            buffers.extend(stack.carry[name].values())
+        before = [buffer.clone() for buffer in buffers]
+
+        # Libraries choose kernels and allocate workspaces on first use, which must not happen
+        # during the capture; torch asks for the warm-up to be on a stream of its own.
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(
-            stream
-        ):  # libraries choose their kernels before, not during, the capture
+        with torch.cuda.stream(stream):
             for _ in range(2):
-                stack.advance(size, all_at_work, ragged)
+                stack.advance(size, all_active, ragged)
         torch.cuda.current_stream().wait_stream(stream)
+
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            stack.advance(size, all_at_work, ragged)
-        for v, old in zip(buffers, before, strict=True):
-            v.copy_(old)
+            stack.advance(size, all_active, ragged)
+        for buffer, old in zip(buffers, before, strict=True):
+            buffer.copy_(old)
         return graph
 
 
-class Graphs:
-    """The captured stacks of an engine."""
+class GraphCache:
+    """The captured stacks of an engine, the least recently used first."""
 
     def __init__(self) -> None:
-        self._captured: dict[Hashable, Captured] = {}
+        self._captured: dict[Hashable, CapturedStack] = {}
 
     def train(self, stack: Stack, key: Hashable) -> Carry:
-        """All steps of a stack, in a captured one of the same ``key`` where there is one."""
-        held = self._captured.pop(key, None)
-        if held is None or held.stack.plan.row.shape[1] < stack.plan.row.shape[1]:
-            stack.plan = stack.plan.roomy(ROOM)
-            held = Captured(stack)
+        """All steps of a stack, in the buffers of a captured one of the same ``key`` if any."""
+        # Taken out and put in again below, so that the order is that of last use.
+        captured = self._captured.pop(key, None)
+        steps = stack.plan.row.shape[1]
+        if captured is None or captured.stack.plan.row.shape[1] < steps:
+            stack.plan = stack.plan.with_room(STEPS_MULTIPLE)
+            captured = CapturedStack(stack)
         else:
-            held.stack.take(stack)
-        self._captured[key] = held
-        while len(self._captured) > 1 and (len(self._captured) > KEPT or self._crowded()):
+            captured.stack.load(stack)
+        self._captured[key] = captured
+        # The last one, which is about to be used, always stays.
+        while len(self._captured) > 1 and (
+            len(self._captured) > MAX_CAPTURED or self._memory_is_short()
+        ):
             del self._captured[next(iter(self._captured))]
             torch.cuda.empty_cache()
-        return train(held.stack, held.advance)
+        return train_stack(captured.stack, captured.advance)
 
-    def _crowded(self) -> bool:
-        """Whether what is left on the device, what torch holds in reserve included, is too little."""
+    def _memory_is_short(self) -> bool:
+        """Whether too little memory is free, counting what torch has reserved and does not use."""
         free, total = torch.cuda.mem_get_info()
-        reserve = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return free + reserve < SPARE * total
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return free + unused < MIN_FREE_SHARE * total

@@ -1,11 +1,12 @@
-"""A network run for many clients at once, each with its own weights, in the libraries' own grouped kernels.
+"""A network run for many clients at once, each with its own weights, in grouped kernels.
 
-``vmap`` moves the clients' dimension about before and after every convolution. Here K clients' images lie side by side
-as one image of K·C channels, (N, K·C, H, W), from the first layer to the last: a convolution has K groups, BatchNorm
-has K·C channels, pooling and ReLU do not notice. From ``flatten`` on, features are (K, N, F) and a linear layer is a
-batched product. The network's own forward code runs unchanged; the few functions that must know are caught on the way.
+``vmap`` moves the clients' dimension about before and after every convolution. Here K clients'
+images lie side by side as one image of K·C channels, (N, K·C, H, W), from the first layer to the
+last: a convolution has K groups, BatchNorm has K·C channels, pooling and ReLU need no change. From
+``flatten`` on, features are (K, N, F) and a linear layer is a batched product. The network's own
+forward code runs unchanged: a ``TorchFunctionMode`` replaces the few functions that must know.
 
-Not every forward can be read this way, so :func:`fits` tries it once before it is used.
+Not every forward can be run this way, so :func:`supports` tries a network before it is used.
 """
 
 from __future__ import annotations
@@ -20,19 +21,40 @@ from torch.overrides import TorchFunctionMode
 
 from ...nets import Net
 from ...nets.norms import native
-from . import ragged, windows
+from ...trees import Tree
+from . import im2col, ragged
 
 
-class _Grouped(TorchFunctionMode):
-    """Reads stacked weights as groups; ``clients`` is K, ``weight`` (K, N) says which examples are padding."""
+def forward(
+    net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Logits (K, N, classes) and features (K, N, F) of inputs (K, N, C, ...), weights (K, ...).
+
+    Where ``weight`` (K, N) is 0 an example is padding, and BatchNorm leaves it out; without
+    ``weight`` there is no padding.
+    """
+    clients, examples, channels = x.shape[:3]
+    side_by_side = x.transpose(0, 1).reshape(examples, clients * channels, *x.shape[3:])
+    # The layout in which half precision has its fast kernels.
+    if side_by_side.dim() == 4 and torch.is_autocast_enabled("cuda"):
+        side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
+    with _GroupedMode(clients, weight) as mode, native():
+        logits: Tensor = net.run(tree, side_by_side, train)
+    return logits, mode.linear_inputs[-1]
+
+
+class _GroupedMode(TorchFunctionMode):
+    """Runs layers on K clients' stacked weights; ``weight`` (K, N) is 0 for padding."""
 
     def __init__(self, clients: int, weight: Tensor | None = None) -> None:
         super().__init__()
-        self.clients, self.weight = clients, weight
-        self.heads: list[Tensor] = []
-        self.own: dict[Any, Callable[..., Any]] = {
-            F.conv2d: self._conv,
-            torch.conv2d: self._conv,
+        self.clients = clients
+        self.weight = weight
+        # What every linear layer was given; the last of them is the features.
+        self.linear_inputs: list[Tensor] = []
+        self.replacements: dict[Any, Callable[..., Any]] = {
+            F.conv2d: self._conv2d,
+            torch.conv2d: self._conv2d,
             F.linear: self._linear,
             F.batch_norm: self._batch_norm,
             F.group_norm: self._group_norm,
@@ -41,9 +63,12 @@ class _Grouped(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.own.get(func, func)(*args, **(kwargs or {}))
+        # torch turns the mode off while this runs: the replacements call torch's own functions.
+        return self.replacements.get(func, func)(*args, **(kwargs or {}))
 
-    def _conv(
+    # The replacements take the arguments of the functions they stand for.
+
+    def _conv2d(
         self,
         input: Tensor,
         weight: Tensor,
@@ -53,15 +78,16 @@ class _Grouped(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
-        many = None if bias is None else bias.flatten()
-        if groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1):
-            shift, frame = _pair(stride), _pair(padding)
-            if windows.better(input, weight, shift, frame):
-                y = windows.convolve(input, weight, shift, frame)
-                return y if many is None else y + many.view(-1, 1, 1).to(y.dtype)
-        return F.conv2d(
-            input, weight.flatten(0, 1), many, stride, padding, dilation, groups * self.clients
-        )
+        bias = None if bias is None else bias.flatten()
+        is_plain = groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1)
+        if is_plain and im2col.is_faster(input, weight, _pair(stride), _pair(padding)):
+            y = im2col.convolve(input, weight, _pair(stride), _pair(padding))
+            if bias is None:
+                return y
+            return y + bias.view(-1, 1, 1).to(y.dtype)
+        # (K, O, C, kh, kw) as (K·O, C, kh, kw): K times the groups, each with its client's filters.
+        weight = weight.flatten(0, 1)
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups * self.clients)
 
     def _batch_norm(
         self,
@@ -70,15 +96,21 @@ class _Grouped(TorchFunctionMode):
         running_var: Tensor | None,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
-        **how: Any,
+        **options: Any,
     ) -> Tensor:
-        mean, var, scale, shift = map(_flat, (running_mean, running_var, weight, bias))
-        if self.weight is None or not how.get("training"):
-            return F.batch_norm(input, mean, var, scale, shift, **how)
-        scale = input.new_ones(input.shape[1]) if scale is None else scale
-        shift = torch.zeros_like(scale) if shift is None else shift
+        mean = _flat_view(running_mean)
+        var = _flat_view(running_var)
+        scale = _flat_view(weight)
+        shift = _flat_view(bias)
+        # Running statistics do not see the batch, so padding does no harm when they are used.
+        if self.weight is None or not options.get("training"):
+            return F.batch_norm(input, mean, var, scale, shift, **options)
+        if scale is None:
+            scale = input.new_ones(input.shape[1])
+        if shift is None:
+            shift = torch.zeros_like(scale)
         return ragged.batch_norm(
-            input, self.weight, (mean, var), (scale, shift), how["momentum"], how["eps"]
+            input, self.weight, (mean, var), (scale, shift), options["momentum"], options["eps"]
         )
 
     def _group_norm(
@@ -89,86 +121,92 @@ class _Grouped(TorchFunctionMode):
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        return F.group_norm(input, num_groups * self.clients, _flat(weight), _flat(bias), eps)
+        groups = num_groups * self.clients
+        return F.group_norm(input, groups, _flat_view(weight), _flat_view(bias), eps)
 
     def _flatten(self, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         if start_dim != 1 or end_dim != -1:
+            # Caught by `supports`: such a network is left to vmap.
             raise ValueError("only flatten(1) has a meaning for clients side by side")
-        return self._apart(x)
+        return self._split_clients(x)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        x = self._apart(x)
-        self.heads.append(x)
-        y = x @ weight.mT
-        return y if bias is None else y + bias.unsqueeze(1)
+        features = self._split_clients(x)
+        self.linear_inputs.append(features)
+        y = features @ weight.mT
+        if bias is None:
+            return y
+        return y + bias.unsqueeze(1)
 
-    def _apart(self, x: Tensor) -> Tensor:
-        """(N, K·C, ...) as (K, N, C...); what is apart already stays."""
+    def _split_clients(self, x: Tensor) -> Tensor:
+        """(N, K·C, ...) as (K, N, C...); what has that form already stays."""
         if x.dim() == 3 and x.shape[0] == self.clients:
             return x
-        each = x.reshape(x.shape[0], self.clients, -1, *x.shape[2:])
-        return each.transpose(0, 1).reshape(self.clients, x.shape[0], -1)
+        by_client = x.reshape(x.shape[0], self.clients, -1, *x.shape[2:]).transpose(0, 1)
+        return by_client.reshape(self.clients, x.shape[0], -1)
 
 
-def _pair(value: Any) -> windows.Pair:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
+def _pair(value: Any) -> im2col.Pair:
+    """What torch takes as one number or two."""
+    if isinstance(value, int):
+        return (value, value)
+    return (value[0], value[1])
 
 
-def _flat(rows: Tensor | None) -> Tensor | None:
-    """One row per client as one row for all: a view, so that running statistics are written where they lie."""
-    return None if rows is None else rows.view(-1)
+def _flat_view(rows: Tensor | None) -> Tensor | None:
+    """One row per client as one row for all: a view, so that BatchNorm moves the running statistics
+    of the tree itself."""
+    if rows is None:
+        return None
+    return rows.view(-1)
 
 
-def forward(
-    net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool, weight: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Logits (K, N, classes) and features (K, N, F) of inputs (K, N, C, ...) under weights (K, ...).
-
-    Where ``weight`` (K, N) is 0 an example is padding, and norms do not see it; without it all are examples.
-    """
-    clients, n = x.shape[:2]
-    side_by_side = x.transpose(0, 1).reshape(n, clients * x.shape[2], *x.shape[3:])
-    if side_by_side.dim() == 4 and torch.is_autocast_enabled(
-        "cuda"
-    ):  # where half precision has its fast kernels
-        side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
-    with _Grouped(clients, weight) as mode, native():
-        logits: Tensor = net.run(tree, side_by_side, train)
-    return logits, mode.heads[-1]
+# ---- whether a network can be run this way ----
 
 
-def fits(net: Net, x: Tensor) -> bool:
-    """Whether this network gives side by side what it gives alone; ``x`` is one stacked batch of two examples or more.
+def supports(net: Net, x: Tensor) -> bool:
+    """Whether the network gives side by side what it gives alone; ``x`` is one stacked batch of two
+    examples or more.
 
-    In double precision, so that rounding has no say, whatever the precision of training; in train mode too, unless
-    something is drawn there.
+    In double precision, so that rounding has no say, whatever the precision of training; in train
+    mode too, unless something is drawn there.
     """
     pair = torch.stack([x[0, :2], x[-1, -2:]]).double()
+    # Two clients with unlike weights: a client that reads the other's must show.
     tree = {k: torch.stack([v, v + 0.1]).to(pair) for k, v in net.params().items()}
     try:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            return all(_agrees(net, tree, pair, train) for train in (False, True))
+            return _agrees(net, tree, pair, train=False) and _agrees(net, tree, pair, train=True)
     except torch.OutOfMemoryError:
+        # A RuntimeError too, but it says nothing about the network.
         raise
     except (RuntimeError, ValueError, TypeError, IndexError):
         return False
 
 
-def _agrees(net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> bool:
-    def own() -> dict[str, Tensor]:
-        return {k: v.clone() for k, v in tree.items()}  # train mode writes statistics
-
-    def alone() -> Tensor:
-        return torch.stack(
-            [net.run({k: v[i] for k, v in own().items()}, x[i], train) for i in range(len(x))]
-        )
-
-    expected = alone()
-    if train and not torch.equal(expected, alone()):
+def _agrees(net: Net, tree: Tree, x: Tensor, train: bool) -> bool:
+    """Whether the clients' logits side by side are those of each client alone."""
+    expected = _logits_alone(net, tree, x, train)
+    # With dropout no two runs agree; evaluation mode has been compared already.
+    if train and not torch.equal(expected, _logits_alone(net, tree, x, train)):
         return True
-    mine, features = forward(net, own(), x, train)
+    logits, features = forward(net, _copy(tree), x, train)
     return (
-        mine.shape == expected.shape
-        and torch.allclose(mine, expected, rtol=1e-6)
+        logits.shape == expected.shape
+        and torch.allclose(logits, expected, rtol=1e-6)
         and features.dim() == 3
     )
+
+
+def _logits_alone(net: Net, tree: Tree, x: Tensor, train: bool) -> Tensor:
+    """Each client's logits, one client after another."""
+    logits = []
+    for client in range(len(x)):
+        own_tree = {k: v[client] for k, v in _copy(tree).items()}
+        logits.append(net.run(own_tree, x[client], train))
+    return torch.stack(logits)
+
+
+def _copy(tree: Tree) -> Tree:
+    """A copy for one run: train mode writes running statistics into the tree it is given."""
+    return {k: v.clone() for k, v in tree.items()}

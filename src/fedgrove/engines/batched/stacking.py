@@ -1,4 +1,4 @@
-"""Jobs under way, and what makes a stack of them: who trains together, which rows, which numbers, and back again."""
+"""Jobs under way, and what makes a stack of them: shapes, widths, and jobs that are duplicates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from .lift import lift
-from .steps import Order
+from .steps import Passes
+from .templates import to_template
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a run's clients do on a verb: the stages, and what jobs must share to be done together."""
+    """What a run's clients do on a verb."""
 
     stages: tuple[tuple[int, Stage], ...]
+    """Each with its number among those of its kind, which seeds depend on."""
     key: Any
+    """What jobs must share to be done together: the network and the stages' templates."""
 
 
 @dataclass(eq=False)
@@ -37,179 +39,252 @@ class Job:
     client: Client
     carry: Carry
     work: Work
-    held: str | None
+    memory_file: str | None
+    """The file that the client's memory was read from."""
     outcome: Outcome = field(default_factory=Outcome)
-    small: Thin | None = None
-    """The net that the stage at hand can train in place of the masked one."""
+    thin: Thin | None = None
+    """The smaller net that the stage at hand can train in place of the masked one."""
 
 
-BANDS = 8
+WIDTH_CLASSES = 8
 """Clients train together if they keep about the same share of channels: to so many parts of all."""
 
 
-def stackable(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
-    """Jobs whose starting trees and masks have the same names and shapes, and whose small nets are about as wide."""
-    names = (stage.start, stage.mask) if isinstance(stage, Train) else (stage.of,)
-    groups: dict[Any, list[Job]] = {}
+def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
+    """Jobs whose trees have the same names and shapes, and whose smaller nets are about as wide.
+
+    Sets every job's ``thin`` for this stage.
+    """
+    stacks: dict[Any, list[Job]] = {}
     for job in jobs:
-        job.small = (
-            structured(job.run.net, job.carry.get(stage.mask)) if isinstance(stage, Train) else None
-        )
-        key = (*(shape_of(job.carry.get(name)) for name in names), band(job.small))
-        groups.setdefault(key, []).append(job)
-    return list(groups.values())
+        key: tuple[Any, ...]
+        if isinstance(stage, Train):
+            job.thin = structured(job.run.net, job.carry.get(stage.mask))
+            start = shapes_of(job.carry.get(stage.start))
+            mask = shapes_of(job.carry.get(stage.mask))
+            key = (start, mask, width_class(job.thin))
+        else:
+            job.thin = None
+            key = (shapes_of(job.carry.get(stage.of)), width_class(None))
+        stacks.setdefault(key, []).append(job)
+    return list(stacks.values())
 
 
-def band(thin: Thin | None) -> int:
-    """How wide a small net is, in parts of the whole."""
-    kept = [] if thin is None else [*thin.channels.values()]
-    return (
-        -(-BANDS * sum(int(k.sum()) for k in kept) // sum(len(k) for k in kept)) if kept else BANDS
-    )
+def width_class(thin: Thin | None) -> int:
+    """The share of channels that stay, in parts of ``WIDTH_CLASSES``, rounded up."""
+    if thin is None or not thin.channels:
+        return WIDTH_CLASSES
+    kept = 0
+    total = 0
+    for flags in thin.channels.values():
+        kept += int(flags.sum())
+        total += len(flags)
+    return -(-WIDTH_CLASSES * kept // total)
 
 
-def shape_of(tree: Tree | None) -> Any:
-    """The names and shapes of a tree."""
-    return None if tree is None else tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
+def shapes_of(tree: Tree | None) -> Any:
+    """The names, shapes and types of a tree, as a key."""
+    if tree is None:
+        return None
+    return tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
 
 
-def train_order(net: Net, job: Job, number: int) -> Order:
-    """The client's epochs, as every engine draws them."""
+def training_passes(net: Net, job: Job, number: int) -> Passes:
+    """The epochs of stage ``number``, in the order that every engine draws; empty ones left out."""
     place, stage = job.work.stages[number]
     assert isinstance(stage, Train)
-    over = local.batches_of(net, stage)
-    passes = (job.client.order(over, place, epoch) for epoch in range(local.recipe(stage).epochs))
-    return [examples for examples in passes if len(examples)]
+    batches = local.batches_of(net, stage)
+    passes = []
+    for epoch in range(local.recipe(stage).epochs):
+        examples = job.client.order(batches, place, epoch)
+        if len(examples):
+            passes.append(examples)
+    return passes
 
 
-def lifted(jobs: Sequence[Job], number: int, device: torch.device) -> tuple[Any, Tensor]:
-    """What the jobs' stages have in common, and the numbers in which they differ: (jobs, numbers)."""
-    found: list[list[float]] = []
+# ---- many carries as one, and back ----
+
+
+def stack_hyperparameters(
+    jobs: Sequence[Job], number: int, device: torch.device
+) -> tuple[Any, Tensor]:
+    """The jobs' common template of stage ``number``, and their hyperparameters: (jobs, values)."""
+    rows: list[list[float]] = []
     for job in jobs:
-        found.append([])
-        skeleton = lift(job.work.stages[number][1], found[-1])
+        row: list[float] = []
+        template = to_template(job.work.stages[number][1], row)
+        rows.append(row)
     dtype = next(iter(jobs[0].run.params.values())).dtype
-    return skeleton, torch.tensor(found, dtype=dtype, device=device).view(len(jobs), -1)
+    return template, torch.tensor(rows, dtype=dtype, device=device).view(len(jobs), -1)
 
 
-def stacked(carries: Sequence[Carry], device: torch.device) -> Carry:
+def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
     """The trees that all carries have in the same shape, one row per carry."""
-    first, *rest = carries
-    shared = [
-        k for k, tree in first.items() if all(shape_of(c.get(k)) == shape_of(tree) for c in rest)
-    ]
-    return {
-        k: {leaf: _stack([c[k][leaf] for c in carries], device) for leaf in first[k]}
-        for k in shared
-    }
+    stacked: Carry = {}
+    for name, tree in carries[0].items():
+        shapes = shapes_of(tree)
+        if any(shapes_of(carry.get(name)) != shapes for carry in carries):
+            continue
+        stacked[name] = {}
+        for leaf in tree:
+            stacked[name][leaf] = _stack_leaf([carry[name][leaf] for carry in carries], device)
+    return stacked
 
 
-def _stack(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
+def _stack_leaf(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
     """Rows on the device; a leaf that many carries share is moved once."""
+    distinct: list[Tensor] = []
     places: dict[int, int] = {}
-    which = [places.setdefault(id(leaf), len(places)) for leaf in leaves]
-    distinct = torch.stack([leaves[which.index(i)] for i in range(len(places))]).to(device)
-    if len(places) == 1:
-        return distinct.expand(len(leaves), *distinct.shape[1:])
-    return distinct if len(places) == len(leaves) else distinct[torch.tensor(which, device=device)]
+    rows: list[int] = []
+    for leaf in leaves:
+        if id(leaf) not in places:
+            places[id(leaf)] = len(distinct)
+            distinct.append(leaf)
+        rows.append(places[id(leaf)])
+    moved = torch.stack(distinct).to(device)
+    # A broadcast model takes the memory of one row, until something is written into it.
+    if len(distinct) == 1:
+        return moved.expand(len(leaves), *moved.shape[1:])
+    if len(distinct) == len(leaves):
+        return moved
+    return moved[torch.tensor(rows, device=device)]
 
 
-def home(tree: Tree) -> Tree:
-    """The tree on the CPU, copied through pinned memory."""
+def to_cpu(tree: Tree) -> Tree:
+    """The tree on the CPU, copied through pinned memory: all leaves under way, then one wait."""
     if not any(v.is_cuda for v in tree.values()):
         return tree
-    pinned = {
-        k: torch.empty(v.shape, dtype=v.dtype, pin_memory=True).copy_(v, non_blocking=True)
-        for k, v in tree.items()
-    }
+    pinned: Tree = {}
+    for leaf, value in tree.items():
+        pinned[leaf] = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        pinned[leaf].copy_(value, non_blocking=True)
     torch.cuda.synchronize()
     return pinned
 
 
-# ---- clients whose masks remove whole channels --------------------------------------------------------------------
+# ---- clients whose masks remove whole channels ----
 
 
 @dataclass(frozen=True, eq=False)
-class Fit:
-    """How a client's trees go into a stack, and back: ``common`` is the width of the stack, ``own`` the client's."""
+class WidthAdapter:
+    """Brings a client's trees to the width of its stack, and back."""
 
     net: Net
     common: Thin | None = None
+    """The net in the width of the stack; None: in full width."""
     own: Thin | None = None
+    """The net in the client's own width; None: in full width."""
 
-    def narrowed(self, carry: Carry) -> Carry:
+    def narrow(self, carry: Carry) -> Carry:
         """All trees in the width of the stack."""
-        return carry if self.common is None else self.common.narrowed(carry)
+        if self.common is None:
+            return carry
+        return self.common.narrowed(carry)
 
-    def widened(self, done: Carry) -> Carry:
-        """What was trained, in full width; the statistics of removed channels as a smaller net would leave them."""
-        common, own = self.common, self.own
-        if common is not None:
-            done = {name: common.widen(tree) for name, tree in done.items()}
-        if own is None or own is common or not self.net.layout.buffers:
-            return done
-        return {name: own.settled(tree) for name, tree in done.items()}
+    def widen(self, trained: Carry) -> Carry:
+        """What was trained, in full width."""
+        if self.common is not None:
+            trained = {name: self.common.widen(tree) for name, tree in trained.items()}
+        if self.own is None or self.own is self.common:
+            return trained
+        # Channels that the client lacks and the stack has went through BatchNorm: their running
+        # statistics are set to what a net in the client's own width would leave.
+        if not self.net.layout.buffers:
+            return trained
+        return {name: self.own.settled(tree) for name, tree in trained.items()}
 
 
-def fitted(jobs: Sequence[Job]) -> list[Fit]:
-    """The nets to train in place of the masked ones: all as wide, layer by layer, as the widest client's.
+def width_adapters(jobs: Sequence[Job]) -> list[WidthAdapter]:
+    """The nets to train in place of the masked ones: all as wide, layer by layer, as the widest.
 
-    A client that keeps fewer channels trains some that it lacks, masked. If one keeps all, all train in full width.
+    A client that keeps fewer channels trains some that it lacks, masked. If one keeps all, all
+    train in full width.
     """
-    thin = [job.small for job in jobs if job.small is not None]
-    common: Sequence[Thin | None] = [None] * len(jobs)
-    if len(thin) == len(jobs):
-        widths = {name: max(int(t.channels[name].sum()) for t in thin) for name in thin[0].channels}
-        wider = [_as_wide(job.run.net, t, widths) for job, t in zip(jobs, thin, strict=True)]
-        if len({(tuple(t.small.items()), t.norms) for t in wider}) == 1:
-            common = wider
-    return [Fit(job.run.net, each, job.small) for job, each in zip(jobs, common, strict=True)]
+    full_width = [WidthAdapter(job.run.net, None, job.thin) for job in jobs]
+    thin_nets: list[Thin] = []
+    for job in jobs:
+        if job.thin is None:
+            return full_width
+        thin_nets.append(job.thin)
+
+    widths: dict[str, int] = {}
+    for thin in thin_nets:
+        for group, kept in thin.channels.items():
+            widths[group] = max(widths.get(group, 0), int(kept.sum()))
+    adapters = []
+    layouts = set()
+    for job, thin in zip(jobs, thin_nets, strict=True):
+        common = _widened_to(job.run.net, thin, widths)
+        adapters.append(WidthAdapter(job.run.net, common, thin))
+        layouts.add((tuple(common.small.items()), common.norms))
+    # A GroupNorm may have lost other numbers of channels in each of its groups on other clients:
+    # then no one net does for all.
+    if len(layouts) > 1:
+        return full_width
+    return adapters
 
 
-def _as_wide(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
+def _widened_to(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
     """The net with so many channels: those that stay, and the first of those that do not."""
-    more = {name: widths[name] - int(kept.sum()) for name, kept in thin.channels.items()}
-    if not any(more.values()):
+    channels: dict[str, Tensor] = {}
+    is_wide_enough = True
+    for group, kept in thin.channels.items():
+        more = widths[group] - int(kept.sum())
+        if more:
+            is_wide_enough = False
+        rank_among_removed = (~kept).cumsum(0)
+        channels[group] = kept | (~kept & (rank_among_removed <= more))
+    if is_wide_enough:
         return thin
-    return cut(
-        net,
-        {
-            name: kept | (~kept & ((~kept).cumsum(0) <= more[name]))
-            for name, kept in thin.channels.items()
-        },
-    )
+    return cut(net, channels)
 
 
-# ---- what several runs have in common -----------------------------------------------------------------------------
+# ---- what several runs have in common ----
 
 
-def who(job: Job) -> tuple[int, int, int]:
-    """Whose data, and drawn how: jobs that differ in this share nothing."""
+def data_and_seed(job: Job) -> tuple[int, int, int]:
+    """Whose data, and the seed of all draws: jobs that differ in this cannot end the same."""
     return id(job.run.federation), job.task.to, job.client.seed
 
 
-def alike(jobs: Sequence[Job], numbers: Tensor, carry: Carry) -> list[int]:
-    """For every job the first that will end as it does: itself, or one of another run.
+def find_duplicates(jobs: Sequence[Job], hyperparameters: Tensor, carry: Carry) -> list[int]:
+    """For every job the index of the first that will end as it does: itself, or one of another run.
 
-    Jobs of one client and seed that begin with the same numbers, to the bit, end with the same: seeds decide the rest.
+    Jobs of one client and seed that begin with the same values, to the bit, end with the same:
+    seeds decide the rest.
     """
-    seen: dict[Any, int] = {}
-    like = [seen.setdefault(who(job), i) for i, job in enumerate(jobs)]
-    leaves = [
-        numbers,
-        *(leaf for tree in carry.values() for leaf in tree.values() if leaf.stride(0)),
-    ]
-    open_ = [i for i, j in enumerate(like) if i != j]
-    while open_:
-        first, equal = (
-            [like[i] for i in open_],
-            torch.ones(len(open_), dtype=torch.bool, device=numbers.device),
-        )
-        for leaf in leaves:
-            equal &= (leaf[open_] == leaf[first]).unsqueeze(-1).flatten(1).all(1)
-        open_ = [i for i, same in zip(open_, equal.tolist(), strict=True) if not same]
-        leads: dict[int, int] = {}
-        for i in open_:  # the first that differs is asked next: perhaps the others are like it
-            like[i] = leads.setdefault(like[i], i)
-        open_ = [i for i in open_ if like[i] != i]
-    return like
+    # Every job is compared with a leader: at first, the first job of the same data and seed.
+    first_jobs: dict[tuple[int, int, int], int] = {}
+    leaders: list[int] = []
+    undecided: list[int] = []
+    for i, job in enumerate(jobs):
+        leader = first_jobs.setdefault(data_and_seed(job), i)
+        leaders.append(leader)
+        if leader != i:
+            undecided.append(i)
+
+    values = [hyperparameters]
+    for tree in carry.values():
+        for leaf in tree.values():
+            # A stride of 0: one row expanded, the same for all.
+            if leaf.stride(0):
+                values.append(leaf)
+
+    while undecided:
+        compared = [leaders[i] for i in undecided]
+        equal = torch.ones(len(undecided), dtype=torch.bool, device=hyperparameters.device)
+        for value in values:
+            # The unsqueeze is for leaves that are one number per client.
+            equal &= (value[undecided] == value[compared]).unsqueeze(-1).flatten(1).all(1)
+
+        # Of those that are not their leader's duplicates, the first leads the others from now on.
+        new_leaders: dict[int, int] = {}
+        still_undecided = []
+        for i, is_duplicate in zip(undecided, equal.tolist(), strict=True):
+            if is_duplicate:
+                continue
+            leaders[i] = new_leaders.setdefault(leaders[i], i)
+            if leaders[i] != i:
+                still_undecided.append(i)
+        undecided = still_undecided
+    return leaders

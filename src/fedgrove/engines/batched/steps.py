@@ -1,14 +1,17 @@
-"""The steps of a Train stage over a stack of clients: one function for all clients, captured in a CUDA graph or not.
+"""The steps of a Train stage over a stack of clients, captured in a CUDA graph or not.
 
-Clients are sorted by their number of steps, so that those still at work are always the first ``b`` rows of every
-buffer. ``advance(b)`` does the next step of these: gather the rows of each batch, step under ``vmap``, write back
-where the client still has steps to do. All it reads and writes stays in place, which is what a CUDA graph needs.
+Clients are sorted by their number of steps, most first, so that those that still have steps to do
+(the active ones) are always the first rows of every buffer. ``Stack.advance(n)`` does the next step
+of the first n: gather the rows of each batch, step, write back where the client is active. All it
+reads and writes stays in place, which is what a CUDA graph needs. :func:`train_stack` calls it step
+by step.
+
+Shapes: K clients, S steps, batches of at most B examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,169 +24,243 @@ from ...nets import Net, Output
 from ...parts import local
 from ...trees import Tree
 from . import grouped
-from .lift import fill
-from .shelf import Rows
+from .device_data import DeviceSplit
+from .templates import from_template
 
-Order = Sequence[Tensor]
-"""A client's passes over its data, each the examples in order."""
+Passes = Sequence[Tensor]
+"""A client's passes over its data, each the indices of its examples in order."""
 
 
-class Plan(NamedTuple):
-    """The batches of all clients, padded: (clients, steps, width), and how many steps each client does."""
+def count_steps(passes: Passes, batch_size: int) -> int:
+    """How many batches the passes make; a last batch may be short."""
+    steps = 0
+    for examples in passes:
+        steps += -(-len(examples) // batch_size)
+    return steps
+
+
+class BatchPlan(NamedTuple):
+    """Which examples every client sees in every step. Short batches are padded with weight 0."""
 
     row: Tensor
+    """(K, S, B): rows of the device's data."""
     index: Tensor  # type: ignore[assignment]
+    """(K, S, B): the same examples, counted within the client's split."""
     weight: Tensor
+    """(K, S, B): 1 for an example, 0 for padding."""
     position: Tensor
+    """(K, S): the batch's number within its pass."""
     steps: Tensor
+    """(K,): how many steps the client does."""
 
     @classmethod
     def of(
         cls,
-        orders: Sequence[Order],
-        batch: int,
-        firsts: Sequence[int],
+        passes_by_client: Sequence[Passes],
+        batch_size: int,
+        offsets: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> Plan:
-        """Lay the passes out in batches; client k's examples begin at row ``firsts[k]``. Padding repeats its first."""
-        width = min(
-            batch, max((len(examples) for order in orders for examples in order), default=1)
-        )
-        steps = np.array(
-            [sum(-(-len(examples) // width) for examples in order) for order in orders]
-        )
-        index = np.zeros((len(orders), steps.max(initial=0), width), np.int64)
-        size, position = np.zeros(index.shape[:2], np.int64), np.zeros(index.shape[:2], np.int64)
-        for k, order in enumerate(orders):
-            at = 0
-            for examples in order:
-                n, batches = len(examples), -(-len(examples) // width)
-                index[k, at : at + batches].reshape(-1)[:n] = examples.numpy()
-                size[k, at : at + batches] = width
-                size[k, at + batches - 1] -= batches * width - n
-                position[k, at : at + batches] = np.arange(batches)
-                at += batches
+    ) -> BatchPlan:
+        """Lay the passes out in batches; client k's examples begin at row ``offsets[k]``.
+
+        Padding repeats the client's first example.
+        """
+        # No wider than the longest pass: small clients need not pay for a large batch size.
+        lengths: list[int] = []
+        for passes in passes_by_client:
+            for examples in passes:
+                lengths.append(len(examples))
+        width = min(batch_size, max(lengths, default=1))
+
+        clients = len(passes_by_client)
+        steps = np.array([count_steps(passes, width) for passes in passes_by_client])
+        most_steps = steps.max(initial=0)
+        index = np.zeros((clients, most_steps, width), np.int64)
+        position = np.zeros((clients, most_steps), np.int64)
+        size = np.zeros((clients, most_steps), np.int64)
+        for client, passes in enumerate(passes_by_client):
+            start = 0
+            for examples in passes:
+                n = len(examples)
+                batches = count_steps([examples], width)
+                end = start + batches
+                # The slice is contiguous, so the reshape is a view of it and writes into `index`.
+                index[client, start:end].reshape(-1)[:n] = examples.numpy()
+                size[client, start:end] = width
+                size[client, end - 1] -= batches * width - n
+                position[client, start:end] = np.arange(batches)
+                start = end
         weight = np.arange(width) < size[..., None]
-        row = index + np.array(firsts).reshape(-1, 1, 1)
-        made = [torch.from_numpy(a).to(device) for a in (row, index, weight, position, steps)]
-        return cls(made[0], made[1], made[2].to(dtype), made[3], made[4])
+        row = index + np.array(offsets).reshape(-1, 1, 1)
+        return cls(
+            row=torch.from_numpy(row).to(device),
+            index=torch.from_numpy(index).to(device),
+            weight=torch.from_numpy(weight).to(device).to(dtype),
+            position=torch.from_numpy(position).to(device),
+            steps=torch.from_numpy(steps).to(device),
+        )
 
-    def take(self, other: Plan) -> None:
-        """Take over another plan's batches; it may have fewer steps."""
-        most = other.row.shape[1]
-        for mine, theirs in zip(self[:4], other[:4], strict=True):
-            mine[:, :most].copy_(theirs)
-        self.steps.copy_(other.steps)
-
-    def roomy(self, multiple: int) -> Plan:
-        """The same with room for more steps, up to the next multiple."""
-        more = -self.row.shape[1] % multiple
-        grown = [
-            torch.cat([t, torch.zeros_like(t[:, :1]).repeat_interleave(more, 1)], 1)
-            for t in self[:4]
-        ]
-        return Plan._make([*grown, self.steps])
-
-    def batch(self, rows: Rows, clients: Any, step: Any, width: int | None = None) -> Batch:
-        """The batches of one step."""
+    def batch(self, data: DeviceSplit, clients: Any, step: Any, width: int | None = None) -> Batch:
+        """The batches of some clients in one step; only the first ``width`` examples, if given."""
         pick = (clients, step, slice(width))
         row = self.row[pick]
         return Batch(
-            rows.x[row],
-            rows.y[row],
+            data.x[row],
+            data.y[row],
             self.weight[pick],
             self.index[pick],
             self.position[clients, step],
         )
 
+    def first_steps(self, most: int | None) -> BatchPlan:
+        """The plan cut off after ``most`` steps; None: all."""
+        if most is None:
+            return self
+        return BatchPlan(
+            row=self.row[:, :most],
+            index=self.index[:, :most],
+            weight=self.weight[:, :most],
+            position=self.position[:, :most],
+            steps=self.steps.clamp(max=most),
+        )
+
+    def with_room(self, multiple: int) -> BatchPlan:
+        """The same plan in tensors that hold more steps, up to the next multiple."""
+        more = -self.row.shape[1] % multiple
+
+        def padded(values: Tensor) -> Tensor:
+            padding = torch.zeros_like(values[:, :1]).repeat_interleave(more, 1)
+            return torch.cat([values, padding], 1)
+
+        return BatchPlan(
+            row=padded(self.row),
+            index=padded(self.index),
+            weight=padded(self.weight),
+            position=padded(self.position),
+            steps=self.steps,
+        )
+
+    def load(self, other: BatchPlan) -> None:
+        """Copy another plan in, which may have fewer steps; the tensors stay where they are."""
+        # What lies behind its last step is stale, and never read: `steps` says where to stop.
+        n = other.row.shape[1]
+        self.row[:, :n].copy_(other.row)
+        self.index[:, :n].copy_(other.index)
+        self.weight[:, :n].copy_(other.weight)
+        self.position[:, :n].copy_(other.position)
+        self.steps.copy_(other.steps)
+
 
 class Stack:
-    """Clients that train together: their carries, one row each, and the numbers of their stages."""
+    """Clients that train together: their carries and hyperparameters, one row per client."""
 
     def __init__(
         self,
         net: Net,
-        skeleton: Any,
+        template: Any,
         carry: Carry,
-        numbers: Tensor,
-        plan: Plan,
-        rows: Rows,
-        grouped: bool = False,
+        hyperparameters: Tensor,
+        plan: BatchPlan,
+        data: DeviceSplit,
+        use_grouped: bool = False,
     ) -> None:
-        self.grouped = grouped
-        self.net, self.skeleton, self.numbers, self.plan, self.rows = (
-            net,
-            skeleton,
-            numbers,
-            plan,
-            rows,
-        )
-        self.stage = fill(skeleton, numbers[0])
-        self.carry = vmap(lambda n, c: local.start_training(net, fill(skeleton, n), c))(
-            numbers, carry
-        )
-        for key in self.moving:  # rows of their own: a broadcast tree is one row seen many times
-            self.carry[key] = {
+        self.net = net
+        self.template = template
+        self.hyperparameters = hyperparameters
+        self.plan = plan
+        self.data = data
+        self.use_grouped = use_grouped
+        # The first client's stage, for what all have in common, such as the names of trees.
+        self.stage = from_template(template, hyperparameters[0])
+
+        def start_one(hyperparameters: Tensor, carry: Carry) -> Carry:
+            return local.start_training(net, from_template(template, hyperparameters), carry)
+
+        self.carry = vmap(start_one)(hyperparameters, carry)
+        # A tree that all clients share is one row expanded. What steps write needs rows of its own.
+        for name in self.updated_names:
+            self.carry[name] = {
                 k: v.clone(memory_format=torch.contiguous_format)
-                for k, v in self.carry[key].items()
+                for k, v in self.carry[name].items()
             }
-        self.step = torch.zeros((), dtype=torch.long, device=numbers.device)
+        # The number of the next step, on the device: a replayed graph reads it there.
+        self.step = torch.zeros((), dtype=torch.long, device=hyperparameters.device)
 
     @property
-    def shape(self) -> tuple[Any, ...]:
-        """What a graph depends on beside the stage: clients, width of a batch, and the trees' shapes."""
-        trees = tuple(
-            (key, tuple((k, tuple(v.shape)) for k, v in tree.items()))
-            for key, tree in self.carry.items()
-        )
-        return (*self.plan.row.shape[::2], trees)
+    def shape_key(self) -> tuple[Any, ...]:
+        """What a graph depends on beside the stage: clients, width of a batch, shapes of trees.
+
+        Not the number of steps, for which a captured plan has room.
+        """
+        shapes = []
+        for name, tree in self.carry.items():
+            shapes.append((name, tuple((k, tuple(v.shape)) for k, v in tree.items())))
+        clients, _, width = self.plan.row.shape
+        return (clients, width, tuple(shapes))
 
     @property
-    def moving(self) -> tuple[str, ...]:
-        """What a step changes."""
+    def updated_names(self) -> tuple[str, ...]:
+        """The trees of the carry that a step changes."""
         return (self.stage.end, "optimiser", "aux")
 
-    def advance(self, b: int, all_at_work: bool = False, ragged: bool = False) -> None:
-        """The next step of the first ``b`` clients; those that have done theirs stay as they are.
+    def load(self, other: Stack) -> None:
+        """Start again with another stack's contents, in the buffers that a captured graph uses."""
+        for name, tree in self.carry.items():
+            for leaf, value in tree.items():
+                if leaf in other.carry[name]:
+                    value.copy_(other.carry[name][leaf])
+                else:
+                    # An objective added it to aux in an earlier round; this one has yet to begin.
+                    value.zero_()
+        self.hyperparameters.copy_(other.hyperparameters)
+        self.plan.load(other.plan)
+        self.step.zero_()
 
-        ``ragged``: some of their batches are short, and a BatchNorm must be told.
+    def advance(self, count: int, all_active: bool = False, ragged: bool = False) -> None:
+        """The next step of the first ``count`` clients; those that have no more stay as they are.
+
+        ``all_active``: all of them have one, so nothing need be checked. ``ragged``: some of their
+        batches are short, and BatchNorm must leave the padding out.
         """
-        s = self.step.expand(b)
-        rows = torch.arange(b, device=s.device)
-        active = None if all_at_work else self.plan.steps[:b] > s
-        self._write(
-            slice(b), self._stepped(slice(b), self.plan.batch(self.rows, rows, s), ragged), active
-        )
+        step = self.step.expand(count)
+        clients = torch.arange(count, device=step.device)
+        active = None if all_active else self.plan.steps[:count] > step
+        # The first rows as a slice, not as `clients`: they are then views, and nothing is gathered.
+        # The batch has no name: its memory is free again when the results are written.
+        after = self._step(slice(count), self.plan.batch(self.data, clients, step), ragged)
+        self._write(slice(count), after, active)
         self.step += 1
 
-    def advance_some(self, clients: Tensor, step: int, width: int) -> None:
+    def advance_clients(self, clients: Tensor, step: int, width: int) -> None:
         """Step ``step`` of some clients, whose batches hold exactly ``width`` examples."""
-        batch = self.plan.batch(self.rows, clients, step, width)
-        self._write(clients, self._stepped(clients, batch), None)
+        batch = self.plan.batch(self.data, clients, step, width)
+        self._write(clients, self._step(clients, batch), active=None)
 
-    def _stepped(self, clients: Any, batch: Batch, ragged: bool = False) -> Carry:
-        part = {key: {k: v[clients] for k, v in tree.items()} for key, tree in self.carry.items()}
-        numbers = self.numbers[clients]
-        return (
-            self._grouped(numbers, part, batch, ragged)
-            if self.grouped
-            else self._vmapped(numbers, part, batch)
-        )
+    def _step(self, clients: Any, batch: Batch, ragged: bool = False) -> Carry:
+        """The updated trees of some clients after one step."""
+        carry = select_clients(self.carry, clients)
+        hyperparameters = self.hyperparameters[clients]
+        if self.use_grouped:
+            return self._grouped_step(hyperparameters, carry, batch, ragged)
+        return self._vmap_step(hyperparameters, carry, batch)
 
-    def _vmapped(self, numbers: Tensor, carry: Carry, batch: Batch) -> Carry:
+    def _vmap_step(self, hyperparameters: Tensor, carry: Carry, batch: Batch) -> Carry:
         """Any network: the pure step, under vmap."""
 
-        def one(numbers: Tensor, carry: Carry, batch: Batch) -> Carry:
-            after = local.step(self.net, fill(self.skeleton, numbers), carry, batch)
-            return {key: after[key] for key in self.moving}
+        def step_one(hyperparameters: Tensor, carry: Carry, batch: Batch) -> Carry:
+            stage = from_template(self.template, hyperparameters)
+            after = local.step(self.net, stage, carry, batch)
+            return {name: after[name] for name in self.updated_names}
 
-        return vmap(one, randomness="different")(numbers, carry, batch)
+        return vmap(step_one, randomness="different")(hyperparameters, carry, batch)
 
-    def _grouped(self, numbers: Tensor, carry: Carry, batch: Batch, ragged: bool) -> Carry:
-        """The network side by side; objective and optimiser under vmap. Clients are independent, so the gradient of
-        the summed losses holds each client's own."""
-        net, tree = self.net, carry[self.stage.end]
+    def _grouped_step(
+        self, hyperparameters: Tensor, carry: Carry, batch: Batch, ragged: bool
+    ) -> Carry:
+        """The network in grouped kernels; objective and optimiser under vmap."""
+        net = self.net
+        tree = carry[self.stage.end]
         params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
         weight = batch.weight if ragged else None
@@ -191,85 +268,103 @@ class Stack:
             net, params | buffers, batch.x, train=True, weight=weight
         )
 
-        def loss(
-            numbers: Tensor,
+        def loss_of_one(
+            hyperparameters: Tensor,
             logits: Tensor,
             features: Tensor,
             params: Tree,
             batch: Batch,
             carry: Carry,
         ) -> Any:
-            stage, out = fill(self.skeleton, numbers), Output(logits, features, net, True)
-            return stage.objective(out, params, batch, {**carry, stage.end: carry["before"]})
+            stage = from_template(self.template, hyperparameters)
+            output = Output(logits, features, net, True)
+            # As in local.step: under that name an objective sees the tree from before training.
+            return stage.objective(output, params, batch, {**carry, stage.end: carry["before"]})
 
-        def move(numbers: Tensor, carry: Carry, grads: Tree, aux: Tree, buffers: Tree) -> Carry:
-            after = local.moved(net, fill(self.skeleton, numbers), carry, grads, aux, buffers)
-            return {key: after[key] for key in self.moving}
-
-        losses, aux = vmap(loss, randomness="different")(
-            numbers, logits, features, params, batch, carry
+        losses, aux = vmap(loss_of_one, randomness="different")(
+            hyperparameters, logits, features, params, batch, carry
         )
-        flat = torch.autograd.grad(
+        # Clients are independent, so the gradient of the summed losses holds each client's own.
+        gradients = torch.autograd.grad(
             losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True
         )
-        grads = dict(zip(params, flat, strict=True))
+        grads = dict(zip(params, gradients, strict=True))
+
+        def update_one(
+            hyperparameters: Tensor, carry: Carry, grads: Tree, aux: Tree, buffers: Tree
+        ) -> Carry:
+            stage = from_template(self.template, hyperparameters)
+            after = local.moved(net, stage, carry, grads, aux, buffers)
+            return {name: after[name] for name in self.updated_names}
+
         with torch.no_grad():
             aux = {k: v.detach() for k, v in aux.items()}
-            return vmap(move)(numbers, carry, grads, aux, buffers)
+            return vmap(update_one)(hyperparameters, carry, grads, aux, buffers)
 
     def _write(self, clients: Any, after: Carry, active: Tensor | None) -> None:
-        for key, tree in after.items():
-            for k, v in tree.items():
-                if k not in self.carry[key]:  # an objective's first word
-                    shape = (len(self.numbers), *v.shape[1:])
-                    self.carry[key][k] = torch.zeros(shape, dtype=v.dtype, device=v.device)
-                old = self.carry[key][k]
-                old[clients] = (
-                    v if active is None else torch.where(wide(active, v), v, old[clients])
-                )
-
-    def take(self, other: Stack) -> None:
-        """Begin anew with another stack's contents, in the buffers a graph has seen."""
-        for key, tree in self.carry.items():
-            for k, v in tree.items():
-                if k in other.carry[key]:
-                    v.copy_(other.carry[key][k])
-                else:  # an objective's first word is yet to come
-                    v.zero_()
-        self.numbers.copy_(other.numbers)
-        self.plan.take(other.plan)
-        self.step.zero_()
+        """Copy the updated trees into the buffers, where the client is active (None: all are)."""
+        for name, tree in after.items():
+            buffers = self.carry[name]
+            for leaf, value in tree.items():
+                if leaf not in buffers:
+                    # An objective adds a leaf to aux in its first step.
+                    shape = (len(self.hyperparameters), *value.shape[1:])
+                    buffers[leaf] = torch.zeros(shape, dtype=value.dtype, device=value.device)
+                buffer = buffers[leaf]
+                if active is None:
+                    buffer[clients] = value
+                else:
+                    # A client that is done is frozen: Adam's moments would keep moving it.
+                    flags = expand_flags(active, value)
+                    buffer[clients] = torch.where(flags, value, buffer[clients])
 
     def result(self) -> Carry:
         """What the stage leaves behind."""
         return {self.stage.end: self.carry[self.stage.end], "aux": self.carry["aux"]}
 
 
-def wide(flags: Tensor, like: Tensor) -> Tensor:
-    """Flags, one per client, shaped so that they apply to whole rows."""
+def select_clients(carry: Carry, clients: Any) -> Carry:
+    """The rows of some clients in every tree; ``clients`` is a slice or a list of indices."""
+    selected: Carry = {}
+    for name, tree in carry.items():
+        selected[name] = {k: v[clients] for k, v in tree.items()}
+    return selected
+
+
+def expand_flags(flags: Tensor, like: Tensor) -> Tensor:
+    """Flags, one per client, as (K, 1, ...), so that they broadcast over the clients' rows."""
     return flags.view(-1, *([1] * (like.dim() - 1)))
 
 
-def train(stack: Stack, go: Callable[[int, bool], None] | None = None) -> Carry:
-    """All steps of a stack; ``go`` takes the place of ``stack.advance``."""
-    counts, full = stack.plan.steps.tolist(), stack.plan.weight.bool().all(2).tolist()
-    advance = go or (lambda b, ragged: stack.advance(b, True, ragged))
-    for s in range(counts[0] if counts else 0):
-        b = sum(n > s for n in counts)
-        ragged = stack.net.layout.batch_norm and not all(row[s] for row in full[:b])
-        if ragged and not stack.grouped:
-            _by_size(stack, s)
-            stack.step += 1
+def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None) -> Carry:
+    """All steps of a stack; ``advance(active, ragged)``, if given, replaces ``stack.advance``."""
+    # Read from the device once, not in every step.
+    steps = stack.plan.steps.tolist()
+    is_full = stack.plan.weight.bool().all(2).tolist()
+    # The first client has the most steps.
+    most_steps = steps[0] if steps else 0
+    for step in range(most_steps):
+        active = sum(n > step for n in steps)
+        all_full = all(is_full[client][step] for client in range(active))
+        # Only BatchNorm looks across a batch; elsewhere an example of weight 0 changes nothing.
+        ragged = stack.net.layout.batch_norm and not all_full
+        if ragged and not stack.use_grouped:
+            _advance_by_batch_size(stack, step)
+        elif advance is None:
+            stack.advance(active, True, ragged)
         else:
-            advance(b, ragged)
+            advance(active, ragged)
     return stack.result()
 
 
-def _by_size(stack: Stack, s: int) -> None:
-    """Under vmap BatchNorm's statistics take no weights: only batches of equal size are stacked."""
-    sizes = stack.plan.weight[:, s].sum(1).long().tolist()
-    at_work = sorted((n, k) for k, n in enumerate(sizes) if n)
-    for width, group in groupby(at_work, key=lambda pair: pair[0]):
-        stack.advance_some(
-            torch.tensor([k for _, k in group], device=stack.numbers.device), s, width
-        )
+def _advance_by_batch_size(stack: Stack, step: int) -> None:
+    """Under vmap BatchNorm takes no weights: only batches of equal size step together."""
+    sizes = stack.plan.weight[:, step].sum(1).long().tolist()
+    clients_by_size: dict[int, list[int]] = {}
+    for client, size in enumerate(sizes):
+        if size:
+            clients_by_size.setdefault(size, []).append(client)
+    for size in sorted(clients_by_size):
+        clients = torch.tensor(clients_by_size[size], device=stack.hyperparameters.device)
+        stack.advance_clients(clients, step, size)
+    stack.step += 1
