@@ -134,8 +134,11 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
         thin = cut(net, channels)
         models[share, "masked"] = (net, params, net.layout.expand(channels))
         models[share, "gone"] = (thin.net, thin.narrow(params), None)
-    training = {key: _training(setup, batch, *model) for key, model in models.items()}
-    inference = {key: _inference(batch, *model) for key, model in models.items()}
+    training = {}
+    inference = {}
+    for key, model in models.items():
+        training[key] = _training(setup, batch, *model)
+        inference[key] = _inference(batch, *model)
     with one_thread():
         train = timed(training, repeats * setup.turns)
         infer = timed(inference, repeats * setup.turns)
@@ -166,7 +169,10 @@ def shortest_ratio(times: Mapping[Any, Sequence[float]], key: Any) -> float:
 
 def median_ratio(times: Mapping[Any, Sequence[float]], key: Any) -> float:
     """The median over turns of the time to the dense net's in the same turn."""
-    return statistics.median(t / dense for t, dense in zip(times[key], times[DENSE], strict=True))
+    ratios = []
+    for seconds, dense_seconds in zip(times[key], times[DENSE], strict=True):
+        ratios.append(seconds / dense_seconds)
+    return statistics.median(ratios)
 
 
 def _random_batch(setup: Setup) -> Batch:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..core import Engine
+from ..core import Engine, Task
 from ..engines import Pool, Serial
 from ..engines.batched.engine import Batched, Precision
 from ..engines.pool.engine import cores
@@ -93,13 +93,18 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         scene, run = setting(name, Path(folder), cohort, data_dir)
         # All are prepared before any is timed.
-        rounds = {variant: prepare(run) for variant, prepare in variants(scene, device).items()}
-        times: dict[str, list[float]] = {variant: [] for variant in rounds}
+        rounds: dict[str, TrainRound] = {}
+        times: dict[str, list[float]] = {}
+        for variant, prepare in variants(scene, device).items():
+            rounds[variant] = prepare(run)
+            times[variant] = []
         for _ in range(repeats + 1):
             for variant, train_round in rounds.items():
                 times[variant].append(seconds_of(train_round, device))
     # A first round forks workers, captures CUDA graphs and fills caches: it is reported apart.
-    first = {variant: seconds.pop(0) for variant, seconds in times.items()}
+    first = {}
+    for variant, seconds in times.items():
+        first[variant] = seconds.pop(0)
     rows = []
     for row in spread(times):
         rows.append({"scene": name, "how": "turns", "first_s": first[row["variant"]], **row})
@@ -151,11 +156,12 @@ def lockstep(
     """
     with tempfile.TemporaryDirectory() as folder:
         runs = [seeded(seed, Path(folder), data_dir) for seed in range(seeds)]
-        loops = [PlainLoop(scene_of(run), run, device) for run in runs]
-        cohorts = [draw_cohort(run, 0) for run in runs]
+        plain_work: list[tuple[PlainLoop, list[int]]] = []
+        for run in runs:
+            plain_work.append((PlainLoop(scene_of(run), run, device), draw_cohort(run, 0)))
 
         def plain_rounds() -> None:
-            for loop, cohort in zip(loops, cohorts, strict=True):
+            for loop, cohort in plain_work:
                 loop.round(cohort)
 
         rounds: dict[str, TrainRound] = {"plain loop, one after another": plain_rounds}
@@ -171,11 +177,13 @@ def lockstep(
             rounds[f"{name}, in lockstep, bytes not counted"] = partial(
                 _train_together, runs, uncounted
             )
-        times = {}
+        times: dict[str, list[float]] = {}
         for variant, train_round in rounds.items():
-            seconds = [seconds_of(train_round, device) for _ in range(repeats + 1)]
-            # The first is a warm-up.
-            times[variant] = seconds[1:]
+            # To warm up: CUDA graphs are captured, data are moved.
+            seconds_of(train_round, device)
+            times[variant] = []
+            for _ in range(repeats):
+                times[variant].append(seconds_of(train_round, device))
         return spread(times)
 
 
@@ -186,17 +194,19 @@ def _train_one_by_one(runs: list[Run], engine: Engine) -> None:
 
 def _train_together(runs: list[Run], engine: Engine) -> None:
     """Train one round of every run, in one map, so that clients of unlike runs share a stack."""
-    states = [run.method.init(run.start) for run in runs]
-    tasks = [plan(run, state) for run, state in zip(runs, states, strict=True)]
-    jobs = []
-    for run, run_tasks in zip(runs, tasks, strict=True):
-        for task in run_tasks:
+    planned: list[tuple[Run, Any, list[Task]]] = []
+    jobs: list[tuple[Run, Task]] = []
+    for run in runs:
+        state = run.method.init(run.start)
+        tasks = plan(run, state)
+        planned.append((run, state, tasks))
+        for task in tasks:
             jobs.append((run, task))
     stream = engine.map(jobs)
-    # Reports come in job order: the next len(run_tasks) of them belong to this run.
-    for run, state, run_tasks in zip(runs, states, tasks, strict=True):
-        reports = (report for _, report in islice(stream, len(run_tasks)))
-        run.method.fold(state, gated(run, reports, [], run_tasks))
+    # Reports come in job order: the next len(tasks) of them belong to this run.
+    for run, state, tasks in planned:
+        reports = (report for _, report in islice(stream, len(tasks)))
+        run.method.fold(state, gated(run, reports, [], tasks))
     # islice stops at a run's last report without asking for more, and an engine cleans up only when
     # it is asked for more than there is.
     for _ in stream:

@@ -36,7 +36,11 @@ class PlainTensor:
 
 def books(packet: Packet, clustered: frozenset[str]) -> Books:
     """The codebook and the indices of each clustered tensor, by :func:`numpy.unique`."""
-    return {name: _book(_kept(packet, name)) for name in packet.values if name in clustered}
+    given = {}
+    for name in packet.values:
+        if name in clustered:
+            given[name] = _book(_kept(packet, name))
+    return given
 
 
 def encode(

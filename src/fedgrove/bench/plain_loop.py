@@ -92,10 +92,13 @@ class PlainLoop:
     def round(self, cohort: list[int]) -> None:
         """Train every client of the cohort from the same model, and average."""
         model = self.model
-        # state_dict returns the live tensors, which training changes.
-        start = {k: v.clone() for k, v in model.state_dict().items()}
-        # In float32, since BatchNorm counts its batches in integers.
-        sums = {k: torch.zeros_like(v, dtype=torch.float32) for k, v in start.items()}
+        start = {}
+        sums = {}
+        for name, value in model.state_dict().items():
+            # state_dict returns the live tensors, which training changes.
+            start[name] = value.clone()
+            # In float32, since BatchNorm counts its batches in integers.
+            sums[name] = torch.zeros_like(value, dtype=torch.float32)
         total = sum(self.run.infos[k].examples for k in cohort)
         for k in cohort:
             model.load_state_dict(start, strict=False)

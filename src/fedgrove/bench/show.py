@@ -73,9 +73,14 @@ ALONE_COLUMNS = {
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print seconds per round of each variant, and its speed in times the plain loop's."""
-    # Rows of lockstep do not say how; they were measured in one process too.
-    turns = [row for row in rows if row.get("how") != "alone"]
-    alone = [row for row in rows if row.get("how") == "alone"]
+    turns = []
+    alone = []
+    for row in rows:
+        # Rows of lockstep do not say how; they were measured in one process too.
+        if row.get("how") == "alone":
+            alone.append(row)
+        else:
+            turns.append(row)
     if turns:
         _print_variants(turns, TURNS_COLUMNS, file)
     if alone:
@@ -89,13 +94,17 @@ def _print_variants(
 ) -> None:
     several_scenes = len({row.get("scene") for row in rows}) > 1
     names = ["scene", "variant"] if several_scenes else ["variant"]
-    # A column that nothing was measured for, such as the device's memory on a CPU, is left out.
-    keys = [key for key in columns if any(row[key] is not None for row in rows)]
-    table = _table(names, [columns[key][0] for key in keys])
+    formats = {}
+    headings = []
+    for key, (heading, number_format) in columns.items():
+        # A column that nothing was measured for, such as the device's memory on a CPU, is left out.
+        if any(row[key] is not None for row in rows):
+            formats[key] = number_format
+            headings.append(heading)
+    table = _table(names, headings)
     for row in rows:
         cells = [row[name] for name in names]
-        for key in keys:
-            _, number_format = columns[key]
+        for key, number_format in formats.items():
             cells.append(_number(row[key], number_format))
         table.add_row(*cells)
     console(file).print(table)
@@ -208,15 +217,16 @@ def write_wire_page(rows: Sequence[wire.Row], report: Mapping[str, Any], path: P
     """Write a page, a column per model: bytes by part beside entropy and the plain way, speeds."""
     from plotly import subplots
 
-    models = list(dict.fromkeys(row.model for row in rows))
+    rows_of: dict[str, list[wire.Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row.model, []).append(row)
     # plotly fills a grid row by row.
-    titles = [f"{model}: share of dense float32" for model in models]
-    titles += [f"{model}: speed, × plain" for model in models]
+    titles = [f"{model}: share of dense float32" for model in rows_of]
+    titles += [f"{model}: speed, × plain" for model in rows_of]
     figure = subplots.make_subplots(
-        rows=2, cols=len(models), subplot_titles=titles, vertical_spacing=0.22
+        rows=2, cols=len(rows_of), subplot_titles=titles, vertical_spacing=0.22
     )
-    for column, model in enumerate(models, start=1):
-        model_rows = [row for row in rows if row.model == model]
+    for column, model_rows in enumerate(rows_of.values(), start=1):
         # The panels share one legend, which names every kind once.
         is_first = column == 1
         for trace in _size_traces(model_rows, showlegend=is_first):
@@ -257,16 +267,22 @@ def _size_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
                 showlegend=showlegend,
             )
         )
-    entropy = [sum(row.bound.values()) / (4 * row.params) for row in rows]
+    entropy = []
+    plain = []
+    for row in rows:
+        entropy.append(sum(row.bound.values()) / (4 * row.params))
+        plain.append(row.plain_share)
     traces.append(_marks(rows, entropy, "entropy", "line-ew-open", "black", showlegend))
-    plain = [row.plain_share for row in rows]
     traces.append(_marks(rows, plain, "plain", "x-thin-open", "#d62728", showlegend))
     return traces
 
 
 def _speed_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
-    encode = [row.model_speed.encode for row in rows]
-    decode = [row.model_speed.decode for row in rows]
+    encode = []
+    decode = []
+    for row in rows:
+        encode.append(row.model_speed.encode)
+        decode.append(row.model_speed.decode)
     return [
         _marks(rows, encode, "encode", "triangle-up", "#e45756", showlegend),
         _marks(rows, decode, "decode", "triangle-down", "#54a24b", showlegend),
@@ -297,7 +313,12 @@ def _marks(
 
 def _places(rows: Sequence[wire.Row]) -> list[list[str]]:
     """Places on an axis of two levels: density, and under it what is sent for a kept weight."""
-    return [[f"density {row.density:g}" for row in rows], [row.kind for row in rows]]
+    densities = []
+    kinds = []
+    for row in rows:
+        densities.append(f"density {row.density:g}")
+        kinds.append(row.kind)
+    return [densities, kinds]
 
 
 def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
@@ -306,9 +327,10 @@ def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
 
     titles = ("training step", "inference")
     figure = subplots.make_subplots(rows=1, cols=2, subplot_titles=titles, shared_yaxes=True)
-    nets = dict.fromkeys(row.net for row in rows)
-    for colour, net in zip(NET_COLOURS, nets, strict=False):
-        net_rows = [row for row in rows if row.net == net]
+    rows_of: dict[str, list[device.Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row.net, []).append(row)
+    for colour, (net, net_rows) in zip(NET_COLOURS, rows_of.items(), strict=False):
         removed = [row.removed for row in net_rows]
         lines = (
             (1, net, [row.train for row in net_rows], "solid"),

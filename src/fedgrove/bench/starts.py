@@ -101,20 +101,27 @@ def summarise(cold_starts: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
 
     ``start_s`` is what a start costs beside its rounds: the first round's end less a steady round.
     """
-    steady = {}
+    steady: dict[str, list[float]] = {}
+    first_ends: dict[str, list[float]] = {}
+    last_ends: dict[str, list[float]] = {}
     for variant, starts in cold_starts.items():
-        steady[variant] = [seconds for start in starts for seconds in start.steady]
-    plain_starts = next(iter(cold_starts.values()))
-    plain_median = statistics.median(start.ends[-1] for start in plain_starts)
+        steady[variant] = []
+        first_ends[variant] = []
+        last_ends[variant] = []
+        for start in starts:
+            steady[variant] += start.steady
+            first_ends[variant].append(start.ends[0])
+            last_ends[variant].append(start.ends[-1])
+    plain_median = statistics.median(next(iter(last_ends.values())))
     rows = []
-    # spread keeps the order of the variants.
-    for row, starts in zip(spread(steady), cold_starts.values(), strict=True):
-        from_start = [start.ends[-1] for start in starts]
-        first_end = statistics.median(start.ends[0] for start in starts)
+    for row in spread(steady):
+        variant = row["variant"]
+        starts = cold_starts[variant]
+        from_start = last_ends[variant]
         rows.append(
             {
                 **row,
-                "start_s": first_end - row["median_s"],
+                "start_s": statistics.median(first_ends[variant]) - row["median_s"],
                 "rounds": len(starts[0].ends),
                 "from_start_s": statistics.median(from_start),
                 "from_start_min_s": min(from_start),
@@ -129,7 +136,9 @@ def summarise(cold_starts: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
 
 def _largest_mib(sizes: Sequence[int | None]) -> float | None:
     known = [size for size in sizes if size is not None]
-    return max(known) / 2**20 if known else None
+    if not known:
+        return None
+    return max(known) / 2**20
 
 
 # ---- what is started -----------------------------------------------------------------------------

@@ -99,9 +99,13 @@ def at_hand(name: str, data_dir: DataDir = None) -> bool:
 def _images(name: str, n: int, data_dir: DataDir) -> tuple[Tensor, Tensor]:
     """``n`` images (at least one) of all clients, in random order, as large as CIFAR-10's."""
     federation = load(name, data_dir=data_dir)
-    parts = [client.train for client in federation.clients.values()]
-    x = torch.cat([part.x for part in parts])
-    y = torch.cat([part.y for part in parts])
+    inputs = []
+    labels = []
+    for client in federation.clients.values():
+        inputs.append(client.train.x)
+        labels.append(client.train.y)
+    x = torch.cat(inputs)
+    y = torch.cat(labels)
     order = torch.randperm(len(x), generator=torch_rng(0, "bench"))[: max(n, 1)]
     # Digits are 8 x 8 in one channel. CIFAR-10's images stay as they are.
     return F.interpolate(x[order], size=IMAGE[1:]).expand(-1, *IMAGE), y[order]

@@ -268,10 +268,16 @@ def checks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
     A claim without rows is left out.
     """
-    large = [row for row in rows if row.params > LARGE and row.ratio_header is not None]
-    at_0_3 = [row for row in rows if row.density == 0.3]
-    k16_at_0_3 = [row for row in at_0_3 if row.k == 16]
-    fp32_at_0_3 = [row for row in at_0_3 if row.k == 0]
+    large = []
+    k16_at_0_3 = []
+    fp32_at_0_3 = []
+    for row in rows:
+        if row.params > LARGE and row.ratio_header is not None:
+            large.append(row)
+        if row.density == 0.3 and row.k == 16:
+            k16_at_0_3.append(row)
+        if row.density == 0.3 and row.k == 0:
+            fp32_at_0_3.append(row)
     at_most: tuple[Claim, ...] = (
         ("streams", 1.02, large, lambda row: row.ratio),
         ("streams_with_header", 1.02, large, lambda row: row.ratio_header),

@@ -111,7 +111,9 @@ def engine(
 def lockstep(
     seeds: Seeds = 20, repeats: Repeats = 4, data_dir: o.DataDir = None, json: o.Json = False
 ) -> None:
-    """Seconds per round of many seeds on a GPU: together, one after another, as a plain loop."""
+    """Seconds per round of many seeds on a GPU: together, one after another, and as a plain
+    loop.
+    """
     from ..bench.engine import lockstep as measure
     from ..engines import device_of
 
