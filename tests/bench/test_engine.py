@@ -1,4 +1,4 @@
-"""The bench of the engines: what it computes from times, what it starts, and what it says of what it leaves out."""
+"""The bench of the engines: what it computes from times, what it starts, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from fedgrove.bench import page, show, starts
-from fedgrove.bench.alone import Notes, Order
+from fedgrove.bench.alone import Job, RoundLog
 from fedgrove.bench.engine import measure, spread, variants
 from fedgrove.bench.scenes import SCENES, setting
-from fedgrove.bench.starts import ColdStart
+from fedgrove.bench.starts import ALONE, ColdStart
 from fedgrove.cli import main
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
@@ -24,16 +24,15 @@ from fedgrove.errors import EngineError, InputError
 LINUX = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc"
 )
-ALONE = [sys.executable, "-m", "fedgrove.bench.alone"]
 
 
 @pytest.fixture
-def order(tmp_path: Path) -> Order:
+def job(tmp_path: Path) -> Job:
     """Two rounds of one client."""
-    return Order("har", "serial", "cpu", 2, str(tmp_path / "notes"), cohort=1)
+    return Job("har", "serial", "cpu", 2, str(tmp_path / "log"), cohort=1)
 
 
-# --- what follows from times ---------------------------------------------------------------------------------------
+# --- what follows from times ----------------------------------------------------------------------
 
 
 def test_times_by_hand() -> None:
@@ -56,13 +55,15 @@ def test_times_by_hand() -> None:
 
 
 def test_starts_by_hand() -> None:
-    # Plain: rounds of 2 and 4, 4 and 4 after the first; their median is 4. First rounds end at 6 and 10, median 8: a
-    # start costs 8 - 4 = 4. All is done after 12 and 18, median 15. Ours: rounds of 1, done after 5: 3 times as fast.
+    # Plain: rounds of 2 and 4, 4 and 4 after the first; their median is 4. First rounds end at 6
+    # and 10, median 8: a start costs 8 - 4 = 4. All is done after 12 and 18, median 15.
+    # Ours: rounds of 1, done after 5: 3 times as fast.
     plain = [
         ColdStart((6.0, 8.0, 12.0), 2**20, None),
         ColdStart((10.0, 14.0, 18.0), 3 * 2**20, None),
     ]
-    rows = starts.rows({"plain": plain, "ours": [ColdStart((3.0, 4.0, 5.0), None, 2**21)]})
+    ours = [ColdStart((3.0, 4.0, 5.0), None, 2**21)]
+    rows = starts.summarise({"plain": plain, "ours": ours})
     keys = ("median_s", "start_s", "rounds", "from_start_s", "from_start_min_s", "from_start_max_s")
     assert [rows[0][k] for k in keys] == [4.0, 4.0, 3, 15.0, 12.0, 18.0]
     assert [rows[1][k] for k in keys] == [1.0, 2.0, 3, 5.0, 5.0, 5.0]
@@ -70,13 +71,16 @@ def test_starts_by_hand() -> None:
     assert [(r["memory_mib"], r["device_mib"]) for r in rows] == [(3.0, None), (None, 2.0)]
 
 
-# --- rounds that are really done -----------------------------------------------------------------------------------
+# --- rounds that are really done ------------------------------------------------------------------
 
 
 def test_every_variant_of_a_scene_does_its_round() -> None:
     rows = measure("har", repeats=1, cohort=1)
     assert [row["variant"] for row in rows] == list(variants(SCENES["har"], "cpu"))
-    assert all(row["min_s"] > 0 and row["first_s"] > 0 and row["how"] == "turns" for row in rows)
+    for row in rows:
+        assert row["min_s"] > 0
+        assert row["first_s"] > 0
+        assert row["how"] == "turns"
     with pytest.raises(InputError, match="there is no scene 'hra'; did you mean 'har'"):
         measure("hra")
 
@@ -88,39 +92,38 @@ def test_scenes_are_what_they_say(tmp_path: Path) -> None:
 
 
 @LINUX
-def test_a_process_of_its_own(order: Order) -> None:
-    found = starts.started(order, ALONE)
-    assert len(found.ends) == 2
-    assert 0 < found.ends[0] < found.ends[1]
-    assert found.memory is not None
-    assert found.memory > 50 * 2**20  # torch is in it
-    assert found.device is None
-    assert [set(line) for line in Notes(Path(order.out)).read()] == [{"at"}, {"at"}]
+def test_a_process_of_its_own(job: Job) -> None:
+    cold_start = starts.run_process(job, ALONE)
+    assert len(cold_start.ends) == 2
+    assert 0 < cold_start.ends[0] < cold_start.ends[1]
+    assert cold_start.memory is not None
+    # torch is in it.
+    assert cold_start.memory > 50 * 2**20
+    assert cold_start.device is None
+    assert [set(line) for line in RoundLog(Path(job.out)).read()] == [{"at"}, {"at"}]
 
 
-def test_a_process_that_fails_is_quoted(order: Order) -> None:
+def test_a_process_that_fails_is_quoted(job: Job) -> None:
     with pytest.raises(
         EngineError, match="parallel ended with code 1 after 0 rounds: KeyError: 'parallel'"
     ):
-        starts.started(replace(order, variant="parallel"), ALONE)
+        starts.run_process(replace(job, variant="parallel"), ALONE)
 
 
-def test_a_process_that_does_too_little_is_noticed(order: Order) -> None:
+def test_a_process_that_does_too_little_is_noticed(job: Job) -> None:
     with pytest.raises(EngineError, match="ended with code 0 after 0 rounds: it said nothing"):
-        starts.started(order, [sys.executable, "-c", "pass"])
+        starts.run_process(job, [sys.executable, "-c", "pass"])
 
 
 @LINUX
-def test_a_process_that_takes_too_long_is_ended(
-    order: Order, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(starts, "PATIENCE", 0.1)
+def test_a_process_that_takes_too_long_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starts, "TIMEOUT", 0.1)
     with pytest.raises(EngineError, match="ended with code -15"):
-        starts.started(order, [sys.executable, "-c", "import time; time.sleep(60)"])
+        starts.run_process(job, [sys.executable, "-c", "import time; time.sleep(60)"])
 
 
 @LINUX
-def test_a_family_and_its_memory() -> None:
+def test_descendants_and_their_memory() -> None:
     """A process whose child holds 64 MiB."""
     child = "x = bytes(range(256)) * 2**18; print(flush=True); input()"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -129,14 +132,14 @@ def test_a_family_and_its_memory() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert len(starts.family(process.pid)) == 2
-        assert process.pid in starts.family(os.getpid())
+        assert len(starts.descendants(process.pid)) == 2
+        assert process.pid in starts.descendants(os.getpid())
         assert 64 * 2**20 < starts.memory_of(process.pid) < 128 * 2**20
         process.communicate(b"\n")
     assert starts.memory_of(process.pid) == 0
 
 
-# --- the other simulators ------------------------------------------------------------------------------------------
+# --- the other simulators -------------------------------------------------------------------------
 
 
 def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,15 +154,16 @@ def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rival_that_fails_is_left_out_and_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(order: Order, command: Any) -> ColdStart:
-        assert not Path(order.out).exists()  # every process has notes of its own
-        Path(order.out).touch()
-        if order.variant == broken:
-            raise EngineError(f"{order.variant} broke")
+    def pretend(job: Job, command: Any) -> ColdStart:
+        # Every process has a log of its own.
+        assert not Path(job.out).exists()
+        Path(job.out).touch()
+        if job.variant == broken:
+            raise EngineError(f"{job.variant} broke")
         return ColdStart((3.0, 4.0, 5.0))
 
     said: list[str] = []
-    monkeypatch.setattr(starts, "started", pretend)
+    monkeypatch.setattr(starts, "run_process", pretend)
     monkeypatch.setattr(starts, "rivals", lambda device, say: {"Flower, 2 Ray actors": ALONE})
     broken = "Flower, 2 Ray actors"
     rows = starts.measure_starts("har", starts=2, cohort=1, say=said.append)
@@ -171,42 +175,41 @@ def test_a_rival_that_fails_is_left_out_and_ours_is_not(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_pfl_research_does_its_rounds(order: Order) -> None:
+def test_pfl_research_does_its_rounds(job: Job) -> None:
     pytest.importorskip("pfl")
-    found = starts.rivals("cpu", lambda line: None)
-    for variant in [v for v in found if v.startswith("pfl")]:
-        done = starts.started(
-            replace(order, variant=variant, out=f"{order.out}{variant}", cohort=3), found[variant]
-        )
-        assert len(done.ends) == 2
+    for variant, command in starts.rivals("cpu", lambda line: None).items():
+        if variant.startswith("pfl"):
+            pfl_job = replace(job, variant=variant, out=f"{job.out}{variant}", cohort=3)
+            assert len(starts.run_process(pfl_job, command).ends) == 2
 
 
 @pytest.mark.slow
-def test_flower_does_its_rounds(order: Order) -> None:
+def test_flower_does_its_rounds(job: Job) -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("ray")
     variant = f"Flower, {cores()} Ray actors"
     command = starts.rivals("cpu", lambda line: None)[variant]
-    done = starts.started(replace(order, variant=variant, cohort=3), command)
-    assert len(done.ends) == 2
-    assert done.ends[0] > 2 * (done.ends[1] - done.ends[0])  # Ray's start is in it
+    cold_start = starts.run_process(replace(job, variant=variant, cohort=3), command)
+    first, second = cold_start.ends
+    # Ray's start is in the first.
+    assert first > 2 * (second - first)
 
 
-# --- tables, page, command -----------------------------------------------------------------------------------------
+# --- tables, page, command ------------------------------------------------------------------------
 
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
     turns = spread({"plain loop": [4.0, 5.0, 6.0], "pool": [2.0, 2.5]})
-    alone = starts.rows(
+    alone = starts.summarise(
         {
             "plain loop": [ColdStart((6.0, 8.0, 12.0), 2**28)],
             "Flower": [ColdStart((20.0, 23.0, 26.0), 2**30)],
         }
     )
-    return [{"scene": "har", "how": "turns", **r} for r in turns] + [
-        {"scene": "har", "how": "alone", **r} for r in alone
-    ]
+    rows = [{"scene": "har", "how": "turns", **row} for row in turns]
+    rows += [{"scene": "har", "how": "alone", **row} for row in alone]
+    return rows
 
 
 def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +218,8 @@ def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) 
         "each in a process of its own, 3 rounds from its start:"
     )
     assert "pool" in first
-    assert "2.22" in first  # 5 / 2.25
+    # 5 / 2.25
+    assert "2.22" in first
     assert "Flower" not in first
     line = next(line for line in second.splitlines() if line.startswith("Flower"))
     # Rounds of 3 beside 3, in all 26 s beside 12, a start of 20 - 3; 2**30 bytes.
@@ -251,7 +255,8 @@ def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
 
 
 def test_whiskers_by_hand() -> None:
-    # A median of 2 s is 3 times plain, so plain takes 6 s: the fastest, 1 s, is 6 times, the slowest, 4 s, 1.5 times.
+    # A median of 2 s is 3 times plain, so plain takes 6 s: the fastest, 1 s, is 6 times, the
+    # slowest, 4 s, 1.5 times.
     row = {"median_s": 2.0, "min_s": 1.0, "max_s": 4.0, "times_plain": 3.0}
     assert page.spans([row], "median_s", "min_s", "max_s", "times_plain") == ([3.0], [1.5])
 

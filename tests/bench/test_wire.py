@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedgrove import trees
-from fedgrove.bench import plain, show, wire
+from fedgrove.bench import plain_codec, show, wire
 from fedgrove.bench.weights import Weights, at_hand, federated, resnet
 from fedgrove.cli import main
 from fedgrove.core import Packet
@@ -34,7 +34,7 @@ def rows(chance: Weights) -> list[wire.Row]:
     return list(wire.measure(chance, (1.0, 0.3), (0, 16), repeats=1))
 
 
-# --- what is sent --------------------------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [0, 8, 32])
@@ -43,19 +43,28 @@ def test_packets_have_the_density_and_the_centroids_they_claim(
     chance: Weights, density: float, k: int
 ) -> None:
     packet = wire.quantised(chance, wire.prune(chance, density), k)
-    weight, mask = packet.values["a.weight"], (packet.mask or {}).get("a.weight")
-    assert (mask is None) == (density == 1)
-    assert mask is None or (int(mask.sum()) == 9000 and torch.equal(weight != 0, mask))
-    distinct = len(weight.unique())  # the 0 of what is pruned is one of the k
-    assert distinct == k if k else distinct > 8000
+    weight = packet.values["a.weight"]
+    if density == 1:
+        assert packet.mask is None
+    else:
+        assert packet.mask is not None
+        mask = packet.mask["a.weight"]
+        assert int(mask.sum()) == 9000
+        assert torch.equal(weight != 0, mask)
+    distinct = len(weight.unique())
+    if k:
+        # The 0 of what is pruned is one of the k.
+        assert distinct == k
+    else:
+        assert distinct > 8000
+        assert torch.equal(packet.values["a.bias"], chance.tree["a.bias"])
     assert torch.equal(packet.values["seen"], chance.tree["seen"])
-    assert k or torch.equal(packet.values["a.bias"], chance.tree["a.bias"])
 
 
 def test_bounds_by_hand() -> None:
-    # 8 of 16 kept: 16 bits of one bit each = 2 bytes; two values, 4 times each, among the 8: 8 bits = 1 byte.
-    # "b": four bytes per number; the top two of 1.0 (3f80) and 2.0 (4000) differ, one bit for each of 2 numbers and
-    # 2 planes = half a byte; the low two are all 0.
+    # 8 of 16 kept: 16 bits of one bit each = 2 bytes; two values, 4 times each, among the 8: 8 bits
+    # = 1 byte. "b": four bytes per number; the top two of 1.0 (3f80) and 2.0 (4000) differ, one bit
+    # for each of 2 numbers and 2 planes = half a byte; the low two are all 0.
     mask = torch.arange(16) % 2 > 0
     values = {"w": torch.tensor([0.0, 1, 0, 2] * 4), "b": torch.tensor([1.0, 2.0])}
     packet = Packet(values, {"w": mask})
@@ -68,22 +77,24 @@ def test_bounds_by_hand() -> None:
 def test_the_plain_way_is_lossless_and_what_it_says(chance: Weights, k: int) -> None:
     packet = wire.quantised(chance, wire.prune(chance, 0.3), k)
     clustered = frozenset({"a.weight", "a.bias"}) if k else frozenset[str]()
-    data = plain.encode(packet, clustered)
-    assert data == plain.encode(packet, clustered, plain.books(packet, clustered))
-    back = plain.decode(data)
+    data = plain_codec.encode(packet, clustered)
+    given = plain_codec.books(packet, clustered)
+    assert data == plain_codec.encode(packet, clustered, given)
+    back = plain_codec.decode(data)
     assert trees.equal(back.values, packet.values)
     assert trees.equal(back.mask or {}, packet.mask or {})
-    # 30,000 bits of .88 bit each take near 3,750 bytes, and 9,000 numbers 4 bytes or a byte of 4 bits
+    # 30,000 bits of .88 bit each take near 3,750 bytes, and 9,000 numbers 4 bytes or a byte of
+    # 4 bits.
     assert 3_300 < len(data["a.weight"].bitmap or b"") < 3_800
-    assert (
-        (4_000 < len(data["a.weight"].kept) < 5_500)
-        if k
-        else (31_000 < len(data["a.weight"].kept) < 36_100)
-    )
+    if k:
+        assert 4_000 < len(data["a.weight"].kept) < 5_500
+    else:
+        assert 31_000 < len(data["a.weight"].kept) < 36_100
+    # What comes back may be written to.
     back.values["seen"].add_(1)
 
 
-# --- rows and claims -----------------------------------------------------------------------------------------------
+# --- rows and claims ------------------------------------------------------------------------------
 
 
 def test_rows_add_up(rows: list[wire.Row]) -> None:
@@ -103,40 +114,41 @@ def test_rows_add_up(rows: list[wire.Row]) -> None:
         speeds = [*vars(r.model_speed).values(), *vars(r.tensor_speed).values()]
         assert min(speeds) > 0
     assert rows[0].ratio is None
-    # Nothing to find beyond the counts: not below their entropy, and not far above.
-    assert all(r.ratio is not None and 1 <= r.ratio < 1.02 for r in rows[1:])
-    assert all(
-        r.ratio_header is not None and r.ratio is not None and r.ratio < r.ratio_header
-        for r in rows[1:]
-    )
+    for r in rows[1:]:
+        assert r.ratio is not None
+        assert r.ratio_header is not None
+        # Nothing to find beyond the counts: not below their entropy, and not far above.
+        assert 1 <= r.ratio < 1.02
+        assert r.ratio < r.ratio_header
 
 
 def test_claims_are_the_worst_of_the_rows(rows: list[wire.Row]) -> None:
-    found = wire.checks(rows)
-    assert "streams" not in found  # it is a claim on larger models
-    assert found["share_fp32_density_0.3"]["value"] == round(rows[2].share, 4)
-    assert found["encode_model"]["value"] == round(min(r.model_speed.encode for r in rows), 4)
+    results = wire.checks(rows)
+    # It is a claim on larger models.
+    assert "streams" not in results
+    assert results["share_fp32_density_0.3"]["value"] == round(rows[2].share, 4)
+    assert results["encode_model"]["value"] == round(min(r.model_speed.encode for r in rows), 4)
     large = [replace(r, params=90_000, share=0.1) for r in rows]
     large[3] = replace(large[3], ratio=1.021, ratio_header=1.03)
-    found = wire.checks(large)
+    results = wire.checks(large)
     where = "chance, density 0.3, k=16"
-    assert found["streams"] == {"value": 1.021, "bound": 1.02, "ok": False, "at": where}
-    assert found["streams_with_header"]["value"] == 1.03
-    assert found["share_k16_density_0.3"] == {
+    assert results["streams"] == {"value": 1.021, "bound": 1.02, "ok": False, "at": where}
+    assert results["streams_with_header"]["value"] == 1.03
+    assert results["share_k16_density_0.3"] == {
         "value": 0.1,
         "bound": 0.062,
         "ok": False,
         "at": where,
     }
-    assert found["share_fp32_density_0.3"]["ok"]
+    assert results["share_fp32_density_0.3"]["ok"]
 
 
 def test_a_codec_that_changes_a_number_is_noticed(
     chance: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lying(Dense):
-        def decode(self, *args: Any, **words: Any) -> Packet:
-            packet = super().decode(*args, **words)
+        def decode(self, *args: Any, **kwargs: Any) -> Packet:
+            packet = super().decode(*args, **kwargs)
             packet.values["a.bias"][7] += 1
             return packet
 
@@ -145,33 +157,33 @@ def test_a_codec_that_changes_a_number_is_noticed(
         next(iter(wire.measure(chance)))
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 def test_quick_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "wire", "--quick", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["weights"]["motion"].startswith("fedavg on motion, 1 round")
-    assert len(found["rows"]) == 16
-    for row in found["rows"]:
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["weights"]["motion"].startswith("fedavg on motion, 1 round")
+    assert len(printed["rows"]) == 16
+    for row in printed["rows"]:
         assert sum(row["parts"].values()) == row["bytes"]
         assert row["share"] < row["plain_share"] + 0.001
-    for claim in found["checks"].values():
+    for claim in printed["checks"].values():
         assert claim["ok"] in (claim["value"] <= claim["bound"], claim["value"] >= claim["bound"])
-    assert found["checks"]["share_fp32_density_0.3"]["ok"]
+    assert printed["checks"]["share_fp32_density_0.3"]["ok"]
 
 
 def test_table_and_page(
     rows: list[wire.Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = wire.report([Weights("chance", "drawn", {})], rows)
-    show.print_rows(rows, found)
+    report = wire.report([Weights("chance", "drawn", {})], rows)
+    show.print_wire(rows, report)
     out = capsys.readouterr().out
     assert "chance: drawn" in out
     assert f"{rows[3].share:.4f}" in out
     assert "holds: share_fp32_density_0.3" in out
     pytest.importorskip("plotly")
-    show.write_page(rows, found, tmp_path / "page.html")
+    show.write_wire_page(rows, report, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "chance: share of dense float32" in page
     assert '<script src="http' not in page
@@ -194,9 +206,10 @@ def test_weights_say_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path))
     assert at_hand("digits", tmp_path)
     assert not at_hand("cifar10", tmp_path)
-    found = resnet(0, tmp_path)
-    assert "cifar10 was not found" in found.about
-    assert trees.size(found.tree) - sum(found.tree[k].numel() for k in found.buffers) == 11_173_962
-    assert len(found.prunable) == 21
+    weights = resnet(0, tmp_path)
+    assert "cifar10 was not found" in weights.about
+    buffers = sum(weights.tree[k].numel() for k in weights.buffers)
+    assert trees.size(weights.tree) - buffers == 11_173_962
+    assert len(weights.prunable) == 21
     with pytest.raises(InputError, match="rounds is 0"):
         federated(0)

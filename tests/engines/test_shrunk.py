@@ -11,6 +11,7 @@ import torch
 from tests.conftest import SHAPES, make_run
 
 from fedgrove import methods, trees
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.channels.shrink import structured
 from fedgrove.core import Carry, Packet, Task, Train
 from fedgrove.engines import Pool, Serial, work
@@ -21,7 +22,7 @@ from fedgrove.parts import local
 from fedgrove.parts.gamma import GammaDistance, GammaL1
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Proximal
-from fedgrove.runs.rounds import Run
+from fedgrove.runs.run import Run
 from fedgrove.trees import Mask
 
 RECIPES = [
@@ -33,8 +34,8 @@ RECIPES = [
 def half(run: Run, pruned: bool = False) -> Mask:
     """A mask that keeps every second channel; ``pruned``: and of their weights, about 0.7."""
     g = torch.Generator().manual_seed(3)
-    channels = {group.name: torch.arange(group.size) % 2 == 0 for group in run.net.layout.groups}
-    mask = run.net.layout.expand(channels)
+    channels = {group.name: torch.arange(group.size) % 2 == 0 for group in groups_of(run.net)}
+    mask = channel_mask(run.net, channels)
     if pruned:
         for k, m in mask.items():
             if m.dim() > 1:
@@ -173,9 +174,9 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
     tasks = []
     for client, every in enumerate(WIDTHS[widths]):
         channels = {}
-        for group in run.net.layout.groups:
+        for group in groups_of(run.net):
             channels[group.name] = torch.arange(group.size) % every == client % every
-        mask = run.net.layout.expand(channels)
+        mask = channel_mask(run.net, channels)
         tasks.append(Task(client, {"model": Packet(trees.masked(run.params, mask), mask)}))
 
     engine = Batched()

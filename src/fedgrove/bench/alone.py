@@ -1,6 +1,6 @@
-"""One variant in a process of its own: ``python -m fedgrove.bench.alone ORDER``, as :mod:`fedgrove.bench.starts` does.
+"""One variant in a process of its own: ``python -m fedgrove.bench.alone JOB``.
 
-The time is written down after every round, by a clock that all processes of a machine share.
+:mod:`fedgrove.bench.starts` starts such processes; JOB is a :class:`Job` as JSON.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 import torch
 
 from . import flower, pfl
-from .engine import Round, timed, variants
+from .engine import seconds_of, variants
 from .scenes import setting
 
 RIVALS = {"Flower": flower.train, "pfl-research": pfl.train}
-"""Other simulators, by the first word of the variant."""
+"""Other simulators, by what stands before the comma in the name of the variant."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a process is to do."""
+class Job:
+    """What a process has to do."""
 
     scene: str
     variant: str
@@ -38,48 +38,49 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Notes:
-    """Lines of JSON in a file, one for each round that is done."""
+class RoundLog:
+    """A file of JSON lines: one for each finished round, one for the device's memory at the end."""
 
     path: Path
 
-    def write(self, **words: Any) -> None:
-        """Add a line."""
+    def write(self, **fields: Any) -> None:
+        """Append a line."""
         with self.path.open("a") as file:
-            file.write(json.dumps(words) + "\n")
+            file.write(json.dumps(fields) + "\n")
 
-    def done(self) -> None:
-        """A round is done."""
+    def round_done(self) -> None:
+        """Append the time at which a round was finished."""
+        # The monotonic clock is the same in all processes of a machine, so that whoever started
+        # this one can subtract the time at which it did.
         self.write(at=time.monotonic())
 
     def read(self) -> list[dict[str, Any]]:
         """All lines so far."""
-        return (
-            [json.loads(line) for line in self.path.read_text().splitlines()]
-            if self.path.exists()
-            else []
-        )
+        # A process that fails early leaves no file.
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
-def do(order: Order) -> None:
-    """All rounds of an order."""
-    notes = Notes(Path(order.out))
+def run_job(job: Job) -> None:
+    """Train all rounds of a job, and log when each was done."""
+    log = RoundLog(Path(job.out))
     with tempfile.TemporaryDirectory() as folder:
-        scene, run = setting(order.scene, Path(folder), order.cohort, order.data_dir)
-        rival = RIVALS.get(order.variant.partition(",")[0])
-        if rival is not None:
-            rival(scene, run, order.device, order.rounds, notes.done, Path(folder))
+        scene, run = setting(job.scene, Path(folder), job.cohort, job.data_dir)
+        simulator = job.variant.partition(",")[0]
+        if simulator in RIVALS:
+            train = RIVALS[simulator]
+            train(scene, run, job.device, job.rounds, log.round_done, Path(folder))
         else:
-            _repeat(variants(scene, order.device)[order.variant](run), order, notes)
-    if order.device == "cuda":
-        notes.write(device_bytes=torch.cuda.max_memory_allocated())
-
-
-def _repeat(go: Round, order: Order, notes: Notes) -> None:
-    for _ in range(order.rounds):
-        timed(go, order.device)
-        notes.done()
+            prepare = variants(scene, job.device)[job.variant]
+            train_round = prepare(run)
+            for _ in range(job.rounds):
+                # Not for the seconds: it waits for the GPU, so that a round is logged when done.
+                seconds_of(train_round, job.device)
+                log.round_done()
+    if job.device == "cuda":
+        log.write(device_bytes=torch.cuda.max_memory_allocated())
 
 
 if __name__ == "__main__":
-    do(Order(**json.loads(sys.argv[1])))
+    run_job(Job(**json.loads(sys.argv[1])))

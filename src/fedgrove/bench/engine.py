@@ -1,8 +1,8 @@
-"""Seconds per round of our engines beside a plain PyTorch loop, in one run.
+"""Seconds per round of our engines beside a plain PyTorch loop, in one process.
 
-All variants train the same clients for the same epochs and batches, and take turns, so that a change in the machine's
-load falls on all of them. Evaluation is left out. Variants in processes of their own, other simulators among them,
-are in :mod:`fedgrove.bench.starts`.
+All variants train the same clients for the same epochs and batches, and take turns, so that a
+change in the machine's load falls on all of them. Evaluation is left out. Variants in processes of
+their own, other simulators among them, are in :mod:`fedgrove.bench.starts`.
 """
 
 from __future__ import annotations
@@ -18,58 +18,69 @@ from typing import Any
 
 import torch
 
-from ..core import Engine
+from ..core import Engine, Task
 from ..engines import Pool, Serial
 from ..engines.batched.engine import Batched, Precision
 from ..engines.pool.engine import cores
 from ..runs.rounds import draw_cohort, gated, plan
 from ..runs.run import Run
-from .loop import Plain
+from .plain_loop import PlainLoop
 from .scenes import Scene, scene_of, seeded, setting
 
-Round = Callable[[], None]
-"""Does one round, always from the same model on the same cohort."""
+TrainRound = Callable[[], None]
+"""Trains one round, on the same cohort every time."""
 
 
-def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], Round]]:
-    """The plain loop, which comes first, and our engines."""
+def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], TrainRound]]:
+    """The plain loop, which comes first, and our engines; called with a run, each gives a round."""
     threads = torch.get_num_threads()
     if device == "cpu":
+        default_threads = f"plain loop, torch's default ({threads} threads)"
         return {
-            "plain loop, 1 thread": partial(_loop, scene, device, 1),
-            f"plain loop, torch's default ({threads} threads)": partial(
-                _loop, scene, device, threads
-            ),
-            "serial": partial(_ours, Serial()),
-            f"pool, {cores()} workers": partial(_ours, Pool()),
+            "plain loop, 1 thread": partial(_plain_round, scene, device, 1),
+            default_threads: partial(_plain_round, scene, device, threads),
+            "serial": partial(_engine_round, Serial()),
+            f"pool, {cores()} workers": partial(_engine_round, Pool()),
         }
-    kinds: tuple[Precision, ...] = ("bf16", "tf32") if scene.half else ("fp32", "tf32", "bf16")
-    made = {f"batched, {kind}": Batched(device="cuda", precision=kind) for kind in kinds}
-    made[f"batched, {kinds[0]}, no graphs"] = Batched(
-        device="cuda", precision=kinds[0], graphs=False
-    )
-    ours = {name: partial(_ours, engine) for name, engine in made.items()}
-    return {"plain loop": partial(_loop, scene, device, threads), **ours}
+    # The precision of the plain loop comes first: it is measured without CUDA graphs too.
+    precisions: tuple[Precision, ...] = ("fp32", "tf32", "bf16")
+    if scene.half:
+        precisions = ("bf16", "tf32")
+    prepared: dict[str, Callable[[Run], TrainRound]] = {
+        "plain loop": partial(_plain_round, scene, device, threads)
+    }
+    for precision in precisions:
+        engine = Batched(device="cuda", precision=precision)
+        prepared[f"batched, {precision}"] = partial(_engine_round, engine)
+    without_graphs = Batched(device="cuda", precision=precisions[0], graphs=False)
+    prepared[f"batched, {precisions[0]}, no graphs"] = partial(_engine_round, without_graphs)
+    return prepared
 
 
-def _loop(scene: Scene, device: str, threads: int, run: Run) -> Round:
-    plain, cohort = Plain(scene, run, device), draw_cohort(run, 0)
+def _plain_round(scene: Scene, device: str, threads: int, run: Run) -> TrainRound:
+    loop = PlainLoop(scene, run, device)
+    cohort = draw_cohort(run, 0)
 
-    def go() -> None:
+    def train_round() -> None:
+        # Variants take turns in one process, and the next may want another number of threads.
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        plain.round(cohort)
+        loop.round(cohort)
         torch.set_num_threads(before)
 
-    return go
+    return train_round
 
 
-def _ours(engine: Engine, run: Run) -> Round:
+def _engine_round(engine: Engine, run: Run) -> TrainRound:
     state = run.method.init(run.start)
     tasks = plan(run, state)
-    return lambda: run.method.fold(
-        state, (report for _, report in engine.map((run, task) for task in tasks))
-    )
+
+    def train_round() -> None:
+        # The new state is dropped: every round starts from the same model.
+        stream = engine.map((run, task) for task in tasks)
+        run.method.fold(state, (report for _, report in stream))
+
+    return train_round
 
 
 def measure(
@@ -82,97 +93,122 @@ def measure(
     """Seconds of each variant of a scene, taking turns, after one round to warm up."""
     with tempfile.TemporaryDirectory() as folder:
         scene, run = setting(name, Path(folder), cohort, data_dir)
-        each = {variant: make(run) for variant, make in variants(scene, device).items()}
-        times: dict[str, list[float]] = {variant: [] for variant in each}
+        # All are prepared before any is timed.
+        rounds: dict[str, TrainRound] = {}
+        times: dict[str, list[float]] = {}
+        for variant, prepare in variants(scene, device).items():
+            rounds[variant] = prepare(run)
+            times[variant] = []
         for _ in range(repeats + 1):
-            for variant, go in each.items():
-                times[variant].append(timed(go, device))
-    first = {variant: t.pop(0) for variant, t in times.items()}
-    rows = spread(times)
-    return [
-        {"scene": name, "how": "turns", "first_s": first[row["variant"]], **row} for row in rows
-    ]
+            for variant, train_round in rounds.items():
+                times[variant].append(seconds_of(train_round, device))
+    # A first round forks workers, captures CUDA graphs and fills caches: it is reported apart.
+    first = {}
+    for variant, seconds in times.items():
+        first[variant] = seconds.pop(0)
+    rows = []
+    for row in spread(times):
+        rows.append({"scene": name, "how": "turns", "first_s": first[row["variant"]], **row})
+    return rows
 
 
 def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Median, least and most seconds of each variant, and the first one's median as a multiple of its own.
+    """Median, least and most seconds of each variant, and its speed in times the first one's.
 
     >>> rows = spread({"plain": [2.0, 4.0, 3.0], "ours": [1.0]})
     >>> rows[1]
     {'variant': 'ours', 'median_s': 1.0, 'min_s': 1.0, 'max_s': 1.0, 'times_plain': 3.0}
     """
-    base = statistics.median(next(iter(times.values())))
+    plain_median = statistics.median(next(iter(times.values())))
     rows = []
-    for variant, t in times.items():
-        median = statistics.median(t)
+    for variant, seconds in times.items():
+        median = statistics.median(seconds)
         rows.append(
             {
                 "variant": variant,
                 "median_s": median,
-                "min_s": min(t),
-                "max_s": max(t),
-                "times_plain": base / median,
+                "min_s": min(seconds),
+                "max_s": max(seconds),
+                "times_plain": plain_median / median,
             }
         )
     return rows
 
 
-# ---- runs in lockstep -----------------------------------------------------------------------------------------------
+def seconds_of(train_round: TrainRound, device: str) -> float:
+    """Seconds of one round, the device's work included."""
+    began = time.perf_counter()
+    train_round()
+    if device == "cuda":
+        # Kernels are queued: the call returns before they have run.
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+# ---- runs in lockstep ----------------------------------------------------------------------------
 
 
 def lockstep(
     seeds: int, device: str = "cuda", repeats: int = 5, data_dir: str | Path | None = None
 ) -> list[dict[str, Any]]:
-    """Seconds per round of so many seeds of fedavg on uci-har, a cohort of 10: together, one after another, plain."""
+    """Seconds per round of so many seeds of fedavg on uci-har, a cohort of 10 each.
+
+    All seeds together, one after another, and as plain loops one after another.
+    """
     with tempfile.TemporaryDirectory() as folder:
         runs = [seeded(seed, Path(folder), data_dir) for seed in range(seeds)]
-        plains = [Plain(scene_of(run), run, device) for run in runs]
-        cohorts = [draw_cohort(r, 0) for r in runs]
+        plain_work: list[tuple[PlainLoop, list[int]]] = []
+        for run in runs:
+            plain_work.append((PlainLoop(scene_of(run), run, device), draw_cohort(run, 0)))
 
-        def plain() -> None:
-            for loop, cohort in zip(plains, cohorts, strict=True):
+        def plain_rounds() -> None:
+            for loop, cohort in plain_work:
                 loop.round(cohort)
 
-        each: dict[str, Round] = {"plain loop, one after another": plain}
-        kinds: dict[str, dict[str, Any]] = {
-            "fp32": {"precision": "fp32"},
-            "tf32": {"precision": "tf32"},
-        }
-        for kind, words in kinds.items():
-            together, silent, alone = (Batched(device=device, **words) for _ in range(3))
-            silent.count_bytes = False
-            each[f"batched, {kind}, one after another"] = partial(_one_by_one, runs, alone)
-            each[f"batched, {kind}, in lockstep"] = partial(_together, runs, together)
-            each[f"batched, {kind}, in lockstep, bytes not counted"] = partial(
-                _together, runs, silent
+        rounds: dict[str, TrainRound] = {"plain loop, one after another": plain_rounds}
+        precisions: tuple[Precision, ...] = ("fp32", "tf32")
+        for precision in precisions:
+            # An engine keeps data, CUDA graphs and stack sizes, so each variant has one of its own.
+            together = Batched(device=device, precision=precision)
+            uncounted = Batched(device=device, precision=precision, count_bytes=False)
+            alone = Batched(device=device, precision=precision)
+            name = f"batched, {precision}"
+            rounds[f"{name}, one after another"] = partial(_train_one_by_one, runs, alone)
+            rounds[f"{name}, in lockstep"] = partial(_train_together, runs, together)
+            rounds[f"{name}, in lockstep, bytes not counted"] = partial(
+                _train_together, runs, uncounted
             )
-        return spread(
-            {name: [timed(go, device) for _ in range(repeats + 1)][1:] for name, go in each.items()}
-        )
+        times: dict[str, list[float]] = {}
+        for variant, train_round in rounds.items():
+            # To warm up: CUDA graphs are captured, data are moved.
+            seconds_of(train_round, device)
+            times[variant] = []
+            for _ in range(repeats):
+                times[variant].append(seconds_of(train_round, device))
+        return spread(times)
 
 
-def _one_by_one(runs: list[Run], engine: Engine) -> None:
+def _train_one_by_one(runs: list[Run], engine: Engine) -> None:
     for run in runs:
-        _together([run], engine)
+        _train_together([run], engine)
 
 
-def _together(runs: list[Run], engine: Engine) -> None:
-    """One round of every run, in one map."""
-    states = [run.method.init(run.start) for run in runs]
-    tasks = [plan(run, state) for run, state in zip(runs, states, strict=True)]
-    stream = engine.map((run, task) for run, own in zip(runs, tasks, strict=True) for task in own)
-    for run, state, own in zip(runs, states, tasks, strict=True):
-        run.method.fold(
-            state, gated(run, (report for _, report in islice(stream, len(own))), [], own)
-        )
+def _train_together(runs: list[Run], engine: Engine) -> None:
+    """Train one round of every run, in one map, so that clients of unlike runs share a stack."""
+    planned: list[tuple[Run, Any, list[Task]]] = []
+    jobs: list[tuple[Run, Task]] = []
+    for run in runs:
+        state = run.method.init(run.start)
+        tasks = plan(run, state)
+        planned.append((run, state, tasks))
+        for task in tasks:
+            jobs.append((run, task))
+    stream = engine.map(jobs)
+    # Reports come in job order: the next len(tasks) of them belong to this run.
+    for run, state, tasks in planned:
+        reports = (report for _, report in islice(stream, len(tasks)))
+        run.method.fold(state, gated(run, reports, [], tasks))
+    # islice stops at a run's last report without asking for more, and an engine cleans up only when
+    # it is asked for more than there is.
     for _ in stream:
         pass
-
-
-def timed(go: Round, device: str) -> float:
-    """Seconds of one round, the device's work included."""
-    began = time.perf_counter()
-    go()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - began

@@ -1,11 +1,14 @@
-"""The same round in pfl-research's simulator: FederatedAveraging, weighted by examples, torch's optimiser.
+"""The same round in pfl-research's simulator: its FederatedAveraging, weighted by examples.
 
-Under ``torchrun`` the clients of a round are shared out among processes. pfl is imported when a measurement asks for
-it. Differs from ours: it never shuffles, a client's batches are cut once, in order, and used in every epoch.
+A client trains with torch's optimiser. Under ``torchrun`` the clients of a round are shared out
+among processes. pfl is imported when a measurement asks for it. Differs from ours: it never
+shuffles; a client's batches are cut once, in order, and used in every epoch.
 """
 
 from __future__ import annotations
 
+# pfl is imported by name: to the type checker a plain import is an error wherever pfl is missing,
+# which is nearly everywhere.
 import importlib
 import os
 from collections.abc import Callable
@@ -19,12 +22,12 @@ from torch.nn import functional as F
 
 from ..runs.rounds import draw_cohort
 from ..runs.run import Run
-from .loop import optimiser_of, plain_module
+from .plain_loop import optimiser_of, plain_module
 from .scenes import Scene
 
 
-class Judged(nn.Module):
-    """A network with the loss and metrics that pfl asks for."""
+class WithLoss(nn.Module):
+    """A network with the two methods that pfl asks for: ``loss`` and ``metrics``."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -36,68 +39,83 @@ class Judged(nn.Module):
         return F.cross_entropy(self.net(x), y)
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
-        """Nothing is evaluated; pfl asks for one metric at least, in the first round."""
+        """Nothing is evaluated, but pfl asks for at least one metric, in the first round."""
         metrics: Any = importlib.import_module("pfl.metrics")
         return {"examples": metrics.Weighted(len(y), len(y))}
 
 
 def train(
-    scene: Scene, run: Run, device: str, rounds: int, done: Callable[[], None], folder: Path
+    scene: Scene, run: Run, device: str, rounds: int, round_done: Callable[[], None], folder: Path
 ) -> None:
-    """So many rounds of FedAvg over the cohort; ``done`` is called after each, by the first process."""
-    os.environ["PFL_PYTORCH_DEVICE"] = device  # read when pfl is imported
-    np.random.seed(0)  # the same in all processes, as pfl asks
-    wrapped: Any = importlib.import_module("pfl.model.pytorch").PyTorchModel
+    """Train so many rounds of FedAvg over the cohort.
+
+    ``round_done`` is called after each round, by the first process; ``folder`` is not used.
+    """
+    # Read when pfl is imported.
+    os.environ["PFL_PYTORCH_DEVICE"] = device
+    # All processes must draw the same clients.
+    np.random.seed(0)
+    pytorch_model: Any = importlib.import_module("pfl.model.pytorch").PyTorchModel
     algorithms: Any = importlib.import_module("pfl.algorithm")
-    hyper: Any = importlib.import_module("pfl.hyperparam")
-    module, local = Judged(plain_module(scene)).to(device), scene.local
-    half = torch.bfloat16 if scene.half and device == "cuda" else None
+    hyperparams: Any = importlib.import_module("pfl.hyperparam")
+    local = scene.local
+    module = WithLoss(plain_module(scene)).to(device)
+    amp_dtype = torch.bfloat16 if scene.half and device == "cuda" else None
+    # SGD with a learning rate of 1 adds the mean update as it is: plain FedAvg.
     central = torch.optim.SGD(module.parameters(), lr=1.0)
-    model = wrapped(module, optimiser_of(local), central, amp_dtype=half)
+    model = pytorch_model(module, optimiser_of(local), central, amp_dtype=amp_dtype)
     cohort = draw_cohort(run, 0)
     algorithms.FederatedAveraging().run(
         algorithms.NNAlgorithmParams(
             central_num_iterations=rounds,
+            # Beyond the last round: never.
             evaluation_frequency=rounds + 1,
             train_cohort_size=len(cohort),
             val_cohort_size=None,
         ),
         _backend(run, cohort, device),
         model,
-        hyper.NNTrainHyperParams(
+        hyperparams.NNTrainHyperParams(
             local_num_epochs=local.epochs,
             local_learning_rate=local.optimiser.lr,
             local_batch_size=local.batch,
         ),
-        callbacks=[_watch(done)],
+        callbacks=[_callback(round_done)],
         send_metrics_to_platform=False,
     )
 
 
 def _backend(run: Run, cohort: list[int], device: str) -> Any:
     """The cohort's clients in turn; their sizes let pfl share them out evenly among processes."""
-    sets: Any = importlib.import_module("pfl.data")
-    tensors: Any = importlib.import_module("pfl.data.pytorch").PyTorchTensorDataset
+    datasets: Any = importlib.import_module("pfl.data")
+    tensor_dataset: Any = importlib.import_module("pfl.data.pytorch").PyTorchTensorDataset
     sampling: Any = importlib.import_module("pfl.data.sampling")
-    aggregate: Any = importlib.import_module("pfl.aggregate.simulate")
+    simulate: Any = importlib.import_module("pfl.aggregate.simulate")
     weighting: Any = importlib.import_module("pfl.aggregate.weighting")
-    parts = {k: run.federation.clients[k].train for k in cohort}
-    users = {k: tensors((p.x.to(device), p.y.to(device)), user_id=str(k)) for k, p in parts.items()}
-    sizes = {k: len(p) for k, p in parts.items()}
-    data = sets.FederatedDataset(
-        users.__getitem__, sampling.MinimizeReuseUserSampler(cohort), sizes
-    )
-    return aggregate.SimulatedBackend(data, data, postprocessors=[weighting.WeightByDatapoints()])
+    users: dict[int, Any] = {}
+    sizes: dict[int, int] = {}
+    for k in cohort:
+        part = run.federation.clients[k].train
+        # On the device once and for all, as in the plain loop.
+        users[k] = tensor_dataset((part.x.to(device), part.y.to(device)), user_id=str(k))
+        sizes[k] = len(part)
+    sampler = sampling.MinimizeReuseUserSampler(cohort)
+    data = datasets.FederatedDataset(users.__getitem__, sampler, sizes)
+    return simulate.SimulatedBackend(data, data, postprocessors=[weighting.WeightByDatapoints()])
 
 
-def _watch(done: Callable[[], None]) -> Any:
+def _callback(round_done: Callable[[], None]) -> Any:
+    """A callback of pfl's that calls ``round_done`` in the first process."""
     base: Any = importlib.import_module("pfl.callback.base").TrainingProcessCallback
     metrics: Any = importlib.import_module("pfl.metrics").Metrics
 
-    class Watch(base):  # type: ignore[misc]
-        def after_central_iteration(self, *args: Any, **words: Any) -> Any:
+    # Defined here, since its base class is there only once pfl is imported.
+    class RoundDone(base):  # type: ignore[misc]
+        def after_central_iteration(self, *args: Any, **kwargs: Any) -> Any:
+            # Without torchrun there is no RANK, and this process is the only one.
             if os.environ.get("RANK", "0") == "0":
-                done()
+                round_done()
+            # False: do not stop early.
             return False, metrics()
 
-    return Watch()
+    return RoundDone()

@@ -36,17 +36,29 @@ class Scene:
 
 
 SCENES = {
-    "har": Scene("har-cnn", (9, 128), 6, 30, 343, LocalTraining(3, 32, Adam(1e-3))),
+    "har": Scene(
+        net="har-cnn",
+        shape=(9, 128),
+        classes=6,
+        clients=30,
+        examples=343,
+        local=LocalTraining(3, 32, Adam(1e-3)),
+    ),
     "cnn": Scene(
-        "mnist-cnn", (1, 28, 28), 10, 100, 600, LocalTraining(1, 32, SGD(0.01, momentum=0.9))
+        net="mnist-cnn",
+        shape=(1, 28, 28),
+        classes=10,
+        clients=100,
+        examples=600,
+        local=LocalTraining(1, 32, SGD(0.01, momentum=0.9)),
     ),
     "resnet": Scene(
-        "resnet18",
-        (3, 32, 32),
-        10,
-        10,
-        640,
-        LocalTraining(1, 32, SGD(0.01, momentum=0.9)),
+        net="resnet18",
+        shape=(3, 32, 32),
+        classes=10,
+        clients=10,
+        examples=640,
+        local=LocalTraining(1, 32, SGD(0.01, momentum=0.9)),
         half=True,
     ),
 }
@@ -56,33 +68,36 @@ def setting(
     name: str, folder: Path, cohort: int | None = None, data_dir: str | Path | None = None
 ) -> tuple[Scene, Run]:
     """A scene by its name, and the run in which its round is measured."""
-    if name not in (*SCENES, "uci-har"):
-        raise unknown("scene", name, [*SCENES, "uci-har"])
     if name == "uci-har":
         run = seeded(0, folder, data_dir)
         return scene_of(run), run
+    if name not in SCENES:
+        raise unknown("scene", name, [*SCENES, "uci-har"])
     return SCENES[name], run_of(SCENES[name], folder, cohort)
 
 
 def run_of(scene: Scene, folder: Path, cohort: int | None = None) -> Run:
-    """The scene as a run of fedavg, on numbers drawn at random."""
+    """The scene as a run of fedavg, on inputs drawn at random."""
+    # One generator for all clients: every process that asks for a scene draws the same examples.
     g = torch.Generator().manual_seed(0)
 
     def examples(n: int) -> Examples:
-        return Examples(
-            torch.randn(n, *scene.shape, generator=g),
-            torch.randint(scene.classes, (n,), generator=g),
-        )
+        x = torch.randn(n, *scene.shape, generator=g)
+        y = torch.randint(scene.classes, (n,), generator=g)
+        return Examples(x, y)
 
-    n = scene.examples
-    clients = {
-        k: ClientData(examples(n), examples(1), examples(1), Info(n)) for k in range(scene.clients)
-    }
-    names = tuple(map(str, range(scene.classes)))
+    clients = {}
+    for k in range(scene.clients):
+        # Nothing is evaluated, so one example of validation and one of test are enough.
+        clients[k] = ClientData(
+            examples(scene.examples), examples(1), examples(1), Info(scene.examples)
+        )
+    class_names = tuple(str(c) for c in range(scene.classes))
+    # A federation must have defaults; these are never used, since the run says everything itself.
     defaults = Defaults(
         scene.net, scene.clients, 1, scene.local.epochs, scene.local.batch, "Adam", 1e-3
     )
-    federation = Federation("random", clients, scene.classes, names, scene.shape, defaults)
+    federation = Federation("random", clients, scene.classes, class_names, scene.shape, defaults)
     net = Net(build(scene.net, scene.shape, scene.classes, 0), scene.shape)
     method = methods.FedAvg(local=scene.local)
     return Run(method, federation, net, Memory(folder), rounds=1, cohort=cohort or scene.clients)
@@ -96,7 +111,14 @@ def seeded(seed: int, folder: Path, data_dir: str | Path | None) -> Run:
 
 def scene_of(run: Run) -> Scene:
     """What the plain loop needs to know of a run on uci-har."""
+    # A run fills in the data set's recipe where its method has none.
     assert run.method.local is not None
     return Scene(
-        "har-cnn", run.federation.shape, run.federation.classes, len(run.infos), 0, run.method.local
+        net="har-cnn",
+        shape=run.federation.shape,
+        classes=run.federation.classes,
+        clients=len(run.infos),
+        # Its users have unlike numbers of examples, and nothing asks.
+        examples=0,
+        local=run.method.local,
     )

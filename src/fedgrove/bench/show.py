@@ -1,8 +1,7 @@
-"""The tables of ``fedgrove bench``, and the page of its wire part."""
+"""The tables of ``fedgrove bench``, and the pages of its wire and device parts."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from ..errors import InputError
 from ..report.tables import console, mib
-from .wire import Row
+from . import device, wire
 
 PARTS = {
     "mask": "#4c78a8",
@@ -21,128 +20,224 @@ PARTS = {
     "values": "#f58518",
     "header": "#b279a2",
 }
-COLUMNS = ("bytes", "share of\ndense", "plain's\nshare", "to\nentropy", "with\nheader")
-TURNS = {
+"""The colours of the parts of a payload, from the bottom of a bar to its top."""
+NET_COLOURS = ("#4c78a8", "#f58518", "#54a24b")
+"""The colours of nets on the page of the device, in the order they were measured."""
+
+WIRE_NAMES = ("model", "density", "kept as")
+WIRE_FIGURES = (
+    "bytes",
+    "share of\ndense",
+    "plain's\nshare",
+    "to\nentropy",
+    "with\nheader",
+    "encode\nMB/s",
+    "× plain",
+    "decode\nMB/s",
+    "× plain",
+    "tensor:\nencode",
+    "decode",
+)
+DEVICE_FIGURES = (
+    "removed",
+    "params",
+    "MACs",
+    "step ms",
+    "step",
+    "median",
+    "masked",
+    "infer ms",
+    "infer",
+    "median",
+    "masked",
+)
+TURNS_COLUMNS = {
     "median_s": ("median s", ".4f"),
     "min_s": ("min", ".4f"),
     "max_s": ("max", ".4f"),
     "times_plain": ("times plain", ".2f"),
 }
-ALONE = {
+"""Of the engines' table: key of a row -> heading and format."""
+ALONE_COLUMNS = {
     "start_s": ("start s", ".1f"),
     "from_start_s": ("from start s", ".1f"),
     "times_plain_from_start": ("times plain", ".2f"),
     "memory_mib": ("peak MiB", ".0f"),
     "device_mib": ("on the device", ".0f"),
 }
-SPEEDS = ("encode\nMB/s", "× plain", "decode\nMB/s", "× plain", "tensor:\nencode", "decode")
+"""The same, for what only processes of their own show."""
 
 
-def print_rows(rows: Sequence[Row], found: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print what the weights are, a line per row, and whether each claim holds."""
-    out = console(file)
-    for name, about in found["weights"].items():
-        out.print(f"{name}: {about}")
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
-    for column in ("model", "density", "kept as"):
-        table.add_column(column, no_wrap=True)
-    for column in (*COLUMNS, *SPEEDS):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_cells(row))
-    out.print(table)
-    for name, claim in found["checks"].items():
-        verdict = "holds" if claim["ok"] else "DOES NOT HOLD"
-        out.print(
-            f"{verdict}: {name} {claim['value']} (bound {claim['bound']}; worst at {claim['at']})"
-        )
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print seconds per round of each variant, and how many times as fast as the plain loop it is."""
-    turns = [row for row in rows if row.get("how") != "alone"]
-    alone = [row for row in rows if row.get("how") == "alone"]
+    """Print seconds per round of each variant, and its speed in times the plain loop's."""
+    turns = []
+    alone = []
+    for row in rows:
+        # Rows of lockstep do not say how; they were measured in one process too.
+        if row.get("how") == "alone":
+            alone.append(row)
+        else:
+            turns.append(row)
     if turns:
-        _print_table(turns, TURNS, file)
+        _print_variants(turns, TURNS_COLUMNS, file)
     if alone:
-        console(file).print(
-            f"\neach in a process of its own, {alone[0]['rounds']} rounds from its start:"
-        )
-        _print_table(alone, TURNS | ALONE, file)
+        rounds = alone[0]["rounds"]
+        console(file).print(f"\neach in a process of its own, {rounds} rounds from its start:")
+        _print_variants(alone, TURNS_COLUMNS | ALONE_COLUMNS, file)
 
 
-def _print_table(
+def _print_variants(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], file: IO[str] | None
 ) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
-    several = len({row.get("scene") for row in rows}) > 1
-    for column in (*(("scene",) if several else ()), "variant"):
-        table.add_column(column, no_wrap=True)
-    shown = {key: how for key, how in columns.items() if any(row[key] is not None for row in rows)}
-    for title, _ in shown.values():
-        table.add_column(title, justify="right", no_wrap=True)
+    several_scenes = len({row.get("scene") for row in rows}) > 1
+    names = ["scene", "variant"] if several_scenes else ["variant"]
+    formats = {}
+    headings = []
+    for key, (heading, number_format) in columns.items():
+        # A column that nothing was measured for, such as the device's memory on a CPU, is left out.
+        if any(row[key] is not None for row in rows):
+            formats[key] = number_format
+            headings.append(heading)
+    table = _table(names, headings)
     for row in rows:
-        numbers = (
-            "-" if row[key] is None else format(row[key], how) for key, (_, how) in shown.items()
-        )
-        table.add_row(*((row["scene"],) if several else ()), row["variant"], *numbers)
+        cells = [row[name] for name in names]
+        for key, number_format in formats.items():
+            cells.append(_number(row[key], number_format))
+        table.add_row(*cells)
     console(file).print(table)
 
 
-def _cells(row: Row) -> list[str]:
-    whole, one = row.model_speed, row.tensor_speed
-    ratios = ["-" if r is None else f"{r:.4f}" for r in (row.ratio, row.ratio_header)]
-    return [
-        *(row.model, f"{row.density:g}", row.kind),
-        *(mib(row.bytes), f"{row.share:.4f}", f"{row.plain_share:.4f}", *ratios),
-        *(
-            f"{whole.encode_mb:.0f}",
-            f"{whole.encode:.2f}",
-            f"{whole.decode_mb:.0f}",
-            f"{whole.decode:.2f}",
-        ),
-        *(f"{one.encode:.2f}", f"{one.decode:.2f}"),
-    ]
+def print_wire(
+    rows: Sequence[wire.Row], report: Mapping[str, Any], file: IO[str] | None = None
+) -> None:
+    """Print what the weights are, a line per row, and whether each claim holds."""
+    out = console(file)
+    for name, about in report["weights"].items():
+        out.print(f"{name}: {about}")
+    table = _table(WIRE_NAMES, WIRE_FIGURES)
+    for row in rows:
+        table.add_row(
+            row.model,
+            f"{row.density:g}",
+            row.kind,
+            mib(row.bytes),
+            f"{row.share:.4f}",
+            f"{row.plain_share:.4f}",
+            _number(row.ratio, ".4f"),
+            _number(row.ratio_header, ".4f"),
+            f"{row.model_speed.encode_mb:.0f}",
+            f"{row.model_speed.encode:.2f}",
+            f"{row.model_speed.decode_mb:.0f}",
+            f"{row.model_speed.decode:.2f}",
+            f"{row.tensor_speed.encode:.2f}",
+            f"{row.tensor_speed.decode:.2f}",
+        )
+    out.print(table)
+    for name, claim in report["checks"].items():
+        out.print(
+            f"{_verdict(claim)}: {name} {claim['value']} "
+            f"(bound {claim['bound']}; worst at {claim['at']})"
+        )
 
 
-# --- the page ------------------------------------------------------------------------------------------------------
+def print_device(rows: Sequence[device.Row], file: IO[str] | None = None) -> None:
+    """Print a line per row, times as ratios to the dense net, and whether each claim holds."""
+    out = console(file)
+    table = _table(["net"], DEVICE_FIGURES)
+    for row in rows:
+        table.add_row(
+            row.net,
+            f"{row.removed:.0%}",
+            f"{row.params:,}",
+            f"{row.macs:,}",
+            f"{1e3 * row.train_s:.1f}",
+            f"{row.train:.2f}",
+            f"{row.train_median:.2f}",
+            f"{row.train_masked:.2f}",
+            f"{1e3 * row.infer_s:.1f}",
+            f"{row.infer:.2f}",
+            f"{row.infer_median:.2f}",
+            f"{row.infer_masked:.2f}",
+        )
+    out.print(table)
+    out.print(
+        "step, infer: the shortest time with the channels gone, to the dense net's; "
+        "median: turn by turn, which a\n"
+        "busy machine raises; masked: with the channels zeroed instead."
+    )
+    for name, claim in device.checks(rows).items():
+        out.print(
+            f"{_verdict(claim)}: {name} {claim['value']} "
+            f"(bound {claim['bound']}, median {claim['median']})"
+        )
+
+
+def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
+    """An empty table: names to the left, figures to the right of their columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for figure in figures:
+        table.add_column(figure, justify="right", no_wrap=True)
+    return table
+
+
+def _number(value: float | None, number_format: str) -> str:
+    return "-" if value is None else format(value, number_format)
+
+
+def _verdict(claim: Mapping[str, Any]) -> str:
+    return "holds" if claim["ok"] else "DOES NOT HOLD"
+
+
+# ---- pages ---------------------------------------------------------------------------------------
+#
+# A page needs nothing but itself: plotly's script is in it. plotly is an extra, so it is imported
+# only when a page is written.
 
 
 def need_plotly(path: Path) -> None:
     """Refuse before anything is measured if the page cannot be written."""
     if find_spec("plotly") is None:
         raise InputError(
-            "--plot was given and plotly is not installed; get it with: pip install 'fedgrove[report]'"
+            "--plot was given and plotly is not installed; "
+            "get it with: pip install 'fedgrove[report]'"
         )
     if not path.parent.is_dir():
         raise InputError(
-            f"--plot is '{path}', and there is no folder '{path.parent}'; make it or name another file."
+            f"--plot is '{path}', and there is no folder '{path.parent}'; "
+            "make it or name another file."
         )
 
 
-def write_page(rows: Sequence[Row], found: Mapping[str, Any], path: Path) -> None:
-    """A page that needs nothing but itself: bytes by part beside the bound and the plain way, and speeds."""
-    models = list(dict.fromkeys(row.model for row in rows))
-    subplots: Any = importlib.import_module("plotly.subplots")
-    titles = [
-        f"{model}: {what}"
-        for what in ("share of dense float32", "speed, × plain")
-        for model in models
-    ]
+def write_wire_page(rows: Sequence[wire.Row], report: Mapping[str, Any], path: Path) -> None:
+    """Write a page, a column per model: bytes by part beside entropy and the plain way, speeds."""
+    from plotly import subplots
+
+    rows_of: dict[str, list[wire.Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row.model, []).append(row)
+    # plotly fills a grid row by row.
+    titles = [f"{model}: share of dense float32" for model in rows_of]
+    titles += [f"{model}: speed, × plain" for model in rows_of]
     figure = subplots.make_subplots(
-        rows=2, cols=len(models), subplot_titles=titles, vertical_spacing=0.22
+        rows=2, cols=len(rows_of), subplot_titles=titles, vertical_spacing=0.22
     )
-    for column, model in enumerate(models, start=1):
-        some = [row for row in rows if row.model == model]
-        for trace in _bars(some, first=column == 1):
+    for column, model_rows in enumerate(rows_of.values(), start=1):
+        # The panels share one legend, which names every kind once.
+        is_first = column == 1
+        for trace in _size_traces(model_rows, showlegend=is_first):
             figure.add_trace(trace, row=1, col=column)
-        for trace in _speeds(some, first=column == 1):
+        for trace in _speed_traces(model_rows, showlegend=is_first):
             figure.add_trace(trace, row=2, col=column)
-    for height, what in ((0.5, "encode, at least"), (0.2, "decode, at least")):
+    for height, claim in ((0.5, "encode, at least"), (0.2, "decode, at least")):
         figure.add_hline(
-            y=height, line_dash="dot", line_color="#888", annotation_text=what, row=2, col="all"
+            y=height, line_dash="dot", line_color="#888", annotation_text=claim, row=2, col="all"
         )
-    about = "<br>".join(f"{name}: {text}" for name, text in found["weights"].items())
+    about = "<br>".join(f"{name}: {text}" for name, text in report["weights"].items())
     figure.update_layout(
         title={"text": f"fedgrove bench wire<br><sup>{about}</sup>", "y": 0.97},
         barmode="stack",
@@ -156,58 +251,104 @@ def write_page(rows: Sequence[Row], found: Mapping[str, Any], path: Path) -> Non
     path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))
 
 
-def _places(rows: Sequence[Row]) -> list[list[str]]:
-    return [[f"density {row.density:g}" for row in rows], [row.kind for row in rows]]
+def _size_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
+    """A stacked bar of parts per row, with marks for the entropy and for the plain way."""
+    from plotly import graph_objects
 
-
-def _bars(rows: Sequence[Row], first: bool) -> list[Any]:
-    draw: Any = importlib.import_module("plotly.graph_objects")
-    dense = [4 * row.params for row in rows]
-    traces = [
-        draw.Bar(
-            x=_places(rows),
-            y=[row.parts[part] / n for row, n in zip(rows, dense, strict=True)],
-            name=part,
-            marker_color=colour,
-            legendgroup=part,
-            showlegend=first,
+    traces = []
+    for part, colour in PARTS.items():
+        traces.append(
+            graph_objects.Bar(
+                x=_places(rows),
+                y=[row.parts[part] / (4 * row.params) for row in rows],
+                name=part,
+                marker_color=colour,
+                legendgroup=part,
+                showlegend=showlegend,
+            )
         )
-        for part, colour in PARTS.items()
-    ]
-    marks = {
-        "entropy": (
-            [sum(row.bound.values()) / n for row, n in zip(rows, dense, strict=True)],
-            "line-ew-open",
-            "black",
-        ),
-        "plain": ([row.plain_share for row in rows], "x-thin-open", "#d62728"),
-    }
-    return traces + [
-        _dots(rows, y, name, symbol, colour, first) for name, (y, symbol, colour) in marks.items()
-    ]
+    entropy = []
+    plain = []
+    for row in rows:
+        entropy.append(sum(row.bound.values()) / (4 * row.params))
+        plain.append(row.plain_share)
+    traces.append(_marks(rows, entropy, "entropy", "line-ew-open", "black", showlegend))
+    traces.append(_marks(rows, plain, "plain", "x-thin-open", "#d62728", showlegend))
+    return traces
 
 
-def _speeds(rows: Sequence[Row], first: bool) -> list[Any]:
-    marks = {
-        "encode": ([row.model_speed.encode for row in rows], "triangle-up", "#e45756"),
-        "decode": ([row.model_speed.decode for row in rows], "triangle-down", "#54a24b"),
-    }
+def _speed_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
+    encode = []
+    decode = []
+    for row in rows:
+        encode.append(row.model_speed.encode)
+        decode.append(row.model_speed.decode)
     return [
-        _dots(rows, y, name, symbol, colour, first) for name, (y, symbol, colour) in marks.items()
+        _marks(rows, encode, "encode", "triangle-up", "#e45756", showlegend),
+        _marks(rows, decode, "decode", "triangle-down", "#54a24b", showlegend),
     ]
 
 
-def _dots(
-    rows: Sequence[Row], y: list[float], name: str, symbol: str, colour: str, first: bool
+def _marks(
+    rows: Sequence[wire.Row],
+    y: list[float],
+    name: str,
+    symbol: str,
+    colour: str,
+    showlegend: bool,
 ) -> Any:
-    draw: Any = importlib.import_module("plotly.graph_objects")
+    from plotly import graph_objects
+
     marker = {"symbol": symbol, "size": 11, "color": colour, "line": {"width": 2, "color": colour}}
-    return draw.Scatter(
+    return graph_objects.Scatter(
         x=_places(rows),
         y=y,
         name=name,
         mode="markers",
         marker=marker,
         legendgroup=name,
-        showlegend=first,
+        showlegend=showlegend,
     )
+
+
+def _places(rows: Sequence[wire.Row]) -> list[list[str]]:
+    """Places on an axis of two levels: density, and under it what is sent for a kept weight."""
+    densities = []
+    kinds = []
+    for row in rows:
+        densities.append(f"density {row.density:g}")
+        kinds.append(row.kind)
+    return [densities, kinds]
+
+
+def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
+    """Write a page: times as ratios to the dense net's, against the share of channels removed."""
+    from plotly import graph_objects, subplots
+
+    titles = ("training step", "inference")
+    figure = subplots.make_subplots(rows=1, cols=2, subplot_titles=titles, shared_yaxes=True)
+    rows_of: dict[str, list[device.Row]] = {}
+    for row in rows:
+        rows_of.setdefault(row.net, []).append(row)
+    for colour, (net, net_rows) in zip(NET_COLOURS, rows_of.items(), strict=False):
+        removed = [row.removed for row in net_rows]
+        lines = (
+            (1, net, [row.train for row in net_rows], "solid"),
+            (1, f"{net}, masked", [row.train_masked for row in net_rows], "dot"),
+            (2, net, [row.infer for row in net_rows], "solid"),
+            (2, f"{net}, masked", [row.infer_masked for row in net_rows], "dot"),
+        )
+        for column, name, ratios, dash in lines:
+            line = graph_objects.Scatter(
+                x=removed,
+                y=ratios,
+                name=name,
+                line={"color": colour, "dash": dash},
+                # Both panels have the same lines: one legend is enough.
+                showlegend=column == 1,
+            )
+            figure.add_trace(line, row=1, col=column)
+    figure.update_xaxes(title="share of channels removed", tickformat=".0%")
+    figure.update_yaxes(title="time to the dense net's", rangemode="tozero", col=1)
+    figure.update_layout(title="fedgrove bench device", template="plotly_white", height=480)
+    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))

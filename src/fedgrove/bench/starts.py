@@ -1,9 +1,10 @@
-"""Every variant in a process of its own: what starting it costs, beside Flower's simulation and pfl-research.
+"""Every variant in a process of its own, Flower and pfl-research among them: what a start costs.
 
-Variants are started one after another, ``starts`` times over, and each start does three rounds. From its notes follow
-the steady state (rounds after the first) and the time from the start of the process until the three rounds are done,
-importing torch and, for Flower, starting Ray included; ending is not counted. The memory is that of the process and
-all that descend from it, pages that several share counted once (PSS), looked at now and then: looking takes time too.
+Variants are started one after another, ``starts`` times over, and each start does three rounds.
+From its log follow the steady state (rounds after the first) and the time from the start of the
+process until the three rounds are done, importing torch and, for Flower, starting Ray included;
+ending is not counted. The memory is that of the process and all its descendants, pages that several
+share counted once (PSS), read now and then: reading takes time too.
 """
 
 from __future__ import annotations
@@ -25,30 +26,35 @@ from typing import Any
 
 from ..engines.pool.engine import cores
 from ..errors import EngineError, check
-from .alone import RIVALS, Notes, Order
+from .alone import RIVALS, Job, RoundLog
 from .engine import spread, variants
 from .scenes import setting
 
 ROUNDS = 3
 """Rounds that a start does."""
-PATIENCE = 1800.0
-"""Seconds after which a process is given up."""
+TIMEOUT = 1800.0
+"""Seconds after which a process is ended."""
 NEEDS = {"Flower": ("flwr", "ray"), "pfl-research": ("pfl",)}
 """What must be installed for a rival to be measured."""
+ALONE = [sys.executable, "-m", "fedgrove.bench.alone"]
+"""The command that runs a job; the job follows as JSON."""
 
 
 @dataclass(frozen=True)
 class ColdStart:
-    """One process: seconds from its start until each round was done, peak memory, and that of the device, in bytes."""
+    """One process, from its start until its rounds were done."""
 
     ends: tuple[float, ...]
+    """Seconds from the start until each round was done."""
     memory: int | None = None
+    """Peak, in bytes."""
     device: int | None = None
+    """The device's peak, in bytes."""
 
     @property
     def steady(self) -> list[float]:
         """Seconds of the rounds after the first."""
-        return [b - a for a, b in pairwise(self.ends)]
+        return [after - before for before, after in pairwise(self.ends)]
 
 
 def measure_starts(
@@ -59,120 +65,148 @@ def measure_starts(
     data_dir: str | Path | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Rows of all variants of a scene, each in processes of its own; ``say`` is told what was left out, and why."""
+    """Rows of all variants of a scene, each in processes of its own.
+
+    ``say`` gets a line for everything that was left out, and why.
+    """
     check(starts >= 1, "starts", starts, "1 or more")
-    found: dict[str, list[ColdStart]] = {}
+    cold_starts: dict[str, list[ColdStart]] = {}
     with tempfile.TemporaryDirectory() as folder:
         scene, _ = setting(name, Path(folder), cohort, data_dir)
-        each = {**dict.fromkeys(variants(scene, device), _alone()), **rivals(device, say)}
-        where = str(data_dir) if data_dir else None
+        commands: dict[str, list[str]] = dict.fromkeys(variants(scene, device), ALONE)
+        commands.update(rivals(device, say))
+        data_folder = str(data_dir) if data_dir else None
         for i in range(starts):
-            for j, variant in enumerate(list(each)):
-                order = Order(name, variant, device, ROUNDS, f"{folder}/{i}.{j}", cohort, where)
+            # A copy, since a rival that fails is taken out on the way.
+            for j, variant in enumerate(list(commands)):
+                out = f"{folder}/{i}.{j}"
+                job = Job(name, variant, device, ROUNDS, out, cohort, data_folder)
                 try:
-                    found.setdefault(variant, []).append(started(order, each[variant]))
+                    cold_start = run_process(job, commands[variant])
                 except EngineError as error:
+                    # Ours must not fail; others may, and the measurement continues without them.
                     if variant.partition(",")[0] not in RIVALS:
                         raise
                     say(f"left out: {error}")
-                    del each[variant]
-    return [
-        {"scene": name, "how": "alone", **row}
-        for row in rows({k: v for k, v in found.items() if k in each})
-    ]
+                    del commands[variant]
+                    # Earlier starts that went well go too: a row is of all starts or of none.
+                    cold_starts.pop(variant, None)
+                else:
+                    cold_starts.setdefault(variant, []).append(cold_start)
+    return [{"scene": name, "how": "alone", **row} for row in summarise(cold_starts)]
 
 
-def rows(found: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
+def summarise(cold_starts: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
     """Steady state and time from the start of each variant, beside the first one's.
 
     ``start_s`` is what a start costs beside its rounds: the first round's end less a steady round.
     """
-    base = statistics.median(s.ends[-1] for s in next(iter(found.values())))
-    steady = spread(
-        {variant: [t for s in some for t in s.steady] for variant, some in found.items()}
-    )
-    made = []
-    for row, some in zip(steady, found.values(), strict=True):
-        whole = [s.ends[-1] for s in some]
-        extra = {
-            "start_s": statistics.median(s.ends[0] for s in some) - row["median_s"],
-            "rounds": len(some[0].ends),
-            "from_start_s": statistics.median(whole),
-            "from_start_min_s": min(whole),
-            "from_start_max_s": max(whole),
-            "times_plain_from_start": base / statistics.median(whole),
-            "memory_mib": _mib([s.memory for s in some]),
-            "device_mib": _mib([s.device for s in some]),
-        }
-        made.append({**row, **extra})
-    return made
+    steady: dict[str, list[float]] = {}
+    first_ends: dict[str, list[float]] = {}
+    last_ends: dict[str, list[float]] = {}
+    for variant, starts in cold_starts.items():
+        steady[variant] = []
+        first_ends[variant] = []
+        last_ends[variant] = []
+        for start in starts:
+            steady[variant] += start.steady
+            first_ends[variant].append(start.ends[0])
+            last_ends[variant].append(start.ends[-1])
+    plain_median = statistics.median(next(iter(last_ends.values())))
+    rows = []
+    for row in spread(steady):
+        variant = row["variant"]
+        starts = cold_starts[variant]
+        from_start = last_ends[variant]
+        rows.append(
+            {
+                **row,
+                "start_s": statistics.median(first_ends[variant]) - row["median_s"],
+                "rounds": len(starts[0].ends),
+                "from_start_s": statistics.median(from_start),
+                "from_start_min_s": min(from_start),
+                "from_start_max_s": max(from_start),
+                "times_plain_from_start": plain_median / statistics.median(from_start),
+                "memory_mib": _largest_mib([start.memory for start in starts]),
+                "device_mib": _largest_mib([start.device for start in starts]),
+            }
+        )
+    return rows
 
 
-def _mib(sizes: Sequence[int | None]) -> float | None:
+def _largest_mib(sizes: Sequence[int | None]) -> float | None:
     known = [size for size in sizes if size is not None]
-    return max(known) / 2**20 if known else None
+    if not known:
+        return None
+    return max(known) / 2**20
 
 
-# ---- what is started ------------------------------------------------------------------------------------------------
+# ---- what is started -----------------------------------------------------------------------------
 
 
 def rivals(device: str, say: Callable[[str], None]) -> dict[str, list[str]]:
-    """The other simulators that are installed, and how each is started."""
-    there = {name for name, needs in NEEDS.items() if all(find_spec(need) for need in needs)}
-    for name in sorted(set(NEEDS) - there):
+    """The other simulators that are installed, and the command that starts each."""
+    installed = set()
+    for name, packages in NEEDS.items():
+        if all(find_spec(package) for package in packages):
+            installed.add(name)
+    for name in sorted(set(NEEDS) - installed):
         say(f"left out: {name} is not installed; get it with: pip install 'fedgrove[bench]'")
-    n, found = cores(), dict[str, list[str]]()
-    if "pfl-research" in there:
-        found["pfl-research, 1 process"] = _alone()
-        if n > 1 and device == "cpu":  # on CUDA it wants a GPU for every process
-            launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
-            found[f"pfl-research, {n} processes"] = [sys.executable, *launch, *_alone()[1:]]
-    if "Flower" in there:
-        found[f"Flower, {n} Ray actors"] = _alone()
-    return found
+    n = cores()
+    commands: dict[str, list[str]] = {}
+    if "pfl-research" in installed:
+        commands["pfl-research, 1 process"] = ALONE
+        # On CUDA it wants a GPU for every process.
+        if n > 1 and device == "cpu":
+            python, *module = ALONE
+            torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+            commands[f"pfl-research, {n} processes"] = [python, *torchrun, *module]
+    if "Flower" in installed:
+        commands[f"Flower, {n} Ray actors"] = ALONE
+    return commands
 
 
-def _alone() -> list[str]:
-    return [sys.executable, "-m", "fedgrove.bench.alone"]
-
-
-def started(order: Order, command: Sequence[str]) -> ColdStart:
-    """ColdStart a process, wait until it has done its rounds, and read its notes."""
-    log, notes, peak = Path(order.out + ".log"), Notes(Path(order.out)), 0
-    with log.open("wb") as out:
+def run_process(job: Job, command: Sequence[str]) -> ColdStart:
+    """Start a process, wait until it has done its rounds, and read its log."""
+    output = Path(job.out + ".log")
+    peak = 0
+    with output.open("wb") as file:
         began = time.monotonic()
         process = subprocess.Popen(
-            [*command, json.dumps(asdict(order))], stdout=out, stderr=subprocess.STDOUT
+            [*command, json.dumps(asdict(job))], stdout=file, stderr=subprocess.STDOUT
         )
         try:
-            while process.poll() is None and time.monotonic() < began + PATIENCE:
-                looked = time.monotonic()
+            while process.poll() is None and time.monotonic() < began + TIMEOUT:
+                read_began = time.monotonic()
                 peak = max(peak, memory_of(process.pid))
-                pause = max(
-                    0.5, 50 * (time.monotonic() - looked)
-                )  # at most a fiftieth of one core goes into looking
+                # At most a fiftieth of one core goes into reading.
+                pause = max(0.5, 50 * (time.monotonic() - read_began))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(pause)
         finally:
             _end(process)
-    lines = notes.read()
-    ends = tuple(line["at"] - began for line in lines if "at" in line)
-    if process.returncode or len(ends) != order.rounds:
-        said = log.read_text(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(said) if line.strip()), "it said nothing")
+    lines = RoundLog(Path(job.out)).read()
+    ends = []
+    device_bytes = None
+    for line in lines:
+        if "at" in line:
+            ends.append(line["at"] - began)
+        if "device_bytes" in line:
+            device_bytes = line["device_bytes"]
+    # A process may end without an error and still have done too little.
+    if process.returncode or len(ends) != job.rounds:
         raise EngineError(
-            f"{order.variant} ended with code {process.returncode} after {len(ends)} rounds: {last}"
+            f"{job.variant} ended with code {process.returncode} after {len(ends)} rounds: "
+            f"{_last_line(output)}"
         )
-    return ColdStart(
-        ends,
-        peak or None,
-        next((line["device_bytes"] for line in lines if "device_bytes" in line), None),
-    )
+    # Without /proc the peak is 0, which means that it is not known.
+    return ColdStart(tuple(ends), peak or None, device_bytes)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
-        process.terminate()  # first politely: torchrun and Ray end their own processes then
+        # Not killed at once: torchrun and Ray end their own processes when they are asked to end.
+        process.terminate()
         try:
             process.wait(20)
         except subprocess.TimeoutExpired:
@@ -180,41 +214,62 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-# ---- memory of a family of processes -------------------------------------------------------------------------------
+def _last_line(output: Path) -> str:
+    """The last line that is not empty: of a traceback, the exception."""
+    for line in reversed(output.read_text(errors="replace").split("\n")):
+        if line.strip():
+            return line.strip()
+    return "it said nothing"
+
+
+# ---- memory of a process and its descendants -----------------------------------------------------
 
 
 def memory_of(root: int) -> int:
-    """Bytes that a process and its descendants hold now, shared pages counted once; 0 where there is no /proc."""
-    return sum(_pss(pid) for pid in family(root))
+    """Bytes that a process and its descendants hold now; 0 where there is no /proc.
+
+    Pages that several of them share are counted once.
+    """
+    return sum(_pss(pid) for pid in descendants(root))
 
 
-def family(root: int) -> set[int]:
+def descendants(root: int) -> set[int]:
     """A process and all that descend from it."""
-    parents = {
-        int(p): _parent(p)
-        for p in (os.listdir("/proc") if os.path.isdir("/proc") else ())
-        if p.isdigit()
-    }
-    found, more = {root}, {root}
-    while more:
-        more = {pid for pid, parent in parents.items() if parent in more} - found
-        found |= more
-    return found
+    parents = {}
+    if os.path.isdir("/proc"):
+        for name in os.listdir("/proc"):
+            if name.isdigit():
+                parents[int(name)] = _parent(name)
+    family = {root}
+    generation = {root}
+    while generation:
+        children = {pid for pid, parent in parents.items() if parent in generation}
+        # Less those known: a process id may have been given anew while /proc was read.
+        generation = children - family
+        family |= generation
+    return family
 
 
 def _parent(pid: str) -> int:
-    """The second field after the name, which stands in brackets and may hold anything."""
     try:
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-        )
-    except OSError:  # it has just ended
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        # It has just ended.
         return 0
+    # "pid (name) state parent ...": the name may hold anything, brackets and spaces too.
+    after_name = stat.rpartition(")")[2]
+    return int(after_name.split()[1])
 
 
 def _pss(pid: int) -> int:
+    """Bytes of a process, each page divided by the number of processes that share it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
+        # It has just ended, or belongs to somebody else.
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    for line in lines:
+        if line.startswith("Pss:"):
+            kib = int(line.split()[1])
+            return kib * 1024
+    return 0

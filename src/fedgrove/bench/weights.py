@@ -1,4 +1,4 @@
-"""Weights to measure on: trained for real, since random ones compress like nothing a client ever sends."""
+"""Weights to measure on: really trained, since random ones compress like nothing a client sends."""
 
 from __future__ import annotations
 
@@ -21,75 +21,104 @@ from ..runs.store import read_tree
 from ..seeds import torch_rng
 from ..trees import Tree
 
-Place = str | Path | None
-IMAGE, CLASSES, BATCH = (3, 32, 32), 10, 16
+DataDir = str | Path | None
+IMAGE = (3, 32, 32)
+"""Channels, height and width of the images that ResNet-18 is trained on."""
+CLASSES = 10
+"""Both CIFAR-10 and digits have ten."""
+BATCH = 16
+"""Images per step of SGD."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A trained model; ``about`` says how it was trained, ``buffers`` what in ``tree`` is not a parameter."""
+    """A trained model."""
 
     name: str
     about: str
+    """How it was trained."""
     tree: Tree
     buffers: frozenset[str] = frozenset()
+    """What in ``tree`` is not a parameter."""
 
     @property
     def prunable(self) -> tuple[str, ...]:
         """The weights of conv and linear layers; norms and biases have one dimension."""
-        return tuple(k for k, v in self.tree.items() if v.dim() > 1)
+        return tuple(name for name, value in self.tree.items() if value.dim() > 1)
 
 
-def federated(rounds: int, data_dir: Place = None, data: str = "uci-har") -> Weights:
-    """The model of a fedavg run on ``data``, or on generated motion where that set is not at hand."""
+def federated(rounds: int, data_dir: DataDir = None, data: str = "uci-har") -> Weights:
+    """The model of a fedavg run on ``data``; on generated motion where that set is not at hand."""
     check(rounds >= 1, "rounds", rounds, "1 or more")
-    there = at_hand(data, data_dir)
-    used = data if there else "motion"
+    is_at_hand = at_hand(data, data_dir)
+    used = data if is_at_hand else "motion"
     result = api.run("fedavg", data=used, rounds=rounds, evaluate=0, data_dir=data_dir)
     models = result.folder.path / "models"
-    tree = read_tree(models / json.loads((models / "index.json").read_text())["0"])
+    index = json.loads((models / "index.json").read_text())
+    # Client 0's, but in fedavg all clients use the same model.
+    tree = read_tree(models / index["0"])
     accuracy = 100 * result.summary["accuracy_mean"]
-    about = f"fedavg on {used}, {rounds} round{'s' * (rounds > 1)}, {accuracy:.1f} % accurate"
-    return Weights(used, about if there else f"{about} ({data} was not found)", tree)
+    plural = "s" if rounds > 1 else ""
+    about = f"fedavg on {used}, {rounds} round{plural}, {accuracy:.1f} % accurate"
+    if not is_at_hand:
+        about += f" ({data} was not found)"
+    return Weights(used, about, tree)
 
 
-def resnet(steps: int, data_dir: Place = None) -> Weights:
-    """ResNet-18 after some steps of SGD on CIFAR-10, or on enlarged digits where that set is not at hand."""
+def resnet(steps: int, data_dir: DataDir = None) -> Weights:
+    """ResNet-18 after steps of SGD on CIFAR-10; on enlarged digits where that is not at hand."""
     check(steps >= 0, "steps", steps, "0 or more")
-    used = "cifar10" if at_hand("cifar10", data_dir) else "digits"
+    if at_hand("cifar10", data_dir):
+        used = "cifar10"
+        note = ""
+    else:
+        used = "digits"
+        note = ", enlarged (cifar10 was not found)"
     x, y = _images(used, steps * BATCH, data_dir)
     module = nets.build("resnet18", IMAGE, CLASSES, seed=0)
-    _descend(module, x, y, steps)
-    tree = {k: v.detach().clone() for k, v in tensors_of(module).items()}
-    enlarged = "" if used == "cifar10" else ", enlarged (cifar10 was not found)"
-    about = f"{steps} steps of SGD, batches of {BATCH}, on {used}{enlarged}"
-    return Weights(
-        "resnet18", about, tree, frozenset(tree) - {k for k, _ in module.named_parameters()}
-    )
+    _train(module, x, y, steps)
+    tree = {name: value.detach().clone() for name, value in tensors_of(module).items()}
+    parameters = {name for name, _ in module.named_parameters()}
+    about = f"{steps} steps of SGD, batches of {BATCH}, on {used}{note}"
+    return Weights("resnet18", about, tree, frozenset(tree) - parameters)
 
 
-def at_hand(name: str, data_dir: Place = None) -> bool:
+def at_hand(name: str, data_dir: DataDir = None) -> bool:
     """Whether a set can be read without a download."""
     forms = SETS[name].forms
-    return not forms or any(
-        all((p / f).exists() for f in form.files) for p in folders(data_dir) for form in forms
-    )
+    # A set without files is generated, or comes with a package.
+    if not forms:
+        return True
+    for folder in folders(data_dir):
+        for form in forms:
+            if all((folder / file).exists() for file in form.files):
+                return True
+    return False
 
 
-def _images(name: str, n: int, data_dir: Place) -> tuple[Tensor, Tensor]:
+def _images(name: str, n: int, data_dir: DataDir) -> tuple[Tensor, Tensor]:
+    """``n`` images (at least one) of all clients, in random order, as large as CIFAR-10's."""
     federation = load(name, data_dir=data_dir)
-    parts = [client.train for client in federation.clients.values()]
-    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    inputs = []
+    labels = []
+    for client in federation.clients.values():
+        inputs.append(client.train.x)
+        labels.append(client.train.y)
+    x = torch.cat(inputs)
+    y = torch.cat(labels)
     order = torch.randperm(len(x), generator=torch_rng(0, "bench"))[: max(n, 1)]
+    # Digits are 8 x 8 in one channel. CIFAR-10's images stay as they are.
     return F.interpolate(x[order], size=IMAGE[1:]).expand(-1, *IMAGE), y[order]
 
 
-def _descend(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
+def _train(module: nn.Module, x: Tensor, y: Tensor, steps: int) -> None:
     optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
     module.train()
     for step in range(steps):
-        at = torch.arange(step * BATCH, (step + 1) * BATCH) % len(x)
+        # Round and round, where there are fewer images than the steps take.
+        index = torch.arange(step * BATCH, (step + 1) * BATCH) % len(x)
         optimiser.zero_grad()
-        loss: Any = F.cross_entropy(module(x[at]), y[at])  # torch leaves backward untyped
+        # torch leaves backward untyped.
+        loss: Any = F.cross_entropy(module(x[index]), y[index])
         loss.backward()
         optimiser.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,32 +12,17 @@ import typer
 
 from ..errors import check
 from . import options as o
-from .bench_device import device as device_bench
 
 bench = typer.Typer(
     help="Measure fedgrove beside the plain way.", add_completion=False, rich_markup_mode=None
 )
-Rounds = Annotated[
-    int, typer.Option("--rounds", help="Rounds of fedavg behind the small model.", metavar="N")
-]
-Steps = Annotated[int, typer.Option("--steps", help="Steps of SGD behind ResNet-18.", metavar="N")]
-NoResnet = Annotated[bool, typer.Option("--no-resnet", help="Leave ResNet-18 out.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A look: generated data, one round, no ResNet-18.")
-]
 Plot = Annotated[
     str | None, typer.Option("--plot", help="Write a page of figures too.", metavar="FILE.html")
 ]
-
-
-bench.command("device")(device_bench)
-
-
-@bench.callback()
-def top() -> None:
-    """Measure fedgrove beside the plain way."""
-
-
+Nets = Annotated[
+    str, typer.Option("--net", help="har-cnn, bn-cnn4, resnet18, or all of these.", metavar="NAME")
+]
+Turns = Annotated[int, typer.Option("--repeats", help="Turns that are timed.", metavar="N")]
 Scene = Annotated[
     str, typer.Option("--scene", help="har, cnn, resnet, all of these, or uci-har.", metavar="NAME")
 ]
@@ -47,6 +33,42 @@ Starts = Annotated[
     int, typer.Option("--starts", help="Processes of each variant's own; 0: none.", metavar="N")
 ]
 Seeds = Annotated[int, typer.Option("--seeds", help="Runs in lockstep.", metavar="N")]
+Rounds = Annotated[
+    int, typer.Option("--rounds", help="Rounds of fedavg behind the small model.", metavar="N")
+]
+Steps = Annotated[int, typer.Option("--steps", help="Steps of SGD behind ResNet-18.", metavar="N")]
+NoResnet = Annotated[bool, typer.Option("--no-resnet", help="Leave ResNet-18 out.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A look: generated data, one round, no ResNet-18.")
+]
+
+
+@bench.callback()
+def top() -> None:
+    """Measure fedgrove beside the plain way."""
+
+
+@bench.command("device")
+def device_bench(
+    net: Nets = "all", repeats: Turns = 11, plot: Plot = None, json: o.Json = False
+) -> None:
+    """Training step and inference with 0, 30, 50 and 70 % of channels removed, to the dense net's;
+    some minutes.
+    """
+    from ..bench import device, show
+
+    if plot:
+        show.need_plotly(Path(plot))
+    names = list(device.SETUPS) if net == "all" else [net]
+    rows: list[device.Row] = []
+    for name in names:
+        rows += device.measure(name, repeats=repeats)
+    if json:
+        _print_json({"rows": [asdict(row) for row in rows], "checks": device.checks(rows)})
+    else:
+        show.print_device(rows)
+    if plot:
+        show.write_device_page(rows, Path(plot))
 
 
 @bench.command()
@@ -60,7 +82,9 @@ def engine(
     plot: Plot = None,
     json: o.Json = False,
 ) -> None:
-    """Seconds per round of our engines beside a plain PyTorch loop, Flower's simulation and pfl-research."""
+    """Seconds per round of our engines beside a plain PyTorch loop, Flower's simulation and
+    pfl-research.
+    """
     from ..bench import page, show
     from ..bench.engine import measure
     from ..bench.scenes import SCENES
@@ -71,14 +95,14 @@ def engine(
         show.need_plotly(Path(plot))
     check(repeats >= 1, "repeats", repeats, "1 or more")
     check(starts >= 0, "starts", starts, "0 or more")
-    at, rows = device_of(device), list[dict[str, Any]]()
-    for name in list(SCENES) if scene == "all" else [scene]:
-        rows += measure(name, at, repeats, cohort, data_dir)
+    names = list(SCENES) if scene == "all" else [scene]
+    device_used = device_of(device)
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        rows += measure(name, device_used, repeats, cohort, data_dir)
         if starts:
-            rows += measure_starts(
-                name, at, starts, cohort, data_dir, say=lambda line: print(line, file=sys.stderr)
-            )
-    _show(rows, json)
+            rows += measure_starts(name, device_used, starts, cohort, data_dir, say=_print_progress)
+    _print_times(rows, json)
     if plot:
         page.write_times(rows, Path(plot))
 
@@ -87,20 +111,14 @@ def engine(
 def lockstep(
     seeds: Seeds = 20, repeats: Repeats = 4, data_dir: o.DataDir = None, json: o.Json = False
 ) -> None:
-    """Seconds per round of many seeds on a GPU: together, one after another, and as a plain loop."""
+    """Seconds per round of many seeds on a GPU: together, one after another, and as a plain
+    loop.
+    """
     from ..bench.engine import lockstep as measure
     from ..engines import device_of
 
-    _show(measure(seeds, device_of("cuda"), repeats, data_dir), json)
-
-
-def _show(rows: list[dict[str, Any]], json: bool) -> None:
-    from ..bench.show import print_times
-
-    if json:
-        print(jsonlib.dumps(rows, indent=1))
-    else:
-        print_times(rows)
+    rows = measure(seeds, device_of("cuda"), repeats, data_dir)
+    _print_times(rows, json)
 
 
 @bench.command()
@@ -113,29 +131,51 @@ def wire(
     plot: Plot = None,
     json: o.Json = False,
 ) -> None:
-    """Bytes against their entropy, and speed against bitmap + zstandard, on trained weights; takes some minutes."""
+    """Bytes against their entropy, and speed against bitmap + zstandard, on trained weights; takes
+    some minutes.
+    """
     from ..bench import show, weights
     from ..bench.wire import Row, measure, report
 
     if plot:
         show.need_plotly(Path(plot))
-    models = [
-        weights.federated(1, data_dir, "motion") if quick else weights.federated(rounds, data_dir)
-    ]
-    if not (no_resnet or quick):
-        models.append(weights.resnet(steps, data_dir))
+    if quick:
+        repeats = 5
+        models = [weights.federated(1, data_dir, "motion")]
+    else:
+        repeats = 51
+        models = [weights.federated(rounds, data_dir)]
+        if not no_resnet:
+            models.append(weights.resnet(steps, data_dir))
     rows: list[Row] = []
     for model in models:
-        for row in measure(model, repeats=5 if quick else 51):
+        for row in measure(model, repeats=repeats):
             rows.append(row)
-            print(
-                f"{row.model}, density {row.density:g}, {row.kind}: {row.share:.4f} of dense",
-                file=sys.stderr,
+            _print_progress(
+                f"{row.model}, density {row.density:g}, {row.kind}: {row.share:.4f} of dense"
             )
-    found = report(models, rows)
+    content = report(models, rows)
     if json:
-        print(jsonlib.dumps(found, indent=1))
+        _print_json(content)
     else:
-        show.print_rows(rows, found)
+        show.print_wire(rows, content)
     if plot:
-        show.write_page(rows, found, Path(plot))
+        show.write_wire_page(rows, content, Path(plot))
+
+
+def _print_times(rows: list[dict[str, Any]], json: bool) -> None:
+    from ..bench.show import print_times
+
+    if json:
+        _print_json(rows)
+    else:
+        print_times(rows)
+
+
+def _print_json(content: Any) -> None:
+    print(jsonlib.dumps(content, indent=1))
+
+
+def _print_progress(line: str) -> None:
+    # Not on stdout, which belongs to the table, or to the JSON alone.
+    print(line, file=sys.stderr)

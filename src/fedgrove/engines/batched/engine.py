@@ -46,9 +46,10 @@ from ...core import Batch, Carry, Edit, Give, Measure, Report, Task, Train
 from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
-from ...runs.rounds import Run
+from ...runs.run import Run
 from ...trees import Tree
-from ..work import Sent, count_down, count_up, initial_carry, numbered
+from ...wire.count import BroadcastCosts, count_down, count_up
+from ..work import initial_carry, numbered
 from . import grouped
 from .device_data import DeviceData, DeviceSplit
 from .graphs import GraphCache
@@ -118,7 +119,7 @@ class Batched:
     def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
         """Do the jobs, chunk by chunk; reports come in job order."""
         stream = iter(jobs)
-        sent = Sent()
+        sent = BroadcastCosts()
         works: dict[tuple[int, str], Work] = {}
         while True:
             chunk: list[Job] = []
@@ -143,7 +144,7 @@ class Batched:
         carry = initial_carry(task, memory, dtype)
         return Job(run, task, run.client(task, memory), carry, works[work_key], memory_file)
 
-    def _finish_job(self, job: Job, sent: Sent) -> Report:
+    def _finish_job(self, job: Job, sent: BroadcastCosts) -> Report:
         """The report; what the client remembers is written, and bytes are counted."""
         run = job.run
         task = job.task
@@ -155,8 +156,8 @@ class Batched:
             run.memory.accept(task.to, file)
         if not self.count_bytes:
             return report
-        down = count_down(run, task, sent)
-        up = count_up(run, task, report)
+        down = count_down(task, run.method.codec, run.held, sent)
+        up = count_up(task, report, run.method.codec, run.held)
         return replace(report, cost={"down": down, "up": up})
 
     # ---- which jobs go together ----
