@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import json
 import math
 import re
@@ -18,12 +19,15 @@ from tests.conftest import federation
 
 import fedgrove as fg
 from fedgrove import api, methods
+from fedgrove.cli import app as cli_app
 from fedgrove.config.experiment import Experiment
+from fedgrove.config.toml import from_toml
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
-from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, read_tree
 
 PROMISED = {
@@ -267,3 +271,71 @@ def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().out
     assert "accuracy" in said
     assert f"{100 * result.summary['accuracy_mean']:.2f}" in said
+
+
+# ---- the words of the command line -----------------------------------------------------------------------------------
+
+
+def test_run_takes_every_word_of_the_command_line() -> None:
+    words = set(inspect.signature(cli_app.run).parameters)
+    # What only a command line needs, and what it spells the other way round.
+    words -= {"ctx", "json", "dry_run", "no_standardise"}
+    assert words <= set(inspect.signature(api.run).parameters)
+    for word in inspect.signature(api.run).parameters:
+        assert f"{word}" in (api.run.__doc__ or "")
+
+
+def test_epochs_batch_and_lr_change_the_recipe(tmp_path: Path) -> None:
+    short = quick(tmp_path / "short", rounds=1, epochs=2, batch=4, lr=0.05, device="cpu")
+    recipe = LocalTraining(2, 4, Adam(0.05))
+    long = quick(tmp_path / "long", methods.FedAvg(local=recipe), rounds=1)
+    assert short.folder.config == long.folder.config
+    assert timeless(short.summary) == timeless(long.summary)
+
+
+@pytest.mark.parametrize("settings", [{"mu": 0.5}, ["mu=0.5"]], ids=["dict", "list"])
+def test_settings_by_name(settings: Any, tmp_path: Path) -> None:
+    result = quick(tmp_path / "run", "fedprox", rounds=1, set=settings)
+    assert "mu = 0.5" in result.folder.config
+
+
+def test_settings_that_hold_lists(tmp_path: Path) -> None:
+    result = quick(tmp_path / "run", "ca-afp", rounds=2, set={"phases": (0, 0, 2), "clusters": 2})
+    assert from_toml(result.folder.config, data=tiny()).method.phases == (0, 0, 2)
+    with pytest.raises(InputError, match="set is 'mu=1'; it must be a list"):
+        quick(tmp_path / "other", set="mu=1")
+
+
+def test_ca_afp_is_what_runs_where_no_method_is_named() -> None:
+    assert inspect.signature(api.run).parameters["method"].default == "ca-afp"
+
+
+def test_progress_is_shown_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick(tmp_path / "shown", rounds=1)
+    assert "round 1/1" in capsys.readouterr().err
+    quick(tmp_path / "quiet", rounds=1, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_is_built_and_its_method_started_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[Run] = []
+    started: list[Any] = []
+    post_init = Run.__post_init__
+    init = methods.FedAvg.init
+    monkeypatch.setattr(Run, "__post_init__", lambda run: built.append(run) or post_init(run))
+    monkeypatch.setattr(
+        methods.FedAvg, "init", lambda method, start: started.append(start) or init(method, start)
+    )
+    quick(tmp_path / "run")
+    assert len(built) == len(started) == 1
+
+
+def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
+    result = quick(tmp_path / "run", rounds=1)
+    (result.folder.path / "summary.json").unlink()
+    config = result.folder.path / "config.toml"
+    config.write_text(config.read_text().replace("format = 2\n", ""))
+    with pytest.raises(InputError, match=r"has format 1; this version of fedgrove reads format 2"):
+        api.resume(tmp_path / "run", data=tiny())

@@ -21,42 +21,50 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments (by default those of the process) say; the exit code."""
+    """Do what the arguments (by default those of the process) say; returns the exit code."""
     from .app import app
 
     command = typer.main.get_command(app)
+    words = None if argv is None else list(argv)
     try:
-        code = command.main(
-            None if argv is None else list(argv), prog_name="fedgrove", standalone_mode=False
-        )
-        return code if isinstance(code, int) else 0
+        code = command.main(words, prog_name="fedgrove", standalone_mode=False)
     except EngineError as error:
-        return _say(error, 130 if isinstance(error.__cause__, KeyboardInterrupt) else 1)
+        interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        return _fail(error, 130 if interrupted else 1)
     except FedgroveError as error:
-        return _say(error, 2)
+        return _fail(error, 2)
     except ClickError as error:
-        return _say(_sentence(error), 2)
+        return _fail(_sentence(error), 2)
+    # typer returns the code of an Exit, and otherwise what the command returned.
+    return code if isinstance(code, int) else 0
 
 
-def _say(what: object, code: int) -> int:
-    print(f"fedgrove: {' '.join(str(what).split())}", file=sys.stderr)
+def _fail(reason: object, code: int) -> int:
+    print(f"fedgrove: {' '.join(str(reason).split())}", file=sys.stderr)
     return code
 
 
 def _sentence(error: Any) -> object:
-    """What a parser's error says, in our words."""
+    """What a parser's error means, in our words."""
     parameter = getattr(error, "param", None)
+    # By name: the classes are typer's or click's, see above.
     match type(error).__name__:
         case "NoSuchOption":
             return unknown("option", error.option_name, _options(error))
         case "MissingParameter" if parameter is not None:
-            where = error.ctx.command_path if error.ctx else "fedgrove"
-            return f"{parameter.metavar or parameter.opts[0]} is missing; see: {where} --help"
+            command = error.ctx.command_path if error.ctx else "fedgrove"
+            return f"{parameter.metavar or parameter.opts[0]} is missing; see: {command} --help"
         case "BadParameter" if parameter is not None:
             return f"{parameter.opts[0]} {error.message}"
     return InputError(error.format_message())
 
 
 def _options(error: Any) -> list[str]:
-    parameters = error.ctx.command.params if error.ctx else []
-    return [option for p in parameters for option in p.opts if option.startswith("--")]
+    if not error.ctx:
+        return []
+    options = []
+    for parameter in error.ctx.command.params:
+        for name in parameter.opts:
+            if name.startswith("--"):
+                options.append(name)
+    return options

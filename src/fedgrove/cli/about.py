@@ -28,7 +28,7 @@ EXTRAS = {
 
 
 def list_(kind: Kind) -> None:
-    """Say what there is: methods, data, nets, parts or engines."""
+    """List what there is: methods, data, nets, parts or engines."""
     from ..report.tables import print_pairs
 
     lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
@@ -50,40 +50,46 @@ def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) 
     from ..config.settings import settable
     from ..report.tables import print_pairs
 
-    made = methods.find(method)()
-    recipe = Federations(data_dir).recipe(Experiment(made, str(data)))
-    print(f"{_about(type(made).__module__)}\n\n--set takes, with the recipe of {data}:\n")
-    print_pairs(
-        [(path, f"{_short(value)}  ({said})") for path, value, said in settable(made, recipe)]
-    )
+    instance = methods.find(method)()
+    recipe = Federations(data_dir).recipe(Experiment(instance, str(data)))
+    print(_module_docstring(type(instance).__module__))
+    print(f"\n--set takes, with the recipe of {data}:\n")
+    rows = []
+    for path, value, allowed in settable(instance, recipe):
+        # A part is shown by its name: its fields have rows of their own.
+        shown = type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
+        rows.append((path, f"{shown}  ({allowed})"))
+    print_pairs(rows)
 
 
 def doctor(data_dir: o.DataDir = None) -> None:
-    """Say what is installed, which data are at hand, and whether a small run works."""
+    """Report what is installed, which data are available, and whether a small run works."""
     import torch
 
     from ..engines.pool.engine import cores
     from ..report.tables import print_pairs
 
-    print_pairs(
-        [
-            ("python", platform.python_version()),
-            ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
-            ("cores", str(cores())),
-            *((f"extra {name}", _extra(name, modules)) for name, modules in EXTRAS.items()),
-            *_places(data_dir),
-            ("a small run", _trial()),
-        ]
-    )
+    rows = [
+        ("python", platform.python_version()),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
+        ("cores", str(cores())),
+    ]
+    for name, modules in EXTRAS.items():
+        rows.append((f"extra {name}", _extra(name, modules)))
+    rows.extend(_data_rows(data_dir))
+    rows.append(("a small run", _trial()))
+    print_pairs(rows)
 
 
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
 
-    return [
-        (name, re.split(r" \(|\.\s", _about(methods.find(name).__module__))[0])
-        for name in methods.names()
-    ]
+    rows = []
+    for name in methods.names():
+        docstring = _module_docstring(methods.find(name).__module__)
+        # Up to the citation in brackets, or to the end of the first sentence.
+        rows.append((name, re.split(r" \(|\.\s", docstring)[0]))
+    return rows
 
 
 def _data() -> list[tuple[str, str]]:
@@ -103,47 +109,44 @@ def _parts() -> list[tuple[str, str]]:
     from ..config.settings import fitting, method_types, walk
     from ..parts.local import LocalTraining
 
-    found: dict[str, list[str]] = {}
+    names_by_role: dict[str, dict[str, None]] = {}
     for cls in method_types().values():
-        whole = cls(local=LocalTraining()) if hasattr(cls, "local") else cls()
-        for setting in walk(whole):
-            names = list(fitting(setting.hint))
+        # With a recipe, so that its optimiser is listed too.
+        method = cls(local=LocalTraining()) if hasattr(cls, "local") else cls()
+        for setting in walk(method):
+            names = fitting(setting.hint)
             if names:
                 role = setting.path.rpartition(".")[2]
-                found[role] = [*dict.fromkeys([*found.get(role, []), *names])]
-    return [(role, ", ".join(names)) for role, names in found.items()]
+                # A dictionary as an ordered set.
+                names_by_role.setdefault(role, {}).update(dict.fromkeys(names))
+    return [(role, ", ".join(names)) for role, names in names_by_role.items()]
 
 
 def _engines() -> list[tuple[str, str]]:
     from .. import engines
 
-    said = {
+    descriptions = {
         "auto": "batched where there is a GPU, else pool, or serial where there is one core",
         "batched": "all clients stacked, on a GPU or for comparison on a CPU",
         "pool": "a worker process per core",
         "serial": "one client after another in this process: the reference",
         "wired": "serial, with every message turned into bytes and read back",
     }
-    return [(name, said.get(name, "")) for name in engines.names()]
+    return [(name, descriptions[name]) for name in engines.names()]
 
 
-def _about(module: str) -> str:
+def _module_docstring(module: str) -> str:
     return (importlib.import_module(module).__doc__ or "").strip()
-
-
-def _short(value: object) -> str:
-    """A part by its name; what it holds has rows of its own."""
-    return type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
 
 
 def _extra(name: str, modules: str) -> str:
     missing = [m for m in modules.split() if importlib.util.find_spec(m) is None]
-    return (
-        f"not there ({', '.join(missing)}); pip install 'fedgrove[{name}]'" if missing else "there"
-    )
+    if missing:
+        return f"not there ({', '.join(missing)}); pip install 'fedgrove[{name}]'"
+    return "there"
 
 
-def _places(data_dir: str | None) -> list[tuple[str, str]]:
+def _data_rows(data_dir: str | None) -> list[tuple[str, str]]:
     """Where data are looked for, and which sets are there."""
     from ..data.files import folders
     from ..data.sets import SETS
@@ -152,17 +155,23 @@ def _places(data_dir: str | None) -> list[tuple[str, str]]:
         places = folders(data_dir)
     except FedgroveError as error:
         return [("data", str(error))]
-    rows = [("data looked for in", ", ".join(map(str, places)))]
+    rows = [("data looked for in", ", ".join(str(place) for place in places))]
     for name, known in SETS.items():
-        there = not known.forms or any(
-            _there(place, form.files) for place in places for form in known.forms
-        )
-        rows.append((f"data {name}", "there" if there else f"not there; {known.source}"))
+        # A set without files is built in; one with several forms needs any of them.
+        is_there = not known.forms
+        for place in places:
+            for form in known.forms:
+                is_there = is_there or _has_files(place, form.files)
+        rows.append((f"data {name}", "there" if is_there else f"not there; {known.source}"))
     return rows
 
 
-def _there(place: Path, files: tuple[str, ...]) -> bool:
-    return all((place / f).exists() or (place / f.removesuffix(".gz")).exists() for f in files)
+def _has_files(place: Path, files: tuple[str, ...]) -> bool:
+    for file in files:
+        unpacked = file.removesuffix(".gz")
+        if not (place / file).exists() and not (place / unpacked).exists():
+            return False
+    return True
 
 
 def _trial() -> str:
@@ -171,9 +180,17 @@ def _trial() -> str:
 
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            small = run(
-                FedAvg(), out=Path(scratch) / "run", engine="serial", clients=4, cohort=2, rounds=1
-            ).summary
+            result = run(
+                FedAvg(),
+                clients=4,
+                cohort=2,
+                rounds=1,
+                engine="serial",
+                out=Path(scratch) / "run",
+                progress=False,
+            )
     except FedgroveError as error:
         return f"fails: {error}"
-    return f"works: {100 * small['accuracy_mean']:.1f} % on digits after one round, {small['seconds']:.1f} s"
+    accuracy = 100 * result.summary["accuracy_mean"]
+    seconds = result.summary["seconds"]
+    return f"works: {accuracy:.1f} % on digits after one round, {seconds:.1f} s"

@@ -48,6 +48,7 @@ def shape(text: str) -> Any:
 
 
 def option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
+    """An option whose default the help text names itself."""
     return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
 
 

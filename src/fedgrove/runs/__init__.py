@@ -1,0 +1,1 @@
+"""A run: its loop, its folder, several in lockstep, and its scores."""

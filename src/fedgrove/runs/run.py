@@ -1,0 +1,150 @@
+"""A run: a method on a federation, and everything else that decides the result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from .. import nets, seeds
+from ..core import AnyMethod, Client, Info, Stage, Start, Task
+from ..data import Defaults, Federation
+from ..errors import InputError, check
+from ..nets import Net
+from ..parts.gate import Gate
+from ..parts.local import SGD, Adam, LocalTraining
+from ..trees import Tree
+from ..wire.held import Held
+from . import scoring
+from .store import Memory
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A method on a federation: all that decides the result, and where clients keep their memory."""
+
+    method: AnyMethod
+    federation: Federation
+    net: Net
+    memory: Memory
+    rounds: int = 20
+    cohort: int = 10
+    seed: int = 0
+    finetune: tuple[int, ...] = (0,)
+    gate: Gate = field(default_factory=Gate)
+    held: Held = field(default_factory=Held)
+
+    def __post_init__(self) -> None:
+        clients = len(self.federation.clients)
+        check(self.rounds >= 1, "rounds", self.rounds, "1 or more")
+        check(
+            1 <= self.cohort <= clients,
+            "cohort",
+            self.cohort,
+            f"between 1 and the number of clients, {clients}",
+        )
+        lengths_are_valid = bool(self.finetune) and min(self.finetune) >= 0
+        check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
+        if self.method.local is None:
+            recipe = recipe_of(self.federation.defaults)
+            # The class is frozen; this is its one default that depends on another field.
+            object.__setattr__(self, "method", with_recipe(self.method, recipe))
+
+    @cached_property
+    def infos(self) -> dict[int, Info]:
+        """What the server knows of each client."""
+        return {k: client.info for k, client in self.federation.clients.items()}
+
+    @cached_property
+    def params(self) -> Tree:
+        """The network's initial parameters: both sides draw them from the seed."""
+        return self.net.params()
+
+    @cached_property
+    def start(self) -> Start:
+        """What the server knows before the first round."""
+
+        def fresh(j: int) -> Tree:
+            return self.net.redraw(seeds.derive(self.seed, "net", j))
+
+        return Start(self.params, self.net, self.infos, self.rounds, fresh)
+
+    @cached_property
+    def initial_state(self) -> Any:
+        """The method's state before round 0, made once."""
+        return self.method.init(self.start)
+
+    def client(self, task: Task, memory: dict[str, Tree]) -> Client:
+        """The client a task is for, with what it remembers."""
+        data = self.federation.clients[task.to]
+        # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
+        # something beside its training draws what it would draw without.
+        purpose = task.verb.partition(":")[0]
+        seed = seeds.derive(self.seed, task.round, task.to, purpose)
+        return Client(task.to, data.info, data, memory, self.net, self.params, seed)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """What a client does: the method's own verbs, and the two that every run has."""
+        if verb == "evaluate":
+            return scoring.evaluate_stages(self.method)
+        if verb == "finetune":
+            return scoring.finetune_stages(self.method, self.finetune)
+        return self.method.work(verb)
+
+
+def recipe_of(defaults: Defaults) -> LocalTraining:
+    """How a data set trains a client by default."""
+    if defaults.optimiser == "SGD":
+        optimiser = SGD(defaults.lr, defaults.momentum, defaults.weight_decay)
+        return LocalTraining(defaults.epochs, defaults.batch, optimiser)
+    adam = Adam(defaults.lr, weight_decay=defaults.weight_decay)
+    return LocalTraining(defaults.epochs, defaults.batch, adam)
+
+
+def with_recipe(method: AnyMethod, local: LocalTraining) -> AnyMethod:
+    """The same method with another training recipe."""
+    changed: AnyMethod = replace(method, local=local)  # type: ignore[type-var]
+    return changed
+
+
+def build(
+    method: AnyMethod,
+    federation: Federation,
+    memory: Memory,
+    *,
+    net: Any = None,
+    rounds: int | None = None,
+    cohort: int | None = None,
+    seed: int = 0,
+    finetune: Sequence[int] = (0,),
+) -> Run:
+    """A run with the data set's defaults for what is None. Nothing is written.
+
+    The method makes its initial state here, so that what it refuses, it refuses before a run folder
+    is made.
+    """
+    defaults = federation.defaults
+    if not federation.clients:
+        raise InputError(
+            f"{federation.name} has no clients left; ask for fewer clients or another partition."
+        )
+    if net is None:
+        net = defaults.net
+    if rounds is None:
+        rounds = defaults.rounds
+    if cohort is None:
+        cohort = min(defaults.cohort, len(federation.clients))
+    module = nets.build(net, federation.shape, federation.classes, seed)
+    run = Run(
+        method=method,
+        federation=federation,
+        net=Net(module, federation.shape),
+        memory=memory,
+        rounds=rounds,
+        cohort=cohort,
+        seed=seed,
+        finetune=tuple(finetune),
+    )
+    _ = run.initial_state
+    return run

@@ -1,0 +1,249 @@
+"""How well clients are served: the stages that score them, and the figures made of their scores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .. import methods
+from ..core import (
+    AnyMethod,
+    Batch,
+    Batches,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Measure,
+    Outcome,
+    Report,
+    Stage,
+    Train,
+)
+from ..nets import Net
+from ..parts.objective import CrossEntropy
+from ..trees import Tree
+from ..wire.ledger import Ledger
+
+if TYPE_CHECKING:
+    from .run import Run
+
+# ---- what a client does ----------------------------------------------------------------------------------------------
+
+
+def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
+    """Score the model the client would use now."""
+    return (*method.work("use"), *_score_stages("model", 0), Give(_scores((0,), keep=False)))
+
+
+def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, ...]:
+    """Score the client's model after each number of epochs of fine-tuning; keep the last one."""
+    stages: list[Stage] = [*method.work("use")]
+    for epochs in lengths:
+        if epochs == 0:
+            stages.append(Edit(_untuned))
+        else:
+            recipe = method.local
+            if recipe is not None:
+                recipe = replace(recipe, epochs=epochs)
+            stages.append(Train(CrossEntropy(), recipe, end=f"tuned{epochs}"))
+        stages.extend(_score_stages(f"tuned{epochs}", epochs))
+    return (*stages, Give(_scores(lengths, keep=True)))
+
+
+def _untuned(carry: Carry, client: Client) -> Carry:
+    return {**carry, "tuned0": carry["model"]}
+
+
+def _score_stages(of: str, epochs: int) -> tuple[Measure, Measure]:
+    return (
+        Measure(f"test{epochs}", correct, Batches("test"), of=of),
+        Measure(f"validation{epochs}", correct, Batches("validation"), of=of),
+    )
+
+
+def correct(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+    """How many examples of a batch are classified right, of how many, and the sum of their losses."""
+    logits = net(params, batch.x, train=False).logits
+    right = (logits.argmax(1) == batch.y).to(batch.weight.dtype)
+    loss = F.cross_entropy(logits, batch.y, reduction="none")
+    w = batch.weight
+    return {"correct": (right * w).sum(), "total": w.sum(), "loss": (loss * w).sum()}
+
+
+def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Outcome]:
+    """The last stage: accuracies and losses as metrics, and with ``keep`` the model to remember."""
+
+    def give(carry: Carry, client: Client) -> Outcome:
+        mask = carry.get("model.mask")
+        metrics = {
+            "density": client.layout.density(mask),
+            "params": float(kept(client.layout.size, mask)),
+        }
+        for epochs in lengths:
+            for split in ("test", "validation"):
+                sums = carry[f"{split}{epochs}"]
+                # No batches, no sums: a client may have no validation examples.
+                total = float(sums["total"]) if sums else 0.0
+                accuracy = 0.0
+                loss = 0.0
+                if total:
+                    accuracy = float(sums["correct"]) / total
+                    loss = float(sums["loss"]) / total
+                metrics[f"{split}{epochs}"] = accuracy
+                metrics[f"{split}_loss{epochs}"] = loss
+        memory = {}
+        if keep:
+            memory["own"] = carry[f"tuned{lengths[-1]}"]
+        return Outcome(metrics=metrics, memory=memory)
+
+    return give
+
+
+def kept(size: int, mask: Mapping[str, Tensor] | None) -> int:
+    """How many of ``size`` parameters are left under a mask."""
+    if mask is None:
+        return size
+    return size - sum(int((~leaf).sum()) for leaf in mask.values())
+
+
+# ---- figures over clients --------------------------------------------------------------------------------------------
+
+
+def spread(accuracies: Sequence[float], prefix: str = "accuracy") -> dict[str, float]:
+    """Mean, standard deviation over clients (the papers' "fairness"), worst client, worst tenth.
+
+    The worst tenth holds at least one client: ⌈K/10⌉ of K.
+
+    >>> spread([0.5, 1.0, 0.9])
+    {'accuracy_mean': 0.8, 'accuracy_std': 0.21602469, 'accuracy_worst': 0.5, 'accuracy_worst10': 0.5}
+    """
+    count = len(accuracies)
+    if not count:
+        return {f"{prefix}_{key}": math.nan for key in ("mean", "std", "worst", "worst10")}
+    ranked = sorted(accuracies)
+    # fsum: the result does not depend on the order of clients.
+    mean = math.fsum(ranked) / count
+    std = math.sqrt(math.fsum((a - mean) ** 2 for a in ranked) / count)
+    tenth = ranked[: math.ceil(count / 10)]
+    return {
+        f"{prefix}_mean": round(mean, 8),
+        f"{prefix}_std": round(std, 8),
+        f"{prefix}_worst": round(ranked[0], 8),
+        f"{prefix}_worst10": round(math.fsum(tenth) / len(tenth), 8),
+    }
+
+
+def scores(reports: Iterable[Report]) -> dict[str, Any]:
+    """What a line of metrics.jsonl says of an evaluation."""
+    ledger = Ledger()
+    evaluated = list(ledger.tally(reports))
+    validation = spread(_metric(evaluated, "validation0"))
+    return {
+        **spread(_metric(evaluated, "test0")),
+        "validation_mean": validation["accuracy_mean"],
+        "loss_mean": round(_mean(evaluated, "test_loss0"), 8),
+        "density": round(_mean(evaluated, "density"), 8),
+        **ledger.totals("bytes_evaluate"),
+    }
+
+
+def _metric(reports: Sequence[Report], name: str) -> list[float]:
+    return [report.metrics[name] for report in reports]
+
+
+def _mean(reports: Sequence[Report], name: str) -> float:
+    return sum(_metric(reports, name)) / len(reports)
+
+
+def summarise(
+    run: Run, lines: Sequence[Mapping[str, Any]], engine: str, state: Any, tuned: Iterable[Report]
+) -> dict[str, Any]:
+    """The figures of a finished run, all but its seconds.
+
+    ``lines`` are those of metrics.jsonl, ``tuned`` the reports of the final fine-tuning.
+    """
+    delivery = Ledger()
+    reports = list(delivery.tally(tuned))
+    training = Ledger()
+    for line in lines:
+        training.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
+    after = {str(epochs): spread(_metric(reports, f"test{epochs}")) for epochs in run.finetune}
+    # With several lengths of fine-tuning the last one gives the headline.
+    last = run.finetune[-1]
+    sizes = group_sizes(run, state)
+    clients = len(run.infos)
+    federation = run.federation
+    layout = run.net.layout
+    return {
+        "method": methods.name_of(run.method),
+        "data": federation.name,
+        "partition": federation.partition,
+        "scenario": federation.scenario,
+        "split": federation.split,
+        "engine": engine,
+        "seed": run.seed,
+        "rounds": run.rounds,
+        "clients": clients,
+        "cohort": run.cohort,
+        "groups": len(sizes),
+        "group_sizes": sizes,
+        **after[str(last)],
+        "validation_mean": spread(_metric(reports, f"validation{last}"))["accuracy_mean"],
+        "finetune": after,
+        "density": round(_mean(reports, "density"), 8),
+        "params": layout.size,
+        "params_mean": _mean(reports, "params"),
+        "macs": layout.macs,
+        **training.totals(),
+        **training.parts(),
+        "bytes_paper": run.method.paper_bytes(run.net, clients, run.cohort, run.rounds),
+        # A line of an exchange after which nobody was scored has no such key.
+        "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
+        "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
+        **delivery.totals("bytes_deliver"),
+        "refused": sum(len(line.get("refused", [])) for line in lines),
+        "accuracy_clients": {
+            str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
+        },
+        "notes": [*federation.notes, *_lonely_groups(run, sizes)],
+    }
+
+
+def group_sizes(run: Run, state: Any) -> list[int]:
+    """How many clients share each model, the largest group first.
+
+    A method whose state says who is in which group is believed. Otherwise clients that are
+    delivered the same model are a group, and clients that only use their own are one each.
+    """
+    groups: Mapping[int, int] | None = getattr(state, "groups", None)
+    if groups:
+        return sorted(Counter(groups.values()).values(), reverse=True)
+    # All at once, so that each is alive as long as its id is a label.
+    delivered = {k: run.method.deliver(state, k).get("model") for k in run.infos}
+    labels: list[tuple[str, int]] = []
+    for k, packet in delivered.items():
+        if packet is None:
+            labels.append(("client", k))
+        else:
+            labels.append(("model", id(packet.values)))
+    return sorted(Counter(labels).values(), reverse=True)
+
+
+def _lonely_groups(run: Run, sizes: Sequence[int]) -> list[str]:
+    """A warning where a grouping left clients on their own."""
+    alone = sizes.count(1)
+    groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.infos)
+    if not alone or not groups_clients:
+        return []
+    subject = "a group has" if alone == 1 else f"{alone} groups have"
+    return [
+        f"{subject} one client only: fewer clusters, or a warm-up before they are formed, may give "
+        "more even ones"
+    ]
