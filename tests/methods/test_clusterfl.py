@@ -12,7 +12,7 @@ from tests.conftest import make_run, play, remembered
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
-from fedgrove.methods.clusterfl import divided, leading, shares
+from fedgrove.methods.clusterfl import cluster_labels, leading_eigenvectors, shares
 from fedgrove.parts.objective import Clustered
 from fedgrove.runs.rounds import plan
 
@@ -27,7 +27,7 @@ def test_the_ideal_case_gives_the_cluster_means() -> None:
     wanted = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]] * 2, dtype=F64) / 2
     assert (shares(IDEAL, 2) - wanted).abs().max() < 1e-12
     assert (shares(IDEAL, 2) @ IDEAL - IDEAL).abs().max() < 1e-12
-    assert divided(IDEAL, 2) == [0, 1, 0, 1]
+    assert cluster_labels(IDEAL, 2) == [0, 1, 0, 1]
 
 
 def test_unequal_clusters_nearly_ideal() -> None:
@@ -35,7 +35,7 @@ def test_unequal_clusters_nearly_ideal() -> None:
     g = torch.Generator().manual_seed(0)
     kinds = torch.randn(2, 400, generator=g, dtype=F64)
     rows = kinds[[0, 0, 1, 0, 1]] + 0.1 * torch.randn(5, 400, generator=g, dtype=F64)
-    assert divided(rows, 2) == [0, 0, 1, 0, 1]
+    assert cluster_labels(rows, 2) == [0, 0, 1, 0, 1]
     u, means = shares(rows, 2) @ rows, torch.stack([rows[[0, 1, 3]].mean(0), rows[[2, 4]].mean(0)])
     for k, kind in enumerate((0, 0, 1, 0, 1)):
         assert (u[k] - means[kind]).norm() < 0.25 * (rows[k] - means[kind]).norm()
@@ -44,9 +44,9 @@ def test_unequal_clusters_nearly_ideal() -> None:
 def test_leading_are_orthonormal_in_order_and_span_all_clients_at_most() -> None:
     rows = torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=F64))
     assert (
-        leading(rows, 2).abs() - torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=F64)
+        leading_eigenvectors(rows, 2).abs() - torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=F64)
     ).abs().max() < 1e-12
-    assert leading(rows, 9).shape == (3, 3)
+    assert leading_eigenvectors(rows, 9).shape == (3, 3)
     assert (shares(rows, 9) - torch.eye(3, dtype=F64)).abs().max() < 1e-12
 
 
@@ -56,9 +56,9 @@ def test_directions_that_are_only_rounding_decide_nothing(seed: int) -> None:
     noise = torch.randn(6, 40, generator=torch.Generator().manual_seed(seed), dtype=F64)
     start = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=F64)
     rows = start.repeat(6, 1)
-    assert divided(rows + 1e-14 * noise, 3) == [0] * 6
+    assert cluster_labels(rows + 1e-14 * noise, 3) == [0] * 6
     rows[2] += 0.1 * torch.randn(40, generator=torch.Generator().manual_seed(2), dtype=F64)
-    assert divided(rows + 1e-14 * noise, 3) == [0, 0, 1, 0, 0, 0]
+    assert cluster_labels(rows + 1e-14 * noise, 3) == [0, 0, 1, 0, 0, 0]
     assert (shares(rows, 3) @ rows - rows).abs().max() < 1e-9  # two models span all there is
 
 
