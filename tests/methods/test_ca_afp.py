@@ -16,20 +16,46 @@ from fedgrove.core import Packet, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import CAAFP
+from fedgrove.methods.ca_afp import Clock, Phase
 from fedgrove.parts.group import nearest
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
+from fedgrove.parts.schedule import Churn
 from fedgrove.runs.rounds import draw_cohort, evaluation, rounds
 
-# ---- phases ----------------------------------------------------------------------------------------------------------
+# ---- phases --------------------------------------------------------------------------------------
+
+
+def test_the_clock_by_hand() -> None:
+    """Phases of 1, 2 and 4 rounds, f = 2: steps before rounds 1, 2 and 4 of phase 3."""
+    clocks = [Clock(completed, (1, 2, 4), Churn(every=2)) for completed in range(8)]
+    rows = [(c.phase, c.prune_round, c.step_is_due, c.next_step) for c in clocks]
+    assert rows == [
+        (Phase.WARM_UP, -2, False, 1),
+        (Phase.STABILISE, -1, False, 1),
+        (Phase.STABILISE, 0, False, 1),
+        (Phase.PRUNE, 1, True, 2),
+        (Phase.PRUNE, 2, True, 4),
+        (Phase.PRUNE, 3, False, 4),
+        (Phase.PRUNE, 4, True, None),
+        (Phase.PERSONAL, 5, False, None),
+    ]
+    assert [clock.rounds_until_prune for clock in clocks[:3]] == [3, 2, 1]
+
+
+def test_the_clock_of_a_run_that_never_prunes() -> None:
+    clock = Clock(1, (1, 1, 0), Churn(every=1))
+    assert clock.phase is Phase.STABILISE
+    assert clock.next_step is None
+    assert not Clock(2, (1, 1, 0), Churn(every=1)).step_is_due
 
 
 def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
-    """f = 2: evidence from the last 2 of the 3 rounds of phase 2; steps before rounds 1, 2 and 4 of phase 3, so
-    evidence in its rounds 1, 2 and 3 and none in 4 and 5."""
+    """f = 2: evidence from the last 2 of the 3 rounds of phase 2; steps before rounds 1, 2 and 4 of
+    phase 3, so evidence in its rounds 1, 2 and 3 and none in 4 and 5."""
     run = tiny(tmp_path, phases=(2, 3, 5), every=2, start=0.7)
-    found = [(before.round, verbs(tasks)) for before, tasks, _, _ in exchanges(run)]
-    assert found == [
+    rounds_and_verbs = [(before.round, verbs(tasks)) for before, tasks, _, _ in exchanges(run)]
+    assert rounds_and_verbs == [
         (0, {"train"}),
         (1, {"train"}),
         (2, {"cluster"}),
@@ -55,7 +81,7 @@ def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
         ),
         ({"phases": (0, 0, 2), "every": 5}, ["cluster:evidence", "train:near", "train:near"]),
         ({"phases": (0, 0, 2), "density": 1.0}, ["cluster", "train:near", "train:near"]),
-        # the first mask keeps everything, so nothing is asked for it
+        # The first mask keeps everything, so nothing is asked for it.
         ({"phases": (0, 0, 2), "start": 1.0}, ["cluster", "train:evidence", "train:near"]),
         ({"phases": (0, 1, 1)}, ["cluster", "train:evidence", "train:near"]),
         ({"phases": (1, 1, 0)}, ["train", "cluster", "train:near"]),
@@ -66,21 +92,22 @@ def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
 def test_evidence_is_asked_for_only_when_a_step_uses_it(
     words: dict, wanted: list[str], tmp_path: Path
 ) -> None:
-    found = []
+    seen = []
     for _, tasks, answers, _ in exchanges(tiny(tmp_path, **words)):
         (verb,) = verbs(tasks)
-        found.append(verb)
-        assert all(("evidence" in r.give) == verb.endswith("evidence") for r in answers)
-    assert found == wanted
+        seen.append(verb)
+        for report in answers:
+            assert ("evidence" in report.give) == verb.endswith("evidence")
+    assert seen == wanted
 
 
 def test_evidence_gathers_from_step_to_step(tmp_path: Path) -> None:
-    """f = 3: steps before rounds 1, 3 and 6 of phase 3. Votes add up in between, and begin anew after a step."""
+    """f = 3: steps before rounds 1, 3 and 6 of phase 3. Votes add up between steps."""
     run = tiny(tmp_path, phases=(0, 3, 6), every=3, clusters=1, cohort=4)
-    gathered = [
-        float(after.evidence[0]["votes"]) if after.evidence else 0 for *_, after in exchanges(run)
-    ]
-    assert gathered == [0, 4, 8, 0, 4, 0, 4, 8, 0, 0]
+    votes = []
+    for *_, after in exchanges(run):
+        votes.append(float(after.evidence[0]["votes"]) if after.evidence else 0)
+    assert votes == [0, 4, 8, 0, 4, 0, 4, 8, 0, 0]
 
 
 def test_the_clustering_is_with_everyone_is_no_round_and_changes_no_weights(tmp_path: Path) -> None:
@@ -96,23 +123,24 @@ def test_the_clustering_is_with_everyone_is_no_round_and_changes_no_weights(tmp_
             assert all(trees.equal(model, before.models[0]) for model in after.models.values())
             assert trees.equal(after.reference, before.models[0])
             assert not after.masks
-            assert all(
-                r.give["update"].values[k].dtype == torch.float16
-                for r in answers
-                for k in run.params
-            )
-            # without a warm-up both sides know the reference: nothing is sent
+            for report in answers:
+                update = report.give["update"].values
+                assert all(update[k].dtype == torch.float16 for k in run.params)
+            # Without a warm-up both sides know the reference: nothing is sent.
             assert all(bool(task.send) == bool(phases[0]) for task in tasks)
 
 
 def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_path: Path) -> None:
-    found = []
+    updates = {}
+    groups = {}
     for epochs in (1, 3):
         run = tiny(tmp_path / str(epochs), phases=(0, 1, 0), local=replace(CALM, epochs=epochs))
         _, _, answers, after = next(exchanges(run))
-        found.append(([r.give["update"].values for r in answers], after.groups))
-    (short, groups), (long, same) = found
-    assert groups == same
+        updates[epochs] = [report.give["update"].values for report in answers]
+        groups[epochs] = after.groups
+    assert groups[1] == groups[3]
+    short = updates[1]
+    long = updates[3]
     assert all(trees.equal(a, b) for a, b in zip(short, long, strict=True))
     assert all(float(trees.flat(update).abs().max()) > 0 for update in short)
 
@@ -121,8 +149,9 @@ def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_p
 def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
     phases: tuple, tmp_path: Path
 ) -> None:
-    """One step of gradient descent from w_c with mu = 1 / lr: w_c - lr (g + (w_c - w_ref) / lr) = w_ref - lr g, where
-    lr g is what a step without the pull moves. The warm-up knows no pull; the reference is where it ended."""
+    """One step of gradient descent from w_c with mu = 1 / lr: w_c - lr (g + (w_c - w_ref) / lr) =
+    w_ref - lr g, where lr g is what a step without the pull moves. The warm-up has no pull; the
+    reference is where it ended."""
     lr = 0.05
     pull = Proximal(1 / lr, "reference")
     run = tiny(
@@ -138,9 +167,8 @@ def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
         if verbs(tasks) == {"cluster"}:
             reference = after.reference
             assert trees.equal(reference, before.models[0] if phases[0] else run.params)
-            for report in (
-                answers
-            ):  # one epoch is one step here: in 16 bits, what it moves from the reference
+            # One epoch is one step here: the update is what it moves, in 16 bits.
+            for report in answers:
                 (alone,) = reports(free, Serial(), [Task(report.of, {"model": Packet(reference)})])
                 update = trees.sub(alone.give["model"].values, reference)
                 assert trees.distance(report.give["update"].values, update) < 2**-11 * float(
@@ -149,13 +177,15 @@ def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
             continue
         for task, report in zip(tasks, answers, strict=True):
             (alone,) = reports(free, Serial(), [Task(task.to, task.send, round=task.round)])
-            w, moved = task.send["model"].values, alone.give["model"].values
-            step = moved if not before.groups else {k: reference[k] + moved[k] - w[k] for k in w}
+            w = task.send["model"].values
+            step = alone.give["model"].values
+            if before.groups:
+                step = {k: reference[k] + step[k] - w[k] for k in w}
             assert trees.distance(report.give["model"].values, step) < 1e-12
     assert not trees.equal(reference, before.models[0])
 
 
-# ---- density ---------------------------------------------------------------------------------------------------------
+# ---- density -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("net", ["mlp", "har-cnn"])
@@ -174,13 +204,17 @@ def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(
     words: dict, net: str, tmp_path: Path
 ) -> None:
     run = tiny(tmp_path, net=net, **words)
-    made, (warm, stable, last), total = run.method, words["phases"], run.net.layout.prunable_size
-    wanted, steps = round(made.first * total), made.schedule.steps(last)
-    goal, seen = round(made.density * total), 0
+    method = run.method
+    warm, stable, last = words["phases"]
+    total = run.net.layout.prunable_size
+    steps = method.schedule.steps(last)
+    wanted = round(method.first * total)
+    goal = round(method.density * total)
+    seen = 0
     for before, tasks, answers, after in exchanges(run):
         t = after.round - warm - stable + 1
         if before.masks and after.round > before.round and t in steps:
-            wanted -= round((wanted - goal) / made.schedule.left(t, last))
+            wanted -= round((wanted - goal) / method.schedule.left(t, last))
         if not after.masks:
             continue
         seen += 1
@@ -205,43 +239,39 @@ def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
         mask = state.masks[state.groups[report.of]]
         own = run.memory.read(run.memory.files[report.of])["own"]
         assert all(bool((own[k][~m] == 0).all()) for k, m in mask.items())
-        assert not trees.equal(own, state.models[state.groups[report.of]])  # it was tuned
+        # It was tuned.
+        assert not trees.equal(own, state.models[state.groups[report.of]])
         assert report.metrics["density"] == pytest.approx(0.3, abs=1 / run.net.layout.prunable_size)
 
 
 def test_what_a_client_sends_outside_the_mask_does_not_count(tmp_path: Path) -> None:
     def overstep(answers: list[Report]) -> list[Report]:
-        return [
-            replace(
-                r,
-                give={
-                    **r.give,
-                    "model": Packet({k: v + 1 for k, v in r.give["model"].values.items()}),
-                },
-            )
-            if "model" in r.give
-            else r
-            for r in answers
-        ]
+        changed = []
+        for report in answers:
+            if "model" in report.give:
+                everywhere = {k: v + 1 for k, v in report.give["model"].values.items()}
+                report = replace(report, give={**report.give, "model": Packet(everywhere)})
+            changed.append(report)
+        return changed
 
     for *_, after in exchanges(tiny(tmp_path, phases=(0, 0, 2), every=5), overstep):
-        assert all(
-            bool((after.models[g][k][~m] == 0).all())
-            for g, mask in after.masks.items()
-            for k, m in mask.items()
-        )
+        for g, mask in after.masks.items():
+            assert all(bool((after.models[g][k][~m] == 0).all()) for k, m in mask.items())
 
 
 def test_churn_changes_places_and_regrown_weights_start_at_zero(tmp_path: Path) -> None:
-    """At the target already, 10 % of the weights of a group in which two clients spoke change places in a step.
+    """At the target already, 10 % of a group's weights change places in a step.
 
-    What comes from outside the mask is zero in the model that is broadcast, and has moved when it comes back.
+    What comes from outside the mask is zero in the model that is broadcast, and has moved when it
+    comes back.
     """
     run = tiny(tmp_path, phases=(0, 0, 3), clusters=1, churn=0.1, density=0.5)
     states = [after for *_, after in exchanges(run)]
     total = run.net.layout.prunable_size
     for one, other in pairwise(states[:3]):
-        (a, b), (model,) = ((trees.flat(s.masks[0]) for s in (one, other)), other.models.values())
+        a = trees.flat(one.masks[0])
+        b = trees.flat(other.masks[0])
+        (model,) = other.models.values()
         assert int((a & ~b).sum()) == int((b & ~a).sum()) == round(0.1 * round(0.5 * total))
         new = trees.flat(trees.pick(model, run.net.layout.prunable))[b & ~a]
         assert bool((new == 0).all())
@@ -255,8 +285,9 @@ def test_churn_changes_places_and_regrown_weights_start_at_zero(tmp_path: Path) 
 
 
 def test_the_first_mask_by_hand(tmp_path: Path) -> None:
-    """One group without a warm-up: the score is .5 |w|/max|w| + .25/(1 + Var D) + .25 |mean sign|, as the clustering
-    exchange's reports show it, and the round(.3 d) best of all layers together stay."""
+    """One group without a warm-up: the score is .5 |w|/max|w| + .25/(1 + Var D) + .25 |mean sign|,
+    as the clustering exchange's reports show it, and the round(.3 d) best of all layers together
+    stay."""
     run = tiny(tmp_path, phases=(0, 0, 1), clusters=1)
     _, _, answers, after = next(exchanges(run))
     names = run.net.layout.prunable
@@ -276,16 +307,21 @@ def test_the_first_mask_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_group_of_one_keeps_its_mask_but_follows_the_schedule(tmp_path: Path) -> None:
-    """As many groups as clients: nobody agrees with anybody. Nothing regrows, and the deficit goes by magnitude."""
+    """As many groups as clients: nothing to agree on, nothing regrows, magnitude decides."""
     run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, start=0.7, churn=0.2)
-    steps, after = 0, None
+    steps = 0
+    after = None
     for before, _, answers, after in exchanges(run):
-        for report in answers if before.masks else ():
+        if not before.masks:
+            continue
+        for report in answers:
             g = before.groups[report.of]
-            a, b = trees.flat(before.masks[g]), trees.flat(after.masks[g])
+            a = trees.flat(before.masks[g])
+            b = trees.flat(after.masks[g])
             assert not bool((b & ~a).any())
-            if bool((a & ~b).any()):  # the group's mean is its one client's model
+            if bool((a & ~b).any()):
                 steps += 1
+                # The group's mean is its one client's model.
                 w = trees.flat(
                     trees.pick(report.give["model"].values, run.net.layout.prunable)
                 ).abs()
@@ -304,13 +340,13 @@ def test_a_group_of_one_at_the_target_keeps_its_mask(tmp_path: Path) -> None:
 def test_a_density_that_rises(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(0, 0, 4), clusters=1, start=0.2, density=0.6)
     total = run.net.layout.prunable_size
-    found = [counts(after)[0] for *_, after in exchanges(run)]
-    # 20 % first; then R = 2, 1, 1: half of the 40 % that are missing, the rest, nothing
-    assert [round(n / total, 3) for n in found] == [0.2, 0.4, 0.6, 0.6, 0.6]
-    assert found[-1] == round(0.6 * total)
+    active = [counts(after)[0] for *_, after in exchanges(run)]
+    # 20 % first; then R = 2, 1, 1: half of the 40 % that are missing, the rest, nothing.
+    assert [round(n / total, 3) for n in active] == [0.2, 0.4, 0.6, 0.6, 0.6]
+    assert active[-1] == round(0.6 * total)
 
 
-# ---- late joiners ----------------------------------------------------------------------------------------------------
+# ---- late joiners --------------------------------------------------------------------------------
 
 
 def without(late: int) -> Filter:
@@ -318,7 +354,9 @@ def without(late: int) -> Filter:
 
     def lose(answers: list[Report]) -> list[Report]:
         clustering = len(answers) == len(SIZES) and all("update" in r.give for r in answers)
-        return [r for r in answers if r.of != late] if clustering else answers
+        if not clustering:
+            return answers
+        return [r for r in answers if r.of != late]
 
     return lose
 
@@ -329,25 +367,26 @@ def test_a_late_joiner_shows_its_update_when_it_is_drawn_and_joins_the_nearest(
 ) -> None:
     run = tiny(tmp_path, phases=phases)
     drawn = [draw_cohort(run, t) for t in range(phases[0], sum(phases))]
+    # Not in the first cohort, and drawn at least twice afterwards.
     late = next(
         k for k in run.infos if k not in drawn[0] and sum(k in cohort for cohort in drawn) > 1
     )
-    asked = []
+    verbs_of_late = []
     for before, tasks, answers, after in exchanges(run, without(late)):
         mine = next((task for task in tasks if task.to == late), None)
         if mine is None or not before.groups:
             assert late not in after.groups or late in before.groups
             continue
-        if not asked:
+        if not verbs_of_late:
             assert set(mine.send) == ({"reference"} if phases[0] else set())
             assert {task.to for task in tasks if task.verb == "cluster"} == {late}
             assert after.round == before.round + 1
             (update,) = (r.give["update"].values for r in answers if r.of == late)
             vector = trees.flat({k: v.float() for k, v in update.items()})
             assert after.groups == {**before.groups, late: nearest(vector, before.centres)}
-        asked.append(mine.verb.partition(":")[0])
-    assert asked[0] == "cluster"
-    assert set(asked[1:]) == {"train"}
+        verbs_of_late.append(mine.verb.partition(":")[0])
+    assert verbs_of_late[0] == "cluster"
+    assert set(verbs_of_late[1:]) == {"train"}
 
 
 def test_a_late_joiner_drawn_alone_takes_up_the_round(tmp_path: Path) -> None:
@@ -360,7 +399,7 @@ def test_a_late_joiner_drawn_alone_takes_up_the_round(tmp_path: Path) -> None:
 
 
 def test_a_late_joiner_joins_its_twin(tmp_path: Path) -> None:
-    """Client 4 holds the data of client 0 and misses the clustering; when it is drawn it joins 0, wherever that is."""
+    """Client 4 holds client 0's data and misses the clustering: it joins 0, wherever that is."""
     run = tiny(tmp_path, phases=(0, 3, 0), cohort=5, sizes=(20, 13, 24, 17, 20), clusters=3)
     run.federation.clients[4] = run.federation.clients[0]
     states = [after for *_, after in exchanges(run, without(4))]
@@ -369,7 +408,7 @@ def test_a_late_joiner_joins_its_twin(tmp_path: Path) -> None:
     assert states[1].groups[4] == states[1].groups[0]
 
 
-# ---- refusals --------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ from fedgrove.methods import CAAFP
 from fedgrove.runs.store import Memory, freeze, thaw
 from fedgrove.wire.held import Held
 
-# ---- engines and checkpoints -----------------------------------------------------------------------------------------
+# ---- engines and checkpoints ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("net", ["mlp", "har-cnn"])
 def test_batched_is_serial_is_pool_with_churn_steps(net: str, tmp_path: Path) -> None:
-    """One client has more examples than a Measure's batch of 256 holds, so that its gradient is summed over two."""
+    """One client has more examples than a Measure's batch of 256: it sums two gradients."""
     words = {
         "phases": (1, 1, 3),
         "start": 0.6,
@@ -32,25 +32,26 @@ def test_batched_is_serial_is_pool_with_churn_steps(net: str, tmp_path: Path) ->
         "net": net,
         "sizes": (270, 13, 24, 17, 9),
     }
-    found = []
+    ends = []
     for engine in (Serial(), Batched(), Pool(workers=2)):
         run = tiny(tmp_path / engine.name, **words)
         state = play(run, engine)
-        found.append((state, remembered(run)))
+        ends.append((state, remembered(run)))
         engine.close()
-    serial, kept = found[0]
+    serial, memory = ends[0]
     assert set(serial.groups.values()) == {0, 1}
-    for other, also in found[1:]:
+    for other, other_memory in ends[1:]:
         assert other.groups == serial.groups
         assert all(trees.equal(other.masks[g], serial.masks[g]) for g in serial.masks)
         assert trees.distance(tensors(other), tensors(serial)) < 1e-9
-        assert trees.distance(also, kept) < 1e-9
+        assert trees.distance(other_memory, memory) < 1e-9
 
 
 def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
-    """Frozen after every exchange: in the warm-up, after the clustering, in both later phases, around every step."""
+    """Frozen after every exchange: in all phases, after the clustering, around every step."""
     run = tiny(tmp_path / "whole", phases=(1, 2, 3), every=2, start=0.6)
-    points, stages = [], []
+    points = []
+    stages = []
     for before, tasks, _, after in exchanges(run):
         kept: trees.Tree = {}
         frozen = freeze(after, kept)
@@ -73,7 +74,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
         assert (last.groups, last.round) == (end.groups, end.round)
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 WISDM = {
     "net": "har-cnn",
@@ -97,16 +98,17 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_mebibytes_are_those_of_the_papers_table(name: str) -> None:
-    """Eq. 13, e.g. (15, 15, 20) on WISDM, in units of 8 * 124,198 bytes: 30 rounds of 10, 20 of 10 * .3, 36 once:
-    300 + 60 + 36 = 396 -> 375.2 MiB."""
-    made, wisdm, uci = TABLE[name]
-    assert cost(made, **WISDM)["mib_paper"] == wisdm
-    assert cost(made, **UCI)["mib_paper"] == uci
+    """Eq. 13, e.g. (15, 15, 20) on WISDM, in units of 8 * 124,198 bytes: 30 rounds of 10, 20 of
+    10 * .3, 36 once: 300 + 60 + 36 = 396 -> 375.2 MiB."""
+    method, wisdm, uci = TABLE[name]
+    assert cost(method, **WISDM)["mib_paper"] == wisdm
+    assert cost(method, **UCI)["mib_paper"] == uci
 
 
 def test_nominal_bytes_of_a_falling_density_by_hand(tmp_path: Path) -> None:
-    """Phases (1, 1, 4), .7 -> .3, f = 1, 5 clients, cohort 4, d = 5187. R before rounds 2, 3, 4 is 2, 1, 1, so the
-    density is .7, .5, .3, .3: 4 * (1 + 1 + .7 + .5 + .3 + .3) + 5 = 20.2 dense messages, both ways."""
+    """Phases (1, 1, 4), .7 -> .3, f = 1, 5 clients, cohort 4, d = 5187. R before rounds 2, 3, 4 is
+    2, 1, 1, so the density is .7, .5, .3, .3: 4 * (1 + 1 + .7 + .5 + .3 + .3) + 5 = 20.2 dense
+    messages, both ways."""
     run = tiny(tmp_path, phases=(1, 1, 4), start=0.7)
     assert run.method.paper_bytes(run.net, 5, 4, 6) == round(20.2 * 8 * 5187)
 
@@ -121,14 +123,14 @@ def test_a_real_runs_nominal_bytes_are_those_of_cost(made: CAAFP, tmp_path: Path
     real = fedgrove.run(
         made, data="digits", engine="serial", out=tmp_path / "run", evaluate=0, **words
     ).summary
-    found = cost(made, net="mlp", shape=(1, 8, 8), classes=10, **words)
-    assert real["bytes_paper"] == found["bytes_paper"]
+    estimate = cost(made, net="mlp", shape=(1, 8, 8), classes=10, **words)
+    assert real["bytes_paper"] == estimate["bytes_paper"]
     assert real["density"] == pytest.approx(0.3, abs=1e-4)
 
 
 def test_evidence_is_counted_where_it_is_sent(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(0, 0, 2), dtype=torch.float32)
-    shown = [
-        [r.cost["up"].get("scores", 0) > 0 for r in answers] for _, _, answers, _ in exchanges(run)
-    ]
-    assert shown == [[True] * 5, [True] * 4, [False] * 4]
+    counted = []
+    for _, _, answers, _ in exchanges(run):
+        counted.append([report.cost["up"].get("scores", 0) > 0 for report in answers])
+    assert counted == [[True] * 5, [True] * 4, [False] * 4]

@@ -12,54 +12,59 @@ from tests.conftest import make_run, play, remembered
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
-from fedgrove.methods.clusterfl import divided, leading, shares
+from fedgrove.methods.clusterfl import cluster_labels, leading_eigenvectors, shares
 from fedgrove.parts.objective import Clustered
 from fedgrove.runs.rounds import plan
 
 F64 = torch.float64
-A, B = torch.tensor([1.0, 0.5, 0.0], dtype=F64), torch.tensor([0.5, 1.0, 0.0], dtype=F64)
+A = torch.tensor([1.0, 0.5, 0.0], dtype=F64)
+B = torch.tensor([0.5, 1.0, 0.0], dtype=F64)
 IDEAL = torch.stack([A, B, A, B])
-"""Two clusters of models of one length, not at right angles: F is (1, 1, 1, 1)/2 and (1, -1, 1, -1)/2."""
+"""Two clusters of models of one length, not at right angles.
+
+F is (1, 1, 1, 1)/2 and (1, -1, 1, -1)/2.
+"""
 
 
 def test_the_ideal_case_gives_the_cluster_means() -> None:
-    """F F^T = 1/2 for two clients of one cluster, 0 across: u is the mean of the client's cluster."""
+    """F F^T = 1/2 for two clients of one cluster, 0 across: u is the cluster's mean."""
     wanted = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]] * 2, dtype=F64) / 2
     assert (shares(IDEAL, 2) - wanted).abs().max() < 1e-12
     assert (shares(IDEAL, 2) @ IDEAL - IDEAL).abs().max() < 1e-12
-    assert divided(IDEAL, 2) == [0, 1, 0, 1]
+    assert cluster_labels(IDEAL, 2) == [0, 1, 0, 1]
 
 
 def test_unequal_clusters_nearly_ideal() -> None:
-    """Three clients of A's kind and two of B's, with noise: u is nearer the cluster's mean than any model is."""
+    """Three clients of A's kind, two of B's, with noise: u is nearer the mean than any model is."""
     g = torch.Generator().manual_seed(0)
     kinds = torch.randn(2, 400, generator=g, dtype=F64)
     rows = kinds[[0, 0, 1, 0, 1]] + 0.1 * torch.randn(5, 400, generator=g, dtype=F64)
-    assert divided(rows, 2) == [0, 0, 1, 0, 1]
-    u, means = shares(rows, 2) @ rows, torch.stack([rows[[0, 1, 3]].mean(0), rows[[2, 4]].mean(0)])
+    assert cluster_labels(rows, 2) == [0, 0, 1, 0, 1]
+    u = shares(rows, 2) @ rows
+    means = torch.stack([rows[[0, 1, 3]].mean(0), rows[[2, 4]].mean(0)])
     for k, kind in enumerate((0, 0, 1, 0, 1)):
         assert (u[k] - means[kind]).norm() < 0.25 * (rows[k] - means[kind]).norm()
 
 
 def test_leading_are_orthonormal_in_order_and_span_all_clients_at_most() -> None:
     rows = torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=F64))
-    assert (
-        leading(rows, 2).abs() - torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=F64)
-    ).abs().max() < 1e-12
-    assert leading(rows, 9).shape == (3, 3)
+    wanted = torch.tensor([[0, 0], [1, 0], [0, 1]], dtype=F64)
+    assert (leading_eigenvectors(rows, 2).abs() - wanted).abs().max() < 1e-12
+    assert leading_eigenvectors(rows, 9).shape == (3, 3)
     assert (shares(rows, 9) - torch.eye(3, dtype=F64)).abs().max() < 1e-12
 
 
 @given(st.integers(0, 2**31))
 def test_directions_that_are_only_rounding_decide_nothing(seed: int) -> None:
-    """Five clients at the start and one that has trained: two groups, whatever the last digits are."""
+    """Five clients at the start and one that has trained: two groups, whatever the rounding."""
     noise = torch.randn(6, 40, generator=torch.Generator().manual_seed(seed), dtype=F64)
     start = torch.randn(40, generator=torch.Generator().manual_seed(1), dtype=F64)
     rows = start.repeat(6, 1)
-    assert divided(rows + 1e-14 * noise, 3) == [0] * 6
+    assert cluster_labels(rows + 1e-14 * noise, 3) == [0] * 6
     rows[2] += 0.1 * torch.randn(40, generator=torch.Generator().manual_seed(2), dtype=F64)
-    assert divided(rows + 1e-14 * noise, 3) == [0, 0, 1, 0, 0, 0]
-    assert (shares(rows, 3) @ rows - rows).abs().max() < 1e-9  # two models span all there is
+    assert cluster_labels(rows + 1e-14 * noise, 3) == [0, 0, 1, 0, 0, 0]
+    # Two models span all there is.
+    assert (shares(rows, 3) @ rows - rows).abs().max() < 1e-9
 
 
 def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
@@ -67,13 +72,21 @@ def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
     state = run.method.init(run.start)
     first = state.rows[0]
     (task, *_) = plan(run, state)
-    assert (
-        trees.distance(task.send["model"].values, run.params) < 1e-12
-    )  # all equal: the mean is the start
+    # All rows are equal: the mean is the start.
+    assert trees.distance(task.send["model"].values, run.params) < 1e-12
     way = torch.randn(len(first), generator=torch.Generator().manual_seed(1), dtype=F64)
     rows = torch.stack([first + way, first - way, first + way, first - way])
     for k, task in enumerate(plan(run, replace(state, rows=rows))):
         assert (trees.flat(task.send["model"].values) - rows[k]).abs().max() < 1e-9
+
+
+def without_tree_names(memories: trees.Tree) -> trees.Tree:
+    """The leaves by client and name: the two methods keep their models under different names."""
+    leaves = {}
+    for path, leaf in memories.items():
+        client, _, name = path.split("/")
+        leaves[client + name] = leaf
+    return leaves
 
 
 def test_without_its_tie_it_is_local_training(tmp_path: Path) -> None:
@@ -83,14 +96,13 @@ def test_without_its_tie_it_is_local_training(tmp_path: Path) -> None:
     )
     play(alone, Serial())
     state = play(tied, Serial())
-    mine, theirs = (
-        {k.split("/")[0] + k.split("/")[2]: v for k, v in remembered(r).items()}
-        for r in (tied, alone)
-    )
+    mine = without_tree_names(remembered(tied))
+    theirs = without_tree_names(remembered(alone))
     assert mine
     assert trees.equal(mine, theirs)
+    # The server's row is the client's model.
     trained = {int(k.split("/")[0]) for k in remembered(tied)}
-    for k in trained:  # the server's row is the client's model
+    for k in trained:
         assert torch.equal(
             state.rows[k], torch.cat([mine[f"{k}{name}"].view(-1) for name in tied.params])
         )

@@ -19,29 +19,31 @@ def test_one_dense_round_then_a_fixed_mask_and_few_levels(
     bits: int, levels: int, tmp_path: Path
 ) -> None:
     run = make_run(methods.EfficientFL(density=0.25, bits=bits), tmp_path, net="har-cnn")
-    prunable, masks = run.net.layout.prunable, []
+    prunable = run.net.layout.prunable
+    masks = []
     loop = rounds(run)
     exchange = next(loop)
     while exchange.tasks:
-        before, answers = exchange.state, list(reports(run, Serial(), exchange.tasks))
-        assert all(
-            (task.send["model"].mask is None) == (before.round == 0) for task in exchange.tasks
-        )
+        before = exchange.state
+        answers = list(reports(run, Serial(), exchange.tasks))
+        for task in exchange.tasks:
+            assert (task.send["model"].mask is None) == (before.round == 0)
         weight = sum(r.examples for r in answers)
         model = {k: v.clone() for k, v in before.model.items()}
         for r in answers:
             packet = r.give["update"]
             assert all(len(v.unique()) <= levels for v in packet.values.values())
-            assert (
-                max(len(v.unique()) for v in packet.values.values()) > levels // 2
-            )  # 8 bits are made use of
+            # All bits are made use of.
+            assert max(len(v.unique()) for v in packet.values.values()) > levels // 2
             assert all(bool((packet.values[k][~m] == 0).all()) for k, m in before.mask.items())
             model = {k: v + packet.values[k] * r.examples / weight for k, v in model.items()}
         exchange = loop.send(answers)
         masks.append(exchange.state.mask)
         assert trees.distance(trees.masked(model, masks[-1]), exchange.state.model) < 1e-12
-        if before.round == 0:  # by the magnitude of the first mean, all layers together
-            w, kept = (trees.flat(trees.pick(tree, prunable)) for tree in (model, masks[0]))
+        if before.round == 0:
+            # By the magnitude of the first mean, all layers together.
+            w = trees.flat(trees.pick(model, prunable))
+            kept = trees.flat(trees.pick(masks[0], prunable))
             assert int(kept.sum()) == round(0.25 * len(kept))
             assert float(w[kept].abs().min()) >= float(w[~kept].abs().max()) - 1e-12
     assert len(masks) == 3
@@ -50,12 +52,12 @@ def test_one_dense_round_then_a_fixed_mask_and_few_levels(
 
 def test_eight_bits_are_close_to_none(tmp_path: Path) -> None:
     """An update on 255 levels is off by at most half a level: 1/254 of its largest value."""
-    found = []
+    models = []
     for bits in (0, 8):
         run = make_run(methods.EfficientFL(density=1.0, bits=bits), tmp_path / str(bits), rounds=1)
         loop = rounds(run)
-        found.append(loop.send(reports(run, Serial(), next(loop).tasks)).state.model)
-    exact, rough = found
+        models.append(loop.send(reports(run, Serial(), next(loop).tasks)).state.model)
+    exact, rough = models
     moved = max(float((exact[k] - run.params[k]).abs().max()) for k in exact)
     assert 0 < trees.distance(exact, rough) < 2 * moved / 254
 

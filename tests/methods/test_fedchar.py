@@ -21,7 +21,7 @@ from fedgrove.runs.run import Run
 
 
 def two_kinds(run: Run) -> Run:
-    """Odd clients call every class by the next one's name."""
+    """Odd clients label every class as the next one."""
     for k, client in run.federation.clients.items():
         if k % 2:
             run.federation.clients[k] = replace(
@@ -31,7 +31,7 @@ def two_kinds(run: Run) -> Run:
 
 
 def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
-    """Two rounds in one group, an exchange with all that is no round, then two in the groups of the two kinds."""
+    """Two rounds in one group, an exchange with all that is no round, two in groups by kind."""
     run = two_kinds(
         make_run(
             methods.FedCHAR(warmup=2, clusters=2),
@@ -41,7 +41,8 @@ def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
             rounds=4,
         )
     )
-    seen, loop = [], rounds(run)
+    seen = []
+    loop = rounds(run)
     exchange = next(loop)
     while exchange.tasks:
         before = exchange.state
@@ -80,16 +81,19 @@ def test_a_client_uses_its_personal_model_and_only_the_groups_travels(tmp_path: 
         carry = {"model": state.models[0], **memory}
         assert use_personal(carry, None)["model"] is memory["personal"]  # type: ignore[arg-type]
         (task,) = (task for task in evaluation(run, state) if task.to == k)
-        with_it, without = perform(run, task, memory)[0].metrics, perform(run, task, {})[0].metrics
-        assert with_it["test_loss0"] != without["test_loss0"]
+        with_memory, _ = perform(run, task, memory)
+        without, _ = perform(run, task, {})
+        assert with_memory.metrics["test_loss0"] != without.metrics["test_loss0"]
     plain = play(make_run(methods.FedAvg(), tmp_path / "plain", rounds=3, cohort=3), Serial())
-    assert trees.equal(state.models[0], plain.model)  # which the personal models never touch
+    # The personal models never touch the shared one.
+    assert trees.equal(state.models[0], plain.model)
 
 
 def test_the_personal_models_first_step_by_hand(tmp_path: Path) -> None:
-    """One step of plain gradient descent from w: the pull is 0 there, so both models move alike. In the next task the
-    personal one starts where it was left: with w as it is, mu = 1 / lr and a gradient g, v - lr (g + (v - w) / lr) =
-    w - lr g, the step that would lead there from w with the gradient taken at v."""
+    """One step of plain gradient descent from w: the pull is 0 there, so both models move alike. In
+    the next task the personal one starts where it was left: with w as it is, mu = 1 / lr and a
+    gradient g, v - lr (g + (v - w) / lr) = w - lr g, the step that would lead there from w with the
+    gradient taken at v."""
     lr = 0.05
     method = methods.FedCHAR(warmup=9, pull=Proximal(1 / lr), local=LocalTraining(1, 64, SGD(lr)))
     run = make_run(method, tmp_path, rounds=3)
@@ -106,8 +110,8 @@ def test_the_personal_models_first_step_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [({"warmup": -1}, "warmup is -1"), ({"clusters": -1}, "clusters is -1")]
+    ("words", "start"), [({"warmup": -1}, "warmup is -1"), ({"clusters": -1}, "clusters is -1")]
 )
-def test_impossible_values_get_a_sentence(words: dict[str, int], said: str) -> None:
-    with pytest.raises(InputError, match=f"^{said}; it must be 0 .*or more"):
+def test_impossible_values_get_a_sentence(words: dict[str, int], start: str) -> None:
+    with pytest.raises(InputError, match=f"^{start}; it must be 0 .*or more"):
         methods.FedCHAR(**words)

@@ -19,7 +19,8 @@ from fedgrove.wire.ledger import Ledger
 def test_a_round_by_hand() -> None:
     """Density 1/2 of four weights; clients of 1 and 3 examples.
 
-    mean = (1*[8, 0, 0, 4] + 3*[0, 4, 0, 0]) / 4 = [2, 3, 0, 1]; the two largest are 3 and 2; the bias is kept.
+    mean = (1*[8, 0, 0, 4] + 3*[0, 4, 0, 0]) / 4 = [2, 3, 0, 1]; the two largest are 3 and 2; the
+    bias is kept.
     """
     net = Net(torch.nn.Linear(4, 1), (4,))
     method = methods.FixedPrune(density=0.5)
@@ -52,20 +53,24 @@ def test_density_is_exact_in_every_round_and_report(tmp_path: Path) -> None:
 
 def test_serial_and_pool_count_the_same_bytes_and_parts_add_up(tmp_path: Path) -> None:
     totals = []
+    parts = []
     for engine in (Serial(), Pool(workers=2)):
         run = make_run(
             methods.FixedPrune(), tmp_path / engine.name, net="har-cnn", dtype=torch.float32
         )
-        ledger, loop = Ledger(), rounds(run)
+        ledger = Ledger()
+        loop = rounds(run)
         exchange = next(loop)
         while exchange.tasks:
             exchange = loop.send(ledger.tally(reports(run, engine, exchange.tasks)))
         engine.close()
         totals.append(ledger.totals())
+        parts.append(ledger.parts())
     assert totals[0] == totals[1]
+    assert parts[0] == parts[1]
     for way in ("up", "down"):
-        assert totals[0][f"bytes_{way}"] == sum(totals[0][f"bytes_{way}_parts"].values())
-        assert totals[0][f"bytes_{way}_parts"]["mask"] > 0
+        assert totals[0][f"bytes_{way}"] == sum(parts[0][f"bytes_{way}_parts"].values())
+        assert parts[0][f"bytes_{way}_parts"]["mask"] > 0
 
 
 def test_a_mask_is_sent_when_it_changes(tmp_path: Path) -> None:
@@ -88,7 +93,8 @@ def test_sparse_is_smaller_than_dense(tmp_path: Path) -> None:
             dtype=torch.float32,
             rounds=1,
         )
-        ledger, loop = Ledger(), rounds(run)
+        ledger = Ledger()
+        loop = rounds(run)
         loop.send(ledger.tally(reports(run, Serial(), next(loop).tasks)))
         sizes[type(codec).__name__] = ledger.totals()["bytes_up"]
     assert sizes["Smallest"] < sizes["Bitmap"] < sizes["Dense"]

@@ -1,19 +1,27 @@
-r"""CA-AFP: cluster-aware adaptive federated pruning (Jha, Shukla & Lone, arXiv 2603.01739, Alg. 1).
+r"""CA-AFP: cluster-aware adaptive federated pruning.
 
-Phases of P1, P2, P3 rounds; cohort :math:`S_t`; one exchange with all clients, not a round, after P1::
+(Jha, Shukla & Lone, arXiv 2603.01739, Alg. 1.)
 
-    1 warm-up     w_k = min CE from w;  w = sum_k n_k w_k / sum_k n_k                          -> Train, Mean
-      clustering  D_k = one epoch from w_ref, minus w_ref; groups by cosine of D               -> AverageLinkage
-    2 stabilise   w_k = min CE + mu/2 |w - w_ref|^2 from w_c; the mean of each group           -> Proximal, Mean
-    3 prune-heal  the same under the mask M_c; w_c = (mean) M_c. Before round 1 prune to the start density; before every
-                  f-th round prune N_churn + N_deficit, regrow N_churn                          -> Churn, prune, regrow
-                  by score = alpha |w|/max|w| + beta/(1 + Var_k w) + gamma |mean_k sign dL_k|   -> Blend
-    4 personal    fine-tuning under the fixed mask                                              -> ``--finetune``
+Phases of P1, P2, P3 rounds; cohort :math:`S_t`; after P1 one exchange with all clients, which is
+not a round::
 
-Var, signs and gradients ride on the training reports and gather since the last step; those of the first mask come
-from the last f rounds of phase 2 or, without a phase 2, from the clustering exchange. A group in which no two clients
-spoke prunes its deficit by magnitude and does not churn. A client that missed the clustering takes part in it when it
-is first drawn, and joins the group nearest to its update.
+    1 warm-up     w_k = min CE from w;  w = sum_k n_k w_k / sum_k n_k           -> Train, Mean
+      clustering  D_k = one epoch from w_ref, minus w_ref; groups by cosine     -> AverageLinkage
+    2 stabilise   w_k = min CE + mu/2 |w - w_ref|^2 from w_c                    -> Proximal
+                  w_c = the mean of the group                                   -> Mean
+    3 prune-heal  the same under the mask M_c; w_c = (mean) M_c
+                  before round 1: prune to the start density                    -> prune
+                  before every f-th round: prune N_churn + N_deficit,           -> Churn, prune
+                  regrow N_churn                                                -> regrow
+                  score = alpha |w|/max|w| + beta/(1 + Var_k w)
+                          + gamma |mean_k sign dL_k|                            -> Blend
+    4 personal    fine-tuning under the fixed mask                              -> ``--finetune``
+
+Evidence (variances, signs and gradients) comes with the training reports and is summed since the
+last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
+phase 2, from the clustering exchange. A group in which no two clients reported in the same round
+prunes its deficit by magnitude and does not churn. A client that missed the clustering does its
+part of it when it is first drawn, and joins the group nearest to its update.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/ca-afp.md.
 """
@@ -22,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -50,8 +59,7 @@ from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow
 from ..parts.objective import CrossEntropy, Objective, Proximal
-from ..parts.one_model import dense_bytes
-from ..parts.one_model import send_model as send
+from ..parts.one_model import dense_bytes, send_model
 from ..parts.quantise import Half
 from ..parts.schedule import Churn
 from ..parts.score import Blend
@@ -61,18 +69,100 @@ from ..wire.codec import Codec, Smallest
 
 @dataclass(frozen=True)
 class State:
-    """Group models and masks (no mask: dense), who is in which group, and evidence since the last step."""
+    """Group models and masks, who is in which group, and the evidence since the last step."""
 
     round: int
     phases: tuple[int, int, int]
     clients: tuple[int, ...]
     prunable: tuple[str, ...]
     models: dict[int, Tree]
+    """By group; before the clustering there is one model for all, under 0."""
     masks: dict[int, Mask]
+    """By group; a group without a mask is dense."""
     groups: dict[int, int]
+    """By client; empty before the clustering."""
     reference: Tree
+    """The model at the end of the warm-up, w_ref."""
     centres: dict[int, Tensor]
+    """By group: its mean update in the clustering, where late joiners find their group."""
     evidence: dict[int, Sums]
+
+
+# ---- where the run stands ------------------------------------------------------------------------
+
+
+class Phase(Enum):
+    """The phases of Alg. 1."""
+
+    WARM_UP = 1
+    STABILISE = 2
+    PRUNE = 3
+    PERSONAL = 4
+    """After the last round; runs do it by ``--finetune``."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where in Alg. 1 the next round stands.
+
+    >>> clock = Clock(6, phases=(2, 3, 10), schedule=Churn(every=5))
+    >>> clock.phase, clock.prune_round, clock.step_is_due, clock.next_step
+    (<Phase.PRUNE: 3>, 2, False, 5)
+    """
+
+    round: int
+    """Rounds completed."""
+    phases: tuple[int, int, int]
+    schedule: Churn
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the next round."""
+        warm_up, stabilise, pruning = self.phases
+        if self.round < warm_up:
+            return Phase.WARM_UP
+        if self.round < warm_up + stabilise:
+            return Phase.STABILISE
+        if self.round < warm_up + stabilise + pruning:
+            return Phase.PRUNE
+        return Phase.PERSONAL
+
+    @property
+    def prune_round(self) -> int:
+        """The paper's t of phase 3, counted from 1; 0 or less before phase 3."""
+        warm_up, stabilise, _ = self.phases
+        return self.round - (warm_up + stabilise) + 1
+
+    @property
+    def rounds_until_prune(self) -> int:
+        """Rounds left before phase 3, the next one included."""
+        return 1 - self.prune_round
+
+    @property
+    def steps(self) -> list[int]:
+        """The t of phase 3 before whose broadcast a pruning step stands."""
+        pruning = self.phases[2]
+        if pruning == 0:
+            return []
+        # The first mask is made before round 1, whether f divides 1 or not.
+        return sorted({1, *self.schedule.steps(pruning)})
+
+    @property
+    def step_is_due(self) -> bool:
+        """Whether a pruning step stands before the next round."""
+        return self.prune_round in self.steps
+
+    @property
+    def next_step(self) -> int | None:
+        """The step that will use what clients report in the next round; None if none is left."""
+        for step in self.steps:
+            # A step before the next round itself is over by the time the round's reports arrive.
+            if step > self.prune_round:
+                return step
+        return None
+
+
+# ---- the method ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -99,19 +189,21 @@ class CAAFP:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(self.start is None or 0 < self.start <= 1, "start", self.start, "in (0, 1]")
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
-        whole = self.phases is None or (len(self.phases) == 3 and min(self.phases) >= 0)
-        check(whole, "phases", self.phases, "three numbers of 0 or more rounds")
+        phases_are_valid = self.phases is None or (len(self.phases) == 3 and min(self.phases) >= 0)
+        check(phases_are_valid, "phases", self.phases, "three numbers of 0 or more rounds")
         check(len(self.weights) == 3, "weights", self.weights, "three numbers of 0 or more, sum 1")
-        self.score, self.schedule  # checks weights, churn and every  # noqa: B018
+        # These parts check weights, churn and every.
+        Blend(*self.weights)
+        Churn(self.every, self.churn)
 
     @property
     def score(self) -> Blend:
-        """Mag, Coh and Con in their weights."""
+        """Mag, Coh and Con, weighted (Eq. 8)."""
         return Blend(*self.weights)
 
     @property
     def schedule(self) -> Churn:
-        """When and how much."""
+        """When to prune, and how much."""
         return Churn(self.every, self.churn)
 
     @property
@@ -119,41 +211,47 @@ class CAAFP:
         """The density of the first mask."""
         return self.density if self.start is None else self.start
 
+    @property
+    def masks_move(self) -> bool:
+        """Whether the steps after the first mask change anything."""
+        return self.churn > 0 or self.first != self.density
+
     def lengths(self, rounds: int) -> tuple[int, int, int]:
         """The phases of a run of so many rounds."""
-        found = self.phases or (0, 0, rounds)
+        phases = self.phases or (0, 0, rounds)
         check(
-            sum(found) == rounds, "phases", found, f"three numbers that sum to the rounds, {rounds}"
+            sum(phases) == rounds,
+            "phases",
+            phases,
+            f"three numbers that sum to the rounds, {rounds}",
         )
-        reached = (
-            self.first == self.density
-            or not found[2]
-            or any(t > 1 for t in self.schedule.steps(found[2]))
-        )
+        pruning = phases[2]
+        # A step before round 1 only makes the first mask: it does not move the density on.
+        a_later_step_exists = any(step > 1 for step in self.schedule.steps(pruning))
+        density_is_reached = self.first == self.density or pruning == 0 or a_later_step_exists
         check(
-            reached,
+            density_is_reached,
             "start",
             self.start,
             f"the density, {self.density}, where no step follows the first mask",
         )
-        return found
+        return phases
 
-    # ---- the server ------------------------------------------------------------------------------------------------
+    # ---- the server ------------------------------------------------------------------------------
 
     def init(self, start: Start) -> State:
-        """One dense model for all."""
-        phases, clients = self.lengths(start.rounds), tuple(sorted(start.clients))
+        """One dense model for all (Alg. 1, line 3)."""
         return State(
-            0,
-            phases,
-            clients,
-            start.layout.prunable,
-            {0: start.params},
-            {},
-            {},
-            start.params,
-            {},
-            {},
+            round=0,
+            phases=self.lengths(start.rounds),
+            clients=tuple(sorted(start.clients)),
+            prunable=start.layout.prunable,
+            models={0: start.params},
+            masks={},
+            groups={},
+            reference=start.params,
+            centres={},
+            evidence={},
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -162,36 +260,24 @@ class CAAFP:
         return {"model": Packet(state.models[group], state.masks.get(group))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains; when it is time to group them, all clients are asked for an update first."""
-        if state.round < state.phases[0]:
-            return [Task(k, self.deliver(state, k)) for k in cohort]
-        known = [k for k in cohort if k in state.groups]
-        strangers = [
-            k for k in (cohort if state.groups else state.clients) if k not in state.groups
-        ]
-        return [*(self._ask(state, k) for k in strangers), *(self._train(state, k) for k in known)]
-
-    def _ask(self, state: State, client: int) -> Task:
-        """For the update a client would make. Without a warm-up it draws the reference from the seed itself."""
-        reference = state.reference if state.groups else state.models[0]
-        first = not state.groups and state.phases[1] == 0 and self._prunes(state) and self.first < 1
-        send = {"reference": Packet(reference)} if state.phases[0] else {}
-        return Task(client, send, verb="cluster:evidence" if first else "cluster")
-
-    def _train(self, state: State, client: int) -> Task:
-        """For a trained model, and for evidence if a pruning step will use it."""
-        group, (warm, stable, last) = state.groups[client], state.phases
-        t = state.round - warm - stable + 1
-        steps = [step for step in self.schedule.steps(last) if step > max(t, 1)]
-        moves = self.churn > 0 or self.first != self.density
-        used = bool(steps) and moves if t > 0 else t > -self.every and self.first < 1
-        if not (used and self._prunes(state)):
-            return Task(client, self.deliver(state, client), verb="train:near")
-        grow = self._sizes(state, group, steps[0])[1] if t > 0 else 0
-        return Task(client, self.deliver(state, client), {"grow": grow}, "train:evidence")
+        """The cohort trains; between phases 1 and 2 all clients are asked for an update."""
+        if self._clock(state).phase is Phase.WARM_UP:
+            # Alg. 1, lines 8-11.
+            return [Task(client, self.deliver(state, client)) for client in cohort]
+        if not state.groups:
+            # Alg. 1, lines 18-21: everyone, whoever is in the cohort.
+            return [self._ask_for_update(state, client) for client in state.clients]
+        # Alg. 1, lines 32-35 and 58-62. A client that missed the clustering makes up for it in
+        # place of this round's training. These clients come first: the order of tasks is the order
+        # of reports.
+        newcomers = [client for client in cohort if client not in state.groups]
+        members = [client for client in cohort if client in state.groups]
+        tasks = [self._ask_for_update(state, client) for client in newcomers]
+        tasks += [self._ask_to_train(state, client) for client in members]
+        return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean of each group under its mask; newcomers find their group; then a pruning step if one is due."""
+        """The mean of each group under its mask, newcomers to their groups, a step if it is due."""
         means: dict[int, Mean] = {}
         gathered: dict[int, Gather] = {}
         newcomers = Newcomers(Updates(len(state.clients)), {})
@@ -199,187 +285,273 @@ class CAAFP:
             if "update" in report.give:
                 newcomers.add(report)
                 continue
-            group, trained = state.groups.get(report.of, 0), report.give["model"].values
-            means.setdefault(group, Mean()).add(trained, report.examples)
+            group = state.groups.get(report.of, 0)
+            trained = report.give["model"].values
+            if group not in means:
+                means[group] = Mean()
+            means[group].add(trained, report.examples)
             if "evidence" in report.give:
-                sums = gathered.setdefault(group, Gather(weights(state, group), kept(state, group)))
-                told = report.give["evidence"].values
-                sums.add(trees.flat(trees.pick(trained, state.prunable)), told)
-        if newcomers.updates.whole and not state.groups:
-            return self._step(self._grouped(state, newcomers))
-        late = {k: nearest(update, state.centres) for k, update in newcomers.updates.whole.items()}
-        models = {
-            g: trees.masked(mean.value(), state.masks.get(g, {})) for g, mean in means.items()
-        }
-        evidence = {g: sums.since(state.evidence.get(g, {})) for g, sums in gathered.items()}
-        state = replace(
-            state, models={**state.models, **models}, evidence={**state.evidence, **evidence}
-        )
-        return self._step(replace(state, round=state.round + 1, groups={**state.groups, **late}))
+                if group not in gathered:
+                    gathered[group] = Gather(
+                        prunable_weights(state, group), active_weights(state, group)
+                    )
+                gathered[group].add(
+                    trees.flat(trees.pick(trained, state.prunable)),
+                    report.give["evidence"].values,
+                )
 
-    def _grouped(self, state: State, found: Newcomers) -> State:
-        """Every group starts at the reference; signs and variances of its updates are its first evidence."""
-        groups, reference = found.updates.divide(self.grouping, self.clusters), state.models[0]
-        start = trees.flat(trees.pick(reference, state.prunable))
-        evidence: dict[int, Gather] = {}
-        for k, signs in sorted(found.signs.items()):
-            sums = evidence.setdefault(
-                groups[k], Gather(torch.zeros_like(start), torch.ones_like(start).bool())
-            )
-            sums.add(found.updates.whole[k][: len(start)], {"scores.signs": signs})
+        if newcomers.updates.whole and not state.groups:
+            # Alg. 1, lines 22-26. This was no round, so the round's number stays. Without a phase 2
+            # the first mask is made right here.
+            return self._prune_if_due(self._form_groups(state, newcomers))
+
+        # Alg. 1, line 12 (all clients are in group 0), line 36 (no mask yet) or line 63.
+        models = dict(state.models)
+        for group, mean in means.items():
+            models[group] = trees.masked(mean.value(), state.masks.get(group, {}))
+        evidence = dict(state.evidence)
+        for group, sums in gathered.items():
+            evidence[group] = sums.since(state.evidence.get(group, {}))
+        groups = dict(state.groups)
+        for client, update in newcomers.updates.whole.items():
+            groups[client] = nearest(update, state.centres)
+        state = replace(
+            state, round=state.round + 1, models=models, groups=groups, evidence=evidence
+        )
+        # The box has the step of round t before its broadcast: that is after the fold of t - 1.
+        return self._prune_if_due(state)
+
+    def _clock(self, state: State) -> Clock:
+        return Clock(state.round, state.phases, self.schedule)
+
+    def _prunes(self, state: State) -> bool:
+        """Whether there is anything to prune in this run."""
+        return state.phases[2] > 0 and min(self.first, self.density) < 1
+
+    # ---- what clients are asked for --------------------------------------------------------------
+
+    def _ask_for_update(self, state: State, client: int) -> Task:
+        """The update that the client would make from the reference (Alg. 1, lines 17-20)."""
+        # Without a phase 2 the first mask is made from the clustering; late joiners come after it.
+        first_mask_is_next = not state.groups and state.phases[1] == 0
+        evidence_is_used = first_mask_is_next and self._prunes(state) and self.first < 1
+        verb = "cluster:evidence" if evidence_is_used else "cluster"
+        if state.phases[0] == 0:
+            # The reference is w^(0), which the client draws from the seed itself.
+            return Task(client, verb=verb)
+        # state.reference is set only when groups are formed.
+        reference = state.reference if state.groups else state.models[0]
+        return Task(client, {"reference": Packet(reference)}, verb=verb)
+
+    def _ask_to_train(self, state: State, client: int) -> Task:
+        """A trained model, and evidence if a pruning step will use it."""
+        clock = self._clock(state)
+        model = self.deliver(state, client)
+        if clock.phase is Phase.PRUNE:
+            evidence_is_used = self.masks_move
+        else:
+            # The first mask is made from the evidence of the `every` rounds before it.
+            evidence_is_used = self.first < 1 and clock.rounds_until_prune <= self.every
+        step = clock.next_step
+        if step is None or not evidence_is_used or not self._prunes(state):
+            return Task(client, model, verb="train:near")
+        # Of the pruned weights' gradients a client sends as many as that step will regrow.
+        _, grow = self._sizes(state, state.groups[client], step)
+        return Task(client, model, {"grow": grow}, "train:evidence")
+
+    # ---- clustering and pruning ------------------------------------------------------------------
+
+    def _form_groups(self, state: State, newcomers: Newcomers) -> State:
+        """Divide the clients; every group starts at the reference (Alg. 1, lines 22-26)."""
+        groups = newcomers.updates.divide(self.grouping, self.clusters)
+        reference = state.models[0]
+        weights = trees.flat(trees.pick(reference, state.prunable))
+        # The updates are the group's first evidence: they gather around 0 instead of a model.
+        no_update = torch.zeros_like(weights)
+        all_active = torch.ones_like(weights).bool()
+        gathered: dict[int, Gather] = {}
+        # Floating-point sums: clients are added in their order, not in that of their reports.
+        for client, signs in sorted(newcomers.signs.items()):
+            group = groups[client]
+            if group not in gathered:
+                gathered[group] = Gather(no_update, all_active)
+            # An update starts with the prunable weights: see _send_update.
+            prunable_update = newcomers.updates.whole[client][: len(weights)]
+            gathered[group].add(prunable_update, {"scores.signs": signs})
         return replace(
             state,
             groups=groups,
             reference=reference,
-            centres=found.updates.centres(groups),
+            centres=newcomers.updates.centres(groups),
             models=dict.fromkeys(sorted(set(groups.values())), reference),
-            evidence={g: sums.since({}) for g, sums in evidence.items()},
+            evidence={group: sums.since({}) for group, sums in gathered.items()},
         )
 
-    def _prunes(self, state: State) -> bool:
-        return state.phases[2] > 0 and min(self.first, self.density) < 1
-
-    def _sizes(self, state: State, group: int, t: int) -> tuple[int, int]:
-        """How many weights of a group to prune and to regrow before round ``t`` of the third phase."""
-        mask = kept(state, group)
-        total, active = len(mask), int(mask.sum())
-        if t == 1:
-            return total - round(self.first * total), 0
-        return self.schedule.sizes(t, state.phases[2], active, round(self.density * total), total)
-
-    def _step(self, state: State) -> State:
-        """A pruning step of every group, if the next round asks for one; evidence gathers anew from here."""
-        warm, stable, last = state.phases
-        t = state.round - warm - stable + 1
-        if not (
-            state.groups
-            and self._prunes(state)
-            and (t == 1 <= last or (t > 1 and t in self.schedule.steps(last)))
-        ):
+    def _prune_if_due(self, state: State) -> State:
+        """The pruning step of every group, if the next round has one (Alg. 1, lines 44-57)."""
+        clock = self._clock(state)
+        if not (state.groups and self._prunes(state) and clock.step_is_due):
             return state
-        masks = {g: self._masked(state, g, t) for g in state.models}
-        models = {g: trees.masked(model, masks[g]) for g, model in state.models.items()}
+        masks = {}
+        models = {}
+        for group, model in state.models.items():
+            masks[group] = self._next_mask(state, group, clock.prune_round)
+            models[group] = trees.masked(model, masks[group])
+        # The next step is decided by what clients report from here on.
         return replace(state, models=models, masks=masks, evidence={})
 
-    def _masked(self, state: State, group: int, t: int) -> Mask:
-        """A group's next mask."""
-        mask, sums = kept(state, group), state.evidence.get(group, {})
-        (cut, grow), spread, (signs, n) = self._sizes(state, group, t), variance(sums), votes(sums)
-        if spread is None:  # no two clients to agree or differ
-            signs, cut, grow = None, max(cut - grow, 0), max(grow - cut, 0)
-        # Ranked in single precision, so that the order in which clients were summed cannot decide between equals.
-        score = self.score(weights(state, group).double(), spread, signs, n).float()
-        left = prune(mask, score, cut)
-        grown = (
-            regrow(left, sums["grow"].float(), grow, barred=mask & ~left) if grow and sums else left
-        )
-        return trees.unflat(grown, trees.pick(state.models[group], state.prunable))
+    def _next_mask(self, state: State, group: int, t: int) -> Mask:
+        """A group's mask from round ``t`` of phase 3 on."""
+        mask = active_weights(state, group)
+        sums = state.evidence.get(group, {})
+        # Lines 47-53.
+        n_prune, n_grow = self._sizes(state, group, t)
+        # What lines 45 and 46 ask of the clients came with their reports.
+        spread = variance(sums)
+        signs, n_votes = votes(sums)
+        if spread is None:
+            # No two clients reported in one round, so there is nothing to agree on: Coh = Con = 1,
+            # no churn, and only the deficit is pruned (or regrown, where the density rises).
+            signs = None
+            deficit = n_prune - n_grow
+            n_prune = max(deficit, 0)
+            n_grow = max(-deficit, 0)
+        # Line 46. Ranked in single precision, so that the order in which clients were summed
+        # cannot decide between equals.
+        weights = prunable_weights(state, group).double()
+        score = self.score(weights, spread, signs, n_votes).float()
+        # Line 54.
+        new = prune(mask, score, n_prune)
+        if n_grow and sums:
+            # Line 55. What this step pruned does not regrow in it.
+            new = regrow(new, sums["grow"].float(), n_grow, barred=mask & ~new)
+        return trees.unflat(new, trees.pick(state.models[group], state.prunable))
 
-    # ---- a client --------------------------------------------------------------------------------------------------
+    def _sizes(self, state: State, group: int, t: int) -> tuple[int, int]:
+        """How many weights of a group to prune and to regrow before round ``t`` of phase 3."""
+        mask = active_weights(state, group)
+        total = len(mask)
+        if t == 1:
+            # The first mask.
+            return total - round(self.first * total), 0
+        target = round(self.density * total)
+        return self.schedule.sizes(t, state.phases[2], int(mask.sum()), target, total)
+
+    # ---- a client --------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train; near the reference and with evidence, as the phase asks; or show where one epoch would lead."""
-        near, once = (
-            self.objective + self.pull,
-            replace(self.local, epochs=1) if self.local else None,
-        )
+        """Train, near the reference and with evidence as the phase asks; or one epoch's update."""
+        # Eq. 5.
+        near_reference = self.objective + self.pull
+        one_epoch = None if self.local is None else replace(self.local, epochs=1)
         return {
-            "train": (Train(self.objective, self.local), Give(send)),
-            "train:near": (Edit(refer), Train(near, self.local), Give(self._tell)),
-            "train:evidence": (
-                Edit(refer),
-                _gradient(near),
-                Train(near, self.local),
-                Give(self._tell),
+            "train": (Train(self.objective, self.local), Give(send_model)),
+            "train:near": (
+                Edit(pull_to_reference),
+                Train(near_reference, self.local),
+                Give(self._send_trained),
             ),
-            "cluster": (Edit(begin), Train(self.objective, once), Give(self._show)),
+            # Line 45: the gradient is taken at the model that was received, before training.
+            "train:evidence": (
+                Edit(pull_to_reference),
+                measure_gradient(near_reference),
+                Train(near_reference, self.local),
+                Give(self._send_trained),
+            ),
+            "cluster": (
+                Edit(start_from_reference),
+                Train(self.objective, one_epoch),
+                Give(self._send_update),
+            ),
             "cluster:evidence": (
-                Edit(begin),
-                _gradient(self.objective),
-                Train(self.objective, once),
-                Give(self._show),
+                Edit(start_from_reference),
+                measure_gradient(self.objective),
+                Train(self.objective, one_epoch),
+                Give(self._send_update),
             ),
             "use": (),
         }[verb]
 
-    def _tell(self, carry: Carry, client: Client) -> Outcome:
+    def _send_trained(self, carry: Carry, client: Client) -> Outcome:
         """The trained model under its mask, and the evidence if it was measured."""
         mask = carry.get("model.mask")
         return Outcome({"model": Packet(carry["local"], mask), **self._evidence(carry, mask)})
 
-    def _show(self, carry: Carry, client: Client) -> Outcome:
-        """The update, in 16 bits: it only says in which direction the client pulls."""
+    def _send_update(self, carry: Carry, client: Client) -> Outcome:
+        """The update (Eq. 3), in 16 bits: only its direction counts."""
+        # Prunable weights first, so that the server finds them at the start of the flat update.
         names = dict.fromkeys((*client.layout.prunable, *client.layout.params))
         update = {k: carry["local"][k] - carry["model"][k] for k in names}
-        # A reference that came over the wire is kept: all later rounds pull towards it.
-        keep = {"reference": carry["reference"]} if "reference" in carry else {}
-        return Outcome(
-            {"update": Packet(Half()(update)), **self._evidence(carry, None)}, memory=keep
-        )
+        give = {"update": Packet(Half()(update)), **self._evidence(carry, None)}
+        if "reference" not in carry:
+            return Outcome(give)
+        # A reference that was sent is kept: all later rounds pull towards it.
+        return Outcome(give, memory={"reference": carry["reference"]})
 
     def _evidence(self, carry: Carry, mask: Mask | None) -> dict[str, Packet]:
+        """What the gradient says of the weights; nothing if it was not measured."""
         if "gradient" not in carry:
             return {}
-        g = trees.flat(carry["gradient"])
-        active = (
-            torch.ones_like(g).bool()
-            if mask is None
-            else trees.flat(trees.pick(mask, carry["gradient"]))
-        )
-        return {
-            "evidence": evidence_packet(
-                g, active, int(carry["settings"].get("grow", torch.tensor(0)))
-            )
-        }
+        gradient = trees.flat(carry["gradient"])
+        if mask is None:
+            active = torch.ones_like(gradient).bool()
+        else:
+            active = trees.flat(trees.pick(mask, carry["gradient"]))
+        grow = int(carry["settings"].get("grow", torch.tensor(0)))
+        return {"evidence": evidence_packet(gradient, active, grow)}
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """Eq. 13 with the nominal density of each round over all parameters, and the dense exchange with everyone."""
-        warm, stable, last = self.lengths(rounds)
-        density, dense = self.first, dense_bytes(net.layout.size, cohort, 1)
-        total: float = dense_bytes(net.layout.size, clients, 1 if stable + last else 0) + dense * (
-            warm + stable
-        )
-        for t in range(1, last + 1):
-            if t > 1 and t in self.schedule.steps(last):
-                density += (self.density - density) / self.schedule.left(t, last)
+        """Eq. 13: the density of each round over all parameters, and a dense exchange with all."""
+        warm_up, stabilise, pruning = self.lengths(rounds)
+        dense = dense_bytes(net.layout.size, cohort, 1)
+        total: float = dense * (warm_up + stabilise)
+        if stabilise + pruning:
+            total += dense_bytes(net.layout.size, clients, 1)
+        density = self.first
+        for t in range(1, pruning + 1):
+            if t > 1 and t in self.schedule.steps(pruning):
+                density += (self.density - density) / self.schedule.left(t, pruning)
             total += density * dense
         return round(total)
 
 
 @dataclass(frozen=True)
 class Newcomers:
-    """Clients that showed where they would go, and the signs of their gradients."""
+    """Updates of clients without a group, and the signs of their gradients where they sent them."""
 
     updates: Updates
     signs: dict[int, Tensor]
 
     def add(self, report: Report) -> None:
-        """Take one in; signs only of those whose update is held."""
+        """Add one client; signs only if its whole update is held, since both make the evidence."""
         self.updates.add(report.of, report.give["update"].values)
         if "evidence" in report.give and report.of in self.updates.whole:
             self.signs[report.of] = report.give["evidence"].values["scores.signs"]
 
 
-def weights(state: State, group: int) -> Tensor:
+def prunable_weights(state: State, group: int) -> Tensor:
     """A group's prunable weights as one vector."""
     return trees.flat(trees.pick(state.models[group], state.prunable))
 
 
-def kept(state: State, group: int) -> Tensor:
-    """Which of them are in use."""
+def active_weights(state: State, group: int) -> Tensor:
+    """A group's mask as one vector over its prunable weights; all True while it is dense."""
     mask = state.masks.get(group)
-    return torch.ones_like(weights(state, group)).bool() if mask is None else trees.flat(mask)
+    if mask is None:
+        return torch.ones_like(prunable_weights(state, group)).bool()
+    return trees.flat(mask)
 
 
-def _gradient(objective: Objective) -> Measure:
+def measure_gradient(objective: Objective) -> Measure:
+    """The stage that takes the gradient at the model received, over the training data."""
     return Measure("gradient", Gradient(objective), Batches("train"))
 
 
-def refer(carry: Carry, client: Client) -> Carry:
-    """What the client pulls towards: the reference it keeps, or the network's start."""
+def pull_to_reference(carry: Carry, client: Client) -> Carry:
+    """Set what the client is pulled to: the reference it keeps, or the network's start."""
     return {"reference": client.start, **carry}
 
 
-def begin(carry: Carry, client: Client) -> Carry:
-    """Train from the reference."""
+def start_from_reference(carry: Carry, client: Client) -> Carry:
+    """Train from the reference that was sent, or from the network's start."""
     return {**carry, "model": carry.get("reference", client.start)}

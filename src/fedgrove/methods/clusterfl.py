@@ -1,20 +1,24 @@
-r"""ClusterFL: clustered multi-task learning, a model per client tied to its cluster (Ouyang et al., "ClusterFL: a
-clustering-based federated learning system for human activity recognition", ACM TOSN 2023; the dense baseline of
-CA-AFP's tables).
+r"""ClusterFL: clustered multi-task learning, a model per client tied to its cluster.
 
-W has one row per client, F the K leading eigenvectors of :math:`W W^T`; minimised in turn over W and F::
+(Ouyang et al., "ClusterFL: a clustering-based federated learning system for human activity
+recognition", ACM TOSN 2023; the dense baseline of CA-AFP's tables.)
+
+W has one row per client, F the K leading eigenvectors of :math:`W W^T`; minimised in turn over W
+and F::
 
     min  sum_k L_k(w_k) + alpha tr(W W^T) - beta tr(F^T W W^T F)
-    u_k  = sum_j (F F^T)_kj w_j                                                     -> shares
-    w_k  = E epochs of min CE(w) + alpha |w|^2 - 2 beta w.u_k + rho/2 |w - w_k|^2   -> Train, Clustered
-    F    = the K leading eigenvectors of W W^T                                      -> leading
+    u_k  = sum_j (F F^T)_kj w_j                                     -> shares
+    w_k  = E epochs of min CE(w) + alpha |w|^2 - 2 beta w.u_k
+                         + rho/2 |w - w_k|^2                        -> Train, Clustered
+    F    = the K leading eigenvectors of W W^T                      -> leading_eigenvectors
 
-u_k is what the server sends and w_k what a client returns, so a round costs what FedAvg's costs; the server keeps every
-client's model. A client uses its own w_k. For an ideal F, u_k is the mean of the client's cluster. Groups, by k-means
-on the rows of F, are only reported. With alpha = beta = rho = 0 every client trains alone, as ``local`` does.
+u_k is what the server sends and w_k what a client returns, so a round costs what FedAvg's costs;
+the server keeps every client's model. A client uses its own w_k. For an ideal F, u_k is the mean of
+the client's cluster. Groups, by k-means on the rows of F, are only reported. With alpha = beta =
+rho = 0 every client trains alone, as ``local`` does.
 
-Differs from the paper: the quadratic term in F is taken at the last W, so that a client needs one vector; the cohort
-updates its rows of W and all others keep theirs; stragglers are not dropped.
+Differs from the paper: the quadratic term in F is taken at the last W, so that a client needs one
+vector; the cohort updates its rows of W and all others keep theirs; stragglers are not dropped.
 """
 
 from __future__ import annotations
@@ -39,12 +43,13 @@ from ..wire.codec import Codec, Dense
 
 @dataclass(frozen=True)
 class State:
-    """Every client's model as a row of W, in order of ``clients``, the start they share, and their groups."""
+    """Every client's model as a row of W, the start they share, and their groups."""
 
     round: int
     clients: tuple[int, ...]
     start: Tree
     rows: Tensor
+    """W, in the order of ``clients``."""
     groups: dict[int, int]
 
 
@@ -62,86 +67,102 @@ class ClusterFL:
         check(self.clusters >= 1, "clusters", self.clusters, "1 or more")
 
     def init(self, start: Start) -> State:
-        """All rows equal."""
+        """All rows are equal."""
         clients = tuple(sorted(start.clients))
-        rows = trees.flat(start.params).repeat(len(clients), 1)
-        return State(0, clients, start.params, rows, dict.fromkeys(clients, 0))
+        return State(
+            round=0,
+            clients=clients,
+            start=start.params,
+            rows=trees.flat(start.params).repeat(len(clients), 1),
+            groups=dict.fromkeys(clients, 0),
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """A client uses its own model."""
+        """Nothing: a client uses its own model."""
         return {}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains, each towards its share of all models."""
-        share = shares(state.rows.double(), self.clusters)
-        u = {
-            k: (share[state.clients.index(k)] @ state.rows.double()).to(state.rows.dtype)
-            for k in cohort
-        }
-        return [Task(k, {"model": Packet(trees.unflat(u[k], state.start))}) for k in cohort]
+        """The cohort trains, each client tied to its u_k."""
+        # In double precision: single could not tell which eigenvalues are 0.
+        rows = state.rows.double()
+        share = shares(rows, self.clusters)
+        tasks = []
+        for client in cohort:
+            u = (share[state.clients.index(client)] @ rows).to(state.rows.dtype)
+            tasks.append(Task(client, {"model": Packet(trees.unflat(u, state.start))}))
+        return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """New rows for those who trained."""
+        """The cohort's rows are replaced; all others stay."""
         rows = state.rows.clone()
         for report in reports:
             rows[state.clients.index(report.of)] = trees.flat(report.give["model"].values)
-        labels = divided(rows.double(), self.clusters)
+        labels = cluster_labels(rows.double(), self.clusters)
         groups = dict(zip(state.clients, labels, strict=True))
         return replace(state, round=state.round + 1, rows=rows, groups=groups)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train the own model and send it."""
-        train = Train(self.objective + self.tie, self.local, start="personal")
-        return {"train": (Edit(own), train, Give(send_own)), "use": (Edit(use_own),)}[verb]
+        """Train the client's own model and send it."""
+        return {
+            "train": (
+                Edit(start_personal),
+                Train(self.objective + self.tie, self.local, start="personal"),
+                Give(send_and_keep_personal),
+            ),
+            "use": (Edit(use_personal_or_start),),
+        }[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg: one model down, one up."""
         return dense_bytes(net.layout.size, cohort, rounds)
 
 
-def leading(rows: Tensor, k: int) -> Tensor:
+def leading_eigenvectors(rows: Tensor, k: int) -> Tensor:
     r"""F: the k leading eigenvectors of :math:`W W^T`, as columns; fewer where its rank is smaller.
 
-    Directions in which no client differs (all start equal) are left out: they add nothing to u, and are only noise.
-
-    >>> leading(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 1).abs()
+    >>> leading_eigenvectors(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 1).abs()
     tensor([[1.],
             [0.]])
     """
     values, vectors = torch.linalg.eigh(rows @ rows.T)
+    # Directions in which no client differs (all start equal) are left out: they add nothing to u,
+    # and their eigenvectors are only rounding.
     rank = int((values > 1e-12 * values[-1]).sum())
-    first: Tensor = vectors.flip(1)[:, : min(k, rank)]
-    return first
+    # eigh sorts eigenvalues in ascending order.
+    leading: Tensor = vectors.flip(1)[:, : min(k, rank)]
+    return leading
 
 
 def shares(rows: Tensor, k: int) -> Tensor:
     r""":math:`F F^T`: how much each client's model counts in each other's u."""
-    f = leading(rows, k)
+    f = leading_eigenvectors(rows, k)
     return f @ f.T
 
 
-def divided(rows: Tensor, k: int) -> list[int]:
+def cluster_labels(rows: Tensor, k: int) -> list[int]:
     """The clients' clusters: k-means on the rows of F."""
     from sklearn.cluster import KMeans
 
-    found = leading(rows, k).numpy().round(9)  # equal rows must be equal to k-means, too
-    distinct = len({tuple(row) for row in found.tolist()})
+    # Rounded, since rows that differ only by rounding would be distinct points to k-means.
+    points = leading_eigenvectors(rows, k).numpy().round(9)
+    distinct = len({tuple(point) for point in points.tolist()})
     if distinct <= 1:
         return [0] * len(rows)
+    # k-means cannot make more clusters than there are distinct points.
     rule = KMeans(min(k, distinct), n_init=10, random_state=0)
-    return renumbered([int(label) for label in rule.fit_predict(found)])
+    return renumbered([int(label) for label in rule.fit_predict(points)])
 
 
-def own(carry: Carry, client: Client) -> Carry:
-    """The client's model, at first the network's start."""
+def start_personal(carry: Carry, client: Client) -> Carry:
+    """The client's own model is at first the network's start."""
     return {"personal": client.start, **carry}
 
 
-def use_own(carry: Carry, client: Client) -> Carry:
-    """Its own model is what a client uses."""
+def use_personal_or_start(carry: Carry, client: Client) -> Carry:
+    """A client uses its own model; before it has one, the network's start."""
     return {**carry, "model": carry.get("personal", client.start)}
 
 
-def send_own(carry: Carry, client: Client) -> Outcome:
-    """What was trained is sent and kept."""
+def send_and_keep_personal(carry: Carry, client: Client) -> Outcome:
+    """What was trained is sent, and kept as the client's own model."""
     return Outcome({"model": Packet(carry["local"])}, memory={"personal": carry["local"]})

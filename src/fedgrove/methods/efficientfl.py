@@ -1,15 +1,17 @@
-r"""EfficientFL: one sparse model, its mask found by magnitude after one dense round; updates travel in 8 bits (the
-baseline of CA-AFP's tables, after Wu, Song & Zeng, "Efficient federated learning on resource-constrained edge devices
-based on model pruning", Complex & Intelligent Systems 2023).
+r"""EfficientFL: one sparse model, its mask found by magnitude after one dense round.
+
+Updates travel in 8 bits. (The baseline of CA-AFP's tables, after Wu, Song & Zeng, "Efficient
+federated learning on resource-constrained edge devices based on model pruning", Complex &
+Intelligent Systems 2023.)
 
 Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w, under M              -> Train
-    q_k  = (w_k - w) on a grid of 2^b - 1 levels per layer          -> Uniform quantiser
-    w    = (w + sum_k n_k q_k / sum_k n_k) M                        -> Mean
-    M    = all ones in round 0; then the density * d largest |w|    -> Magnitude, GlobalRank, top
+    q_k  = (w_k - w) on a grid of 2^b - 1 levels per layer         -> Uniform quantiser
+    w    = (w + sum_k n_k q_k / sum_k n_k) M                       -> Mean
+    M    = all ones in round 0; then the density * d largest |w|   -> Magnitude, GlobalRank, top
 
-With density 1 and bits 0 (values as they are) this is FedAvg.
+With density 1 and bits 0 (no quantisation) this is FedAvg.
 """
 
 from __future__ import annotations
@@ -39,11 +41,12 @@ from .fedsnip import send_sparse
 
 @dataclass(frozen=True)
 class State:
-    """The round, the model, its mask (empty: dense), and what may be pruned."""
+    """The round, the model, its mask, and the names of what may be pruned."""
 
     round: int
     model: Tree
     mask: Mask
+    """Empty while the model is dense."""
     prunable: tuple[str, ...]
 
 
@@ -53,7 +56,7 @@ class EfficientFL:
 
     density: float = 0.3
     bits: int = 8
-    """Of an update's values; 0: the trained model as it is."""
+    """Of an update's values; 0: clients send the trained model itself."""
     score: Magnitude = Magnitude()
     allocation: GlobalRank | Even = GlobalRank()
     objective: Objective = CrossEntropy()
@@ -62,49 +65,54 @@ class EfficientFL:
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
-        check(
-            self.bits == 0 or 2 <= self.bits <= 16,
-            "bits",
-            self.bits,
-            "0 (no quantisation) or in 2..16",
-        )
+        bits_are_valid = self.bits == 0 or 2 <= self.bits <= 16
+        check(bits_are_valid, "bits", self.bits, "0 (no quantisation) or in 2..16")
 
     def init(self, start: Start) -> State:
         """Dense, for one round."""
         return State(0, start.params, {}, start.layout.prunable)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the model."""
+        """The model, under its mask once it has one."""
         return {"model": Packet(state.model, state.mask or None)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+        return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean, moved from where the round began; after the first round the mask."""
+        """The weighted mean; after the first round the mask."""
         mean = Mean()
         for report in reports:
-            mean.add(report.give["update" if self.bits else "model"].values, report.examples)
+            packet = report.give["update"] if self.bits else report.give["model"]
+            mean.add(packet.values, report.examples)
         model = mean.value()
         if self.bits:
-            model = {k: state.model[k] + model[k].to(state.model[k].dtype) for k in state.model}
+            # The mean is one of updates: it moves the model from where the round began.
+            update = model
+            model = {k: w + update[k].to(w.dtype) for k, w in state.model.items()}
         mask = state.mask
-        if not mask and self.density < 1:
+        mask_is_due = not mask and self.density < 1
+        if mask_is_due:
             scores = self.score(trees.pick(model, state.prunable))
             mask = top(scores, self.allocation(scores, self.density))
         return State(state.round + 1, trees.masked(model, mask), mask, state.prunable)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the mask, quantise, send."""
-        give = Give(self._quantised if self.bits else send_sparse)
-        return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
+        send = self._send_quantised_update if self.bits else send_sparse
+        return {"train": (Train(self.objective, self.local), Give(send)), "use": ()}[verb]
 
-    def _quantised(self, carry: Carry, client: Client) -> Outcome:
+    def _send_quantised_update(self, carry: Carry, client: Client) -> Outcome:
+        """The update on its grid, under the mask."""
         update = trees.map(torch.sub, carry["local"], carry["model"])
+        # To the nearest level: nothing is drawn.
         quantised = Uniform(self.bits, stochastic=False)(update)
         return Outcome({"update": Packet(quantised, carry.get("model.mask"))})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """The kept share of all parameters in 32 bits, as CA-AFP counts it: neither the dense round nor the 8 bits."""
+        """The kept share of all parameters in 32 bits, as CA-AFP's table counts it.
+
+        Neither the dense round nor the 8 bits count.
+        """
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))

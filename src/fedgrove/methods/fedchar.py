@@ -1,16 +1,19 @@
-r"""FedCHAR: groups by the cosine of updates after a warm-up, and inside each a personal model beside the group's (Li et
-al., "Hierarchical clustering-based personalized federated learning for robust and fair human activity recognition",
-2023; the dense baseline of CA-AFP's tables).
+r"""FedCHAR: groups after a warm-up, and in each group a personal model beside the group's.
 
-Rounds 0..T_w - 1 with all clients in one group; then one exchange with everyone, not a round; then by group::
+(Li et al., "Hierarchical clustering-based personalized federated learning for robust and fair human
+activity recognition", 2023; the dense baseline of CA-AFP's tables.)
 
-    D_k  = one epoch from w, minus w; groups by cosine of D               -> AverageLinkage
-    w_k  = E epochs of min CE(w; D_k) from w_c                             -> Train(CrossEntropy)
-    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w_c|^2 from v_k          -> Train(CrossEntropy + Proximal)
-    w_c  = sum_k n_k w_k / sum_k n_k over the group's clients in S_t       -> Mean
+Rounds 0..T_w - 1 with all clients in one group; then one exchange with everyone, which is not a
+round; then by group::
 
-A client uses v_k; before it has one, w_c. With one group the shared model is FedAvg's. Differs from the paper: the pull
-is Ditto's, whose scheme it follows, and robustness to malicious clients is not taken up.
+    D_k  = one epoch from w, minus w; groups by cosine of D            -> AverageLinkage
+    w_k  = E epochs of min CE(w; D_k) from w_c                         -> Train(CrossEntropy)
+    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w_c|^2 from v_k      -> Train(.. + Proximal)
+    w_c  = sum_k n_k w_k / sum_k n_k over the group's clients in S_t   -> Mean
+
+A client uses v_k; before it has one, w_c. With one group the shared model is FedAvg's. Differs from
+the paper: the pull is Ditto's, whose scheme it follows, and robustness to malicious clients is left
+out.
 """
 
 from __future__ import annotations
@@ -36,14 +39,18 @@ from .ditto import begin_personal, send_and_keep, use_personal
 
 @dataclass(frozen=True)
 class State:
-    """The groups' models, who is in which group, and the model and mean updates by which late joiners are placed."""
+    """The groups' models, who is in which group, and what late joiners are placed by."""
 
     round: int
     clients: tuple[int, ...]
     models: dict[int, Tree]
+    """By group; before the clustering there is one model for all, under 0."""
     groups: dict[int, int]
+    """By client; empty before the clustering."""
     reference: Tree
+    """The model from which the updates were made."""
     centres: dict[int, Tensor]
+    """By group: its mean update, where late joiners find their group."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class FedCHAR:
     """A dense model per group, and a personal one pulled towards it."""
 
     warmup: int = 10
-    """Rounds before the clients are grouped; with as many as the run has, or more, they never are."""
+    """Rounds before the clients are grouped; in a run no longer than this they never are."""
     clusters: int = 3
     pull: Proximal = Proximal(mu=0.1)
     grouping: AverageLinkage | Bipartition = AverageLinkage()
@@ -65,45 +72,75 @@ class FedCHAR:
 
     def init(self, start: Start) -> State:
         """One model for all."""
-        return State(0, tuple(sorted(start.clients)), {0: start.params}, {}, start.params, {})
+        return State(
+            round=0,
+            clients=tuple(sorted(start.clients)),
+            models={0: start.params},
+            groups={},
+            reference=start.params,
+            centres={},
+        )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model of the client's group."""
         return {"model": Packet(state.models[state.groups.get(client, 0)])}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains; after the warm-up all clients are first asked where they would go."""
+        """The cohort trains; after the warm-up all clients are first asked for an update."""
         if state.round < self.warmup:
-            return [Task(k, self.deliver(state, k)) for k in cohort]
-        reference = state.reference if state.groups else state.models[0]
-        return [
-            Task(k, self.deliver(state, k))
-            if k in state.groups
-            else Task(k, {"model": Packet(reference)}, {}, "cluster")
-            for k in (cohort if state.groups else state.clients)
-        ]
+            return [Task(client, self.deliver(state, client)) for client in cohort]
+        if not state.groups:
+            model = Packet(state.models[0])
+            return [Task(client, {"model": model}, verb="cluster") for client in state.clients]
+        tasks = []
+        for client in cohort:
+            if client in state.groups:
+                tasks.append(Task(client, self.deliver(state, client)))
+            else:
+                # It missed the clustering, and makes up for it in place of this round's training.
+                reference = Packet(state.reference)
+                tasks.append(Task(client, {"model": reference}, verb="cluster"))
+        return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean of each group; newcomers find theirs."""
-        means, newcomers = dict[int, Mean](), Updates(len(state.clients))
+        """The weighted mean of each group; newcomers join the group nearest to their update."""
+        means: dict[int, Mean] = {}
+        newcomers = Updates(len(state.clients))
         for report in reports:
             if "update" in report.give:
                 newcomers.add(report.of, report.give["update"].values)
-            else:
-                group = state.groups.get(report.of, 0)
-                means.setdefault(group, Mean()).add(report.give["model"].values, report.examples)
+                continue
+            group = state.groups.get(report.of, 0)
+            if group not in means:
+                means[group] = Mean()
+            means[group].add(report.give["model"].values, report.examples)
+
         if newcomers.whole and not state.groups:
-            groups, model = newcomers.divide(self.grouping, self.clusters), state.models[0]
-            models = dict.fromkeys(sorted(set(groups.values())), model)
-            centres = newcomers.centres(groups)
-            return replace(state, models=models, groups=groups, reference=model, centres=centres)
-        late = {k: nearest(update, state.centres) for k, update in newcomers.whole.items()}
-        models = {**state.models, **{g: mean.value() for g, mean in means.items()}}
-        return replace(state, round=state.round + 1, models=models, groups={**state.groups, **late})
+            return self._form_groups(state, newcomers)
+
+        models = dict(state.models)
+        for group, mean in means.items():
+            models[group] = mean.value()
+        groups = dict(state.groups)
+        for client, update in newcomers.whole.items():
+            groups[client] = nearest(update, state.centres)
+        return replace(state, round=state.round + 1, models=models, groups=groups)
+
+    def _form_groups(self, state: State, newcomers: Updates) -> State:
+        """Divide the clients; every group starts at the shared model. The round stays as it is."""
+        groups = newcomers.divide(self.grouping, self.clusters)
+        shared = state.models[0]
+        return replace(
+            state,
+            models=dict.fromkeys(sorted(set(groups.values())), shared),
+            groups=groups,
+            reference=shared,
+            centres=newcomers.centres(groups),
+        )
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train the group's model, then the personal one; or show where one epoch would lead."""
-        once = replace(self.local, epochs=1) if self.local else None
+        """Train the group's model, then the personal one; or send the update of one epoch."""
+        one_epoch = None if self.local is None else replace(self.local, epochs=1)
         return {
             "train": (
                 Train(self.objective, self.local),
@@ -111,16 +148,16 @@ class FedCHAR:
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
                 Give(send_and_keep),
             ),
-            "cluster": (Train(self.objective, once), Give(show)),
+            "cluster": (Train(self.objective, one_epoch), Give(send_update)),
             "use": (Edit(use_personal),),
         }[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """As FedAvg with one round more: CA-AFP's column counts the clustering as a round of the cohort."""
+        """As FedAvg with one round more, as which CA-AFP's table counts the clustering."""
         return dense_bytes(net.layout.size, cohort, rounds + 1)
 
 
-def show(carry: Carry, client: Client) -> Outcome:
-    """The update of the parameters, in 16 bits: it only says in which direction the client pulls."""
+def send_update(carry: Carry, client: Client) -> Outcome:
+    """The update of the parameters, in 16 bits: only its direction counts."""
     update = {k: carry["local"][k] - carry["model"][k] for k in client.layout.params}
     return Outcome({"update": Packet(Half()(update))})

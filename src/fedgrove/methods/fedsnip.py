@@ -1,22 +1,25 @@
-r"""FedSNIP: one sparse model, its mask found once by connection sensitivity before training (the baseline of CA-AFP's
-tables, after Bustincio et al., "Reducing communication overhead through one-shot model pruning in federated learning",
-2025; SNIP: Lee et al. 2019, Eq. 5).
+r"""FedSNIP: one sparse model, its mask found once by connection sensitivity before training.
 
-Before round 0 an exchange with all clients, not a round; then FedAvg under the mask::
+(The baseline of CA-AFP's tables, after Bustincio et al., "Reducing communication overhead through
+one-shot model pruning in federated learning", 2025; SNIP: Lee et al. 2019, Eq. 5.)
 
-    s_k  = |w * dL_k/dw| on the client's first batch, as a share of its sum     -> sensitivity
-    M    = the density * d largest of sum_k n_k s_k, all layers ranked together  -> GlobalRank, top
-    w_k  = E epochs of min CE(w; D_k) from w, under M                            -> Train
-    w    = (sum_k n_k w_k / sum_k n_k) M                                         -> Mean
+Before round 0 an exchange with all clients, which is not a round; then FedAvg under the mask::
 
-Clients draw the initial w from the seed, so the exchange costs only their answers, in 16 bits. With density 1 this is
-FedAvg.
+    s_k  = |w * dL_k/dw| on the client's first batch, as a share of its sum   -> sensitivity
+    M    = the density * d largest of sum_k n_k s_k, all layers together      -> GlobalRank, top
+    w_k  = E epochs of min CE(w; D_k) from w, under M                         -> Train
+    w    = (sum_k n_k w_k / sum_k n_k) M                                      -> average
+
+Clients draw the initial w from the seed, so the exchange costs only their answers, in 16 bits. With
+density 1 this is FedAvg.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from .. import trees
 from ..core import (
@@ -42,21 +45,24 @@ from ..parts.evidence import Gradient
 from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.one_model import OneModel as Dense
-from ..parts.one_model import average, dense_bytes
+from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.quantise import Half
 from ..parts.score import sensitivity
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
 
+PREFIX = "scores."
+"""Of the names of sensitivities, so that the ledger counts them as scores and not as values."""
+
 
 @dataclass(frozen=True)
 class State:
-    """The round, the model and its mask (empty: not yet found), and who is to be asked."""
+    """The round, the model and its mask, and who is asked for sensitivities."""
 
     round: int
     model: Tree
     mask: Mask
+    """Empty until all clients have been asked."""
     clients: tuple[int, ...]
 
 
@@ -78,55 +84,68 @@ class FedSNIP:
         return State(0, start.params, {}, tuple(sorted(start.clients)))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the model."""
+        """The model, under its mask once it has one."""
         return {"model": Packet(state.model, state.mask or None)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """All clients are asked for sensitivities first; then the cohort trains."""
-        if self.density < 1 and not state.mask:
-            return [Task(k, verb="snip") for k in state.clients]
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+        if self._needs_mask(state):
+            return [Task(client, verb="snip") for client in state.clients]
+        return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mask from the mean sensitivities, or the weighted mean under the mask."""
-        if self.density < 1 and not state.mask:
-            mean = Mean()
-            for report in reports:
-                mean.add(
-                    trees.map(lambda v: v.float(), report.give["sensitivity"].values),
-                    report.examples,
-                )
-            scores = {k.removeprefix("scores."): v for k, v in mean.value().items()}
-            mask = top(scores, self.allocation(scores, self.density))
+        if self._needs_mask(state):
+            mask = self._find_mask(reports)
+            # Not a round: its number stays 0.
             return State(0, trees.masked(state.model, mask), mask, state.clients)
-        new = average(Dense(state.round, state.model), reports)
-        return State(new.round, trees.masked(new.model, state.mask), state.mask, state.clients)
+        dense = average(OneModel(state.round, state.model), reports)
+        return State(dense.round, trees.masked(dense.model, state.mask), state.mask, state.clients)
+
+    def _needs_mask(self, state: State) -> bool:
+        return self.density < 1 and not state.mask
+
+    def _find_mask(self, reports: Iterable[Report]) -> Mask:
+        """The weights with the largest mean sensitivity, clients weighted by their examples."""
+        mean = Mean()
+        for report in reports:
+            # The mean has the type of what is added: in 16 bits many weights would be equals.
+            values = trees.map(torch.Tensor.float, report.give["sensitivity"].values)
+            mean.add(values, report.examples)
+        scores = {k.removeprefix(PREFIX): v for k, v in mean.value().items()}
+        return top(scores, self.allocation(scores, self.density))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Look at the first batch from the network's start, or train under the mask."""
-        first = Batches("train", size=self.local.batch if self.local else 32, limit=1)
+        """Measure the first batch at the network's start, or train under the mask."""
+        batch_size = 32 if self.local is None else self.local.batch
+        first_batch = Batches("train", size=batch_size, limit=1)
         return {
-            "snip": (Edit(begin), Measure("gradient", Gradient(self.objective), first), Give(tell)),
+            "snip": (
+                Edit(use_network_start),
+                Measure("gradient", Gradient(self.objective), first_batch),
+                Give(send_sensitivity),
+            ),
             "train": (Train(self.objective, self.local), Give(send_sparse)),
             "use": (),
         }[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """The kept share of all parameters, biases included; the probe and the mask are not counted."""
+        """The kept share of all parameters, biases included; neither exchange nor mask counts."""
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
 
 
-def begin(carry: Carry, client: Client) -> Carry:
-    """Both sides know the network's start."""
+def use_network_start(carry: Carry, client: Client) -> Carry:
+    """The model is the network's start, which both sides draw from the seed."""
     return {**carry, "model": client.start}
 
 
-def tell(carry: Carry, client: Client) -> Outcome:
+def send_sensitivity(carry: Carry, client: Client) -> Outcome:
     """The sensitivity of every prunable weight."""
-    found = sensitivity(trees.pick(client.start, carry["gradient"]), carry["gradient"])
-    return Outcome(
-        {"sensitivity": Packet(Half("bfloat16")({f"scores.{k}": v for k, v in found.items()}))}
-    )
+    gradient = carry["gradient"]
+    scores = sensitivity(trees.pick(client.start, gradient), gradient)
+    named = {PREFIX + k: v for k, v in scores.items()}
+    # bfloat16 has the range of float32: shares of a sum over a whole network are tiny.
+    return Outcome({"sensitivity": Packet(Half("bfloat16")(named))})
 
 
 def send_sparse(carry: Carry, client: Client) -> Outcome:

@@ -1,13 +1,16 @@
-r"""FixedPrune: FedAvg with magnitude pruning to one fixed density in every layer, every round (the baseline of
-FedLayerPrune's tables).
+r"""FixedPrune: FedAvg with magnitude pruning to one fixed density in every layer, every round.
 
-Round :math:`t`, cohort :math:`S_t`, density :math:`\rho`; prune keeps the largest :math:`\rho` of each layer::
+(The baseline of FedLayerPrune's tables.)
+
+Round :math:`t`, cohort :math:`S_t`, density :math:`\rho`; prune keeps the largest :math:`\rho` of
+each layer::
 
     w_k  = prune(E epochs of min CE(w; D_k) from w)    -> Train, Magnitude, Uniform, top
-    w    = prune(sum_k n_k w_k / sum_k n_k)             -> Mean, then the same
+    w    = prune(sum_k n_k w_k / sum_k n_k)            -> average, then the same
 
-Clients train without a mask, so that a pruned weight may come back; what travels is sparse both ways. Biases and norm
-layers are never pruned. The first broadcast is the pruned initial model. With density 1 this is FedAvg.
+Clients train without a mask, so that a pruned weight may come back; what travels is sparse both
+ways. Biases and norm layers are never pruned. The first broadcast is the pruned initial model. With
+density 1 this is FedAvg.
 """
 
 from __future__ import annotations
@@ -23,8 +26,7 @@ from ..parts.allocate import GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top
 from ..parts.objective import CrossEntropy, Objective
-from ..parts.one_model import OneModel as Dense
-from ..parts.one_model import average, dense_bytes
+from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
@@ -54,7 +56,7 @@ class FixedPrune:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
 
     def prune(self, model: Tree, prunable: Iterable[str]) -> Packet:
-        """The largest weights of each layer, and the mask that says which."""
+        """The model with the largest weights of each layer, and the mask that says which."""
         scores = self.score(trees.pick(model, prunable))
         mask = top(scores, self.allocation(scores, self.density))
         return Packet(trees.masked(model, mask), mask)
@@ -65,26 +67,29 @@ class FixedPrune:
         return State(0, packet.values, packet.mask or {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """Everybody gets the sparse model."""
+        """The sparse model, the same for every client."""
         return {"model": Packet(state.model, state.mask)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
-        return [Task(k, self.deliver(state, k)) for k in cohort]
+        return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean, pruned again."""
-        mean = average(Dense(state.round, state.model), reports)
-        packet = self.prune(mean.model, state.mask)
-        return State(mean.round, packet.values, packet.mask or {})
+        dense = average(OneModel(state.round, state.model), reports)
+        # The mask names all that is prunable: it never gains or loses a layer.
+        packet = self.prune(dense.model, state.mask)
+        return State(dense.round, packet.values, packet.mask or {})
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train without a mask, prune, send."""
+        # mask="" takes no mask from the carry, although the model came with one.
+        train = Train(self.objective, self.local, mask="")
+        return {"train": (train, Give(self._send_pruned)), "use": ()}[verb]
 
-        def give(carry: Carry, client: Client) -> Outcome:
-            return Outcome({"model": self.prune(carry["local"], client.layout.prunable)})
-
-        return {"train": (Train(self.objective, self.local, mask=""), Give(give)), "use": ()}[verb]
+    def _send_pruned(self, carry: Carry, client: Client) -> Outcome:
+        """What was trained, pruned."""
+        return Outcome({"model": self.prune(carry["local"], client.layout.prunable)})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The kept share of all parameters, biases included; masks are not counted."""

@@ -1,7 +1,8 @@
 r"""Global-FT: CA-AFP with a single group, the ablation of its Figures 3 and 4.
 
-All of :mod:`fedgrove.methods.ca_afp` with C = 1: one pruned model for all clients, then fine-tuning. The exchange with
-all clients is kept: without a warm-up the first mask's evidence comes from it.
+All of :mod:`fedgrove.methods.ca_afp` with C = 1: one pruned model for all clients, then
+fine-tuning. The exchange with all clients is kept: without a warm-up the evidence for the first
+mask comes from it.
 """
 
 from __future__ import annotations
