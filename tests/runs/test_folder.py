@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ import torch
 from tests.conftest import make_run, reports, tensors
 
 from fedgrove import methods, trees
-from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.core import Packet
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.runs.folder import RunFolder, fresh_name
-from fedgrove.runs.run import Run
+from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, read_tree
 
 
@@ -48,7 +47,9 @@ def kill_after(lines: int) -> Any:
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "a" / "run"
     RunFolder.create(path, "seed = 1\n")
-    with pytest.raises(InputError, match=r"exists; runs are never overwritten\. Give another --out, or resume"):
+    with pytest.raises(
+        InputError, match=r"exists; runs are never overwritten\. Give another --out, or resume"
+    ):
         RunFolder.create(path, "seed = 2\n")
     assert RunFolder.open(path).config == "seed = 1\n"
     (tmp_path / "empty").mkdir()
@@ -83,10 +84,17 @@ def test_fresh_names_count_up(tmp_path: Path) -> None:
 def test_a_new_folder_has_nothing_to_restore(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
     assert folder.restore(run) is None
-    assert (folder.rounds_saved(), folder.metrics(), folder.summary, Memory(folder.path / "checkpoint").files) == (0, [], None, {})
+    assert (
+        folder.rounds_saved(),
+        folder.metrics(),
+        folder.summary,
+        Memory(folder.path / "checkpoint").files,
+    ) == (0, [], None, {})
 
 
-@pytest.mark.parametrize("method", [methods.FedAvg(), methods.Ditto(), methods.Local()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "method", [methods.FedAvg(), methods.Ditto(), methods.Local()], ids=lambda m: type(m).__name__
+)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(method, tmp_path: Path) -> None:
     whole, run = started(tmp_path / "whole", method)
     expected = train_alone(Member(run, whole, 1), Serial())
@@ -100,16 +108,29 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(method, tmp_path: Path)
     folder = RunFolder.open(cut.path)
     assert folder.rounds_saved() == 2
     again = make_run(method, tmp_path / "elsewhere", dtype=torch.float32, rounds=4)
-    again = Run(again.method, again.federation, again.net, Memory(folder.path / "checkpoint"), 4, again.cohort, 0, again.finetune)
+    again = Run(
+        again.method,
+        again.federation,
+        again.net,
+        Memory(folder.path / "checkpoint"),
+        4,
+        again.cohort,
+        0,
+        again.finetune,
+    )
     state = folder.restore(again)
     assert state.round == 2
     assert [line["round"] for line in folder.metrics()] == [1, 2]
     found = train_alone(Member(again, folder, 1), Serial())
 
     assert timeless(found) == timeless(expected)
-    assert [timeless(line) for line in folder.metrics()] == [timeless(line) for line in whole.metrics()]
+    assert [timeless(line) for line in folder.metrics()] == [
+        timeless(line) for line in whole.metrics()
+    ]
     for name in json.loads((whole.path / "models" / "index.json").read_text()).values():
-        assert trees.equal(read_tree(whole.path / "models" / name), read_tree(cut.path / "models" / name))
+        assert trees.equal(
+            read_tree(whole.path / "models" / name), read_tree(cut.path / "models" / name)
+        )
 
 
 def timeless(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,19 +14,19 @@ from tests.conftest import federation, make_run, play, reports
 from torch import nn
 
 from fedgrove import methods, trees
-from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.core import Batch, Carry, Client, Edit, Give, Packet, Report, Stage, Task, Train
 from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError
-from fedgrove.runs.folder import RunFolder
-from fedgrove.parts.one_model import send_model as send
 from fedgrove.nets import Net
 from fedgrove.parts.aggregate import Mean
 from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.parts.one_model import send_model as send
+from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.lockstep import Member, train_alone
+from fedgrove.runs.rounds import draw_cohort, evaluation, gated, plan, rounds
 from fedgrove.runs.run import build, recipe_of
 from fedgrove.runs.scoring import correct, kept
-from fedgrove.runs.rounds import draw_cohort, evaluation, gated, plan, rounds
 from fedgrove.runs.store import Memory
 
 
@@ -38,7 +38,11 @@ class Poisoned(methods.FedAvg):
     value: float = math.nan
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        return (Train(self.objective, self.local), Edit(self.spoil), Give(send)) if verb == "train" else ()
+        return (
+            (Train(self.objective, self.local), Edit(self.spoil), Give(send))
+            if verb == "train"
+            else ()
+        )
 
     def spoil(self, carry: Carry, client: Client) -> Carry:
         if client.id not in self.bad:
@@ -70,7 +74,9 @@ def test_refusals_are_counted_in_metrics_and_summary(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "")
     run = make_run(Poisoned(bad=(1, 2)), tmp_path / "run" / "checkpoint", cohort=4, rounds=2)
     summary = train_alone(Member(run, folder, 1), Serial())
-    assert [[reason[:8] for reason in line["refused"]] for line in folder.metrics()] == [["client 1", "client 2"]] * 2
+    assert [[reason[:8] for reason in line["refused"]] for line in folder.metrics()] == [
+        ["client 1", "client 2"]
+    ] * 2
     assert summary["refused"] == 4
     assert 0 <= summary["accuracy_mean"] <= 1
     # what a refused client sent was sent all the same: four reports of the same length
@@ -83,10 +89,14 @@ def test_refusals_are_counted_in_metrics_and_summary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [Serial, lambda: Pool(workers=2)], ids=["serial", "pool"])
-def test_nothing_but_spoilt_reports_ends_the_run_with_a_sentence(engine: Any, tmp_path: Path) -> None:
+def test_nothing_but_spoilt_reports_ends_the_run_with_a_sentence(
+    engine: Any, tmp_path: Path
+) -> None:
     run = make_run(Poisoned(bad=(0, 1, 2, 3)), tmp_path, cohort=4)
     chosen = engine()
-    with pytest.raises(EngineError, match=r"no usable report came back.*: client 3 sent model with values"):
+    with pytest.raises(
+        EngineError, match=r"no usable report came back.*: client 3 sent model with values"
+    ):
         play(run, chosen)
     chosen.close()
 
@@ -94,7 +104,9 @@ def test_nothing_but_spoilt_reports_ends_the_run_with_a_sentence(engine: Any, tm
 def test_no_report_at_all_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
     loop = rounds(make_run(methods.FedAvg(), tmp_path))
     next(loop)
-    with pytest.raises(EngineError, match=r"^no usable report came back, so there is nothing to fold\.$"):
+    with pytest.raises(
+        EngineError, match=r"^no usable report came back, so there is nothing to fold\.$"
+    ):
         loop.send([])
 
 
@@ -177,9 +189,13 @@ def test_correct_by_hand() -> None:
     net = Net(nn.Linear(1, 2, bias=False), (1,))
     params = {"weight": torch.tensor([[1.0], [0.0]])}
     x, y = torch.tensor([[1.0], [-1.0], [1.0], [1.0]]), torch.tensor([0, 1, 1, 0])
-    found = correct(net, params, Batch(x, y, torch.tensor([1.0, 1, 1, 0]), torch.arange(4), torch.tensor(0)), {})
+    found = correct(
+        net, params, Batch(x, y, torch.tensor([1.0, 1, 1, 0]), torch.arange(4), torch.tensor(0)), {}
+    )
     assert (found["correct"].item(), found["total"].item()) == (2.0, 3.0)
-    assert found["loss"].item() == pytest.approx(2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e), abs=1e-6)
+    assert found["loss"].item() == pytest.approx(
+        2 * math.log(1 + math.exp(-1)) + math.log(1 + math.e), abs=1e-6
+    )
 
 
 def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: Path) -> None:
@@ -192,7 +208,9 @@ def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: 
         assert report.metrics["validation_loss2"] != report.metrics["validation_loss0"]
         assert report.metrics["params"] == run.net.layout.size
         assert report.metrics["density"] == 1
-        assert trees.distance(run.memory.read(run.memory.files[report.of])["own"], run.params) > 1e-4
+        assert (
+            trees.distance(run.memory.read(run.memory.files[report.of])["own"], run.params) > 1e-4
+        )
 
 
 def test_parameters_that_are_left_under_a_mask() -> None:
@@ -204,7 +222,9 @@ def test_a_masked_model_is_scored_by_what_is_kept(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path)
     weight = run.net.layout.prunable[0]
     mask = {weight: torch.zeros_like(run.params[weight], dtype=torch.bool)}
-    (report,) = reports(run, Serial(), [Task(0, {"model": Packet(run.params, mask)}, verb="evaluate")])
+    (report,) = reports(
+        run, Serial(), [Task(0, {"model": Packet(run.params, mask)}, verb="evaluate")]
+    )
     gone = run.params[weight].numel()
     assert report.metrics["params"] == run.net.layout.size - gone
     assert report.metrics["density"] == pytest.approx(1 - gone / run.net.layout.prunable_size)
@@ -216,17 +236,37 @@ def test_a_masked_model_is_scored_by_what_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("defaults", "recipe"),
     [
-        (Defaults("mlp", 2, 3, 5, 16, "SGD", 0.1, 0.9, 1e-4), LocalTraining(5, 16, SGD(0.1, 0.9, 1e-4))),
-        (Defaults("mlp", 2, 3, 1, 8, "Adam", 1e-2, weight_decay=0.1), LocalTraining(1, 8, Adam(1e-2, weight_decay=0.1))),
+        (
+            Defaults("mlp", 2, 3, 5, 16, "SGD", 0.1, 0.9, 1e-4),
+            LocalTraining(5, 16, SGD(0.1, 0.9, 1e-4)),
+        ),
+        (
+            Defaults("mlp", 2, 3, 1, 8, "Adam", 1e-2, weight_decay=0.1),
+            LocalTraining(1, 8, Adam(1e-2, weight_decay=0.1)),
+        ),
     ],
 )
-def test_the_data_sets_own_recipe(defaults: Defaults, recipe: LocalTraining, tmp_path: Path) -> None:
+def test_the_data_sets_own_recipe(
+    defaults: Defaults, recipe: LocalTraining, tmp_path: Path
+) -> None:
     data = replace(federation((12,), (20, 20, 20), dtype=torch.float32), defaults=defaults)
     assert recipe_of(data.defaults) == recipe
     run = build(methods.FedAvg(), data, Memory(tmp_path))
     assert (run.method.local, run.rounds, run.cohort) == (recipe, 3, 2)
-    own = build(methods.FedAvg(local=LocalTraining(7)), data, Memory(tmp_path), rounds=9, cohort=3, finetune=[0, 4])
-    assert (own.method.local, own.rounds, own.cohort, own.finetune) == (LocalTraining(7), 9, 3, (0, 4))
+    own = build(
+        methods.FedAvg(local=LocalTraining(7)),
+        data,
+        Memory(tmp_path),
+        rounds=9,
+        cohort=3,
+        finetune=[0, 4],
+    )
+    assert (own.method.local, own.rounds, own.cohort, own.finetune) == (
+        LocalTraining(7),
+        9,
+        3,
+        (0, 4),
+    )
 
 
 def test_a_federation_without_clients_is_refused(tmp_path: Path) -> None:

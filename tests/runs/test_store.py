@@ -15,9 +15,27 @@ from hypothesis import strategies as st
 
 from fedgrove import trees
 from fedgrove.errors import InputError
-from fedgrove.runs.store import Memory, freeze, read_tree, read_trees, thaw, write_bytes, write_tree, write_trees
+from fedgrove.runs.store import (
+    Memory,
+    freeze,
+    read_tree,
+    read_trees,
+    thaw,
+    write_bytes,
+    write_tree,
+    write_trees,
+)
 
-TYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int64]
+TYPES = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int64,
+]
 
 
 def every_type() -> trees.Tree:
@@ -28,7 +46,11 @@ def every_type() -> trees.Tree:
 
 
 def test_a_tree_comes_back_with_its_types_bits_and_order(tmp_path: Path) -> None:
-    odd = {"zero": torch.tensor(-0.0), "nan": torch.tensor([float("nan"), float("inf")]), "none": torch.zeros(0, 3)}
+    odd = {
+        "zero": torch.tensor(-0.0),
+        "nan": torch.tensor([float("nan"), float("inf")]),
+        "none": torch.zeros(0, 3),
+    }
     tree = {"z": torch.ones(1), **every_type(), "a": torch.tensor(3.0), **odd}
     write_tree(tmp_path / "t.safetensors", tree)
     back = read_tree(tmp_path / "t.safetensors")
@@ -52,14 +74,19 @@ def test_an_empty_tree(tmp_path: Path) -> None:
 
 
 def test_several_trees_in_one_file(tmp_path: Path) -> None:
-    forest = {"kept": {"fc/1.weight": torch.ones(2), "b": torch.zeros(1)}, "own": {"b": torch.tensor(5)}}
+    forest = {
+        "kept": {"fc/1.weight": torch.ones(2), "b": torch.zeros(1)},
+        "own": {"b": torch.tensor(5)},
+    }
     write_trees(tmp_path / "t", forest)
     back = read_trees(tmp_path / "t")
     assert list(back) == ["kept", "own"]
     assert all(trees.equal(back[k], forest[k]) for k in forest)
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "f"
     write_bytes(path, b"old")
     with monkeypatch.context() as patch:
@@ -96,7 +123,12 @@ def there_and_back(value: Any, like: Any = None) -> Any:
 
 def test_a_state_comes_back() -> None:
     models = {0: {"w": torch.ones(2, 2)}, 7: every_type()}
-    groups = {"of": {3: 0, 4: 7}, "models": models, "trace": (1, (2.5, None), ["x", True, [], ()]), "none": {}}
+    groups = {
+        "of": {3: 0, 4: 7},
+        "models": models,
+        "trace": (1, (2.5, None), ["x", True, [], ()]),
+        "none": {},
+    }
     state = State(4, groups, Inner({"w": torch.tensor(0.5)}, 2))
     back = there_and_back(state, State(0))
     assert isinstance(back, State)
@@ -109,15 +141,21 @@ def test_a_state_comes_back() -> None:
     assert list(back.groups["models"]) == [0, 7]
     for k, model in models.items():
         assert trees.equal(back.groups["models"][k], model)
-        assert [v.dtype for v in back.groups["models"][k].values()] == [v.dtype for v in model.values()]
+        assert [v.dtype for v in back.groups["models"][k].values()] == [
+            v.dtype for v in model.values()
+        ]
     assert trees.equal(back.inner.scores, state.inner.scores)
 
 
-@pytest.mark.parametrize("change", [lambda b: b.pop("groups"), lambda b: b.update(most=3)], ids=["fewer", "more"])
+@pytest.mark.parametrize(
+    "change", [lambda b: b.pop("groups"), lambda b: b.update(most=3)], ids=["fewer", "more"]
+)
 def test_a_state_of_another_version_is_refused(change: Any) -> None:
     frozen = freeze(State(4), {})
     change(frozen["fields"])
-    with pytest.raises(InputError, match=r"another version .* differ in (groups|most); resume it with the version"):
+    with pytest.raises(
+        InputError, match=r"another version .* differ in (groups|most); resume it with the version"
+    ):
         thaw(frozen, {}, State(0))
 
 
@@ -125,7 +163,9 @@ LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) 
 KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())
 STATES = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4),
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -140,7 +180,9 @@ def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
 @pytest.mark.parametrize("bad", [object(), {1, 2}, b"bytes", lambda: 0, 1j])
 def test_other_objects_are_refused_wherever_they_lie(bad: object) -> None:
     for state in (bad, State(0, {"deep": [bad]}), State(0, (1, bad))):
-        with pytest.raises(TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"):
+        with pytest.raises(
+            TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"
+        ):
             freeze(state, {})
 
 
