@@ -65,7 +65,7 @@ def timeless(summary: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in summary.items() if k not in ("seconds", "engine")}
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 def test_the_verbs_are_there_whatever_was_imported_before() -> None:
@@ -80,7 +80,7 @@ def test_every_public_name_is_there() -> None:
     assert set(fg.__all__) <= set(dir(fg))
 
 
-# ---- run -------------------------------------------------------------------------------------------------------------
+# ---- run -----------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_a_whole_folder(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_failed_temporary_run_does_not_point_to_a_folder_that_is_gone() -> Non
     assert named is None or Path(named[1]).exists()
 
 
-# ---- resume ----------------------------------------------------------------------------------------------------------
+# ---- resume --------------------------------------------------------------------------------------
 
 
 class Killed(Exception):
@@ -251,7 +251,7 @@ def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path
         api.resume(tmp_path / "nowhere")
 
 
-# ---- experiments -----------------------------------------------------------------------------------------------------
+# ---- experiments ---------------------------------------------------------------------------------
 
 
 def test_nothing_is_left_open_once_resolved(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{100 * result.summary['accuracy_mean']:.2f}" in said
 
 
-# ---- the words of the command line -----------------------------------------------------------------------------------
+# ---- the words of the command line ---------------------------------------------------------------
 
 
 def test_run_takes_every_word_of_the_command_line() -> None:

@@ -32,7 +32,7 @@ def indices(one: Client, over: Batches, *purpose: int | str) -> list[list[int]]:
     return [batch.index.tolist() for batch in one.batches(over, *purpose)]
 
 
-# ---- batches ---------------------------------------------------------------------------------------------------------
+# ---- batches -------------------------------------------------------------------------------------
 
 
 def test_in_order_every_example_comes_once() -> None:
@@ -122,7 +122,7 @@ def test_global_randomness_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---- nouns -----------------------------------------------------------------------------------------------------------
+# ---- nouns ---------------------------------------------------------------------------------------
 
 
 NOUNS = [Packet({}), Task(1), Report(1), Info(3), Outcome(), Batches()]

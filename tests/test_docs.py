@@ -72,7 +72,7 @@ def test_fences_are_closed_and_found(page: Path) -> None:
     assert len(fences) == 2 * len(list(FENCE.finditer(page.read_text())))
 
 
-# ---- python ---------------------------------------------------------------------------------------------------------
+# ---- python --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_python_runs(page: Path, place: dict[str, Any]) -> None:
             exec(compile("\n" * block.line + block.body, str(page), "exec"), place)
 
 
-# ---- command lines --------------------------------------------------------------------------------------------------
+# ---- command lines -------------------------------------------------------------------------------
 
 
 def lines(page: Path) -> list[str]:
@@ -199,7 +199,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert [name for name in named if name not in targets] == []
 
 
-# ---- links and names ------------------------------------------------------------------------------------------------
+# ---- links and names -----------------------------------------------------------------------------
 
 
 def anchors(page: Path) -> set[str]:
@@ -266,7 +266,7 @@ def test_a_name_that_is_nowhere_is_noticed() -> None:
     assert not resolves("fedgrove.nowhere.Proximal")
 
 
-# ---- what pages list is what there is -------------------------------------------------------------------------------
+# ---- what pages list is what there is ------------------------------------------------------------
 
 
 def column(page: str) -> set[str]:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedgrove"
 
 
-# ---- the map in docs/architecture.md ---------------------------------------------------------------------------------
+# ---- the map in docs/architecture.md -------------------------------------------------------------
 
 
 def read_map() -> dict[str, set[str]]:
@@ -53,7 +53,7 @@ def test_the_map_is_complete() -> None:
     assert read_map() == expected
 
 
-# ---- imports ---------------------------------------------------------------------------------------------------------
+# ---- imports -------------------------------------------------------------------------------------
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The same verbs as the command line, in Python: ``fedgrove.run(...)``, ``fedgrove.resume(...)``."""
+"""The verbs of the command line in Python: ``fedgrove.run(...)``, ``fedgrove.resume(...)``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns: what travels, what a client is, what it does, what a method is, what runs it. Read this first.
+"""The nouns: what travels, what a client is and does, what a method is, what runs it. Read first.
 
 A :class:`Method` plans :class:`Task` objects and folds :class:`Report` objects; it never sees
 bytes, devices or networks. An :class:`Engine` carries tasks to where the data are and does the
@@ -13,7 +13,7 @@ The carry of a task starts as::
                         (a packet of the same name wins)
     carry["settings"]   the task's numbers and the round, as tensors
     carry["aux"]        what objectives keep from step to step
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SCORING_VERBS = ("evaluate", "finetune")
 """The verbs that every run has beside its method's own; their traffic is counted apart."""
 
 
-# ---- what travels ----------------------------------------------------------------------------------------------------
+# ---- what travels --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Report:
     cost: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
-# ---- a client, from its own point of view ----------------------------------------------------------------------------
+# ---- a client, from its own point of view --------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -188,12 +188,12 @@ class Client:
             )
 
 
-# ---- what a client does: a short tuple of stages, in order -----------------------------------------------------------
+# ---- what a client does: a short tuple of stages, in order ---------------------------------------
 
 
 @dataclass(frozen=True)
 class Train:
-    """Parameters move from ``carry[start]`` to ``carry[end]`` under ``carry[mask]``, if there is one.
+    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if given.
 
     A pure function of tensors, so that an engine may batch it over clients: the objective has no
     Python branch on data.
@@ -250,7 +250,7 @@ class Give:
 Stage = Train | Measure | Edit | Give
 
 
-# ---- what a method is ------------------------------------------------------------------------------------------------
+# ---- what a method is ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class State(Protocol):
 
     @property
     def round(self) -> int:
-        """Rounds completed. An exchange that is not a round (a clustering, say) leaves it as it is."""
+        """Rounds completed. An exchange that is not a round (a clustering) leaves it as it is."""
 
 
 S = TypeVar("S")
@@ -307,7 +307,7 @@ class Method(Protocol[S]):
         """The tasks of the next exchange."""
 
     def fold(self, state: S, reports: Iterable[Report]) -> S:
-        """The next state. Reports come one by one, in task order: keep running sums, not reports."""
+        """The next state. Reports come one by one, in task order: keep sums, not reports."""
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does on a verb.

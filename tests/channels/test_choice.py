@@ -39,7 +39,7 @@ PARAMS = {
 }
 
 
-# ---- scores ----------------------------------------------------------------------------------------------------------
+# ---- scores --------------------------------------------------------------------------------------
 
 
 def test_gamma_is_the_mean_over_the_norms_of_a_stream() -> None:
@@ -75,7 +75,7 @@ def test_scores_fit_a_real_net() -> None:
     assert set(torch.cat([*Gamma()(params, groups_of(net)).values()]).tolist()) == {1.0}
 
 
-# ---- choices ---------------------------------------------------------------------------------------------------------
+# ---- choices -------------------------------------------------------------------------------------
 
 
 def test_slimming_ranks_all_groups_together() -> None:
@@ -131,7 +131,7 @@ def test_a_density_is_a_share(choice: Slim | Even) -> None:
         choice({"a": torch.ones(2)}, 1.5)
 
 
-# ---- overlap counting ------------------------------------------------------------------------------------------------
+# ---- overlap counting ----------------------------------------------------------------------------
 
 
 def counted(*clients: dict[str, list[int]]) -> Overlap:

@@ -36,7 +36,7 @@ def places(group: ChannelGroup) -> dict[tuple[str, int], str]:
     return {(p.tensor, p.dim): p.role for p in group.places}
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
 
 
 def test_a_window_of_sensor_readings(har: Net) -> None:
@@ -191,7 +191,7 @@ def test_a_net_that_cannot_be_followed_says_so() -> None:
         assert groups_of(Net(Odd(), (2,)))
 
 
-# ---- groups and masks ----------------------------------------------------------------------------------------------
+# ---- groups and masks ----------------------------------------------------------------------------
 
 A = ChannelGroup(
     *("a", 2),

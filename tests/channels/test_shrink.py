@@ -64,7 +64,7 @@ def output(net: Net, tree: Tree, x: torch.Tensor, train: bool) -> torch.Tensor:
     return net(trees.map(torch.clone, tree), x, train).logits
 
 
-# ---- the same function, there and back -------------------------------------------------------------------------------
+# ---- the same function, there and back -----------------------------------------------------------
 
 
 @EVERY
@@ -193,7 +193,7 @@ def test_at_least_one_channel_stays() -> None:
     assert not any(bool(m.any()) for m in thin.narrow(none).values())
 
 
-# ---- what is remembered ----------------------------------------------------------------------------------------------
+# ---- what is remembered --------------------------------------------------------------------------
 
 
 def test_nets_of_equal_width_are_one() -> None:

@@ -67,7 +67,7 @@ def test_size(share: float, size: int) -> None:
     assert size == TINY.layout.size - sum(int((~m).sum()) for m in mask.values())
 
 
-# ---- slimming and recovery ------------------------------------------------------------------------------------------
+# ---- slimming and recovery -----------------------------------------------------------------------
 
 
 def test_recovery_by_hand(tmp_path: Path) -> None:

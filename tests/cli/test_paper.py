@@ -128,7 +128,7 @@ def test_where_parts_go() -> None:
     ]
 
 
-# ---- data that are not found -------------------------------------------------------------------
+# ---- data that are not found ---------------------------------------------------------------------
 
 
 def words(**given: Any) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def states(out: Path) -> dict[str, str]:
     return {name: member["state"] for name, member in read(out)["members"].items()}
 
 
-# ---- lockstep -------------------------------------------------------------------------------------------------------
+# ---- lockstep ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool"])
@@ -189,7 +189,7 @@ def test_members_of_different_lengths_end_together(each: dict[str, Any], tmp_pat
     assert sum({verb for _, verb in seen} == {"finetune"} for seen in engine.maps) == 1
 
 
-# ---- failures -------------------------------------------------------------------------------------------------------
+# ---- failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool"])
@@ -251,7 +251,7 @@ def test_a_mistake_in_the_code_is_not_hidden(tmp_path: Path) -> None:
         sweep(four(), tmp_path / "all", engine=Counting(bad))
 
 
-# ---- going on -------------------------------------------------------------------------------------------------------
+# ---- going on ------------------------------------------------------------------------------------
 
 
 class Killed(Exception):
@@ -340,7 +340,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
         sweep(four(), tmp_path / "all", engine="serial", watch=stop_after(3, KeyboardInterrupt))
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def test_a_sweep_from_before_a_word_existed_is_gone_on_with(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from fedgrove.wire.codec import Bitmap, Codec, Dense, Entropy, Planes, Smallest,
 RECIPE = LocalTraining(5, 16, Adam(1e-3))
 
 
-# ---- TOML ----------------------------------------------------------------------------------------------------------
+# ---- TOML ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", methods.names())
@@ -166,7 +166,7 @@ def test_what_cannot_be_rebuilt_is_refused_with_a_sentence(text: str, sentence: 
         from_toml(text)
 
 
-# ---- --set ---------------------------------------------------------------------------------------------------------
+# ---- --set ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_settable_has_paths_values_and_words() -> None:
     assert rows["local.optimiser"] == (Adam(1e-3), "one of SGD, Adam")
 
 
-# ---- types ---------------------------------------------------------------------------------------------------------
+# ---- types ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -25,7 +25,7 @@ from fedgrove.wire.codec import Bitmap, Dense, Smallest
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 
 
-# ---- serial = pool, to the bit, dropout included -------------------------------------------------------------------
+# ---- serial = pool, to the bit, dropout included -------------------------------------------------
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -62,7 +62,7 @@ def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
     assert trees.equal(*(s[1] for s in states))
 
 
-# ---- Train and Measure under vmap over three clients, against three clients alone ----------------------------------
+# ---- Train and Measure under vmap over three clients, against three clients alone ----------------
 
 
 def settled(run: Run, stage: Train, carry: Carry) -> Carry:
@@ -160,7 +160,7 @@ def test_stages_under_vmap_equal_clients_alone(
                 assert trees.distance(mine.give[name].values, packet.values) < 1e-10
 
 
-# ---- every Task and Report through real bytes ----------------------------------------------------------------------
+# ---- every Task and Report through real bytes ----------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", [Dense(), Bitmap(), Smallest()], ids=lambda c: type(c).__name__)

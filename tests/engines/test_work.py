@@ -38,7 +38,7 @@ W = {"w": torch.ones(2)}
 MASK = {"w": torch.tensor([True, False])}
 
 
-# ---- the carry -------------------------------------------------------------------------------------------------------
+# ---- the carry -----------------------------------------------------------------------------------
 
 
 def test_the_carry_a_task_starts_with() -> None:
@@ -66,7 +66,7 @@ def test_the_carry_of_an_empty_task() -> None:
     assert set(initial_carry(Task(0), {}, torch.float32)) == {"settings", "aux"}
 
 
-# ---- stages ----------------------------------------------------------------------------------------------------------
+# ---- stages --------------------------------------------------------------------------------------
 
 
 def nothing(carry: Carry, client: Client) -> Carry:
@@ -218,7 +218,7 @@ def test_threads_and_randomness_are_left_as_they_were(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ---- bytes -----------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 
 def test_both_directions_are_counted_to_the_byte(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def flags(*bits: int) -> torch.Tensor:
     return torch.tensor(bits).bool()
 
 
-# ---- by hand --------------------------------------------------------------------------------------------------------
+# ---- by hand -------------------------------------------------------------------------------------
 
 NET = Net(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,))
 START = Start(
@@ -144,7 +144,7 @@ def test_the_rates_of_the_paper() -> None:
     assert (SAFL().schedule, len(Hermes(density=0.3).schedule)) == (stepwise(0.7), 8)
 
 
-# ---- the two stages -------------------------------------------------------------------------------------------------
+# ---- the two stages ------------------------------------------------------------------------------
 
 
 def test_stage_1_is_with_everyone_and_stage_2_with_the_cohort(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> 
     assert run.method.deliver(after, 1)["model"].mask
 
 
-# ---- turned off -----------------------------------------------------------------------------------------------------
+# ---- turned off ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_the_pull_brings_scales_together(tmp_path: Path) -> None:
     assert spread[1] < 0.7 * spread[0]
 
 
-# ---- clusters -------------------------------------------------------------------------------------------------------
+# ---- clusters ------------------------------------------------------------------------------------
 
 
 def test_clusters_that_nobody_chooses_are_given_up_where_their_number_is_to_be_chosen(
@@ -332,7 +332,7 @@ def test_two_kinds_of_clients_end_in_two_clusters(tmp_path: Path) -> None:
     assert state.groups[0] == state.groups[2] != state.groups[1] == state.groups[3]
 
 
-# ---- bytes ----------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 
 def test_the_ledger_is_the_papers_formula_with_measured_sizes(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def _shared(run: Run, channels: Any) -> int:
     return sum(int(mask[k].sum()) if k in mask else run.params[k].numel() for k in names)
 
 
-# ---- engines, and that it learns ------------------------------------------------------------------------------------
+# ---- engines, and that it learns -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
@@ -425,7 +425,7 @@ def test_it_learns(tmp_path: Path) -> None:
     assert found["density"] < 0.6
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def ca_afp(row: Row) -> CAAFP:
     return row.experiment.method
 
 
-# ---- Table 2 -----------------------------------------------------------------------------------
+# ---- Table 2 -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_more_seeds_where_differences_are_small() -> None:
     assert table(2, split="random").rows[0].experiment.split == "random"
 
 
-# ---- Tables 3 and 4 ----------------------------------------------------------------------------
+# ---- Tables 3 and 4 ------------------------------------------------------------------------------
 
 
 def test_table_4_is_run_as_table_8_says() -> None:
@@ -162,7 +162,7 @@ def test_table_3_is_the_best_score_of_table_4_but_for_one() -> None:
     ]
 
 
-# ---- Figures -----------------------------------------------------------------------------------
+# ---- Figures -------------------------------------------------------------------------------------
 
 
 def test_figure_2_is_run_as_table_7_says() -> None:
@@ -211,7 +211,7 @@ def test_figure_4_is_run_as_table_10_says() -> None:
     }
 
 
-# ---- all of them -------------------------------------------------------------------------------
+# ---- all of them ---------------------------------------------------------------------------------
 
 PARTS = [*PAPER.tables.values(), *PAPER.figures.values()]
 

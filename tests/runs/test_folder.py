@@ -41,7 +41,7 @@ def kill_after(lines: int) -> Any:
     return watch
 
 
-# ---- never overwritten -----------------------------------------------------------------------------------------------
+# ---- never overwritten ---------------------------------------------------------------------------
 
 
 def test_a_folder_that_exists_is_not_touched(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_fresh_names_count_up(tmp_path: Path) -> None:
     assert fresh_name(tmp_path, "fedavg") == tmp_path / "fedavg-3"
 
 
-# ---- checkpoints -----------------------------------------------------------------------------------------------------
+# ---- checkpoints ---------------------------------------------------------------------------------
 
 
 def test_a_new_folder_has_nothing_to_restore(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_metrics_of_a_killed_run_can_be_looked_at(tmp_path: Path) -> None:
     assert [line["round"] for line in folder.metrics()] == [1]
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

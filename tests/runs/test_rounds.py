@@ -51,7 +51,7 @@ class Poisoned(methods.FedAvg):
         return {**carry, "local": {first[0]: torch.full_like(first[1], self.value), **dict(rest)}}
 
 
-# ---- a client that sends NaN -----------------------------------------------------------------------------------------
+# ---- a client that sends NaN ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -138,7 +138,7 @@ def test_the_gate_lets_reports_through_one_by_one(tmp_path: Path) -> None:
     assert refused == []
 
 
-# ---- the loop --------------------------------------------------------------------------------------------------------
+# ---- the loop ------------------------------------------------------------------------------------
 
 
 def test_the_loop_stamps_rounds_and_ends_without_tasks(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_impossible_runs_are_refused(words: dict[str, Any], sentence: str, tmp_p
         make_run(methods.FedAvg(), tmp_path, **words)
 
 
-# ---- scores ----------------------------------------------------------------------------------------------------------
+# ---- scores --------------------------------------------------------------------------------------
 
 
 def test_correct_by_hand() -> None:
@@ -230,7 +230,7 @@ def test_a_masked_model_is_scored_by_what_is_kept(tmp_path: Path) -> None:
     assert report.metrics["density"] == pytest.approx(1 - gone / run.net.layout.prunable_size)
 
 
-# ---- defaults --------------------------------------------------------------------------------------------------------
+# ---- defaults ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def every_type() -> trees.Tree:
     return {str(d): (torch.arange(6).view(2, 3) % 2).to(d) for d in TYPES}
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def test_a_tree_comes_back_with_its_types_bits_and_order(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert path.read_bytes() == b"new"
 
 
-# ---- states ----------------------------------------------------------------------------------------------------------
+# ---- states --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def test_a_dataclass_inside_a_container_comes_back_or_is_refused_when_written() 
     assert thaw(frozen, {}, State(0)) == state
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
 
 
 def kept(value: float) -> dict[str, trees.Tree]:

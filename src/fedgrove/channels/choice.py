@@ -17,17 +17,17 @@ from ..errors import InputError, check
 from ..trees import Tree
 from .groups import ChannelGroup, Channels, Role
 
-# ---- scores ----------------------------------------------------------------------------------------------------------
+# ---- scores --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gamma:
-    r"""The scale of the norms behind a channel: :math:`s_c = \frac{1}{|B|}\sum_{b \in B} |\gamma_{b,c}|`.
+    r"""The scale of the norms behind a channel (network slimming, Liu et al. 2017).
 
-    (Network slimming, Liu et al. 2017.) :math:`B` -> the norm layers of a group; a residual sum
-    ties several to each other, otherwise there is one. Groups without a norm get no score, and so
-    stay whole.
-    """  # noqa: E501
+    :math:`s_c = \frac{1}{|B|}\sum_{b \in B} |\gamma_{b,c}|`; :math:`B` -> the norm layers of a
+    group; a residual sum ties several to each other, otherwise there is one. Groups without a norm
+    get no score, and so stay whole.
+    """
 
     def __call__(self, params: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Tree:
         """The score of every channel that is normalised."""
@@ -48,7 +48,7 @@ class Gamma:
 
 @dataclass(frozen=True)
 class FilterL1:
-    r"""The size of the filters that make a channel: :math:`s_c = \lVert w_c \rVert_1` (Li et al. 2017).
+    r"""The size of the filters of a channel: :math:`s_c = \lVert w_c \rVert_1` (Li et al. 2017).
 
     :math:`w_c` -> all weights whose output is channel c; biases are not counted.
     """
@@ -91,7 +91,7 @@ def _sum_per_channel(
     return total
 
 
-# ---- choices ---------------------------------------------------------------------------------------------------------
+# ---- choices -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Slim:
 
 
 def _ranked(scores: Mapping[str, Tensor]) -> Tensor:
-    """All channels, best first; of equal ones those that come first in their groups, then in the net."""
+    """All channels, best first; of equal ones those first in their groups, then in the net."""
     place = []
     score = []
     for values in scores.values():
@@ -138,13 +138,14 @@ def _ranked(scores: Mapping[str, Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class Even:
-    r"""The same density everywhere: a group keeps its :math:`\max(1, \mathrm{round}(\rho\, C_g))` best channels.
+    r"""The same density everywhere.
 
-    Of equal ones the first stay.
+    A group keeps its :math:`\max(1, \mathrm{round}(\rho\, C_g))` best channels; of equal ones the
+    first stay.
 
     >>> Even()({"a": torch.tensor([5.0, 4.0, 3.0, 2.0]), "b": torch.tensor([1.0, 2.0])}, 0.5)
     {'a': tensor([ True,  True, False, False]), 'b': tensor([False,  True])}
-    """  # noqa: E501
+    """
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> Channels:
         """The channels kept, per group."""
@@ -167,7 +168,7 @@ def nested(groups: Sequence[ChannelGroup], share: float) -> Channels:
     return Even()({group.name: torch.zeros(group.size) for group in groups}, share)
 
 
-# ---- what clients agree on -------------------------------------------------------------------------------------------
+# ---- what clients agree on -----------------------------------------------------------------------
 
 
 class Overlap:

@@ -39,7 +39,7 @@ def groups_of(net: Net) -> tuple[ChannelGroup, ...]:
 
 
 def channel_mask(net: Net, channels: Mapping[str, Tensor]) -> Mask:
-    """The mask of all that falls with removed channels; see :func:`fedgrove.channels.groups.expand`.
+    """The mask of all that falls with removed channels (:func:`.groups.expand`).
 
     >>> from torch import nn
     >>> net = Net(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 1)), (1,))

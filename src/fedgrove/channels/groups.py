@@ -2,8 +2,8 @@
 
 A channel is one output of a layer: a filter of a convolution, a unit of a linear layer. With it
 fall its bias, the scale and shift of the norms behind it, and what later layers read of it; a
-residual sum ties the channels of several layers to each other. :func:`fedgrove.channels.find.groups_of`
-finds these groups for a network.
+residual sum ties the channels of several layers to each other.
+:func:`fedgrove.channels.find.groups_of` finds these groups for a network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Channels = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Place:
-    """One dimension of one tensor: its entry ``i`` belongs to channel ``channel[i]``, -1 for none."""
+    """One dimension of a tensor: its entry ``i`` belongs to channel ``channel[i]``, -1 for none."""
 
     tensor: str
     dim: int
@@ -60,7 +60,7 @@ class ChannelGroup:
         return tuple(place for place in self.places if place.role in roles)
 
 
-# ---- from channels to masks ------------------------------------------------------------------------------------------
+# ---- from channels to masks ----------------------------------------------------------------------
 
 
 def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> Channels:
@@ -146,7 +146,7 @@ def expand(
     return mask
 
 
-# ---- from masks to channels ------------------------------------------------------------------------------------------
+# ---- from masks to channels ----------------------------------------------------------------------
 
 
 def channels_of(

@@ -79,7 +79,7 @@ def size_at(net: Net, share: float) -> int:
     return net.layout.size - sum(int((~kept).sum()) for kept in mask.values())
 
 
-# ---- the server ------------------------------------------------------------------------------------------------------
+# ---- the server ----------------------------------------------------------------------------------
 
 
 def shapes_of(tree: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
@@ -147,7 +147,7 @@ def add(
     return channels
 
 
-# ---- a client --------------------------------------------------------------------------------------------------------
+# ---- a client ------------------------------------------------------------------------------------
 
 
 def own(carry: Carry, client: Client) -> Carry:

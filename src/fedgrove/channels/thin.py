@@ -99,7 +99,7 @@ def select(leaf: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     return leaf
 
 
-# ---- cutting ---------------------------------------------------------------------------------------------------------
+# ---- cutting -------------------------------------------------------------------------------------
 
 V = TypeVar("V")
 _SMALL_NETS: WeakKeyDictionary[Net, dict[Any, Net]] = WeakKeyDictionary()

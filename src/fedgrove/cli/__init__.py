@@ -1,7 +1,7 @@
 """The command line: thin over the library, the same verbs, the same words.
 
-Whatever is refused ends with one sentence on stderr: code 2 for what was asked wrongly, 1 for work that could not be
-finished, 130 for an interruption.
+Whatever is refused ends with one sentence on stderr: code 2 for wrong input, 1 for work that could
+not be finished, 130 for an interruption.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ..errors import EngineError, FedgroveError, InputError, unknown
 
 __all__ = ["main"]
 
-# typer brings its own copy of click or uses the real one, by version; this is the root of either's errors.
+# typer brings its own copy of click or uses the real one, by version; this is the root of either's
+# errors.
 ClickError: Any = typer.BadParameter.__mro__[2]
 
 

@@ -34,7 +34,7 @@ class Commands(TyperGroup):
         return command
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; an interruption becomes a sentence here, as typer would drop its text."""
+        """Run the command; an interruption becomes a sentence, as typer would drop its text."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 METHODS = ("ca-afp", "fedavg")
 LINKAGE = "linkage=complete"
-"""Average linkage, the method's own, splits off single clients here; this one gives larger groups."""
+"""Average linkage, the method's own, splits off single clients here; this gives larger groups."""
 FINETUNE = (0, 3)
 """CA-AFP ends with fine-tuning; without it a pruned model has not settled."""
 

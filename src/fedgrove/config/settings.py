@@ -49,7 +49,7 @@ class Setting(NamedTuple):
     hint: Any
 
 
-# ---- the table of allowed types --------------------------------------------------------------------------------------
+# ---- the table of allowed types ------------------------------------------------------------------
 
 
 @cache
@@ -63,8 +63,8 @@ def method_types() -> dict[str, type]:
 def part_types() -> tuple[type, ...]:
     """Every public frozen dataclass that a configuration may name: parts, codecs, channel choices.
 
-    Two parts may have one name (an allocation and a quantiser are both ``Uniform``): the field tells
-    them apart.
+    Two parts may have one name (an allocation and a quantiser are both ``Uniform``): the field
+    tells them apart.
 
     >>> LocalTraining in part_types()
     True
@@ -141,7 +141,7 @@ def _has(cls: type, name: str, like: Any) -> bool:
     return set(inspect.signature(like).parameters) <= set(inspect.signature(member).parameters)
 
 
-# ---- types and values ------------------------------------------------------------------------------------------------
+# ---- types and values ----------------------------------------------------------------------------
 
 
 def hints(cls: Any) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _leaf_in_words(leaf: Any) -> str:
     return WORDS.get(leaf, "a value")
 
 
-# ---- finding and setting ---------------------------------------------------------------------------------------------
+# ---- finding and setting -------------------------------------------------------------------------
 
 
 def walk(part: Any, path: str = "") -> Iterator[Setting]:
@@ -305,7 +305,7 @@ def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
 
 
 def _with_path(message: str, path: str) -> str:
-    """A part's refusal of its own field, with the whole path to it: "lr is -1" -> "local.lr is -1"."""
+    """A part's refusal of its own field, with the whole path: "lr is -1" -> "local.lr is -1"."""
     parent, _, leaf = path.rpartition(".")
     names_the_field = message.startswith(f"{leaf} is ")
     if not names_the_field:

@@ -1,4 +1,4 @@
-"""Configuration is construction: config.toml mirrors the dataclasses, and rebuilds them by type name.
+"""Configuration is construction: config.toml mirrors the dataclasses and rebuilds them by name.
 
 ::
 
@@ -17,7 +17,7 @@
 
 Types come from one explicit table (:func:`fedgrove.config.settings.part_types`); nothing is
 evaluated as code.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NONE = "none"
 """Written only where a field that is not None by default holds None; others are left out."""
 
 
-# ---- writing ---------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 def to_toml(experiment: Experiment) -> str:
@@ -93,7 +93,7 @@ def _value(value: Any, key: str) -> Any:
     )
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def read_words(text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a method will cost before anything is trained: bytes, parameters, multiply-accumulates, memory."""
+"""What a method will cost before anything is trained: bytes, parameters, MACs, memory."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _stand_in_federation(
 
 
 def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
-    """The method with one batch of two, one epoch, and a codec whose lengths values do not change."""
+    """The method with one batch of two, one epoch, and a codec whose lengths are static."""
     codec = method.codec if isinstance(method.codec, Dense) else Bitmap()
     short = replace(local, epochs=1, batch=2)
     quick: AnyMethod = replace(method, local=short, codec=codec)  # type: ignore[type-var]

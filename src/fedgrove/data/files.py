@@ -133,7 +133,7 @@ def _download(
             ) from error
 
 
-# ---- unpacked copies: decompressing and parsing are slow, loading plain arrays is not ----
+# ---- unpacked copies: decompressing and parsing are slow, loading plain arrays is not ------------
 
 
 def unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Arrays:
@@ -179,7 +179,7 @@ def _write(target: Path, fresh: Arrays) -> None:
             os.unlink(name)
 
 
-# ---- npz files ----
+# ---- npz files -----------------------------------------------------------------------------------
 
 
 def npz(path: Path) -> Arrays:

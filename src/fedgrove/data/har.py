@@ -32,7 +32,7 @@ RECORD = re.compile(r"(\d+),([A-Za-z]+),(\d+)" + 3 * VALUE)
 """One record of WISDM's raw text: user, activity, time, x, y, z."""
 
 
-# ---- UCI-HAR ----
+# ---- UCI-HAR -------------------------------------------------------------------------------------
 
 
 def packed_uci(paths: Sequence[Path]) -> Arrays:
@@ -108,7 +108,7 @@ def uci_dataset(d: Arrays) -> Dataset:
     return Dataset(d["x"], y, UCI_LABELS, ids(d["user"]), chain, start, reach=128)
 
 
-# ---- WISDM ----
+# ---- WISDM ---------------------------------------------------------------------------------------
 
 
 def packed_wisdm(paths: Sequence[Path]) -> Arrays:
@@ -185,7 +185,7 @@ def wisdm51_dataset(d: Arrays) -> Dataset:
     return windowed(signal, d["y"], d["user"], WISDM51_LABELS, 200, 100, notes)
 
 
-# ---- the forms each set is published in, the preferred one first ----
+# ---- the forms each set is published in, the preferred one first ---------------------------------
 
 UCI = (
     Form(("uci_har.npz",), packed_uci),

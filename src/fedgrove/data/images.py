@@ -24,7 +24,7 @@ IDX = (
 """The files of MNIST and Fashion-MNIST; both the readers and the downloads follow this order."""
 
 
-# ---- MNIST and Fashion-MNIST ----
+# ---- MNIST and Fashion-MNIST ---------------------------------------------------------------------
 
 
 def read_idx(path: Path) -> Array:
@@ -86,7 +86,7 @@ def _idx_downloads(folder: str, base: str, md5s: Sequence[str]) -> tuple[Downloa
     return tuple(downloads)
 
 
-# ---- CIFAR ----
+# ---- CIFAR ---------------------------------------------------------------------------------------
 
 
 def unpack(residual: Array) -> Array:
@@ -175,7 +175,7 @@ def _cifar_forms(
     return (Form(files, read_files), Form((archive,), read_archive))
 
 
-# ---- the forms each set is published in, the preferred one first ----
+# ---- the forms each set is published in, the preferred one first ---------------------------------
 
 MNIST = _idx_forms("mnist.npz", ("mnist", "MNIST/raw"))
 FASHION = _idx_forms("fashion_mnist.npz", ("fashion-mnist", "FashionMNIST/raw"))

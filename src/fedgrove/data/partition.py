@@ -117,7 +117,7 @@ def _described(partition: Partition) -> str:
     return partition.kind
 
 
-# ---- one draw each: the client of every unit, -1 for a unit that goes to nobody ----
+# ---- one draw each: the client of every unit, -1 for a unit that goes to nobody ------------------
 
 
 def _iid(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> Ints:

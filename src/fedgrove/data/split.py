@@ -60,7 +60,7 @@ def _joined(parts: Sequence[Ints]) -> Ints:
     return np.concatenate([*parts, np.zeros(0, dtype=np.int64)])
 
 
-# ---- single rows ----
+# ---- single rows ---------------------------------------------------------------------------------
 
 
 def _random(y: Ints, rows: Ints, rng: np.random.Generator) -> Rows:
@@ -122,7 +122,7 @@ def _first(y: Ints, rows: Ints, quota: dict[int, int]) -> Ints:
     return _joined([rows[y[rows] == label][:n] for label, n in quota.items()])
 
 
-# ---- whole blocks ----
+# ---- whole blocks --------------------------------------------------------------------------------
 
 
 def _test_blocks(dataset: Dataset, rows: Ints, rng: np.random.Generator) -> Ints:

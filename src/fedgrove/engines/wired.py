@@ -1,7 +1,7 @@
 """Serial, but every message becomes bytes and is read back: what a network would carry.
 
-Each side uses only what it sent or received itself. Codecs are lossless, so the results are those of
-:class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts.
+Each side uses only what it sent or received itself. Codecs are lossless, so the results are those
+of :class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts.
 """
 
 from __future__ import annotations

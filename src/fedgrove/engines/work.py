@@ -1,4 +1,4 @@
-"""One client's work, stage by stage: the same function in this process, in a worker, or on a device."""
+"""One client's work, stage by stage: the same function in this process or in a worker."""
 
 from __future__ import annotations
 

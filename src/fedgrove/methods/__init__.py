@@ -1,6 +1,7 @@
-"""Methods, one file each. ``fedgrove list methods`` names them; ``fedgrove show NAME`` prints their equations.
+"""Methods, one file each: ``fedgrove list methods``, ``fedgrove show NAME``.
 
-The folder is the registry: ``ca-afp`` on the command line is ``ca_afp.py``, which defines one method class.
+The folder is the registry: ``ca-afp`` on the command line is ``ca_afp.py``, which defines one
+method class.
 """
 
 from __future__ import annotations

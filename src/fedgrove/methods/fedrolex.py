@@ -1,14 +1,15 @@
-r"""FedRolex: a window of channels that rolls over the model round by round, so that all of it gets trained (Alam, Liu,
-Yan & Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction", NeurIPS 2022,
-Alg. 1).
+r"""FedRolex: a window of channels that rolls over the model round by round, so that all of it gets
+trained (Alam, Liu, Yan & Zhang, "FedRolex: Model-Heterogeneous Federated Learning with Rolling
+Sub-Model Extraction", NeurIPS 2022, Alg. 1).
 
-Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of the channels of every layer::
+Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every layer's channels::
 
     M_k  = channels t, t + 1, ... t + s_k C - 1 (mod C) of every layer of C     -> rolling
     w_k  = E epochs of min CE(w; D_k) from w M_k                                 -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> OverlapMean
 
-A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as HeteroFL's page says.
+A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as
+HeteroFL's page says.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-r"""Hermes: every client prunes on its own, then shares what it has in common with others (Li et al.,
-"Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom 2021;
-as the baseline of SAFL's tables, which prunes channels by network slimming).
+r"""Hermes: every client prunes on its own, then shares what it has in common with others (Li et
+al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile Clients", MobiCom
+2021; as the baseline of SAFL's tables, which prunes channels by network slimming).
 
 Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients, nothing
 travels::
@@ -12,7 +12,7 @@ travels::
 
 Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client::
 
-    u_k   = E epochs of min CE from (its norms, w M_k)                   -> own, Train, share_submodel
+    u_k   = E epochs of min CE from (its norms, w M_k)                   -> own, Train
     w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over those who have j   -> OverlapMean
 
 At the end of stage 1 every client sends its sub-model once: the server then knows its channels.
@@ -110,7 +110,7 @@ class Hermes:
         """The densities of stage 1."""
         return stepwise(self.density) if self.densities is None else self.densities
 
-    # ---- the server --------------------------------------------------------------------------------------------------
+    # ---- the server ------------------------------------------------------------------------------
 
     def init(self, start: Start) -> State:
         """The norm layers are not shared, nor is the last layer without ``share_head``."""
@@ -140,7 +140,7 @@ class Hermes:
         return [Task(k, {}, {"density": density}, verb) for k in state.clients]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The mean over those who have each parameter; at the end of stage 1, also their channels."""
+        """The mean over those who have each parameter; after stage 1, also their channels."""
         groups = groups_from_plain(state.structure)
         next_round = state.round + 1
         if state.round >= len(self.schedule):
@@ -159,7 +159,7 @@ class Hermes:
             kept=dict(sorted(kept.items())),
         )
 
-    # ---- a client ----------------------------------------------------------------------------------------------------
+    # ---- a client --------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Recover, train, slim, train; or train the sub-model the client has."""

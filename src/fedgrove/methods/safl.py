@@ -8,15 +8,15 @@ models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
      4  j_k  = argmin_j L_k(w^j), on the training data                      -> Losses, choose
      6  v_k  = recover(u_k): restored channels with gamma 0                 -> recovered
      7  v_k  = E1 epochs of min CE + lambda sum_b |gamma_b|_1
-                      + mu sum_b |gamma_b - gamma_b^j|_1 from v_k           -> GammaL1, GammaDistance
+                      + mu sum_b |gamma_b - gamma_b^j|_1 from v_k           -> GammaDistance
      8  M_k  = the rho_t C channels of largest |gamma|                      -> Gamma, Slim
      9  u_k  = E2 epochs of min CE from v_k under M_k                       -> Train
     11  M^j  = the channels that most clients of the cluster kept           -> Overlap
     12  w^j  = the mean of u_k over those of the cluster who have a
                parameter, under M^j                                         -> OverlapMean
 
-Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client (Hermes;
-lines of Alg. 2)::
+Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client
+(Hermes; lines of Alg. 2)::
 
      4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
      5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> OverlapMean
@@ -114,7 +114,7 @@ class State:
 
 @dataclass(frozen=True)
 class SAFL:
-    """Personal sub-models, pruned as similar clients prune; parameters averaged over who has them."""
+    """Personal sub-models, pruned as similar clients prune; what they share is averaged."""
 
     density: float = 0.7
     """The share of channels that a client keeps."""
@@ -149,7 +149,7 @@ class SAFL:
         """The densities of stage 1."""
         return stepwise(self.density) if self.densities is None else self.densities
 
-    # ---- the server --------------------------------------------------------------------------------------------------
+    # ---- the server ------------------------------------------------------------------------------
 
     def init(self, start: Start) -> State:
         """Cluster models from different draws, and the shared part of the model."""
@@ -246,7 +246,7 @@ class SAFL:
         return self._without_idle_clusters(state)
 
     def _without_idle_clusters(self, state: State) -> State:
-        """If the number of clusters is to be found, those that nobody chose for a while are dropped."""
+        """If the number of clusters is to be found, drop those that nobody chose for a while."""
         if self.clusters:
             return state
         active = [j for j in state.models if state.idle[j] < PATIENCE]
@@ -257,7 +257,7 @@ class SAFL:
             idle={j: state.idle[j] for j in active},
         )
 
-    # ---- a client ----------------------------------------------------------------------------------------------------
+    # ---- a client --------------------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Choose, recover, train near the cluster's scales, slim, train; or train what is left."""

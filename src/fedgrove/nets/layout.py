@@ -24,7 +24,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that holds tensors of its own; modules that hold none (ReLU, pooling) are not layers."""
+    """A module that holds tensors of its own, which ReLU and pooling do not."""
 
     name: str
     kind: Kind
@@ -243,14 +243,15 @@ def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise InputError(
             f"{type(module).__name__} was given zeros of shape {(batch, *shape)} and raised "
-            f"{type(error).__name__}: {reason}; check the shape against the first layers of the net."
+            f"{type(error).__name__}: {reason}; check the shape against the first layers of the "
+            "net."
         ) from error
     finally:
         for part, mode in modes:
             part.training = mode
 
 
-# ---- observing a module while it runs --------------------------------------------------------------------------------
+# ---- observing a module while it runs ------------------------------------------------------------
 
 
 def _observe_layers(

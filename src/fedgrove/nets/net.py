@@ -18,7 +18,7 @@ from .layout import Layout, tensors_of
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """Result of a forward pass: logits, and the last linear layer's input as ``(batch, numbers)``."""
+    """Logits, and the input of the last linear layer as ``(batch, numbers)``."""
 
     logits: Tensor
     features: Tensor | None

@@ -37,7 +37,7 @@ SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, 
 QUICK = "QUICK: a look, not a measurement"
 
 
-# ---- one object --------------------------------------------------------------------------------
+# ---- one object ----------------------------------------------------------------------------------
 
 
 def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _after(runs: Mapping[int, Summary], length: int) -> dict[int, Summary]:
     return {seed: {**run, **run["finetune"][str(length)]} for seed, run in runs.items()}
 
 
-# ---- for people --------------------------------------------------------------------------------
+# ---- for people ----------------------------------------------------------------------------------
 
 
 class Section(NamedTuple):
@@ -409,7 +409,7 @@ def _where(pair: Mapping[str, Any]) -> str:
     return panel if pair["x"] is None else f"{panel} {pair['x']:g}"
 
 
-# ---- on a terminal and in Markdown -------------------------------------------------------------
+# ---- on a terminal and in Markdown ---------------------------------------------------------------
 
 
 def print_paper(comparison: Comparison, file: IO[str] | None = None) -> None:

@@ -20,7 +20,7 @@ Weights = tuple[float, float, float]
 Phases = tuple[int, int, int]
 Reported = Mapping[str, float]
 
-# ---- what the paper reports --------------------------------------------------------------------
+# ---- what the paper reports ----------------------------------------------------------------------
 
 TABLE_2 = {
     "uci-har": {
@@ -96,7 +96,7 @@ FIGURE_3 = {"ca-afp": {"accuracy_mean:0": 0.88, "accuracy_mean:25": 0.96, "mib_p
 FIGURE_4 = {("ca-afp", 1): 0.80, ("fedsnip", 1): 0.50, ("efficientfl", 1): 0.50}
 """Figures 3 and 4: what sections 5.1.3 and 5.1.4 say of them on WISDM, all "approximately"."""
 
-# ---- how it was run ----------------------------------------------------------------------------
+# ---- how it was run ------------------------------------------------------------------------------
 
 WEIGHTS: dict[str, Weights] = {"uci-har": (0.5, 0.25, 0.25), "wisdm": (0.25, 0.25, 0.5)}
 """Tables 5 and 6: the weights of magnitude, coherence and consistency."""
@@ -272,7 +272,7 @@ def notes(setting: Setting) -> tuple[str, ...]:
     return tuple(lines)
 
 
-# ---- tables ------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def table_2(setting: Setting) -> Study:
@@ -371,7 +371,7 @@ def table_3(setting: Setting) -> Study:
     return replace(table_4(setting), title="CA-AFP, Table 3", only_best=True)
 
 
-# ---- figures -----------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 
 
 def figure_2(setting: Setting) -> Study:

@@ -90,7 +90,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Any]]:
             yield f"{title}: {about}", _scatter(rows, length)
 
 
-# ---- values ------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
 
 def _value(row: ComparedRow, key: str, what: str) -> float | None:
@@ -163,7 +163,7 @@ def points(rows: Sequence[ComparedRow], measure: str) -> list[dict[str, Any]]:
     return sorted(unsorted, key=lambda point: float(point["x"]))
 
 
-# ---- a table's figures: dots and a scatter -----------------------------------------------------
+# ---- a table's figures: dots and a scatter -------------------------------------------------------
 
 
 def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> Any:
@@ -291,7 +291,7 @@ def _scatter_traces(row: ComparedRow, x: str, y: str, colour: str, in_legend: bo
     return [between, ours]
 
 
-# ---- a figure's lines --------------------------------------------------------------------------
+# ---- a figure's lines ----------------------------------------------------------------------------
 
 
 def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> Any:

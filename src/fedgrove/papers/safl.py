@@ -16,7 +16,7 @@ from ..methods import SAFL, FedAvg, FedBN, Hermes, LGFedAvg, Local
 from ..parts.local import SGD, LocalTraining
 from .studies import Paper, Part, Row, Setting, Study
 
-# ---- what the paper reports --------------------------------------------------------------------
+# ---- what the paper reports ----------------------------------------------------------------------
 
 COMPARED = {
     "cifar10": {"fedavg": 61.98, "lg-fedavg": 90.56, "fedbn": 92.61},
@@ -48,7 +48,7 @@ RATES = {
 SHARE = {"cifar10": (0.4, 40.06), "mnist": (0.6, 33.01)}
 """Figure 8: the pruning rate, and SAFL's communication in % of FedAvg's."""
 
-# ---- how it was run ----------------------------------------------------------------------------
+# ---- how it was run ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def seeds(setting: Setting) -> int:
     return 1 if setting.quick else 3
 
 
-# ---- tables ------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------
 
 
 def table_1(setting: Setting) -> Study:
@@ -306,7 +306,7 @@ def table_3(setting: Setting) -> Study:
     )
 
 
-# ---- figures -----------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 
 
 def figure_7(setting: Setting) -> Study:

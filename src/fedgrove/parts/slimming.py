@@ -74,7 +74,7 @@ def deliver_submodel(
     return {"model": cut_out(model, groups_from_plain(structure), channels)}
 
 
-# ---- a client --------------------------------------------------------------------------------------------------------
+# ---- a client ------------------------------------------------------------------------------------
 
 
 def start_personal(carry: Carry, client: Client) -> Carry:

@@ -18,7 +18,7 @@ SAME = ("data", "partition", "scenario", "split", "clients")
 Then the same seed means the same data, shared out alike.
 """
 
-# ---- the figures -------------------------------------------------------------------------------
+# ---- the figures ---------------------------------------------------------------------------------
 
 
 def over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
@@ -129,7 +129,7 @@ def _same_data(run: Summary, other: Summary) -> bool:
     return all(run.get(key) == other.get(key) for key in SAME)
 
 
-# ---- for a terminal ----------------------------------------------------------------------------
+# ---- for a terminal ------------------------------------------------------------------------------
 
 
 def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:

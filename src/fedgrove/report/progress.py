@@ -145,6 +145,7 @@ class Merged:
         self.accuracy: dict[str, float] = {}
 
     def __call__(self, name: str, line: Line) -> Line:
+        """A line of the run called ``name``, as a line of the one run."""
         self.last[name] = line
         if "accuracy_mean" in line:
             self.accuracy[name] = line["accuracy_mean"]

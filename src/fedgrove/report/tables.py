@@ -73,7 +73,7 @@ def mib(n: int) -> str:
     return f"{n} B"
 
 
-# ---- runs --------------------------------------------------------------------------------------
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
@@ -189,7 +189,7 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-# ---- bytes and cost ----------------------------------------------------------------------------
+# ---- bytes and cost ------------------------------------------------------------------------------
 
 
 def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:

@@ -85,7 +85,7 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    # ---- checkpoints -----------------------------------------------------------------------------
 
     @property
     def _checkpoint(self) -> Path:
@@ -148,7 +148,7 @@ class RunFolder:
         manifest: dict[str, Any] = json.loads(self._manifest_path.read_text())
         return manifest
 
-    # ---- results -----------------------------------------------------------------------------------------------------
+    # ---- results ---------------------------------------------------------------------------------
 
     def save_models(self, run: Run, state: Any) -> None:
         """Each client's own model where it has one, otherwise the delivered model, written once."""

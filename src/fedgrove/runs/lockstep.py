@@ -1,9 +1,9 @@
-"""Runs in lockstep: several loops, one ``engine.map`` per exchange. A run alone is a lockstep of one.
+"""Runs in lockstep: several loops, one ``engine.map`` per exchange; a run alone is one of one.
 
 Reports come in job order, so the reports of one run are contiguous in the stream: each loop is sent
 an iterator over its own part. An engine may stack the clients of all runs, or spread them over
 cores; no result depends on it.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ class Member:
 
 
 def together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
-    """Take all members to their ends, each exchange of all of them as one map; yields each as it ends.
+    """Take all members to their ends, one map per exchange of all; yields each as it ends.
 
     One that fails is left behind with its ``error``. The seconds of a map are shared evenly among
     its members.
-    """  # noqa: E501
+    """
     active = list(members)
     for member in active:
         member.attempt(member.restore)
@@ -194,7 +194,7 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
         member.attempt(member.finish, figures[member], seconds)
 
 
-# ---- one map for many ------------------------------------------------------------------------------------------------
+# ---- one map for many ----------------------------------------------------------------------------
 
 
 class _Stream:

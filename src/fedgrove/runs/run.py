@@ -22,7 +22,7 @@ from .store import Memory
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A method on a federation: all that decides the result, and where clients keep their memory."""
+    """A method on a federation: all that decides the result, and where clients keep memory."""
 
     method: AnyMethod
     federation: Federation

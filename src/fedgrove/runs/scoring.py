@@ -34,7 +34,7 @@ from ..wire.ledger import Ledger
 if TYPE_CHECKING:
     from .run import Run
 
-# ---- what a client does ----------------------------------------------------------------------------------------------
+# ---- what a client does --------------------------------------------------------------------------
 
 
 def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
@@ -69,7 +69,7 @@ def _score_stages(of: str, epochs: int) -> tuple[Measure, Measure]:
 
 
 def correct(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-    """How many examples of a batch are classified right, of how many, and the sum of their losses."""
+    """Over a batch: examples classified right, examples, and the sum of their losses."""
     logits = net(params, batch.x, train=False).logits
     right = (logits.argmax(1) == batch.y).to(batch.weight.dtype)
     loss = F.cross_entropy(logits, batch.y, reduction="none")
@@ -113,7 +113,7 @@ def kept(size: int, mask: Mapping[str, Tensor] | None) -> int:
     return size - sum(int((~leaf).sum()) for leaf in mask.values())
 
 
-# ---- figures over clients --------------------------------------------------------------------------------------------
+# ---- figures over clients ------------------------------------------------------------------------
 
 
 def spread(accuracies: Sequence[float], prefix: str = "accuracy") -> dict[str, float]:
@@ -121,8 +121,8 @@ def spread(accuracies: Sequence[float], prefix: str = "accuracy") -> dict[str, f
 
     The worst tenth holds at least one client: ⌈K/10⌉ of K.
 
-    >>> spread([0.5, 1.0, 0.9])
-    {'accuracy_mean': 0.8, 'accuracy_std': 0.21602469, 'accuracy_worst': 0.5, 'accuracy_worst10': 0.5}
+    >>> spread([0.5, 1.0, 0.9], "a")
+    {'a_mean': 0.8, 'a_std': 0.21602469, 'a_worst': 0.5, 'a_worst10': 0.5}
     """
     count = len(accuracies)
     if not count:

@@ -65,7 +65,7 @@ def read_trees(path: Path) -> dict[str, Tree]:
     return forest
 
 
-# ---- a method's state as JSON and tensors ----------------------------------------------------------------------------
+# ---- a method's state as JSON and tensors --------------------------------------------------------
 
 
 def freeze(value: Any, tensors: Tree, numbers: dict[int, str] | None = None) -> Any:
@@ -147,7 +147,7 @@ def _check_fields(body: Mapping[str, Any], like: Any) -> None:
         )
 
 
-# ---- what clients remember -------------------------------------------------------------------------------------------
+# ---- what clients remember -----------------------------------------------------------------------
 
 
 class Memory:

@@ -160,7 +160,7 @@ class Batched:
         up = count_up(task, report, run.method.codec, run.held)
         return replace(report, cost={"down": down, "up": up})
 
-    # ---- which jobs go together ----
+    # ---- which jobs go together ------------------------------------------------------------------
 
     def _work_of(self, run: Run, verb: str) -> Work:
         """The stages of a verb, and the key of the jobs that may do them together."""
@@ -191,7 +191,7 @@ class Batched:
             groups.setdefault(job.work.key, []).append(job)
         return list(groups.values())
 
-    # ---- stage by stage ----
+    # ---- stage by stage --------------------------------------------------------------------------
 
     def _run_chunk(self, jobs: Sequence[Job]) -> None:
         with preserved_rng(self._device), precision_context(self._device, self.precision):
@@ -227,7 +227,7 @@ class Batched:
                 self._run_or_halve(run_stage, stack[:size], number)
                 stack = stack[size:]
 
-    # ---- how many fit ----
+    # ---- how many fit ----------------------------------------------------------------------------
 
     def _stack_size(self, run_stage: StackedStage, jobs: list[Job], number: int) -> int:
         """How many of these clients to stack; on CUDA measured once per kind of stack.
@@ -312,7 +312,7 @@ class Batched:
         self._run_or_halve(run_stage, jobs[:half], number)
         self._run_or_halve(run_stage, jobs[half:], number)
 
-    # ---- the stages that stack ----
+    # ---- the stages that stack -------------------------------------------------------------------
 
     def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
         """A Train stage on a stack: all its steps, or only the first ones."""

@@ -161,7 +161,7 @@ def _flat_view(rows: Tensor | None) -> Tensor | None:
     return rows.view(-1)
 
 
-# ---- whether a network can be run this way ----
+# ---- whether a network can be run this way -------------------------------------------------------
 
 
 def supports(net: Net, x: Tensor) -> bool:

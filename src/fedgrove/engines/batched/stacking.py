@@ -102,7 +102,7 @@ def training_passes(net: Net, job: Job, number: int) -> Passes:
     return passes
 
 
-# ---- many carries as one, and back ----
+# ---- many carries as one, and back ---------------------------------------------------------------
 
 
 def stack_hyperparameters(
@@ -162,7 +162,7 @@ def to_cpu(tree: Tree) -> Tree:
     return pinned
 
 
-# ---- clients whose masks remove whole channels ----
+# ---- clients whose masks remove whole channels ---------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +239,7 @@ def _widened_to(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
     return cut(net, channels)
 
 
-# ---- what several runs have in common ----
+# ---- what several runs have in common ------------------------------------------------------------
 
 
 def data_and_seed(job: Job) -> tuple[int, int, int]:

@@ -315,7 +315,7 @@ def _died(worker: Worker, window: _Window) -> EngineError:
     )
 
 
-# ---- messages ----------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def _strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
@@ -350,7 +350,7 @@ def _packets(envelope: Envelope, forest: list[Tree]) -> dict[str, Packet]:
     return packets
 
 
-# ---- in the worker -----------------------------------------------------------------------------
+# ---- in the worker -------------------------------------------------------------------------------
 
 
 def _serve(pipe: Connection, server_ends: list[Connection], runs: list[Run]) -> None:
