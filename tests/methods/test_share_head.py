@@ -50,7 +50,7 @@ def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) ->
         (1, 3),
     )
     with pytest.raises(InputError, match=r"share_head is False; .* no last linear layer"):
-        method.init(replace(START, layout=bare.layout, params=bare.params(), rounds=9))
+        method.init(replace(START, net=bare, params=bare.params(), rounds=9))
 
 
 def _used_heads(run: Run, state: Any) -> set[tuple[float, ...]]:

@@ -7,12 +7,13 @@ from torch import nn
 
 from fedgrove import trees
 from fedgrove.core import Carry, Client, Info
-from fedgrove.nets.layout import Layout
+from fedgrove.nets import Net
 from fedgrove.parts.personal import complete, share_received
 
-LAYOUT = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), (2,))
+NET = Net(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), (2,))
+LAYOUT = NET.layout
 START = {name: torch.zeros(shape) for name, shape in LAYOUT.shapes.items()}
-CLIENT = Client(0, Info(1), None, {}, LAYOUT, START, 0)  # type: ignore[arg-type]
+CLIENT = Client(0, Info(1), None, {}, NET, START, 0)  # type: ignore[arg-type]
 
 
 def ones(*names: str, value: float = 1.0) -> trees.Tree:
