@@ -44,7 +44,7 @@ class Flattering(Dense):
 def test_a_count_that_is_not_the_length_of_the_bytes_is_an_error(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(codec=Flattering()), tmp_path)
     with pytest.raises(EngineError, match=r"a task of \d+ bytes was counted as \d+ bytes"):
-        reports(run, Wired(), plan(run, run.initial_state))
+        list(reports(run, Wired(), plan(run, run.initial_state)))
 
 
 def test_a_client_that_holds_nothing_is_sent_the_whole_mask(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_client_that_holds_nothing_is_sent_the_whole_mask(tmp_path: Path) -> N
         state = run.method.fold(state, reports(run, first, plan(run, state)))
     assert run.held.masks
     tasks = plan(run, state)
-    again = reports(run, Wired(), tasks)
+    again = list(reports(run, Wired(), tasks))
     assert len(again) == len(tasks)
     # What is not held must be sent: a mask costs bytes again.
     assert all(report.cost["down"].get("mask", 0) > 0 for report in again)
