@@ -63,9 +63,12 @@ def spans(
     >>> spans([row], "median_s", "min_s", "max_s", "times_plain")
     ([3.0], [1.5])
     """
-    # A speed is the inverse of a time: the least seconds end the whisker to the right.
-    up = [row[times] * (row[median] / row[least] - 1) for row in rows]
-    down = [row[times] * (1 - row[median] / row[most]) for row in rows]
+    up = []
+    down = []
+    for row in rows:
+        # A speed is the inverse of a time: the least seconds end the whisker to the right.
+        up.append(row[times] * (row[median] / row[least] - 1))
+        down.append(row[times] * (1 - row[median] / row[most]))
     return up, down
 
 
@@ -73,8 +76,12 @@ def _panels(rows: Rows) -> Any:
     """Speeds of each scene and, where any was measured, its memory beside them."""
     from plotly.subplots import make_subplots
 
-    scenes = list(dict.fromkeys(row["scene"] for row in rows))
-    has_memory = any(row.get("memory_mib") or row.get("device_mib") for row in rows)
+    scenes: dict[str, list[Mapping[str, Any]]] = {}
+    has_memory = False
+    for row in rows:
+        scenes.setdefault(row["scene"], []).append(row)
+        if row.get("memory_mib") or row.get("device_mib"):
+            has_memory = True
     titles = []
     for scene in scenes:
         titles.append(f"{scene}: times as fast as the plain loop")
@@ -91,8 +98,7 @@ def _panels(rows: Rows) -> Any:
         vertical_spacing=0.3 / len(scenes),
     )
     variants = 0
-    for line, scene in enumerate(scenes, start=1):
-        in_scene = [row for row in rows if row["scene"] == scene]
+    for line, in_scene in enumerate(scenes.values(), start=1):
         variants += len({row["variant"] for row in in_scene})
         # Scenes share one legend, which the first one fills.
         in_legend = line == 1
@@ -125,8 +131,14 @@ def _speeds(rows: Rows, in_legend: bool) -> list[Any]:
         measured = [row for row in rows if row["how"] == kind.how]
         median, least, most, times = kind.keys
         up, down = spans(measured, median, least, most, times)
+        speeds = []
+        variants = []
+        texts = []
         seconds = []
         for row in measured:
+            speeds.append(row[times])
+            variants.append(row["variant"])
+            texts.append(f"{row[times]:.2f}×")
             seconds.append(f"median {row[median]:.3g} s, {row[least]:.3g} to {row[most]:.3g}")
         whiskers = {
             "array": up,
@@ -137,11 +149,11 @@ def _speeds(rows: Rows, in_legend: bool) -> list[Any]:
         }
         bar = go.Bar(
             orientation="h",
-            x=[row[times] for row in measured],
-            y=[row["variant"] for row in measured],
+            x=speeds,
+            y=variants,
             error_x=whiskers,
             marker_color=kind.colour,
-            text=[f"{row[times]:.2f}×" for row in measured],
+            text=texts,
             textposition="inside",
             insidetextanchor="start",
             customdata=seconds,
@@ -160,17 +172,25 @@ def _memory(rows: Rows, in_legend: bool) -> list[Any]:
 
     bars = []
     for key, (name, colour) in MEMORY.items():
-        measured = [row for row in rows if row.get(key)]
+        amounts = []
+        variants = []
+        texts = []
+        for row in rows:
+            # None where it was not measured.
+            if row.get(key):
+                amounts.append(row[key])
+                variants.append(row["variant"])
+                texts.append(f"{row[key]:.0f}")
         bar = go.Bar(
             orientation="h",
-            x=[row[key] for row in measured],
-            y=[row["variant"] for row in measured],
+            x=amounts,
+            y=variants,
             marker_color=colour,
-            text=[f"{row[key]:.0f}" for row in measured],
+            text=texts,
             textposition="auto",
             name=name,
             legendgroup=name,
-            showlegend=in_legend and bool(measured),
+            showlegend=in_legend and bool(amounts),
         )
         bars.append(bar)
     return bars

@@ -237,9 +237,12 @@ def write_wire_page(rows: Sequence[wire.Row], report: Mapping[str, Any], path: P
         figure.add_hline(
             y=height, line_dash="dot", line_color="#888", annotation_text=claim, row=2, col="all"
         )
-    about = "<br>".join(f"{name}: {text}" for name, text in report["weights"].items())
+    weights = []
+    for name, about in report["weights"].items():
+        weights.append(f"{name}: {about}")
+    subtitle = "<br>".join(weights)
     figure.update_layout(
-        title={"text": f"fedgrove bench wire<br><sup>{about}</sup>", "y": 0.97},
+        title={"text": f"fedgrove bench wire<br><sup>{subtitle}</sup>", "y": 0.97},
         barmode="stack",
         template="plotly_white",
         height=900,
@@ -257,10 +260,14 @@ def _size_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
 
     traces = []
     for part, colour in PARTS.items():
+        shares = []
+        for row in rows:
+            # Of the dense model, at four bytes per float32.
+            shares.append(row.parts[part] / (4 * row.params))
         traces.append(
             graph_objects.Bar(
                 x=_places(rows),
-                y=[row.parts[part] / (4 * row.params) for row in rows],
+                y=shares,
                 name=part,
                 marker_color=colour,
                 legendgroup=part,
@@ -331,12 +338,22 @@ def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
     for row in rows:
         rows_of.setdefault(row.net, []).append(row)
     for colour, (net, net_rows) in zip(NET_COLOURS, rows_of.items(), strict=False):
-        removed = [row.removed for row in net_rows]
+        removed = []
+        train = []
+        train_masked = []
+        infer = []
+        infer_masked = []
+        for row in net_rows:
+            removed.append(row.removed)
+            train.append(row.train)
+            train_masked.append(row.train_masked)
+            infer.append(row.infer)
+            infer_masked.append(row.infer_masked)
         lines = (
-            (1, net, [row.train for row in net_rows], "solid"),
-            (1, f"{net}, masked", [row.train_masked for row in net_rows], "dot"),
-            (2, net, [row.infer for row in net_rows], "solid"),
-            (2, f"{net}, masked", [row.infer_masked for row in net_rows], "dot"),
+            (1, net, train, "solid"),
+            (1, f"{net}, masked", train_masked, "dot"),
+            (2, net, infer, "solid"),
+            (2, f"{net}, masked", infer_masked, "dot"),
         )
         for column, name, ratios, dash in lines:
             line = graph_objects.Scatter(

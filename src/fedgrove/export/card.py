@@ -46,7 +46,11 @@ print({labels}[logits[0].argmax()])"""
 
 def card(source: Source, exported: Exported, standardised: bool) -> str:
     """The text of the card; ``standardised`` if the file takes inputs standardised already."""
-    file = next(str(row.file) for row in exported.rows if row.version == "shrunk")
+    shrunk = next(row for row in exported.rows if row.version == "shrunk")
+    file = str(shrunk.file)
+    versions: list[list[object]] = []
+    for row in exported.rows:
+        versions.append(_cells(row))
     parts = [
         f"# {file}",
         f"The personal model of client {exported.client}, trained by federated learning with "
@@ -55,7 +59,7 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         "## Where it comes from",
         _table(("what", "value"), _origin(source, exported)),
         "## What it is worth",
-        _table(HEAD, [_cells(row) for row in exported.rows]),
+        _table(HEAD, versions),
         "\n".join(_remarks(source, exported)),
         "## Inputs and outputs",
         "\n\n".join(_inputs_and_outputs(source, exported.client, standardised)),
@@ -153,13 +157,21 @@ def _remarks(source: Source, exported: Exported) -> Iterator[str]:
 
 def _inputs_and_outputs(source: Source, client: int, standardised: bool) -> Iterator[str]:
     federation = source.federation
-    shape = ", ".join(str(size) for size in federation.shape)
-    yield f"`x`: float32, `(batch, {shape})`, channels first. {_units(source, standardised)}"
+    units = _units(source, standardised)
+    yield f"`x`: float32, `(batch, {_sizes(source)})`, channels first. {units}"
     scale = source.scale(client)
     if scale is not None:
         yield f"- mean: {_numbers(scale.mean)}\n- deviation: {_numbers(scale.deviation)}"
     yield f"`logits`: float32, `(batch, {federation.classes})`; the largest names the class:"
-    yield ", ".join(f"{i} = {label}" for i, label in enumerate(federation.labels)) + "."
+    names = []
+    for i, label in enumerate(federation.labels):
+        names.append(f"{i} = {label}")
+    yield ", ".join(names) + "."
+
+
+def _sizes(source: Source) -> str:
+    """The shape of one example, without brackets."""
+    return ", ".join(str(size) for size in source.federation.shape)
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -191,8 +203,8 @@ def _units(source: Source, standardised: bool) -> str:
 
 def _snippet(source: Source, exported: Exported, file: str) -> str:
     template = {"onnx": ONNX, "executorch": EXECUTORCH}[exported.to]
-    shape = ", ".join(str(size) for size in source.federation.shape)
-    return template.format(file=file, shape=shape, labels=list(source.federation.labels))
+    labels = list(source.federation.labels)
+    return template.format(file=file, shape=_sizes(source), labels=labels)
 
 
 def _limits(source: Source) -> list[str]:

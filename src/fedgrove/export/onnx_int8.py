@@ -54,7 +54,9 @@ def ends(graph: Any) -> list[str]:
     An error of the first layer passes through all others; one of the last goes straight into the
     logits.
     """
-    counts = {name: math.prod(layer.weight.dims) for name, layer in _layers(graph).items()}
+    counts: dict[str, int] = {}
+    for name, layer in _layers(graph).items():
+        counts[name] = math.prod(layer.weight.dims)
     limit = SMALL * sum(counts.values())
     names = list(counts)
     kept: list[str] = []
@@ -71,13 +73,19 @@ def shares_without(graph: Any, kept: list[str]) -> tuple[float, float] | None:
     None where layers of other kinds (recurrent ones, say) have weights too: they are not quantised,
     and their MACs are not counted here.
     """
-    matrices = {tensor.name for tensor in graph.initializer if len(tensor.dims) > 1}
+    matrices: set[str] = set()
+    for tensor in graph.initializer:
+        # A bias has one axis: it moves a layer's output but multiplies nothing.
+        if len(tensor.dims) > 1:
+            matrices.add(tensor.name)
     for node in graph.node:
         is_counted = node.op_type in (*PLAIN, *LAYERS)
         if not is_counted and matrices.intersection(node.input):
             return None
 
-    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
+    shapes: dict[str, Any] = {}
+    for value in graph.value_info:
+        shapes[value.name] = value.type.tensor_type.shape.dim
     weights: dict[str, int] = {}
     macs: dict[str, int] = {}
     for name, layer in _layers(graph).items():
@@ -141,9 +149,10 @@ def _swap(graph: Any, pool: Any, relu: Any) -> None:
     pool.CopyFrom(relu_copy)
 
     # The recorded shape of ``between`` is that behind pooling, which no longer holds.
-    stale = [value for value in graph.value_info if value.name == between]
-    for value in stale:
-        graph.value_info.remove(value)
+    # A copy of the list is walked, because entries are removed on the way.
+    for value in list(graph.value_info):
+        if value.name == between:
+            graph.value_info.remove(value)
 
 
 def relu_as_max(graph: Any, kept: list[str]) -> None:
@@ -230,7 +239,10 @@ def _moments(
     """
     import onnx
 
-    nodes = [layer.node for layer in layers.values() if _inputs(layer) <= WIDEST]
+    nodes: list[Any] = []
+    for layer in layers.values():
+        if _inputs(layer) <= WIDEST:
+            nodes.append(layer.node)
 
     # onnxruntime gives only outputs, so what layers read is made an output of a copy.
     watched = type(model)()

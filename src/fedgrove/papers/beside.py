@@ -55,9 +55,15 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         rows += _rows(study, summaries)
         pairs += _pairs(study, summaries)
         notes += study.notes
-        finished += [summary for summary in summaries.values() if summary is not None]
+        for summary in summaries.values():
+            if summary is not None:
+                finished.append(summary)
+    engines: set[str] = set()
+    seconds: list[float] = []
     # The notes of the data come after those of all studies.
     for summary in finished:
+        engines.add(summary["engine"])
+        seconds.append(summary["seconds"])
         for note in summary.get("notes", ()):
             notes.append(f"{summary['data']}: {note}")
     # The studies of a part differ in their data only: the first speaks for all.
@@ -72,8 +78,8 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         "drawn": list(first.drawn),
         "lines": first.lines,
         "only_best": first.only_best,
-        "engines": sorted({summary["engine"] for summary in finished}),
-        "seconds": round(math.fsum(summary["seconds"] for summary in finished), 1),
+        "engines": sorted(engines),
+        "seconds": round(math.fsum(seconds), 1),
         "rows": rows,
         "paired": pairs,
         # Runs of one study repeat their data's notes; a dictionary drops repeats and keeps order.
@@ -127,7 +133,10 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         if key in ours:
             difference[key] = round(ours[key]["mean"] - reported, 8)
 
-    wanted = [name for name in summaries if _row_name(name) == row.name]
+    wanted = 0
+    for name in summaries:
+        if _row_name(name) == row.name:
+            wanted += 1
     # A run knows the data's real name and split where the experiment names a file or a default.
     first: Summary = next(iter(runs.values()), {})
     return {
@@ -142,7 +151,7 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         "lead": row.lead,
         "picked": row.picked,
         "seeds": sorted(runs),
-        "missing": len(wanted) - len(runs),
+        "missing": wanted - len(runs),
         "ours": ours,
         "paper": dict(row.reported),
         "difference": difference,
@@ -222,8 +231,11 @@ def _pairs(study: Study, summaries: Summaries) -> Iterator[dict[str, Any]]:
 
 def _after(runs: Mapping[int, Summary], length: int) -> dict[int, Summary]:
     """The runs with their accuracies after so many epochs of fine-tuning."""
-    # A summary's own accuracies are those of the last length; the test reads them there.
-    return {seed: {**run, **run["finetune"][str(length)]} for seed, run in runs.items()}
+    after: dict[int, Summary] = {}
+    for seed, run in runs.items():
+        # A summary's own accuracies are those of the last length; the test reads them there.
+        after[seed] = {**run, **run["finetune"][str(length)]}
+    return after
 
 
 # ---- for people ----------------------------------------------------------------------------------
@@ -245,19 +257,21 @@ def titled(comparison: Comparison) -> str:
 def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
     """The head of the table and its sections; columns that nothing fills are left out."""
     measures = comparison["measures"]
-    rows = comparison["rows"]
-    if comparison["only_best"]:
-        rows = [row for row in rows if row["best"] or row["picked"]]
     sections: dict[str, list[list[str]]] = {}
     # All lines are filled in before any is shown: sections share one head.
     lines: list[list[str]] = []
-    for row in rows:
+    several_lengths = False
+    for row in comparison["rows"]:
+        is_marked = row["best"] or row["picked"]
+        if comparison["only_best"] and not is_marked:
+            continue
+        if len(row["lengths"]) > 1:
+            several_lengths = True
         for length in row["lengths"]:
             line = _line(row, length, measures)
             lines.append(line)
             sections.setdefault(place(row), []).append(line)
 
-    several_lengths = any(len(row["lengths"]) > 1 for row in rows)
     head = _head(measures)
     kept = []
     for column, title in enumerate(head):
@@ -380,10 +394,12 @@ def paired_tests(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     Where there are panels, a column says which one.
     """
     pairs = comparison["paired"]
-    lengths = list(dict.fromkeys(pair["finetune"] for pair in pairs))
     has_panels = any(_where(pair) for pair in pairs)
+    lengths: list[int] = []
     cells: dict[tuple[str, ...], dict[int, str]] = {}
     for pair in pairs:
+        if pair["finetune"] not in lengths:
+            lengths.append(pair["finetune"])
         names = [pair["data"], pair["row"], pair["against"], str(pair["seeds"])]
         if has_panels:
             names.insert(1, _where(pair))
@@ -399,7 +415,10 @@ def paired_tests(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     head += [f"fine-tuned {length}" for length in lengths]
     lines = []
     for key, by_length in cells.items():
-        lines.append([*key, *(by_length.get(length, "") for length in lengths)])
+        line = list(key)
+        for length in lengths:
+            line.append(by_length.get(length, ""))
+        lines.append(line)
     return head, lines
 
 
@@ -449,5 +468,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def _pipes(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    rows = []
+    for cells in (head, ["---"] * len(head), *lines):
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)

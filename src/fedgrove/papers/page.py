@@ -324,10 +324,22 @@ def _line_traces(
     """Ours as a line with whiskers and, where it gives any, the paper's as hollow diamonds."""
     import plotly.graph_objects as go
 
-    whiskers = [point["std"] or 0 for point in along]
+    x = []
+    means = []
+    whiskers = []
+    reported_x = []
+    reported = []
+    for point in along:
+        x.append(point["x"])
+        means.append(point["mean"])
+        # As in _whiskers: a number for each point, also where one seed has no deviation.
+        whiskers.append(point["std"] or 0)
+        if point["paper"] is not None:
+            reported_x.append(point["x"])
+            reported.append(point["paper"])
     ours = go.Scatter(
-        x=[point["x"] for point in along],
-        y=[point["mean"] for point in along],
+        x=x,
+        y=means,
         error_y={"array": whiskers, "thickness": 1, "width": 3},
         mode="lines+markers",
         line={"color": colour, "width": 2},
@@ -335,12 +347,11 @@ def _line_traces(
         legendgroup=name,
         showlegend=in_legend,
     )
-    reported = [point for point in along if point["paper"] is not None]
     if not reported:
         return [ours]
     paper = go.Scatter(
-        x=[point["x"] for point in reported],
-        y=[point["paper"] for point in reported],
+        x=reported_x,
+        y=reported,
         mode="markers",
         marker={"color": colour, "symbol": REPORTED, "size": 13, "line": {"width": 2}},
         name=f"{name}, paper",

@@ -180,10 +180,10 @@ class Stack:
         self.carry = vmap(start_one)(hyperparameters, carry)
         # A tree that all clients share is one row expanded. What steps write needs rows of its own.
         for name in self.updated_names:
-            self.carry[name] = {
-                k: v.clone(memory_format=torch.contiguous_format)
-                for k, v in self.carry[name].items()
-            }
+            copies: Tree = {}
+            for leaf, value in self.carry[name].items():
+                copies[leaf] = value.clone(memory_format=torch.contiguous_format)
+            self.carry[name] = copies
         # The number of the next step, on the device: a replayed graph reads it there.
         self.step = torch.zeros((), dtype=torch.long, device=hyperparameters.device)
 
@@ -195,7 +195,11 @@ class Stack:
         """
         shapes = []
         for name, tree in self.carry.items():
-            shapes.append((name, tuple((k, tuple(v.shape)) for k, v in tree.items())))
+            leaves = []
+            for leaf, value in tree.items():
+                leaves.append((leaf, tuple(value.shape)))
+            # Tuples throughout: the key of a graph must be hashable.
+            shapes.append((name, tuple(leaves)))
         clients, _, width = self.plan.row.shape
         return (clients, width, tuple(shapes))
 
