@@ -130,3 +130,16 @@ def test_global_randomness_is_left_alone(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, net="har-cnn", options={}, dtype=torch.float32)
     play(run, Batched())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_what_dropout_draws_does_not_depend_on_what_the_engine_did_before(tmp_path: Path) -> None:
+    """A resumed run has a fresh engine, which tries every network again."""
+    run = make_run(
+        methods.FedAvg(), tmp_path, net="har-cnn", options={}, dtype=torch.float32, rounds=2
+    )
+    tasks = plan(run, run.initial_state)
+    engine = Batched(device="cpu")
+    first = list(reports(run, engine, tasks))
+    second = list(reports(run, engine, tasks))
+    for one, other in zip(first, second, strict=True):
+        assert trees.equal(one.give["model"].values, other.give["model"].values)
