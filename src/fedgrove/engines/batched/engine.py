@@ -355,8 +355,8 @@ class Batched:
         norms = None if common is None else common.norms
         net_key = (self._net_key(jobs[0].run.net), net.layout.named_shapes, norms)
         use_grouped = self._use_grouped(net_key, net, plan, data)
-        # After `_use_grouped`, which draws dropout when it tries a network for the first time: what a
-        # stack draws must not depend on whether its network was seen before.
+        # After `_use_grouped`, which draws dropout when it tries a network for the first time:
+        # what a stack draws must not depend on whether its network was seen before.
         seed_device(self._device, seeds.derive(number, *client_seeds))
         stack = Stack(net, template, carry, hyperparameters, plan, data, use_grouped)
         if self._graph_cache is None:
