@@ -10,9 +10,9 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedgrove needs Python 3.11 or newer; set PYTHON=... to one")'
 	$(PYTHON) -m venv .venv
 
-# The core alone: what `make run` needs.
+# The core and the page's figures: what `make run` needs.
 .venv/core.stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[report]'
 	touch $@
 
 # The core, the report, and what tests and checks need.
@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	touch $@ .venv/core.stamp
 
-## run: CA-AFP beside FedAvg on the built-in digits; words for the command line go into ARGS="..."
+## run: training alone, FedAvg and CA-AFP on built-in data, as a table and a page; words for the command line go into ARGS="..."
 run: .venv/core.stamp
 	$(BIN)/fedgrove run $(ARGS)
 

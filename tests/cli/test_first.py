@@ -1,18 +1,20 @@
-"""``fedgrove run`` alone: ca-afp beside fedavg."""
+"""``fedgrove run`` alone: training alone, fedavg and ca-afp."""
 
 from __future__ import annotations
 
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedgrove.cli import main
-from fedgrove.cli.first import phases
+from fedgrove.cli.first import gained
 from fedgrove.runs.folder import RunFolder
 
 SMALL = ["--clients", "6", "--cohort", "3", "--rounds", "5", "--epochs", "1", "--engine", "serial"]
+ONE = [*SMALL, "--seed", "0"]
 
 
 @pytest.fixture(autouse=True)
@@ -21,72 +23,81 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 3, 7, 20, 50])
-def test_the_phases_sum_to_the_rounds_and_prune(rounds: int) -> None:
-    warm, stable, last = phases(rounds)
-    assert warm + stable + last == rounds
-    assert last >= rounds / 2
-    assert min(warm, stable) >= 0
-
-
-def test_two_methods_in_one_table(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_methods_three_seeds_one_table_one_sentence_one_page(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", *SMALL]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    place = "runs/ca-afp-fedavg-digits-s0"
-    assert [line.split()[0] for line in lines[2:6]] == [
-        f"{place}/{n}-s0" for n in ("ca-afp", "ca-afp", "fedavg", "fedavg")
-    ]
-    assert lines[-2].startswith("ca-afp: groups of ")
-    assert "30% of the weights" in lines[-2]
-    assert lines[-1] == place
-    assert "round 10/10  accuracy" in err  # two runs of five rounds
-    config = tomllib.loads((here / place / "ca-afp-s0/config.toml").read_text())
-    assert (config["method"]["phases"], config["run"]["finetune"]) == ([2, 0, 3], [0, 3])
-    assert config["method"]["grouping"]["linkage"] == "complete"
+    rows = [line.split()[:2] for line in lines[1:7]]
+    assert rows == [[m, n] for m in ("local", "fedavg", "ca-afp") for n in ("0", "3")]
+    folder = here / "runs/local-fedavg-ca-afp-motion"
+    assert lines[-2].startswith("ca-afp gives clients ")
+    assert "30% of the weights; groups it found: " in lines[-2]
+    assert lines[-1] == "Page: runs/local-fedavg-ca-afp-motion/report.html"
+    assert lines[-2].split(";")[0] in (folder / "report.html").read_text().replace("&#x27;", "'")
+    assert "round 45/45" in err  # nine runs of five rounds
+    runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    assert runs == sorted(f"{m}-s{s}" for m in ("local", "fedavg", "ca-afp") for s in (0, 1, 2))
+    config = tomllib.loads((folder / "ca-afp-s0/config.toml").read_text())["run"]
+    # Scored at the end only.
+    assert (config["data"], config["finetune"], config["evaluate"]) == ("motion", [0, 3], 0)
 
 
-def test_json_is_a_list_of_two_summaries(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        *SMALL,
-        "--seed",
-        "3",
-        "--finetune",
-        "0",
-        "--data",
-        "motion",
-        "--set",
-        "phases=0,2,3",
-        "--lr",
-        "0.01",
-    ]
+def test_the_sentence_by_hand() -> None:
+    def summary(accuracy: float, sent: int, sizes: list[int], density: float) -> dict[str, Any]:
+        tuned = {"0": {"accuracy_mean": accuracy}, "3": {"accuracy_mean": 1.0}}
+        return {
+            "finetune": tuned,
+            "bytes_up": sent,
+            "bytes_down": sent,
+            "group_sizes": sizes,
+            "density": density,
+        }
+
+    runs = {
+        "local": [summary(0.5, 1, [1, 1], 1.0)],
+        "fedavg": [summary(0.6, 100, [2], 1.0)],
+        "ca-afp": [summary(0.9, 60, [8, 8], 0.3), summary(0.8, 40, [8, 8], 0.3)],
+    }
+    # ca-afp: (90 + 80) / 2 = 85; bytes (120 + 80) / 2 = 100 of 200
+    assert gained(runs) == (
+        "ca-afp gives clients 85.0 % where fedavg gives 60.0 % and training alone 50.0 %, with "
+        "50% of fedavg's bytes and 30% of the weights; groups it found: 8/8."
+    )
+
+
+def test_json_is_a_list_of_summaries(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*SMALL, "--seed", "3", "--finetune", "0", "--data", "digits", "--lr", "0.01"]
+    words += ["--set", "phases=0,2,3"]
     assert main(["run", *words, "--out", "mine", "--json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
+    rows = json.loads(out)
     assert err == ""
-    assert [(row["method"], row["data"], row["seed"], list(row["finetune"])) for row in found] == [
-        ("ca-afp", "motion", 3, ["0"]),
-        ("fedavg", "motion", 3, ["0"]),
+    assert [(row["method"], row["data"], row["seed"]) for row in rows] == [
+        ("local", "digits", 3),
+        ("fedavg", "digits", 3),
+        ("ca-afp", "digits", 3),
     ]
-    for row in found:
-        assert {
-            "run": row["run"],
-            **json.loads((here / row["run"] / "summary.json").read_text()),
-        } == row
-        local = tomllib.loads((here / row["run"] / "config.toml").read_text())["method"]["local"]
+    for row in rows:
+        saved = json.loads((here / row["run"] / "summary.json").read_text())
+        assert {"run": row["run"], **saved} == row
+        config = tomllib.loads((here / row["run"] / "config.toml").read_text())
+        local = config["method"]["local"]
         assert (local["epochs"], local["optimiser"]["lr"]) == (1, 0.01)
-    pruned, dense = found
+    _, dense, pruned = rows
     assert pruned["bytes_up"] + pruned["bytes_down"] < dense["bytes_up"] + dense["bytes_down"]
-    assert main(["run", "fedavg", *words[:-4], "--lr", "0.01", "--out", "alone", "--json"]) == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert alone["accuracy_clients"] == dense["accuracy_clients"]
+    alone = [word for word in words if word not in ("--set", "phases=0,2,3")]
+    assert main(["run", "fedavg", *alone, "--out", "alone", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy_clients"] == dense["accuracy_clients"]
 
 
 def test_a_dry_run_makes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *SMALL, "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [one["config"]["run"]["method"] for one in found] == ["ca-afp", "fedavg"]
-    assert all(one["cost"]["bytes_up"] > 0 for one in found)
+    assert main(["run", *ONE, "--dry-run", "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)
+    methods = [plan["config"]["run"]["method"] for plan in plans]
+    assert methods == ["local", "fedavg", "ca-afp"]
+    assert all(plan["cost"]["bytes_up"] > 0 for plan in plans)
     assert list(here.iterdir()) == []
 
 
@@ -103,15 +114,15 @@ def test_interrupted_it_says_how_to_go_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(RunFolder, "save", stop)
-        assert main(["run", *SMALL, "--out", "cut"]) == 130
+        assert main(["run", *ONE, "--out", "cut"]) == 130
     assert capsys.readouterr().err.splitlines()[-1].endswith("resume with: fedgrove resume cut")
     assert main(["resume", "cut", "--engine", "serial", "--json"]) == 0
     members = json.loads(capsys.readouterr().out)["members"]
-    assert main(["run", *SMALL, "--out", "whole", "--json"]) == 0
+    assert main(["run", *ONE, "--out", "whole", "--json"]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert [m["accuracy_clients"] for m in members] == [w["accuracy_clients"] for w in whole]
 
 
 def test_a_failure_is_told_and_ends_with_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *SMALL, "--set", "optimiser=SGD", "--lr", "1e30", "--out", "s"]) == 1
-    assert "ca-afp-s0 failed after" in capsys.readouterr().out
+    assert main(["run", *ONE, "--set", "optimiser=SGD", "--lr", "1e30", "--out", "s"]) == 1
+    assert "fedavg-s0 failed after" in capsys.readouterr().out

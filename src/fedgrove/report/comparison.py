@@ -1,0 +1,129 @@
+"""Methods beside each other over seeds: one table for a terminal and the same on a page."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from .page import Page, can_draw
+from .tables import Summary, console, mib, plain_table
+
+COLOURS = ("#9d9d9d", "#f58518", "#4c78a8", "#54a24b", "#b279a2")
+"""One per length of fine-tuning."""
+
+
+class Line(NamedTuple):
+    """A method after so many epochs of fine-tuning: means over seeds, in percent and bytes."""
+
+    method: str
+    finetuned: int
+    accuracy: float
+    deviation: float | None
+    """Sample standard deviation over seeds; None with one seed."""
+    worst: float
+    density: float
+    bytes_sent: float
+
+
+def compare(runs: Mapping[str, Sequence[Summary]]) -> list[Line]:
+    """The lines of a comparison; ``runs`` are the summaries of each method, one per seed."""
+    lines = []
+    for method, summaries in runs.items():
+        # All runs of a comparison report the same lengths.
+        for epochs in summaries[0]["finetune"]:
+            accuracies = [100 * s["finetune"][epochs]["accuracy_mean"] for s in summaries]
+            worst = [100 * s["finetune"][epochs]["accuracy_worst"] for s in summaries]
+            sent = [s["bytes_up"] + s["bytes_down"] for s in summaries]
+            deviation = None
+            if len(accuracies) > 1:
+                deviation = statistics.stdev(accuracies)
+            lines.append(
+                Line(
+                    method=method,
+                    finetuned=int(epochs),
+                    accuracy=_mean(accuracies),
+                    deviation=deviation,
+                    worst=_mean(worst),
+                    density=_mean([s["density"] for s in summaries]),
+                    bytes_sent=_mean(sent),
+                )
+            )
+    return lines
+
+
+def _mean(values: Sequence[float]) -> float:
+    # fsum: the mean must not depend on the order in which the seeds finished.
+    return math.fsum(values) / len(values)
+
+
+LEFT = ("method",)
+RIGHT = ("fine-tuned", "accuracy %", "worst client %", "weights kept", "sent")
+
+
+def print_comparison(lines: Sequence[Line], file: IO[str] | None = None) -> None:
+    """Print the table."""
+    console(file).print(plain_table(LEFT, RIGHT, [_cells(line) for line in lines]))
+
+
+def _cells(line: Line) -> list[str]:
+    accuracy = f"{line.accuracy:.1f}"
+    if line.deviation is not None:
+        accuracy += f" ± {line.deviation:.1f}"
+    return [
+        line.method,
+        f"{line.finetuned} epochs",
+        accuracy,
+        f"{line.worst:.1f}",
+        f"{line.density:.0%}",
+        mib(round(line.bytes_sent)),
+    ]
+
+
+def write_comparison(
+    lines: Sequence[Line], title: str, gained: str, notes: Sequence[str], path: Path
+) -> None:
+    """Write the page: what was gained, a figure if plotly is installed, the table, the notes."""
+    page = Page(title)
+    page.paragraph(gained)
+    if can_draw():
+        page.figure(_figure(lines))
+    page.table([*LEFT, *RIGHT], [_cells(line) for line in lines])
+    page.paragraph(small="Accuracy: mean over clients, ± standard deviation over seeds.")
+    page.notes(notes)
+    page.write(path)
+
+
+def _figure(lines: Sequence[Line]) -> Any:
+    """Bars of accuracy by method, one colour per length of fine-tuning, and of bytes sent."""
+    from plotly.subplots import make_subplots
+
+    titles = ("accuracy %", "bytes sent, MiB")
+    figure = make_subplots(rows=1, cols=2, column_widths=[0.65, 0.35], subplot_titles=titles)
+    lengths = list(dict.fromkeys(line.finetuned for line in lines))
+    for i, length in enumerate(lengths):
+        shown = [line for line in lines if line.finetuned == length]
+        figure.add_bar(
+            x=[line.method for line in shown],
+            y=[line.accuracy for line in shown],
+            error_y={"type": "data", "array": [line.deviation or 0 for line in shown]},
+            name=f"after {length} epochs of fine-tuning",
+            marker_color=COLOURS[i % len(COLOURS)],
+            row=1,
+            col=1,
+        )
+    # Fine-tuning sends nothing, so one length stands for all.
+    once = [line for line in lines if line.finetuned == lengths[0]]
+    figure.add_bar(
+        x=[line.method for line in once],
+        y=[line.bytes_sent / 2**20 for line in once],
+        marker_color="#72b7b2",
+        showlegend=False,
+        row=1,
+        col=2,
+    )
+    figure.update_yaxes(range=[0, 100], row=1, col=1)
+    figure.update_layout(height=420, legend={"orientation": "h", "y": -0.15})
+    return figure

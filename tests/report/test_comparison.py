@@ -1,0 +1,57 @@
+"""Methods beside each other over seeds."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgrove.report.comparison import Line, compare, print_comparison, write_comparison
+from fedgrove.report.page import can_draw
+
+
+def summary(accuracy: float, worst: float, up: int) -> dict[str, Any]:
+    scores = {"accuracy_mean": accuracy, "accuracy_worst": worst}
+    tuned = {"accuracy_mean": 1.0, "accuracy_worst": 1.0}
+    return {
+        "finetune": {"0": scores, "3": tuned},
+        "density": 0.3,
+        "bytes_up": up,
+        "bytes_down": 2 * up,
+    }
+
+
+def test_lines_by_hand() -> None:
+    lines = compare({"a": [summary(0.5, 0.2, 100), summary(0.7, 0.4, 300)]})
+    # accuracies 50 and 70: mean 60, sample deviation sqrt(2 * 10^2 / 1) = 14.142; worst 20 and 40;
+    # bytes 300 and 900: mean 600
+    assert [(line.method, line.finetuned) for line in lines] == [("a", 0), ("a", 3)]
+    first = lines[0]
+    assert first.accuracy == pytest.approx(60)
+    assert first.deviation == pytest.approx(14.1421356)
+    assert first.worst == pytest.approx(30)
+    assert (first.density, first.bytes_sent) == (pytest.approx(0.3), 600)
+
+
+def test_one_seed_has_no_deviation_and_does_not_show_one() -> None:
+    lines = compare({"a": [summary(0.5, 0.2, 100)]})
+    assert lines[0].deviation is None
+    out = io.StringIO()
+    print_comparison(lines, out)
+    assert "±" not in out.getvalue()
+    assert "50.0" in out.getvalue()
+
+
+def test_the_page_holds_the_sentence_the_table_and_the_notes(tmp_path: Path) -> None:
+    lines = [Line("a", 0, 61.25, 1.5, 30.0, 0.3, 2**20)]
+    path = tmp_path / "report.html"
+    write_comparison(lines, "a <b>", "gained 2 %", ["a note"], path)
+    text = path.read_text()
+    assert "a &lt;b&gt;" in text
+    for words in ("gained 2 %", "61.2 ± 1.5", "1.0 MiB", "30%", "a note"):
+        assert words in text
+    # Opens offline: plotly's script is in the page, or there is no figure.
+    assert ("plotly" in text) == can_draw()
+    assert "src=" not in text.split("</head>")[0]
