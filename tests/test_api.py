@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.conftest import federation
@@ -20,15 +21,17 @@ from tests.conftest import federation
 import fedgrove as fg
 from fedgrove import api, methods
 from fedgrove.cli import app as cli_app
-from fedgrove.config.experiment import Experiment
+from fedgrove.config.experiment import Experiment, with_settings
 from fedgrove.config.toml import from_toml
 from fedgrove.data import Federation
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
+from fedgrove.parts.group import Bipartition
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, read_tree
+from fedgrove.wire.codec import Dense
 
 PROMISED = {
     "method",
@@ -302,7 +305,7 @@ def test_settings_by_name(settings: Any, tmp_path: Path) -> None:
 def test_settings_that_hold_lists(tmp_path: Path) -> None:
     result = quick(tmp_path / "run", "ca-afp", rounds=2, set={"phases": (0, 0, 2), "clusters": 2})
     assert from_toml(result.folder.config, data=tiny()).method.phases == (0, 0, 2)
-    with pytest.raises(InputError, match="set is 'mu=1'; it must be a list"):
+    with pytest.raises(InputError, match="set is 'mu=1'; it must be a list of texts"):
         quick(tmp_path / "other", set="mu=1")
 
 
@@ -337,5 +340,57 @@ def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
     (result.folder.path / "summary.json").unlink()
     config = result.folder.path / "config.toml"
     config.write_text(config.read_text().replace("format = 2\n", ""))
-    with pytest.raises(InputError, match=r"has format 1; this version of fedgrove reads format 2"):
+    with pytest.raises(
+        InputError, match=r"config.toml of format 1; this version of fedgrove reads format 2"
+    ):
         api.resume(tmp_path / "run", data=tiny())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"start": None}, None),
+        ({"start": 0.5}, 0.5),
+        ({"weights": [0.5, 0.25, 0.25]}, (0.5, 0.25, 0.25)),
+        ({"codec": Dense()}, Dense()),
+        ({"local": LocalTraining(2, 4)}, LocalTraining(2, 4)),
+        ({"grouping": "Bipartition"}, Bipartition()),
+    ],
+)
+def test_settings_take_values_of_python(settings: dict[str, Any], expected: Any) -> None:
+    method = with_settings(methods.CAAFP(), settings)
+    assert getattr(method, next(iter(settings))) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"codec": LocalTraining()}, "codec is a LocalTraining; it must be one of"),
+        ({"every": "soon"}, "every is 'soon'; it must be a whole number"),
+        ([("mu", 0.1)], "it must be a list of texts as mu=0.1"),
+        (["density="], "density is ''; it must be a number"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: Any, sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        with_settings(methods.CAAFP(), settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"rounds": 2.5}, "rounds is 2.5; it must be a whole number"),
+        ({"finetune": 1}, "finetune is 1; it must be whole numbers"),
+        ({"standardise": "perhaps"}, "standardise is 'perhaps'; it must be true or false"),
+        ({"seed": None}, "seed is None; it must be a whole number"),
+        ({"method": methods.FedAvg}, "method is the class FedAvg; make a method of it: FedAvg()"),
+    ],
+)
+def test_words_of_the_wrong_type_are_refused(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=re.escape(sentence)):
+        Experiment(**{"method": methods.FedAvg(), **words})
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    experiment = Experiment(methods.FedAvg(), rounds=np.int64(3), seed=np.int64(1))
+    assert (type(experiment.rounds), experiment.rounds, experiment.seed) == (int, 3, 1)

@@ -104,7 +104,7 @@ def test_imports_go_down(path: Path) -> None:
     allowed = FLOORS[: FLOORS.index(room) + 1]
     rooms = {room_of(module) for module in imports(path)} - {None}
     assert rooms <= set(allowed), (
-        f"{room} imports {sorted(rooms - set(allowed))}, which are above it"
+        f"{room} imports {sorted(rooms - set(allowed))}, which come later on the map"
     )
 
 

@@ -14,7 +14,13 @@ from typing import Any
 from torch import nn
 
 from . import engines, methods
-from .config.experiment import Experiment, Federations, shorthand_settings, with_settings
+from .config.experiment import (
+    Experiment,
+    Federations,
+    Settings,
+    shorthand_settings,
+    with_settings,
+)
 from .config.plan import Plan, plan
 from .config.toml import check_format, from_toml
 from .core import AnyMethod, Engine
@@ -46,7 +52,7 @@ def run(
     profile: str | None = None,
     standardise: bool = True,
     seed: int = 0,
-    set: Mapping[str, Any] | Sequence[str] = (),
+    set: Settings = (),
     evaluate: int = 1,
     engine: str | Engine = "auto",
     device: str = "auto",
@@ -100,9 +106,10 @@ def run(
         evaluate=evaluate,
     )
     federations = Federations(data_dir)
-    settings = _texts(set) + shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
-    if settings:
-        experiment = configured(experiment, settings, federations)
+    shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
+    for settings in (set, shorthands):
+        if settings:
+            experiment = configured(experiment, settings, federations)
     return train(
         experiment,
         out,
@@ -115,25 +122,7 @@ def run(
     )
 
 
-def _texts(settings: Mapping[str, Any] | Sequence[str]) -> list[str]:
-    """Settings as ``key=value``, as the command line takes them."""
-    if isinstance(settings, str):
-        raise InputError(
-            f"set is '{settings}'; it must be a list of such texts, or a dictionary of values."
-        )
-    if not isinstance(settings, Mapping):
-        return list(settings)
-    texts = []
-    for key, value in settings.items():
-        if isinstance(value, tuple | list):
-            value = ",".join(str(item) for item in value)
-        texts.append(f"{key}={value}")
-    return texts
-
-
-def configured(
-    experiment: Experiment, settings: Sequence[str], federations: Federations
-) -> Experiment:
+def configured(experiment: Experiment, settings: Settings, federations: Federations) -> Experiment:
     """The experiment with its method's settings changed, from the data set's recipe."""
     recipe = federations.recipe(experiment)
     return replace(experiment, method=with_settings(experiment.method, settings, recipe))
@@ -183,7 +172,7 @@ def resume(
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
-    progress: bool = False,
+    progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
@@ -197,7 +186,7 @@ def resume(
             f"the run in {path} is finished; there is nothing to resume. "
             f"See: fedgrove compare {path}"
         )
-    check_format(folder.config)
+    check_format(folder.config, folder.path)
     experiment = from_toml(folder.config, method=method, data=data, net=net)
     planned = plan(experiment, folder.path, Federations(data_dir))
     with _engine(engine, device, precision) as chosen:

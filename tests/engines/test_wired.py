@@ -16,6 +16,7 @@ from fedgrove.engines import Serial, Wired, choose
 from fedgrove.errors import EngineError
 from fedgrove.runs.rounds import plan
 from fedgrove.wire.codec import Dense, Known, Smallest
+from fedgrove.wire.held import Held
 
 
 def test_it_has_a_name_on_the_command_line() -> None:
@@ -47,16 +48,31 @@ def test_a_count_that_is_not_the_length_of_the_bytes_is_an_error(tmp_path: Path)
         list(reports(run, Wired(), plan(run, run.initial_state)))
 
 
-def test_a_client_that_holds_nothing_is_sent_the_whole_mask(tmp_path: Path) -> None:
-    """After a resume the server remembers what it sent; the clients of a new engine hold nothing."""
+def test_a_resumed_run_sends_what_an_uninterrupted_one_sends(tmp_path: Path) -> None:
     run = make_run(methods.FixedPrune(), tmp_path, dtype=torch.float32, rounds=4, cohort=4)
+    state = run.initial_state
     first = Wired()
+    for _ in range(2):
+        state = run.method.fold(state, list(reports(run, first, plan(run, state))))
+    assert run.held.masks
+    other = replace(run, held=Held(run.held.masks))
+    tasks = plan(run, state)
+    # A new engine, as after a resume, and the old one.
+    resumed = list(reports(other, Wired(), tasks))
+    uninterrupted = list(reports(run, first, tasks))
+    assert [r.cost for r in resumed] == [r.cost for r in uninterrupted]
+
+
+def test_a_client_that_holds_another_mask_is_sent_the_whole_one(tmp_path: Path) -> None:
+    """After a map that broke, the server is rolled back and the client is not."""
+    run = make_run(methods.FixedPrune(), tmp_path, dtype=torch.float32, rounds=4, cohort=4)
+    engine = Wired()
     state = run.initial_state
     for _ in range(2):
-        state = run.method.fold(state, reports(run, first, plan(run, state)))
-    assert run.held.masks
+        state = run.method.fold(state, list(reports(run, engine, plan(run, state))))
+    for key, mask in run.held.masks.items():
+        run.held.masks[key] = {name: ~leaf for name, leaf in mask.items()}
     tasks = plan(run, state)
-    again = list(reports(run, Wired(), tasks))
+    again = list(reports(run, engine, tasks))
     assert len(again) == len(tasks)
-    # What is not held must be sent: a mask costs bytes again.
     assert all(report.cost["down"].get("mask", 0) > 0 for report in again)

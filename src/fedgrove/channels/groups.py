@@ -124,9 +124,9 @@ def expand(
 ) -> Mask:
     """The mask of all that falls with the removed channels.
 
-    That is filters, biases, norm scales *and shifts* (a shift left alive would still speak), and
-    the inputs of later layers. The mask names every tensor of ``shapes`` that the given groups
-    reach; running statistics only with ``buffers``.
+    That is filters, biases, norm scales *and shifts* (a shift that is left would still reach the
+    next layer), and the inputs of later layers. The mask names every tensor of ``shapes`` that the
+    given groups reach; running statistics only with ``buffers``.
     """
     complete = checked(groups, channels)
     named = {name: complete[name] for name in channels}

@@ -41,7 +41,7 @@ def side_by_side(words: Mapping[str, Any]) -> None:
     folder = _folder(first, words["out"])
     total = sum(experiment.rounds or 0 for experiment in experiments.values())
     with arguments.engine(words) as chosen:
-        run = partial(library.sweep, experiments, folder, engine=chosen, data_dir=words["data_dir"])
+        run = partial(library.sweep, experiments, folder, engine=chosen, federations=federations)
         ends = watched(folder, experiments, total, run, words["json"])
     summaries: dict[str, Summary] = {}
     failed = False

@@ -103,7 +103,7 @@ def sweep(
     grid = _grid_words(ctx.params, experiments)
     with arguments.engine(ctx.params) as chosen:
         run = partial(
-            library.sweep, experiments, folder, engine=chosen, data_dir=data_dir, grid=grid
+            library.sweep, experiments, folder, engine=chosen, federations=federations, grid=grid
         )
         _run_and_show(folder, experiments, rounds_each * len(experiments), run, json)
 

@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
-from ..errors import check
+from ..errors import InputError, check
 from ..parts.local import LocalTraining
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory
-from .settings import assign
+from .settings import assign, coerce, hints, put
+
+PLAIN_WORDS = (
+    "partition",
+    "scenario",
+    "split",
+    "clients",
+    "cohort",
+    "rounds",
+    "finetune",
+    "profile",
+    "standardise",
+    "seed",
+    "evaluate",
+)
+"""The words of an experiment that are numbers, text or lists of these."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +57,16 @@ class Experiment:
     """Score all clients every so many rounds; 0: only at the end."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.method, type):
+            name = self.method.__name__
+            raise InputError(f"method is the class {name}; make a method of it: {name}().")
+        kinds = _word_types()
+        for word in PLAIN_WORDS:
+            value = getattr(self, word)
+            if isinstance(value, np.generic):
+                value = value.item()
+            # The class is frozen, and a value of another type is brought to the field's own.
+            object.__setattr__(self, word, coerce(word, value, kinds[word]))
         check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
         check(self.seed >= 0, "seed", self.seed, "0 or more")
         clients_are_valid = self.clients is None or self.clients >= 1
@@ -76,6 +103,11 @@ class Experiment:
             rounds=run.rounds,
             cohort=run.cohort,
         )
+
+
+@cache
+def _word_types() -> dict[str, Any]:
+    return hints(Experiment)
 
 
 class Federations:
@@ -143,15 +175,27 @@ def shorthand_settings(words: Mapping[str, Any]) -> list[str]:
     return settings
 
 
+Settings = Mapping[str, Any] | Sequence[str]
+"""Settings of a method: ``{"mu": 0.1}``, or ``["mu=0.1"]`` as the command line has them."""
+
+
 def with_settings(
-    method: AnyMethod, settings: Sequence[str], recipe: LocalTraining | None = None
+    method: AnyMethod, settings: Settings, recipe: LocalTraining | None = None
 ) -> AnyMethod:
-    """The method after every ``key=value``, in their order.
+    """The method after every setting, in their order.
 
     >>> from fedgrove.methods import FedProx
     >>> with_settings(FedProx(), ["mu=0.5", "lr=0.1"], LocalTraining()).local.optimiser.lr
     0.1
     """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            method = put(method, key, value, recipe)
+        return method
+    if isinstance(settings, str) or not all(isinstance(text, str) for text in settings):
+        raise InputError(
+            f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of values."
+        )
     for text in settings:
         method = assign(method, text, recipe)
     return method

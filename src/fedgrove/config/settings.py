@@ -288,10 +288,18 @@ def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
     0.5
     """
     key, equals, value = text.partition("=")
-    key = key.strip()
-    value = value.strip()
-    if not (key and equals and value):
+    if not (key.strip() and equals):
         raise InputError(f"--set was given '{text}'; it takes key=value, for instance lr=0.01.")
+    return put(method, key.strip(), value.strip(), recipe)
+
+
+def put(method: M, key: str, value: Any, recipe: LocalTraining | None = None) -> M:
+    """The same with a value from Python: a number, text, a tuple, None, or a part.
+
+    >>> from fedgrove.methods import FedAvg
+    >>> put(FedAvg(), "codec", codec.Smallest()).codec
+    Smallest(slack=0.01)
+    """
     complete = _with_default_recipe(method, recipe)
     setting = _find(complete, key)
     # The default recipe becomes the method's own only where something in it is changed.
@@ -336,14 +344,21 @@ def _find(method: Any, key: str) -> Setting:
     return settings[matches[0]]
 
 
-def _chosen(setting: Setting, text: str) -> Any:
+def _chosen(setting: Setting, given: Any) -> Any:
+    """The value of a field from what was given: a part, a part's name, a number, text or a list."""
     choices = fitting(setting.hint)
-    if text not in choices:
-        return coerce(setting.path, text, setting.hint)
-    cls = choices[text]
+    if dataclasses.is_dataclass(given):
+        if type(given) not in choices.values():
+            name = type(given).__name__
+            raise InputError(f"{setting.path} is a {name}; it must be {allowed(setting.hint)}.")
+        return given
+    # By type first: what is not text may not be hashable.
+    if not isinstance(given, str) or given not in choices:
+        return coerce(setting.path, given, setting.hint)
+    cls = choices[given]
     if not _needs_only_a_name(cls):
         raise InputError(
-            f"{setting.path} is '{text}', which needs more than a name; make it in Python."
+            f"{setting.path} is '{given}', which needs more than a name; make it in Python."
         )
     return cls()
 

@@ -33,6 +33,7 @@ def sweep(
     *,
     engine: str | Engine = "auto",
     data_dir: str | Path | None = None,
+    federations: Federations | None = None,
     watch: Watch | None = None,
     grid: Mapping[str, Any] | None = None,
 ) -> list[Result | Failure]:
@@ -41,10 +42,13 @@ def sweep(
     Each result is the one the run would give alone. A run that fails leaves the others alone. On a
     folder that holds the same sweep, finished runs are taken as they are and all others continue
     from their last checkpoints. ``watch`` is called with every line of metrics, its run's name
-    under "run". ``grid``, what was asked for, is kept in sweep.json.
+    under "run". ``grid``, what was asked for, is kept in sweep.json. ``federations`` that were read
+    before are used again, in place of ``data_dir``.
     """
     folder = Path(out)
-    plans = plan_all(experiments, folder, Federations(data_dir))
+    if federations is None:
+        federations = Federations(data_dir)
+    plans = plan_all(experiments, folder, federations)
     chosen = engines.choose(engine) if isinstance(engine, str) else engine
     try:
         folders = _open_folders(folder, plans)
@@ -87,9 +91,9 @@ def experiments_of(out: str | Path) -> dict[str, Experiment]:
     """The experiments of a sweep, rebuilt from its run folders."""
     experiments = {}
     for name in read(out)["members"]:
-        config = RunFolder.open(Path(out) / name).config
-        check_format(config)
-        experiments[name] = from_toml(config)
+        folder = RunFolder.open(Path(out) / name)
+        check_format(folder.config, folder.path)
+        experiments[name] = from_toml(folder.config)
     return experiments
 
 
@@ -153,6 +157,7 @@ def _holds_this_sweep(out: Path, configs: Mapping[str, str]) -> bool:
 def _holds_this_run(path: Path, config: str) -> bool:
     """Whether a folder holds this run, or nothing yet."""
     if (path / "config.toml").is_file():
+        check_format(RunFolder(path).config, path)
         return same(RunFolder(path).config, config)
     return path.is_dir() and {p.name for p in path.iterdir()} <= {"config.toml.part"}
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import tomllib
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 import tomli_w
@@ -136,7 +137,7 @@ def from_toml(
     return Experiment(method=method, **given)
 
 
-def check_format(text: str) -> None:
+def check_format(text: str, folder: Path) -> None:
     """Refuse the config.toml of a run folder whose format is not this version's.
 
     (One that was written by hand need not name a format.)
@@ -145,9 +146,9 @@ def check_format(text: str) -> None:
     given = _parsed(text).get("format", 1)
     if given != FORMAT:
         raise InputError(
-            f"this config.toml has format {given}; this version of fedgrove reads format {FORMAT}, "
-            "in which some names changed. Resume the run with the version that wrote it, or start "
-            "it again."
+            f"{folder} has a config.toml of format {given}; this version of fedgrove reads format "
+            f"{FORMAT}, in which some names changed. Resume the run with the version that wrote "
+            "it, or start it again."
         )
 
 

@@ -34,10 +34,10 @@ class Wired:
         broadcasts = BroadcastCosts()
         for run, task in jobs:
             codec = run.method.codec
-            client_held = self._clients.setdefault(run, {}).setdefault(task.to, Held())
+            client_held = self._held_by(run, task.to)
             self._forget_what_the_client_lacks(run, task, client_held)
 
-            # Down.
+            # Down. What is known is looked up before `count_down` notes the masks as held.
             believed = _known(run.held, task.to, task.send)
             task_bytes = write_task(task, codec, believed)
             received = read_task(task_bytes, codec, _known(client_held, task.to, task.send))
@@ -66,9 +66,17 @@ class Wired:
             _check_count("report", report_bytes, up)
             yield run, replace(answer, cost={"down": down, "up": up})
 
+    def _held_by(self, run: Run, client: int) -> Held:
+        """What a client holds; one met for the first time holds what the checkpoint says."""
+        clients = self._clients.setdefault(run, {})
+        if client not in clients:
+            masks = {key: mask for key, mask in run.held.masks.items() if key[0] == client}
+            clients[client] = Held(masks)
+        return clients[client]
+
     @staticmethod
     def _forget_what_the_client_lacks(run: Run, task: Task, client_held: Held) -> None:
-        """After a resume the server remembers masks that a fresh client does not hold."""
+        """After a map that broke the server is rolled back, and the client may hold newer masks."""
         for name in task.send:
             believed = run.held.known(task.to, name)
             actual = client_held.known(task.to, name)

@@ -31,7 +31,7 @@ FAILURES = (FedgroveError, OSError)
 
 
 def ignore(line: Mapping[str, Any]) -> None:
-    """The watch of somebody who does not watch."""
+    """A watch that does nothing."""
 
 
 @dataclass(eq=False)
@@ -69,7 +69,7 @@ class Member:
     def roll_back(self) -> None:
         """Undo what a broken map did.
 
-        Versions of memory that were written since are named by nobody, and so do not count.
+        Versions of memory that were written since are in no manifest, and so do not count.
         """
         self.run.memory.files = self._memory_before
         self.run.held.masks = self._held_before
@@ -127,7 +127,7 @@ class Member:
 
 
 def together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
-    """Take all members to their ends, one map per exchange of all; yields each as it ends.
+    """Run all members to the end, one map per exchange of all; yields each as it ends.
 
     One that fails is left behind with its ``error``. The seconds of a map are shared evenly among
     its members.
