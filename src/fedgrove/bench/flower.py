@@ -6,9 +6,6 @@ by the library.
 
 from __future__ import annotations
 
-# flwr is imported by name: to the type checker a plain import is an error wherever flwr is missing,
-# which is nearly everywhere.
-import importlib
 import os
 from collections.abc import Callable
 from functools import cache, partial
@@ -40,14 +37,19 @@ def train(
     for node, k in enumerate(cohort):
         part = run.federation.clients[k].train
         save_file({"x": part.x.contiguous(), "y": part.y.contiguous()}, _file(folder, node))
-    client: Any = importlib.import_module("flwr.clientapp").ClientApp()
+    from flwr.clientapp import ClientApp
+
+    client: Any = ClientApp()
     client.train()(partial(_client, scene, str(folder), device))
-    server: Any = importlib.import_module("flwr.serverapp").ServerApp()
+    from flwr.serverapp import ServerApp
+
+    server: Any = ServerApp()
     server.main()(partial(_server, scene, len(cohort), rounds, round_done))
     # A share of the GPU such that there is an actor per core there too.
     gpu_share = 0.0 if device == "cpu" else 1 / cores()
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": gpu_share}}
-    simulate = importlib.import_module("flwr.simulation").run_simulation
+    from flwr.simulation import run_simulation as simulate
+
     simulate(server, client, num_supernodes=len(cohort), backend_config=resources)
 
 
@@ -55,8 +57,9 @@ def _server(
     scene: Scene, nodes: int, rounds: int, round_done: Callable[[], None], grid: Any, context: Any
 ) -> None:
     """The server's part: Flower's own FedAvg, which evaluates nothing and waits for all nodes."""
-    app: Any = importlib.import_module("flwr.app")
-    strategies: Any = importlib.import_module("flwr.serverapp.strategy")
+    from flwr import app
+    from flwr.serverapp import strategy as strategies
+
     strategy = strategies.FedAvg(
         fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes
     )
@@ -72,7 +75,8 @@ def _server(
 
 def _client(scene: Scene, folder: str, device: str, message: Any, context: Any) -> Any:
     """In an actor: train the global model on the client's examples."""
-    app: Any = importlib.import_module("flwr.app")
+    from flwr import app
+
     x, y = _data(folder, int(context.node_config["partition-id"]), device)
     model = plain_module(scene)
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())

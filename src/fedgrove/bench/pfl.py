@@ -7,9 +7,6 @@ shuffles; a client's batches are cut once, in order, and used in every epoch.
 
 from __future__ import annotations
 
-# pfl is imported by name: to the type checker a plain import is an error wherever pfl is missing,
-# which is nearly everywhere.
-import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +37,8 @@ class WithLoss(nn.Module):
 
     def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
         """Nothing is evaluated, but pfl asks for at least one metric, in the first round."""
-        metrics: Any = importlib.import_module("pfl.metrics")
+        from pfl import metrics
+
         return {"examples": metrics.Weighted(len(y), len(y))}
 
 
@@ -55,9 +53,10 @@ def train(
     os.environ["PFL_PYTORCH_DEVICE"] = device
     # All processes must draw the same clients.
     np.random.seed(0)
-    pytorch_model: Any = importlib.import_module("pfl.model.pytorch").PyTorchModel
-    algorithms: Any = importlib.import_module("pfl.algorithm")
-    hyperparams: Any = importlib.import_module("pfl.hyperparam")
+    from pfl import algorithm as algorithms
+    from pfl import hyperparam as hyperparams
+    from pfl.model.pytorch import PyTorchModel as pytorch_model
+
     local = scene.local
     module = WithLoss(plain_module(scene)).to(device)
     amp_dtype = torch.bfloat16 if scene.half and device == "cuda" else None
@@ -87,11 +86,11 @@ def train(
 
 def _backend(run: Run, cohort: list[int], device: str) -> Any:
     """The cohort's clients in turn; their sizes let pfl share them out evenly among processes."""
-    datasets: Any = importlib.import_module("pfl.data")
-    tensor_dataset: Any = importlib.import_module("pfl.data.pytorch").PyTorchTensorDataset
-    sampling: Any = importlib.import_module("pfl.data.sampling")
-    simulate: Any = importlib.import_module("pfl.aggregate.simulate")
-    weighting: Any = importlib.import_module("pfl.aggregate.weighting")
+    from pfl import data as datasets
+    from pfl.aggregate import simulate, weighting
+    from pfl.data import sampling
+    from pfl.data.pytorch import PyTorchTensorDataset as tensor_dataset
+
     users: dict[int, Any] = {}
     sizes: dict[int, int] = {}
     for k in cohort:
@@ -106,8 +105,8 @@ def _backend(run: Run, cohort: list[int], device: str) -> Any:
 
 def _callback(round_done: Callable[[], None]) -> Any:
     """A callback of pfl's that calls ``round_done`` in the first process."""
-    base: Any = importlib.import_module("pfl.callback.base").TrainingProcessCallback
-    metrics: Any = importlib.import_module("pfl.metrics").Metrics
+    from pfl.callback.base import TrainingProcessCallback as base
+    from pfl.metrics import Metrics as metrics
 
     # Defined here, since its base class is there only once pfl is imported.
     class RoundDone(base):  # type: ignore[misc]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-# ExecuTorch and torchao need not be installed where types are checked, and a plain import of a
-# missing package would fail there; so they are imported by name.
-import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,10 +29,9 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
     The ranges of activations are those on ``x``.
     """
     with quiet():
-        xnnpack: Any = importlib.import_module(
-            "executorch.backends.xnnpack.quantizer.xnnpack_quantizer"
-        )
-        pt2e: Any = importlib.import_module("torchao.quantization.pt2e.quantize_pt2e")
+        from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
+        from torchao.quantization.pt2e import quantize_pt2e as pt2e
+
         config = xnnpack.get_symmetric_quantization_config(is_per_channel=True)
         quantizer = xnnpack.XNNPACKQuantizer().set_global(config)
         example = (x[:1],)
@@ -49,10 +45,9 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> None:
 
 
 def _lowered(program: Any) -> bytes:
-    exir: Any = importlib.import_module("executorch.exir")
-    partitioners: Any = importlib.import_module(
-        "executorch.backends.xnnpack.partition.xnnpack_partitioner"
-    )
+    from executorch import exir
+    from executorch.backends.xnnpack.partition import xnnpack_partitioner as partitioners
+
     lowered = exir.to_edge_transform_and_lower(
         program, partitioner=[partitioners.XnnpackPartitioner()]
     )
@@ -62,7 +57,7 @@ def _lowered(program: Any) -> bytes:
 def load(path: Path) -> Callable[[Tensor], Tensor]:
     """The file as a function from inputs to logits, one example after another."""
     with quiet():
-        runtime: Any = importlib.import_module("executorch.runtime")
+        from executorch import runtime
     program = runtime.Runtime.get().load_program(str(path))
     method = program.load_method("forward")
 

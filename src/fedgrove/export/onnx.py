@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -90,8 +89,8 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
     """
     import onnx
 
-    # onnxruntime has no type information, so a plain import would not pass the type checker.
-    quantisation: Any = importlib.import_module("onnxruntime.quantization")
+    from onnxruntime import quantization as quantisation
+
     batches = torch.split(x, BATCH)
     remaining = iter(batches)
 
@@ -160,7 +159,8 @@ def load(path: Path) -> Callable[[Tensor], Tensor]:
 
 def _session(model: str | bytes) -> Any:
     """A session for a file (its path) or a serialised model (its bytes)."""
-    runtime: Any = importlib.import_module("onnxruntime")
+    import onnxruntime as runtime
+
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
