@@ -111,6 +111,21 @@ def test_a_fold_of_stage_1_by_hand() -> None:
     )
 
 
+def test_tied_channels_of_a_cluster_are_decided_by_their_scales() -> None:
+    """Clients 0 and 1 keep channels 0, 1 and 1, 2: counts 1, 2, 1, of which two of three stay.
+
+    Channel 0 has the scale .5, channel 2 has -.8, each at the one client that has it: channel 2
+    stays, though channel 0 comes first.
+    """
+    method = SAFL(densities=(2 / 3, 2 / 3), clusters=1, guided=1, tune=1)
+    reports = [sub_model(0, 1.0, False), sub_model(1, 1.0, False)]
+    for report, scales in zip(reports, ([0.5, 0.1, 0.0], [0.0, 0.1, -0.8]), strict=True):
+        report.give["model"].values["1.weight"].copy_(torch.tensor(scales))
+    state = method.fold(method.init(START), reports)
+    assert state.channels[0]["0"].tolist() == [False, True, True]
+    assert state.models[0]["1.weight"].tolist() == pytest.approx([0, 0.1, -0.8])
+
+
 def test_a_fold_of_stage_2_by_hand() -> None:
     """Weights 10, 30, 60. Channel 0 is the first client's alone and stays his; channel 2: (30·2 + 60·4) / 90."""
     method, state = first_fold()
