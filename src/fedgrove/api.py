@@ -67,7 +67,8 @@ def run(
     method: a name (``fedgrove list methods``) or a method made in Python.
     data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
-    partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K.
+    partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
+        :grouped at the end.
     scenario: none, noisy, drift or restricted:K.
     split: blocks or random.
     clients: how many clients there are.

@@ -134,6 +134,10 @@ def test_a_density_is_a_share(choice: Slim | Even) -> None:
 # ---- overlap counting ----------------------------------------------------------------------------
 
 
+def flags(*bits: int) -> torch.Tensor:
+    return torch.tensor(bits).bool()
+
+
 def counted(*clients: dict[str, list[int]]) -> Overlap:
     overlap = Overlap()
     for client in clients:
@@ -151,6 +155,39 @@ def test_overlap_counting_by_hand() -> None:
     assert {k: v.tolist() for k, v in overlap.counts.items()} == {"a": [3, 1, 0, 2], "b": [0, 3]}
     assert {k: v.int().tolist() for k, v in overlap.value(0.5).items()} == {
         "a": [1, 0, 0, 1],
+        "b": [0, 1],
+    }
+
+
+def test_channels_tied_at_the_threshold_are_decided_by_their_mean_score() -> None:
+    """x = a: 2 1 1 0, b: 1 1. Half of six is three: a's 2, the best of b, and one more of those with 1.
+
+    Means over the clients that have it: a's second .3, a's third .6, b's .5 and .5, of which the
+    first comes first. What clients say of channels they lack (9) does not count.
+    """
+    overlap = Overlap()
+    first = {"a": flags(1, 1, 0, 0), "b": flags(1, 0)}
+    second = {"a": flags(1, 0, 1, 0), "b": flags(0, 1)}
+    overlap.add(first, {"a": torch.tensor([0.1, 0.3, 9, 9]), "b": torch.tensor([0.5, 9])})
+    overlap.add(second, {"a": torch.tensor([0.1, 9, 0.6, 9]), "b": torch.tensor([9, 0.5])})
+    assert {k: v.int().tolist() for k, v in overlap.value(0.5).items()} == {
+        "a": [1, 0, 1, 0],
+        "b": [1, 0],
+    }
+
+
+def test_a_higher_count_is_worth_more_than_any_score() -> None:
+    overlap = Overlap()
+    overlap.add({"a": flags(1, 1)}, {"a": torch.tensor([0.1, 7.0])})
+    overlap.add({"a": flags(1, 0)}, {"a": torch.tensor([0.1, 0.0])})
+    assert overlap.value(0.5)["a"].tolist() == [True, False]
+
+
+def test_groups_without_a_score_are_tied_by_place() -> None:
+    overlap = Overlap()
+    overlap.add({"a": flags(1, 0, 1), "b": flags(1, 1)}, {"b": torch.tensor([0.1, 0.2])})
+    assert {k: v.int().tolist() for k, v in overlap.value(0.4).items()} == {
+        "a": [1, 0, 0],
         "b": [0, 1],
     }
 

@@ -95,6 +95,33 @@ def test_recovery_by_hand(tmp_path: Path) -> None:
     assert torch.equal(whole["head.bias"], guided["head.bias"] + 1)
 
 
+def test_slimming_within_what_is_left_by_hand(tmp_path: Path) -> None:
+    """First of gamma (3, 1, 2, .5 | .1 x 8) 3 of 12 stay: 3, 2 and the first .1 of the second layer.
+
+    Then gamma is (0, 9, 2, .5 | 0, 8, .1, ...): of all channels 9, 8 and 2 would stay; within what is
+    left it is 0, 2 and 0 again, and of two the 2 and the 0 that its layer must keep.
+    """
+    run = make_run(Hermes(), tmp_path, net="bn-cnn2")
+    client = run.client(Task(0), {})
+    few = torch.full((8,), 0.1, dtype=torch.float64)
+    guided = {**run.params, "norm1.weight": torch.tensor([3, 1, 2, 0.5]), "norm2.weight": few}
+    left = slim({"guided": guided}, client, Gamma(), 3 / 12)["channels"]
+    first = {"conv1": [1, 0, 1, 0], "conv2": [1, 0, 0, 0, 0, 0, 0, 0]}
+    assert {name: kept.int().tolist() for name, kept in left.items()} == first
+    few = torch.tensor([0, 8, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
+    guided = {**run.params, "norm1.weight": torch.tensor([0, 9, 2, 0.5]), "norm2.weight": few}
+    expected = {
+        (3 / 12, True): {"conv1": [0, 1, 1, 0], "conv2": [0, 1, 0, 0, 0, 0, 0, 0]},
+        (3 / 12, False): first,
+        (2 / 12, False): {"conv1": [0, 0, 1, 0], "conv2": [1, 0, 0, 0, 0, 0, 0, 0]},
+        (9 / 12, False): first,
+    }
+    for (density, recover), channels in expected.items():
+        within = None if recover else left
+        carry = slim({"guided": guided}, client, Gamma(), density, left=within)
+        assert {name: k.int().tolist() for name, k in carry["channels"].items()} == channels
+
+
 @pytest.mark.parametrize(("shift", "moves"), [(0.5, True), (0.0, False)])
 def test_a_gradient_flows_back_into_restored_channels_where_the_shift_is_above_zero(
     shift: float, moves: bool, tmp_path: Path

@@ -13,6 +13,7 @@ from tests.conftest import started
 
 from fedgrove.cli import main
 from fedgrove.cli.paper import _places, _studies
+from fedgrove.errors import InputError
 from fedgrove.papers.ca_afp import PAPER
 from fedgrove.report import page
 
@@ -132,7 +133,7 @@ def test_where_parts_go() -> None:
 
 
 def words(**given: Any) -> dict[str, Any]:
-    return {"data": None, "split": None, "quick": False, "data_dir": None, **given}
+    return {"data": None, "split": None, "quick": False, "data_dir": None, "rows": None, **given}
 
 
 @pytest.fixture
@@ -163,6 +164,27 @@ def test_data_that_are_missing_are_left_out_with_a_sentence(
         _studies(PAPER.tables[2], words(data_dir=str(only_uci), data="uci-har", split="random"))
     ) == ["uci-har-random"]
     assert list(_studies(PAPER.figures[3], words(data_dir=str(only_uci), quick=True))) == ["motion"]
+
+
+def test_only_some_rows() -> None:
+    (chosen,) = _studies(PAPER.figures[2], words(quick=True, rows="P2=0, start=*")).values()
+    assert [row.name for row in chosen.rows] == ["start=1", "start=0.5", "start=0.2", "P2=0"]
+    with pytest.raises(InputError, match=r"^--rows is 'P3', which is no row of CA-AFP, Figure 2; "):
+        _studies(PAPER.figures[2], words(quick=True, rows="P3"))
+
+
+def test_rows_run_apart_are_put_together(whole: Path, tmp_path: Path) -> None:
+    """Processes may each run some rows; their run folders, moved into one, make the table."""
+    together = tmp_path / "together"
+    (together / "motion").mkdir(parents=True)
+    for i, rows in enumerate(("start=*", "P*")):
+        part = tmp_path / str(i)
+        assert main([*QUICK, "--engine", "serial", "--out", str(part), "--rows", rows]) == 0
+        for run in (part / "motion").glob("*-s0"):
+            run.rename(together / "motion" / run.name)
+    assert main([*QUICK, "--engine", "serial", "--out", str(together)]) == 0
+    tables = [json.loads((folder / "table.json").read_text()) for folder in (whole, together)]
+    assert timeless(tables[0]) == timeless(tables[1])
 
 
 def test_with_none_of_its_data_it_is_refused(

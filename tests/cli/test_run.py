@@ -112,6 +112,22 @@ def test_a_dry_run_trains_nothing_and_makes_nothing(
     assert list(here.iterdir()) == []
 
 
+def test_a_grouped_partition_goes_through_the_command_line_and_config(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "local", *SMALL, "--data", "digits", "--clients", "5", "--cohort", "2"]
+    words += ["--partition", "classes:2:grouped"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert config["run"]["partition"] == "classes:2:grouped"
+    assert main([*words, "--out", "done"]) == 0
+    config = tomllib.loads((here / "done/config.toml").read_text())
+    assert config["run"]["partition"] == "classes:2:grouped"
+    capsys.readouterr()
+    assert main([*words[:-1], "classes:3:grouped", "--dry-run"]) == 2
+    assert "partition is 'classes:3:grouped'; it must be of a K that" in capsys.readouterr().err
+
+
 def test_an_interrupted_run_is_resumed_to_the_same_result(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ def test_every_method_comes_back_equal(name: str) -> None:
     made = methods.find(name)()
     for method in (made, dataclasses.replace(made, local=RECIPE)):
         experiment = Experiment(
-            method, rounds=3, finetune=(0, 3), standardise=False, partition="classes:2"
+            method, rounds=3, finetune=(0, 3), standardise=False, partition="classes:2:grouped"
         )
         assert from_toml(to_toml(experiment)) == experiment
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgrove.data.partition import Partition, deal, hands, parse
+from fedgrove.data.partition import Partition, deal, grouped_hands, hands, parse
 from fedgrove.errors import InputError
 
 Y = np.repeat(np.arange(10), 200)
@@ -68,6 +68,83 @@ def test_hands_are_different_classes_held_equally_often(k, clients, seed):
     assert np.ptp(np.bincount(hand.ravel(), minlength=8)) <= 1
 
 
+# ---- grouped -------------------------------------------------------------------------------------
+
+
+class Drawn:
+    """A generator that draws a given order."""
+
+    def __init__(self, *order: int) -> None:
+        self.order = np.array(order)
+
+    def permutation(self, n: int) -> np.ndarray:
+        assert n == len(self.order)
+        return self.order
+
+
+def test_grouped_hands_by_hand():
+    """Drawn 3 0 4 1 5 2, cut into pairs 30, 41, 52; eight clients take them in turn."""
+    hand = grouped_hands(6, 2, 8, Drawn(3, 0, 4, 1, 5, 2))
+    assert hand.tolist() == [[3, 0], [4, 1], [5, 2], [3, 0], [4, 1], [5, 2], [3, 0], [4, 1]]
+    assert grouped_hands(6, 3, 3, Drawn(3, 0, 4, 1, 5, 2)).tolist() == [
+        [3, 0, 4],
+        [1, 5, 2],
+        [3, 0, 4],
+    ]
+
+
+@given(
+    st.sampled_from([("classes", 2), ("classes", 5), ("shards", 1), ("shards", 2), ("shards", 5)]),
+    st.integers(0, 8),
+    st.integers(0, 9),
+)
+@settings(deadline=None, max_examples=40)
+def test_clients_of_a_set_hold_exactly_that_set(words, more, seed):
+    kind, k = words
+    sets = 10 // k
+    parts = dealt(f"{kind}:{k}:grouped", clients=sets + more, seed=seed)
+    held = [frozenset(Y[p].tolist()) for p in parts]
+    assert {len(classes) for classes in held} == {k}
+    assert held == [held[client % sets] for client in range(len(parts))]
+    # The sets are disjoint and there are as many as there may be: every class is held.
+    assert len(set(held)) == sets
+    assert frozenset.union(*held) == set(range(10))
+    # All examples of every class are dealt, each to one client.
+    assert np.sort(np.concatenate(parts)).tolist() == list(range(len(Y)))
+    again = dealt(f"{kind}:{k}:grouped", clients=sets + more, seed=seed)
+    assert [p.tolist() for p in again] == [p.tolist() for p in parts]
+
+
+def test_the_seed_draws_the_sets():
+    draws = set()
+    for seed in range(20):
+        draws.add(frozenset(frozenset(Y[p]) for p in dealt("classes:5:grouped", seed=seed)))
+    assert len(draws) > 10
+
+
+def test_grouped_counts_are_those_of_the_partition():
+    # 10 clients on five pairs: two holders of each class, 100 each, as without the word.
+    assert {len(p) for p in dealt("classes:2:grouped")} == {200}
+    uneven = [len(p) for p in dealt("shards:2:60:grouped")]
+    assert sum(uneven) == 600
+    assert max(uneven) > 2 * min(uneven)
+    capped = dealt("classes:5:20:grouped", clients=20)
+    assert {n for p in capped for n in np.unique(Y[p], return_counts=True)[1]} == {20}
+
+
+def test_with_fewer_clients_than_sets_the_other_classes_go_to_nobody():
+    assert len(np.unique(Y[np.concatenate(dealt("classes:2:grouped", clients=3))])) == 6
+
+
+@pytest.mark.parametrize("text", ["classes:3:grouped", "shards:4:20:grouped", "classes:7:grouped"])
+def test_sets_must_be_whole(text):
+    with pytest.raises(
+        InputError,
+        match=r"it must be of a K that divides the 10 classes into whole sets, or without :grouped",
+    ):
+        dealt(text)
+
+
 def test_small_alpha_is_more_skewed():
     def skew(text):
         return np.mean([np.bincount(Y[p], minlength=10).max() / len(p) for p in dealt(text)])
@@ -101,7 +178,8 @@ def test_the_same_seed_deals_the_same():
 @pytest.mark.parametrize(
     "text", ["dirichlet", "dirichlet:x", "dirichlet:0", "dirichlet:-1", "dirichlet:nan",
              "dirichlet:inf", "classes:0", "classes:2.5", "classes:2:0", "shards:a", "shards:2:0",
-             "iid:3", "nature", ""]
+             "iid:3", "nature", "", "grouped", "iid:grouped", "dirichlet:1:grouped", "classes:grouped",
+             "classes:2:grouped:5", "classes:2:grouped:grouped", "classes:0:grouped"]
 )  # fmt: skip
 def test_wrong_words_are_refused_in_a_sentence(text):
     with pytest.raises(InputError, match=r"partition") as caught:

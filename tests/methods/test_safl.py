@@ -26,7 +26,7 @@ from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
 from fedgrove.nets import Net
-from fedgrove.parts.gamma import GammaDistance
+from fedgrove.parts.gamma import GammaDistance, GammaL1
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.schedule import stepwise
 from fedgrove.runs.rounds import evaluation, plan
@@ -109,6 +109,21 @@ def test_a_fold_of_stage_1_by_hand() -> None:
         None,
         0.0,
     )
+
+
+def test_tied_channels_of_a_cluster_are_decided_by_their_scales() -> None:
+    """Clients 0 and 1 keep channels 0, 1 and 1, 2: counts 1, 2, 1, of which two of three stay.
+
+    Channel 0 has the scale .5, channel 2 has -.8, each at the one client that has it: channel 2
+    stays, though channel 0 comes first.
+    """
+    method = SAFL(densities=(2 / 3, 2 / 3), clusters=1, guided=1, tune=1)
+    reports = [sub_model(0, 1.0, False), sub_model(1, 1.0, False)]
+    for report, scales in zip(reports, ([0.5, 0.1, 0.0], [0.0, 0.1, -0.8]), strict=True):
+        report.give["model"].values["1.weight"].copy_(torch.tensor(scales))
+    state = method.fold(method.init(START), reports)
+    assert state.channels[0]["0"].tolist() == [False, True, True]
+    assert state.models[0]["1.weight"].tolist() == pytest.approx([0, 0.1, -0.8])
 
 
 def test_a_fold_of_stage_2_by_hand() -> None:
@@ -203,6 +218,54 @@ def test_a_pruned_channel_may_come_back(tmp_path: Path) -> None:
         for g in old[k]
     ]
     assert any(back)
+
+
+def hermes_that_moves(recover: bool) -> Hermes:
+    """All scales are drawn to 0 in large steps, so that a restored one soon overtakes others."""
+    quick = LocalTraining(1, 8, Adam(0.1))
+    densities = (0.75, 0.75, 0.5, 0.5)
+    return Hermes(
+        densities=densities, guided=8, tune=1, recover=recover, sparse=GammaL1(1.0), local=quick
+    )
+
+
+def channels_by_round(run: Run) -> list[dict[int, trees.Tree]]:
+    """What every client keeps after each round of stage 1, from its own memory."""
+    seen = []
+    for state, _, _, _ in exchanges(run):
+        if state.round < len(run.method.schedule):
+            seen.append({k: _channels(run, k) for k in run.federation.clients})
+    return seen
+
+
+@pytest.mark.parametrize("recover", [True, False])
+def test_hermes_without_recovery_never_gets_a_channel_back(recover: bool, tmp_path: Path) -> None:
+    """Of 12 channels 9, 9, 6 and 6 stay. With recovery at least one comes back on the way."""
+    seen = channels_by_round(run_of(hermes_that_moves(recover), tmp_path, rounds=5))
+    returned = []
+    for before, after in pairwise(seen):
+        for k in before:
+            for name in before[k]:
+                returned.append(bool((after[k][name] & ~before[k][name]).any()))
+    assert any(returned) == recover
+    counts = [sum(int(kept.sum()) for kept in of[0].values()) for of in seen]
+    assert counts == [9, 9, 6, 6]
+
+
+def test_without_recovery_what_is_gone_is_0_and_is_not_trained(tmp_path: Path) -> None:
+    run = run_of(hermes_that_moves(False), tmp_path, rounds=5)
+    for _, _, _, _ in exchanges(run):
+        for k in run.federation.clients:
+            personal = run.memory.read(run.memory.files[k])["personal"]
+            for name, kept in channel_mask(run.net, _channels(run, k)).items():
+                assert (personal[name][~kept] == 0).all()
+
+
+def test_a_density_that_rises_again_brings_nothing_back_without_recovery(tmp_path: Path) -> None:
+    method = replace(hermes_that_moves(False), densities=(0.5, 0.75))
+    first, second = channels_by_round(run_of(method, tmp_path, rounds=3))
+    for k in first:
+        assert trees.equal(first[k], second[k])
 
 
 def test_hermes_sends_nothing_before_the_last_pruning(tmp_path: Path) -> None:
@@ -374,7 +437,11 @@ def _shared(run: Run, channels: Any) -> int:
 # ---- engines, and that it learns -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
+@pytest.mark.parametrize(
+    "method",
+    [safl(), Hermes(**SHORT), Hermes(**SHORT, recover=False)],
+    ids=["safl", "hermes", "hermes-without-recovery"],
+)
 def test_engines_agree_over_both_stages(method: Any, tmp_path: Path) -> None:
     found = []
     for engine in _engines():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 from tests.papers.made import done, study, summary
 
 from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg
-from fedgrove.papers import Row, Study
+from fedgrove.papers import Row, Study, experiments
 from fedgrove.papers.beside import (
     groups,
     layout,
@@ -118,6 +119,37 @@ def test_a_value_of_a_run() -> None:
     keys = ("accuracy_mean:3", "accuracy_std:0", "score:3", "mib", "mib_paper")
     assert [run_value(run, key) for key in keys] == [0.75, 0.25, 3.0, 3.0, 2.5]
     assert run_value(summary(0, {0: 1.0}, std=0.0), "score:0") is None
+
+
+def test_sizes_and_shares_of_another_rows_bytes() -> None:
+    """a sends 3 MiB and b 6, a's model has 250,000 parameters of 4 bytes: 1 MB; b is 100 %."""
+    counted = ("params", "model_mb", "share_paper", "share")
+    wanted = study(counted=(*counted, "mib_paper", "mib"), base="b")
+    rows = (replace(wanted.rows[0], reported={"share": 40.0, "model_mb": 2.0}), wanted.rows[1])
+    summaries = {
+        "a-s0": summary(0, {0: 0.5, 3: 0.7}, params_mean=250_000),
+        "b-s0": summary(0, {0: 0.5, 3: 0.7}, params_mean=250_000, bytes_up=2**22),
+    }
+    compared = table("x", "figure8", [(replace(wanted, rows=rows), summaries)])
+    a, b = compared["rows"]
+    assert [a["ours"][key]["mean"] for key in counted] == [250_000, 1.0, 100.0, 50.0]
+    assert b["ours"]["share"]["mean"] == 100.0
+    assert a["difference"] == {"share": 10.0, "model_mb": -1.0}
+    head, (section,) = layout(compared)
+    # Columns of the paper stand behind the measures that it reports.
+    assert head[-10:] == [
+        "parameters left", "model MB", "paper", "difference", "% counted", "% sent", "paper",
+        "difference", "MiB counted", "MiB sent",
+    ]  # fmt: skip
+    assert section.lines[0][-10:] == [
+        "250000", "1.000", "2.000", "-1.000", "100.00", "50.00", "40.00", "+10.00", "2.5", "3.0",
+    ]  # fmt: skip
+
+
+def test_a_row_may_have_fewer_seeds() -> None:
+    rows = (replace(study().rows[0], seeds=1), study().rows[1])
+    runs = experiments(replace(study(), rows=rows), (0, 1, 2))
+    assert list(runs) == ["a-s0", "b-s0", "b-s1", "b-s2"]
 
 
 def test_groups_of_several_seeds() -> None:

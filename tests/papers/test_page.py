@@ -8,7 +8,7 @@ import pytest
 from tests.papers.made import done, study
 
 from fedgrove.papers.beside import table
-from fedgrove.papers.page import middle, points, span, write_page
+from fedgrove.papers.page import _lines, middle, points, span, write_page
 from fedgrove.report.page import can_draw
 
 DRAWS = pytest.mark.skipif(not can_draw(), reason="plotly is not installed")
@@ -53,3 +53,14 @@ def test_points_of_a_curve() -> None:
     # From the paper's 2 to our 2.5, a twentieth more on either side.
     assert span([a], ["mib_paper"]) == [1.975, 2.525]
     assert [middle(lengths) for lengths in ([0], [0, 3], [0, 3, 25])] == [0, 3, 3]
+
+
+@DRAWS
+def test_a_curve_scored_at_several_lengths_has_a_line_for_each() -> None:
+    a, _ = table("x", "figure7", [(study(lines=True), done())])["rows"]
+    along = [{**a, "series": "a", "x": x, "panel": "rounds"} for x in (10.0, 30.0)]
+    lines = {}
+    for trace in _lines(along, ("accuracy_mean",)).data:
+        lines.setdefault(trace.name, []).append((list(trace.x), list(trace.y)))
+    assert lines["a, fine-tuned 0"] == [([10.0, 30.0], [60.0, 60.0])]
+    assert ([10.0, 30.0], [80.0, 80.0]) in lines["a, fine-tuned 3"]

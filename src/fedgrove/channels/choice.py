@@ -100,18 +100,24 @@ class Slim:
     :math:`\mathrm{round}(\rho\, C)` stay (Liu et al. 2017; NetSlim of SAFL).
 
     The best channel of every group stays whatever its rank, so no fewer than one per group. Of
-    equal scores the channels that come first in their groups stay, measured by the share of the
-    group before them: otherwise ties would empty the last layers first. So the number is exact.
+    equal scores those of larger ``ties`` stay, if these are given, then the channels that come
+    first in their groups, measured by the share of the group before them: otherwise ties would
+    empty the last layers first. So the number is exact.
 
     >>> Slim()({"a": torch.tensor([5.0, 4.0]), "b": torch.tensor([1.0, 2.0])}, 0.5)
     {'a': tensor([ True, False]), 'b': tensor([False,  True])}
     """
 
-    def __call__(self, scores: Mapping[str, Tensor], density: float) -> Channels:
+    def __call__(
+        self,
+        scores: Mapping[str, Tensor],
+        density: float,
+        ties: Mapping[str, Tensor] | None = None,
+    ) -> Channels:
         """The channels kept, per group."""
         check(0 <= density <= 1, "density", density, "in [0, 1]")
         sizes = [len(score) for score in scores.values()]
-        order = _ranked(scores)
+        order = _ranked(scores, ties or {})
         # owner[i]: the number of the group that channel i, counted over the whole net, is in.
         owner = torch.repeat_interleave(torch.tensor(sizes))
         best_of_group = [int(order[owner[order] == i][0]) for i in range(len(sizes))]
@@ -124,16 +130,22 @@ class Slim:
         return dict(zip(scores, torch.split(kept, sizes), strict=True))
 
 
-def _ranked(scores: Mapping[str, Tensor]) -> Tensor:
-    """All channels, best first; of equal ones those first in their groups, then in the net."""
+def _ranked(scores: Mapping[str, Tensor], ties: Mapping[str, Tensor]) -> Tensor:
+    """All channels, best first; of equal ones those of larger ``ties``, then those first in their
+    groups, then in the net. A group without ties has 0."""
     place = []
+    tie = []
     score = []
-    for values in scores.values():
+    for name, values in scores.items():
         place.append(torch.arange(len(values), dtype=torch.float64) / len(values))
+        tie.append(ties.get(name, torch.zeros(len(values))).detach().double().cpu())
         score.append(values.detach().double().cpu())
-    # Two stable sorts: by score, and among equal scores by place.
-    by_place = torch.argsort(torch.cat(place), stable=True)
-    return by_place[torch.argsort(torch.cat(score)[by_place], descending=True, stable=True)]
+    # Stable sorts, the last key first: among equal scores the order of ties is left as it is, among
+    # equal ties the order of places.
+    order = torch.argsort(torch.cat(place), stable=True)
+    for key in (torch.cat(tie), torch.cat(score)):
+        order = order[torch.argsort(key[order], descending=True, stable=True)]
+    return order
 
 
 @dataclass(frozen=True)
@@ -176,31 +188,44 @@ class Overlap:
     above the threshold that meets the density stay (SAFL, heterogeneous model fusion).
 
     :math:`M_k` -> ``channels``. The threshold is :class:`Slim`'s: one for the whole net, an exact
-    number, at least one channel per group, ties by place.
+    number, at least one channel per group. Channels tied at it are decided by the mean of their
+    ``scores`` over the clients that have them, :math:`\sum_k [c \in M_k]\, s_{kc} / x_c`, then by
+    place; the paper does not say how.
 
     >>> overlap = Overlap()
-    >>> overlap.add({"a": torch.tensor([True, True, False, False])})
-    >>> overlap.add({"a": torch.tensor([False, True, False, True])})
-    >>> overlap.counts["a"], overlap.value(0.25)["a"]
-    (tensor([1, 2, 0, 1]), tensor([False,  True, False, False]))
+    >>> overlap.add({"a": torch.tensor([True, True, False])}, {"a": torch.tensor([0.2, 0.9, 0.0])})
+    >>> overlap.add({"a": torch.tensor([False, True, True])}, {"a": torch.tensor([0.0, 0.9, 0.4])})
+    >>> overlap.counts["a"], overlap.value(2 / 3)["a"]
+    (tensor([1, 2, 1]), tensor([False,  True,  True]))
     """
 
     def __init__(self) -> None:
         self.counts: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
 
-    def add(self, channels: Mapping[str, Tensor]) -> None:
-        """Count one client's channels."""
+    def add(
+        self, channels: Mapping[str, Tensor], scores: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Count one client's channels; ``scores`` may leave out groups that have none."""
         if not self.counts:
-            self.counts = {name: kept.long() for name, kept in channels.items()}
-            return
+            self.counts = {name: torch.zeros_like(kept.long()) for name, kept in channels.items()}
+            self._sums = {name: torch.zeros_like(kept.double()) for name, kept in channels.items()}
         if channels.keys() != self.counts.keys():
             odd = sorted(set(channels) ^ set(self.counts))
             raise ValueError(f"channels to count differ in groups: {odd}")
         for name, kept in channels.items():
             self.counts[name] = self.counts[name] + kept.long()
+            if scores is not None and name in scores:
+                # What a client says of a channel it lacks need not be 0: replaced, not multiplied.
+                score = scores[name].detach().double().cpu().masked_fill(~kept, 0.0)
+                self._sums[name] = self._sums[name] + score
 
     def value(self, density: float) -> Channels:
         """The channels that enough clients kept."""
         if not self.counts:
             raise ValueError("nothing was counted: no client's channels were added")
-        return Slim()(self.counts, density)
+        means = {}
+        for name, count in self.counts.items():
+            # In single precision, so that rounding in the last place cannot decide between equals.
+            means[name] = (self._sums[name] / count.clamp(min=1)).float()
+        return Slim()(self.counts, density, ties=means)

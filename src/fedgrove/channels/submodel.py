@@ -215,20 +215,29 @@ def slim(
     score: Score,
     density: float,
     recipe: LocalTraining | None = None,
+    left: Mapping[str, Tensor] | None = None,
 ) -> Carry:
     """Network slimming of ``carry["guided"]``.
 
     ``carry["channels"]`` become those that stay, ``carry["slim.mask"]`` their mask. With a
-    ``recipe``, no more of them than the client's device can hold while it trains by it. Groups
-    without a score stay whole.
+    ``recipe``, no more of them than the client's device can hold while it trains by it. With
+    ``left``, no channel but those. The density is of all channels of the net, whatever is left.
+    Groups without a score stay whole.
     """
     groups = groups_of(client.net)
     # Compared in single precision, so that rounding in the last place cannot decide between
     # equals.
     scores = {name: s.float() for name, s in score(carry["guided"], groups).items()}
+    possible = every(groups) if left is None else dict(left)
+    for name in scores:
+        # Behind every channel that is left, whatever its score: also one of score 0.
+        gone = ~possible[name].to(scores[name].device)
+        scores[name] = scores[name].masked_fill(gone, -torch.inf)
 
     def choose(density: float) -> Channels:
-        return {**every(groups), **Slim()(scores, density)}
+        # A density above that of what is left would take in channels that are gone.
+        best = Slim()(scores, density)
+        return {**possible, **{name: kept & possible[name] for name, kept in best.items()}}
 
     if recipe is None:
         channels = choose(density)

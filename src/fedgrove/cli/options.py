@@ -74,7 +74,11 @@ Net = Annotated[
 ]
 Partition = Annotated[
     str | None,
-    option("--partition", "natural, iid, dirichlet:ALPHA, classes:K or shards:K.", "KIND"),
+    option(
+        "--partition",
+        "natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with :grouped.",
+        "KIND",
+    ),
 ]
 Scenario = Annotated[
     str | None, option("--scenario", "none, noisy, drift or restricted:K.", "KIND")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +32,10 @@ Name = Annotated[
 ]
 Table = Annotated[int | None, _option("--table", "One of its tables.", "N", o.whole)]
 Figure = Annotated[int | None, _option("--figure", "One of its figures.", "N", o.whole)]
+Rows = Annotated[
+    str | None,
+    _option("--rows", "Only these rows, by name or pattern, as 'hermes-*,safl-k5-0.3'.", "NAMES"),
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")
 ]
@@ -45,6 +51,7 @@ def paper(
     table: Table = None,
     figure: Figure = None,
     quick: Quick = False,
+    rows: Rows = None,
     seeds: Seeds = None,
     data: Data = None,
     split: o.Split = None,
@@ -109,7 +116,7 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
     missing: list[InputError] = []
     for name in names:
         setting = Setting(name, words["split"], words["quick"])
-        study = part.study(setting)
+        study = _chosen_rows(part.study(setting), words["rows"])
         try:
             # All rows of a study are on the same data: loading the first row's tells of all.
             study.rows[0].experiment.federation(words["data_dir"])
@@ -122,6 +129,23 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
     for why in missing:
         print(f"fedgrove: left out: {why}", file=sys.stderr)
     return studies
+
+
+def _chosen_rows(study: Study, text: str | None) -> Study:
+    """The study with the rows that one of the patterns matches; all of them without a text."""
+    from ..errors import InputError
+
+    if text is None:
+        return study
+    patterns = [word.strip() for word in text.split(",")]
+    rows = []
+    for row in study.rows:
+        if any(fnmatchcase(row.name, pattern) for pattern in patterns):
+            rows.append(row)
+    if not rows:
+        names = ", ".join(row.name for row in study.rows)
+        raise InputError(f"--rows is '{text}', which is no row of {study.title}; it has {names}.")
+    return replace(study, rows=tuple(rows))
 
 
 def _folder(setting: Setting) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,10 +16,14 @@ KINDS = (
     "dirichlet:ALPHA",
     "classes:K",
     "classes:K:N",
+    "classes:K:grouped",
     "shards",
     "shards:K",
     "shards:K:N",
+    "shards:K:grouped",
 )
+GROUPED = ":grouped"
+"""Ends a partition in which clients of one set hold the same classes; N may stand before it."""
 DRAWS = 500
 """How often an unlucky draw is repeated before the partition is refused."""
 
@@ -33,23 +37,27 @@ class Partition:
     k: classes per client, of classes and shards.
     cap: with classes, how many examples of each class a client holds at most; with shards, how many
         examples of each class are dealt in all; 0 is no limit.
+    grouped: whether the classes are divided into sets of k, so that clients of one set hold the
+        same classes; of classes and shards.
     """
 
     kind: str
     alpha: float = 0.0
     k: int = 0
     cap: int = 0
+    grouped: bool = False
 
 
 def parse(text: str) -> Partition:
     """Read a partition as the command line writes it.
 
     >>> parse("dirichlet:0.5")
-    Partition(kind='dirichlet', alpha=0.5, k=0, cap=0)
-    >>> parse("classes:5:20")
-    Partition(kind='classes', alpha=0.0, k=5, cap=20)
+    Partition(kind='dirichlet', alpha=0.5, k=0, cap=0, grouped=False)
+    >>> parse("classes:5:20:grouped")
+    Partition(kind='classes', alpha=0.0, k=5, cap=20, grouped=True)
     """
-    kind, *values = text.split(":")
+    grouped = text.endswith(GROUPED)
+    kind, *values = text.removesuffix(GROUPED).split(":")
     partition = None
     # A value that is not a number leaves None, to be refused like any other unknown word.
     with contextlib.suppress(ValueError):
@@ -64,19 +72,20 @@ def parse(text: str) -> Partition:
                 partition = Partition(kind, k=int(k))
             case (("classes" | "shards"), [k, cap]):
                 partition = Partition(kind, k=int(k), cap=int(cap))
-    if partition is None:
+    by_class = kind in ("classes", "shards")
+    if partition is None or (grouped and not by_class):
         raise unknown("partition", text, KINDS)
 
     if kind == "dirichlet":
         # Refuses NaN as well, which no comparison holds for.
         alpha_is_valid = 0 < partition.alpha < float("inf")
         check(alpha_is_valid, "partition", text, "dirichlet:ALPHA with ALPHA above 0")
-    elif kind in ("classes", "shards"):
+    elif by_class:
         # A cap of 0 means no limit only where none was written.
         cap_is_valid = partition.cap > 0 or len(values) < 2
         allowed = f"{kind}:K with whole numbers above 0"
         check(partition.k > 0 and cap_is_valid, "partition", text, allowed)
-    return partition
+    return replace(partition, grouped=grouped)
 
 
 def deal(
@@ -113,7 +122,8 @@ def _described(partition: Partition) -> str:
     if partition.kind == "dirichlet":
         return f"dirichlet:{partition.alpha:g}"
     if partition.k:
-        return f"{partition.kind}:{partition.k}"
+        ending = GROUPED if partition.grouped else ""
+        return f"{partition.kind}:{partition.k}{ending}"
     return partition.kind
 
 
@@ -148,7 +158,14 @@ def _by_class(
     labels = np.unique(y)
     allowed = f"of at most {len(labels)} classes, which is all"
     check(partition.k <= len(labels), "partition", _described(partition), allowed)
-    hand = hands(len(labels), partition.k, clients, rng)
+    if partition.grouped:
+        allowed = (
+            f"of a K that divides the {len(labels)} classes into whole sets, or without :grouped"
+        )
+        check(len(labels) % partition.k == 0, "partition", _described(partition), allowed)
+        hand = grouped_hands(len(labels), partition.k, clients, rng)
+    else:
+        hand = hands(len(labels), partition.k, clients, rng)
     owner = np.full(len(y), -1)
     for i, label in enumerate(labels):
         holders = np.flatnonzero((hand == i).any(axis=1))
@@ -183,6 +200,16 @@ def hands(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
         hand[client] = np.lexsort((rng.random(classes), held))[:k]
         held[hand[client]] += 1
     return hand
+
+
+def grouped_hands(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
+    """The ``k`` classes of every client (clients, k), where clients of one set hold the same.
+
+    The classes, in random order, are cut into sets of ``k``, which are dealt to clients in turn: of
+    S sets the first goes to clients 0, S, 2 S, and so on. ``k`` must divide ``classes``.
+    """
+    sets = rng.permutation(classes).reshape(-1, k)
+    return sets[np.arange(clients) % len(sets)]
 
 
 def _share(units: Ints, size: Ints, shares: Array, rng: np.random.Generator) -> Ints:

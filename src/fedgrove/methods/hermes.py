@@ -17,7 +17,8 @@ Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers 
 
 At the end of stage 1 every client sends its sub-model once: the server then knows its channels.
 Stage 2 begins with the client's own model, as SAFL's Alg. 2 does; from then on it gets its part of
-w. Without a stage 1 this is FedBN.
+w. Without a stage 1 this is FedBN. Recovery is SAFL's; without it (``recover=False``) the first
+line is v_k = u_k, and both trainings and the choice are within the channels that are left.
 
 Differs from the original paper: docs/papers/hermes.md.
 """
@@ -58,8 +59,10 @@ from ..parts.slimming import (
     deliver_submodel,
     guided_training,
     keep_recovered,
+    keep_what_is_left,
     slim_to_task,
     start_personal,
+    start_with_what_is_left,
     tuning,
 )
 from ..trees import Tree
@@ -90,6 +93,9 @@ class Hermes:
     """Epochs before a pruning step."""
     tune: int = 20
     """Epochs after it."""
+    recover: bool = True
+    """Whether pruned channels are restored before the next step, as in SAFL. False: pruned channels
+    stay gone, as in its own paper."""
     devices: bool = False
     """Whether a client keeps no more channels than its device can hold (``--profile``): its density
     is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
@@ -163,22 +169,29 @@ class Hermes:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Recover, train, slim, train; or train the sub-model the client has."""
+        guided = self.objective + self.sparse
+        start = start_personal if self.recover else start_with_what_is_left
+        mask = "" if self.recover else "left.mask"
         prune = (
-            Edit(start_personal),
-            guided_training(self.objective + self.sparse, self.local, self.guided),
+            Edit(start),
+            guided_training(guided, self.local, self.guided, mask),
             Edit(self._slim),
             tuning(self.objective, self.local, self.tune),
         )
         train = Train(self.objective, self.local)
         return {
-            "prune": (*prune, Give(keep_recovered)),
+            "prune": (*prune, Give(self._keep)),
             "prune:last": (*prune, Give(self._keep_and_send)),
             "train": (Edit(own), train, Give(self._share)),
             "use": (Edit(own),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
-        return slim_to_task(carry, client, self.score, self.devices, self.local)
+        return slim_to_task(carry, client, self.score, self.devices, self.local, self.recover)
+
+    def _keep(self, carry: Carry, client: Client) -> Outcome:
+        keep = keep_recovered if self.recover else keep_what_is_left
+        return keep(carry, client)
 
     def _share(self, carry: Carry, client: Client) -> Outcome:
         return share_submodel(carry, client, self.share_head)
@@ -187,7 +200,7 @@ class Hermes:
         """Keep what was pruned and tuned, and send what is shared of it."""
         shared = trees.pick(carry["tuned"], travels(client.layout, self.share_head))
         packet = masked_packet(shared, mask_of(client, carry["channels"]))
-        return replace(keep_recovered(carry, client), give={"model": packet})
+        return replace(self._keep(carry, client), give={"model": packet})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """SAFL's formula without its clusters: N M (1 + p) + 2 G p M per client of the cohort.

@@ -11,7 +11,8 @@ models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
                       + mu sum_b |gamma_b - gamma_b^j|_1 from v_k           -> GammaDistance
      8  M_k  = the rho_t C channels of largest |gamma|                      -> Gamma, Slim
      9  u_k  = E2 epochs of min CE from v_k under M_k                       -> Train
-    11  M^j  = the channels that most clients of the cluster kept           -> Overlap
+    11  M^j  = the channels that most clients of the cluster kept,
+               of equally many those of largest mean |gamma|                -> Overlap
     12  w^j  = the mean of u_k over those of the cluster who have a
                parameter, under M^j                                         -> OverlapMean
 
@@ -39,6 +40,7 @@ from ..channels.groups import ChannelGroup, Channels
 from ..channels.overlap import OverlapMean
 from ..channels.submodel import (
     PlainGroups,
+    Score,
     add,
     cut_out,
     groups_from_plain,
@@ -216,7 +218,8 @@ class SAFL:
             j = clusters[int(report.metrics["group"])]
             packet = report.give["model"]
             chosen[report.of] = j
-            kept[report.of] = fusions.setdefault(j, Fusion(groups)).add(packet)
+            fusion = fusions.setdefault(j, Fusion(groups, self.score))
+            kept[report.of] = fusion.add(packet)
             if is_last_of_stage:
                 part = Packet(trees.pick(packet.values, state.model), packet.mask)
                 add(shared, part, groups, report.examples)
@@ -306,11 +309,13 @@ class Fusion:
 
     The channels that most clients of the cluster kept, each parameter averaged over those who have
     it. Clients count alike here, as in the paper; as many channels stay as its clients keep on
-    average.
+    average. Channels that equally many clients kept are decided by the mean of the score by which
+    clients prune, |gamma|, over the clients that have them.
     """
 
-    def __init__(self, groups: Sequence[ChannelGroup]) -> None:
+    def __init__(self, groups: Sequence[ChannelGroup], score: Score) -> None:
         self.groups = groups
+        self.score = score
         self.overlap = Overlap()
         self.mean = OverlapMean()
         self.clients = 0
@@ -318,7 +323,7 @@ class Fusion:
     def add(self, packet: Packet) -> Channels:
         """Add one client's sub-model; returns its channels."""
         channels = add(self.mean, packet, self.groups, weight=1)
-        self.overlap.add(channels)
+        self.overlap.add(channels, self.score(packet.values, self.groups))
         self.clients += 1
         return channels
 

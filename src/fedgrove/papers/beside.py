@@ -27,12 +27,18 @@ TITLES = {
     "accuracy_std": "std over clients",
     "accuracy_worst": "worst %",
     "score": "score",
+    "params": "parameters left",
+    "model_mb": "model MB",
     "mib_paper": "MiB counted",
     "mib": "MiB sent",
+    "share_paper": "% counted",
+    "share": "% sent",
 }
 """How a measure is called in a table's head and on an axis."""
-COUNTED = ("mib_paper", "mib")
-"""Measures that do not depend on fine-tuning."""
+DIGITS = {"params": 0, "model_mb": 3, "mib_paper": 1, "mib": 1, "share_paper": 2, "share": 2}
+"""Measures that do not depend on fine-tuning, and how many digits of them are shown."""
+SHARES = {"share_paper": "mib_paper", "share": "mib"}
+"""Measures in % of another row's, and what of."""
 SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, both ways."
 QUICK = "QUICK: a look, not a measurement"
 
@@ -75,6 +81,7 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         "about": first.about,
         "quick": quick,
         "measures": list(first.measures),
+        "counted": list(first.counted),
         "drawn": list(first.drawn),
         "lines": first.lines,
         "only_best": first.only_best,
@@ -99,6 +106,11 @@ def run_value(summary: Summary, key: str) -> float | None:
         return float((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
     if measure == "mib_paper":
         return float(summary["bytes_paper"] / 2**20)
+    if measure == "params":
+        return float(summary["params_mean"])
+    if measure == "model_mb":
+        # Four bytes each and 10^6 bytes to a megabyte.
+        return float(4 * summary["params_mean"] / 1e6)
     scores = summary["finetune"][length]
     if measure != "score":
         return float(scores[measure])
@@ -111,7 +123,31 @@ def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
     # The best of a panel is known only when all its rows are.
     rows = [_row(study, row, summaries) for row in study.rows]
     _mark_best(rows, study.best)
+    # Shares are of another row, which is known only now.
+    for row in rows:
+        if row["name"] == study.base and row["ours"]:
+            _add_shares(rows, row["ours"], study.counted)
+    for row in rows:
+        _add_differences(row)
     return rows
+
+
+def _add_shares(
+    rows: Sequence[dict[str, Any]], base: Mapping[str, Any], counted: Sequence[str]
+) -> None:
+    """Fill in each row's bytes as % of those of ``base``."""
+    for row in rows:
+        for share, measure in SHARES.items():
+            if share in counted and measure in row["ours"]:
+                ratio = row["ours"][measure]["mean"] / base[measure]["mean"]
+                row["ours"][share] = {"mean": round(100 * ratio, 8), "std": None}
+
+
+def _add_differences(row: dict[str, Any]) -> None:
+    # A paper may report a length of fine-tuning that a quick run leaves out.
+    for key, reported in row["paper"].items():
+        if key in row["ours"]:
+            row["difference"][key] = round(row["ours"][key]["mean"] - reported, 8)
 
 
 def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
@@ -119,7 +155,9 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
     for length in row.experiment.finetune:
         for measure in study.measures:
             keys.append(f"{measure}:{length}")
-    keys += COUNTED
+    for measure in study.counted:
+        if measure not in SHARES:
+            keys.append(measure)
 
     runs = _finished(row, summaries)
     ours = {}
@@ -127,11 +165,6 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         over_seeds = _over_seeds([run_value(run, key) for run in runs.values()])
         if over_seeds is not None:
             ours[key] = over_seeds
-    # A paper may report a length of fine-tuning that a quick run leaves out.
-    difference = {}
-    for key, reported in row.reported.items():
-        if key in ours:
-            difference[key] = round(ours[key]["mean"] - reported, 8)
 
     wanted = 0
     for name in summaries:
@@ -154,7 +187,7 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         "missing": wanted - len(runs),
         "ours": ours,
         "paper": dict(row.reported),
-        "difference": difference,
+        "difference": {},
         "group_sizes": [run["group_sizes"] for run in runs.values()],
     }
 
@@ -257,6 +290,7 @@ def titled(comparison: Comparison) -> str:
 def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
     """The head of the table and its sections; columns that nothing fills are left out."""
     measures = comparison["measures"]
+    counted = comparison["counted"]
     sections: dict[str, list[list[str]]] = {}
     # All lines are filled in before any is shown: sections share one head.
     lines: list[list[str]] = []
@@ -268,11 +302,11 @@ def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
         if len(row["lengths"]) > 1:
             several_lengths = True
         for length in row["lengths"]:
-            line = _line(row, length, measures)
+            line = _line(row, length, measures, counted)
             lines.append(line)
             sections.setdefault(place(row), []).append(line)
 
-    head = _head(measures)
+    head = _head(measures, counted)
     kept = []
     for column, title in enumerate(head):
         if title == "fine-tuned" and not several_lengths:
@@ -297,15 +331,19 @@ def place(row: ComparedRow) -> str:
     return f"{data}: {row['panel']}" if row["panel"] else data
 
 
-def _head(measures: Sequence[str]) -> list[str]:
+def _head(measures: Sequence[str], counted: Sequence[str]) -> list[str]:
     head = ["row", "fine-tuned", "seeds"]
     for measure in measures:
         head += [TITLES[measure], "paper", "difference"]
-    head += ["groups", TITLES["mib_paper"], "paper", "difference", TITLES["mib"]]
+    head.append("groups")
+    for measure in counted:
+        head += [TITLES[measure], "paper", "difference"]
     return head
 
 
-def _line(row: ComparedRow, length: int, measures: Sequence[str]) -> list[str]:
+def _line(
+    row: ComparedRow, length: int, measures: Sequence[str], counted: Sequence[str]
+) -> list[str]:
     """A row at one length of fine-tuning, in the columns of :func:`_head`."""
     label = row["label"]
     if row["best"]:
@@ -320,8 +358,8 @@ def _line(row: ComparedRow, length: int, measures: Sequence[str]) -> list[str]:
     for measure in measures:
         line += _beside(row, f"{measure}:{length}")
     line.append(groups(row))
-    line += _beside(row, "mib_paper")
-    line.append(_ours(row, "mib"))
+    for measure in counted:
+        line += _beside(row, measure)
     return line
 
 
@@ -343,8 +381,8 @@ def _ours(row: ComparedRow, key: str) -> str:
         return ""
     scale, digits = _scale(key)
     mean = f"{scale * value['mean']:.{digits}f}"
-    # Counts of bytes hardly vary over seeds: their spread would only widen the table.
-    if value["std"] is None or key in COUNTED:
+    # Counts hardly vary over seeds: their spread would only widen the table.
+    if value["std"] is None or key in DIGITS:
         return mean
     return f"{mean} ± {scale * value['std']:.{digits}f}"
 
@@ -353,9 +391,7 @@ def _scale(key: str) -> tuple[float, int]:
     """What to multiply a value by, and how many digits to show."""
     if key.startswith("accuracy"):
         return 100.0, 2
-    if key in COUNTED:
-        return 1.0, 1
-    return 1.0, 2
+    return 1.0, DIGITS.get(key, 2)
 
 
 def groups(row: ComparedRow) -> str:

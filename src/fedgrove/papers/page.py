@@ -235,9 +235,11 @@ def _scatter(rows: Sequence[ComparedRow], length: int) -> Any:
     from plotly.subplots import make_subplots
 
     accuracy = f"accuracy_mean:{length}"
+    # Bytes as shares of one row's where the study has these.
+    cost = "share_paper" if "share_paper" in rows[0]["ours"] else "mib_paper"
     across = {
         f"accuracy_std:{length}": "std over clients, % (fairer to the left)",
-        "mib_paper": "MiB counted",
+        cost: TITLES[cost],
     }
     figure = make_subplots(cols=len(across), shared_yaxes=True, horizontal_spacing=0.04)
     for column, (key, title) in enumerate(across.items(), start=1):
@@ -300,7 +302,13 @@ def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> Any:
 
     series: dict[str, list[ComparedRow]] = {}
     for row in rows:
-        series.setdefault(row["series"], []).append(row)
+        if row["x"] is None or len(row["lengths"]) == 1:
+            series.setdefault(row["series"], []).append(row)
+            continue
+        # At one x there would be a point for each length of fine-tuning: a line of its own each.
+        for length in row["lengths"]:
+            name = f"{row['series']}, fine-tuned {length}"
+            series.setdefault(name, []).append({**row, "lengths": [length]})
     several = len(series) > 1
     figure = make_subplots(cols=len(drawn), horizontal_spacing=0.08)
     for column, measure in enumerate(drawn, start=1):

@@ -30,6 +30,8 @@ class Row:
     """Whether it is tested against each other row on the same data: the paper's own method is."""
     picked: bool = False
     """Whether the paper calls it the best of its panel."""
+    seeds: int | None = None
+    """Only the first so many seeds, where it is too long for all of them."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,10 @@ class Study:
     rows: tuple[Row, ...]
     seeds: int
     measures: tuple[str, ...] = ("accuracy_mean", "accuracy_std", "accuracy_worst")
+    counted: tuple[str, ...] = ("mib_paper", "mib")
+    """What is counted, and does not depend on fine-tuning: bytes, and sizes of models."""
+    base: str = ""
+    """The row whose bytes are 100 % where ``counted`` has shares."""
     drawn: tuple[str, ...] = ("accuracy_mean", "mib_paper")
     """What a figure shows over ``x``; where rows have no x, over the epochs of fine-tuning."""
     lines: bool = False
@@ -81,10 +87,11 @@ class Paper:
 
 
 def experiments(study: Study, seeds: Iterable[int]) -> dict[str, Experiment]:
-    """The runs of a study, by name: each row on each seed."""
+    """The runs of a study, by name: each row on each seed that it is run on."""
     wanted = list(seeds)
     runs = {}
     for row in study.rows:
         for seed in wanted:
-            runs[f"{row.name}-s{seed}"] = replace(row.experiment, seed=seed)
+            if row.seeds is None or seed < row.seeds:
+                runs[f"{row.name}-s{seed}"] = replace(row.experiment, seed=seed)
     return runs

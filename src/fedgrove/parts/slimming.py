@@ -1,7 +1,8 @@
 """What SAFL and Hermes share: two stages, slimmed sub-models that each client keeps for itself.
 
 Stage 1 prunes round by round to the densities of a schedule; stage 2 trains what is left. Between
-rounds a client keeps its model in full width, so that a pruned channel can come back.
+rounds a client keeps its model in full width, so that a pruned channel can come back; or, without
+recovery, only what is left of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from dataclasses import replace
 
 from ..channels.find import groups_of
 from ..channels.groups import Channels
-from ..channels.submodel import PlainGroups, Score, cut_out, groups_from_plain, recovered, slim
+from ..channels.submodel import (
+    PlainGroups,
+    Score,
+    cut_out,
+    groups_from_plain,
+    mask_of,
+    recovered,
+    slim,
+)
 from ..core import Carry, Client, Outcome, Packet, Start, Train
 from ..errors import check
 from ..trees import Tree
@@ -82,9 +91,17 @@ def start_personal(carry: Carry, client: Client) -> Carry:
     return {"personal": client.start, **carry}
 
 
-def guided_training(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
-    """Training in full width, before a pruning step."""
-    return Train(objective, for_epochs(local, epochs), "personal", "guided", mask="")
+def start_with_what_is_left(carry: Carry, client: Client) -> Carry:
+    """As :func:`start_personal`, with the mask of the channels that were not pruned so far."""
+    left = mask_of(client, carry.get("channels"))
+    return {**start_personal(carry, client), "left.mask": left or {}}
+
+
+def guided_training(
+    objective: Objective, local: LocalTraining | None, epochs: int, mask: str = ""
+) -> Train:
+    """Training before a pruning step, in full width or under a mask of the carry."""
+    return Train(objective, for_epochs(local, epochs), "personal", "guided", mask=mask)
 
 
 def tuning(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
@@ -98,18 +115,30 @@ def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None
 
 
 def slim_to_task(
-    carry: Carry, client: Client, score: Score, devices: bool, local: LocalTraining | None
+    carry: Carry,
+    client: Client,
+    score: Score,
+    devices: bool,
+    local: LocalTraining | None,
+    recover: bool = True,
 ) -> Carry:
     """Keep the channels of best score, as many as the task's density says.
 
-    If ``devices`` decide, no more than the client's device can hold.
+    If ``devices`` decide, no more than the client's device can hold. Without ``recover``, only
+    channels that are still there.
     """
     # As it was written in the task: single precision would round it off.
     density = round(float(carry["settings"]["density"]), 6)
     recipe = (local or LocalTraining()) if devices else None
-    return slim(carry, client, score, density, recipe)
+    left = None if recover else carry.get("channels")
+    return slim(carry, client, score, density, recipe, left)
 
 
 def keep_recovered(carry: Carry, client: Client) -> Outcome:
     """The client keeps its model, already in full width again, and its channels."""
     return Outcome(memory={"personal": recovered(carry, client), "channels": carry["channels"]})
+
+
+def keep_what_is_left(carry: Carry, client: Client) -> Outcome:
+    """The client keeps its pruned model, with 0 in place of what is gone, and its channels."""
+    return Outcome(memory={"personal": carry["tuned"], "channels": carry["channels"]})
