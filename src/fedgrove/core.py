@@ -122,7 +122,7 @@ class Batches:
     size: int = 256
     shuffle: bool = False
     limit: int | None = None
-    """At most this many batches."""
+    """At most this many batches: with ``shuffle``, or they are the first rows in storage order."""
     least: int = 1
     """A last batch with fewer examples is left out (BatchNorm cannot train on one)."""
 
