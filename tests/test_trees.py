@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.func import vmap
 
 from fedgrove import trees
 
@@ -56,6 +57,24 @@ def test_masked_zeroes_what_the_mask_drops_and_leaves_what_it_does_not_name() ->
     assert result["w"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
     assert result["b"] is A["b"]
     assert A["w"].tolist() == [[1.0, -2.0], [3.0, 0.5]]
+
+
+def test_masked_leaves_no_sign_where_it_puts_a_zero() -> None:
+    # What is kept keeps its bits, a -0.0 among them; what is dropped is +0.0, whatever it was.
+    values = torch.tensor([-2.0, -0.0, -math.inf, math.nan, -0.0, -3.0])
+    mask = torch.tensor([False, False, False, False, True, True])
+    wanted = {"w": torch.tensor([0.0, 0.0, 0.0, 0.0, -0.0, -3.0])}
+    assert trees.identical(trees.masked({"w": values}, {"w": mask}), wanted)
+
+
+def test_masked_keeps_the_type_and_stacks() -> None:
+    counts = {"n": torch.tensor([3, 4])}
+    masked = trees.masked(counts, {"n": torch.tensor([True, False])})
+    assert trees.identical(masked, {"n": torch.tensor([3, 0])})
+    rows = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
+    masks = torch.tensor([[True, False], [False, True]])
+    stacked = vmap(lambda w, m: trees.masked({"w": w}, {"w": m}))(rows, masks)
+    assert trees.identical(stacked, {"w": torch.tensor([[-1.0, 0.0], [0.0, -4.0]])})
 
 
 def test_sq_norm() -> None:
@@ -116,5 +135,40 @@ def test_equal_wants_names_shapes_and_values() -> None:
     assert not trees.equal(A, {"w": A["w"] + 1e-6, "b": A["b"]})
 
 
-def test_equal_means_the_same_bits() -> None:
+def test_equal_wants_the_same_type() -> None:
     assert not trees.equal({"b": A["b"]}, {"b": A["b"].double()})
+
+
+def test_identical_means_the_same_bits() -> None:
+    zero = {"z": torch.tensor([0.0])}
+    minus_zero = {"z": torch.tensor([-0.0])}
+    assert trees.equal(zero, minus_zero)
+    assert not trees.identical(zero, minus_zero)
+    nan = {"n": torch.tensor(math.nan)}
+    assert not trees.equal(nan, nan)
+    assert trees.identical(nan, {"n": torch.tensor(math.nan)})
+    # 0x7fc00000 is torch's NaN; the last bit makes it another one.
+    other_nan = {"n": torch.tensor(0x7FC00001, dtype=torch.int32).view(torch.float32)}
+    assert not trees.identical(nan, other_nan)
+
+
+def test_identical_wants_names_types_and_shapes() -> None:
+    assert trees.identical(A, {"b": A["b"].clone(), "w": A["w"].clone()})
+    assert trees.identical({}, {})
+    assert not trees.identical(A, {"w": A["w"]})
+    assert not trees.identical({"w": A["w"]}, A)
+    assert not trees.identical(A, {"w": A["w"].flatten(), "b": A["b"]})
+    assert not trees.identical({"n": torch.zeros(2)}, {"n": torch.zeros(2, dtype=torch.int32)})
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bool, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float64],
+    ids=str,
+)
+def test_identical_takes_any_type_and_layout(dtype: torch.dtype) -> None:
+    square = torch.tensor([[1, 0], [1, 1]]).to(dtype)
+    tree = {"turned": square.T, "part": square[::2, ::2], "one": square[0, 0], "no": square[:0]}
+    copied = {name: value.clone() for name, value in tree.items()}
+    assert trees.identical(tree, copied)
+    assert not trees.identical(tree, copied | {"turned": square.clone()})

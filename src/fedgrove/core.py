@@ -48,7 +48,12 @@ SCORING_VERBS = ("evaluate", "finetune")
 
 @dataclass(frozen=True)
 class Packet:
-    """Named tensors with an optional mask: what crosses the wire, before any byte is written."""
+    """Named tensors with an optional mask: what crosses the wire, before any byte is written.
+
+    Where the mask is false the values are +0.0, as :func:`fedgrove.trees.masked` makes them: that
+    is what a receiver reads there. In a packet without a mask the codec leaves zeros out as well,
+    but a -0.0 is a value like any other.
+    """
 
     values: Tree
     mask: Mask | None = None
@@ -122,7 +127,7 @@ class Batches:
     size: int = 256
     shuffle: bool = False
     limit: int | None = None
-    """At most this many batches."""
+    """At most this many batches: with ``shuffle``, or they are the first rows in storage order."""
     least: int = 1
     """A last batch with fewer examples is left out (BatchNorm cannot train on one)."""
 

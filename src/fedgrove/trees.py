@@ -11,6 +11,9 @@ Tree = dict[str, Tensor]
 Mask = dict[str, Tensor]
 """Booleans under the names of a tree; a tensor whose name is absent is not prunable."""
 
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""An integer type for each width of an element in bytes: the same bits, read as a number."""
+
 
 def map(f: Callable[..., Tensor], *trees: Mapping[str, Tensor]) -> Tree:
     """Apply ``f`` leaf by leaf; the trees must have the same names."""
@@ -38,11 +41,18 @@ def sub(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tree:
 
 
 def masked(tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
-    """``tree * mask``; a leaf that the mask does not name is left as it is."""
+    """The tree with 0 where the mask is false; a leaf that the mask does not name is left as it is.
+
+    Always +0.0: use this, not ``value * mask``, which makes -0.0 of every negative value. A codec
+    is lossless and would send the sign of each such zero.
+
+    >>> masked({"w": torch.tensor([-2.0, 3.0])}, {"w": torch.tensor([False, True])})
+    {'w': tensor([0., 3.])}
+    """
     result: Tree = {}
     for name, value in tree.items():
         if name in mask:
-            result[name] = value * mask[name]
+            result[name] = value.masked_fill(~mask[name], 0)
         else:
             result[name] = value
     return result
@@ -87,12 +97,30 @@ def unstack(tree: Mapping[str, Tensor], n: int) -> list[Tree]:
 
 
 def equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """The same names, types and numbers."""
+    """The same names, types and numbers: 0.0 equals -0.0, and NaN equals nothing."""
     if a.keys() != b.keys():
         return False
     for name in a:
         # torch.equal alone would take 1 in float32 and 1 in float64 for equal.
         if a[name].dtype != b[name].dtype or not torch.equal(a[name], b[name]):
+            return False
+    return True
+
+
+def identical(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """The same names, types, shapes and bits: 0.0 is not -0.0, and a NaN is itself.
+
+    >>> identical({"w": torch.tensor([0.0])}, {"w": torch.tensor([-0.0])})
+    False
+    """
+    if a.keys() != b.keys():
+        return False
+    for name in a:
+        if a[name].dtype != b[name].dtype:
+            return False
+        # As integers of the same width: a view needs no copy, whatever the strides.
+        word = WORDS[a[name].dtype.itemsize]
+        if not torch.equal(a[name].detach().view(word), b[name].detach().view(word)):
             return False
     return True
 

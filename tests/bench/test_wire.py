@@ -81,8 +81,8 @@ def test_the_plain_way_is_lossless_and_what_it_says(chance: Weights, k: int) -> 
     given = plain_codec.books(packet, clustered)
     assert data == plain_codec.encode(packet, clustered, given)
     back = plain_codec.decode(data)
-    assert trees.equal(back.values, packet.values)
-    assert trees.equal(back.mask or {}, packet.mask or {})
+    assert trees.identical(back.values, packet.values)
+    assert trees.identical(back.mask or {}, packet.mask or {})
     # 30,000 bits of .88 bit each take near 3,750 bytes, and 9,000 numbers 4 bytes or a byte of
     # 4 bits.
     assert 3_300 < len(data["a.weight"].bitmap or b"") < 3_800

@@ -53,8 +53,8 @@ def test_what_a_mask_hides_does_not_matter() -> None:
 
 
 def test_nobody_at_all_and_weights_of_nothing() -> None:
-    assert trees.equal(OverlapMean().value(PREVIOUS), PREVIOUS)
-    assert trees.equal(mean(({"w": torch.ones(4)}, None, 0)).value(PREVIOUS), PREVIOUS)
+    assert trees.identical(OverlapMean().value(PREVIOUS), PREVIOUS)
+    assert trees.identical(mean(({"w": torch.ones(4)}, None, 0)).value(PREVIOUS), PREVIOUS)
     with pytest.raises(ValueError, match="weight is -1; it must be 0 or more"):
         mean(({"w": torch.ones(4)}, None, -1))
     with pytest.raises(ValueError, match=r"the previous model lacks: \['x'\]"):
@@ -70,7 +70,7 @@ def test_with_everything_kept_it_is_the_mean(clients: int, seed: int) -> None:
         tree = {"w": torch.randn(4, generator=g), "b": torch.randn(1, generator=g)}
         plain.add(tree, k + 1)
         overlap.add(tree, {"w": flags(1, 1, 1, 1)}, k + 1)
-    assert trees.equal(plain.value(), overlap.value(PREVIOUS))
+    assert trees.identical(plain.value(), overlap.value(PREVIOUS))
 
 
 def test_inputs_are_not_changed() -> None:

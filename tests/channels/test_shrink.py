@@ -101,13 +101,13 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
 
     wide = widen(net, part, mask)
     thin = structured(net, mask)
-    assert trees.equal(
+    assert trees.identical(
         wide, thin.settled(masked) if thin else masked
     )  # removed statistics are reset, nothing else
     assert {k: tuple(v.shape) for k, v in wide.items()} == net.layout.shapes
     again, back = shrink.shrink(net, wide, mask)
     assert again is small
-    assert trees.equal(back, part)
+    assert trees.identical(back, part)
 
 
 @EVERY
@@ -130,7 +130,7 @@ def test_channels_come_back_from_their_mask(name: str) -> None:
     for seed in range(3):
         kept = drawn(net_of(name), seed, 0.6)
         found = removed_channels(net, channel_mask(net, kept))
-        assert found is None or trees.equal(found, kept)
+        assert found is None or trees.identical(found, kept)
         assert (found is None) == all(bool(k.all()) for k in kept.values())
 
 
@@ -150,7 +150,7 @@ def test_a_mask_that_removes_nothing_changes_nothing() -> None:
     net = net_of("mlp")
     small, part = shrink.shrink(net, net.params(), {})
     assert small.layout == net.layout
-    assert trees.equal(part, net.params())
+    assert trees.identical(part, net.params())
 
 
 def test_leaves_that_are_not_the_nets_are_left_alone() -> None:
@@ -163,7 +163,7 @@ def test_leaves_that_are_not_the_nets_are_left_alone() -> None:
         "loss": (7,),
         "fc2.weight": (2, 7, 7),
     }
-    assert trees.equal(
+    assert trees.identical(
         thin.widen(narrow), {**tree, "fc1.bias": torch.tensor([1.0] * 3 + [0.0] * 4)}
     )
 

@@ -145,7 +145,7 @@ def test_at_density_1_nothing_is_masked(tmp_path: Path) -> None:
     carry = slim({"guided": run.params}, client, Gamma(), 1.0)
     assert carry["slim.mask"] == {}
     tuned = {k: v + 1 for k, v in run.params.items()}
-    assert trees.equal(recovered({**carry, "tuned": tuned}, client), tuned)
+    assert trees.identical(recovered({**carry, "tuned": tuned}, client), tuned)
 
 
 def test_own_model(tmp_path: Path) -> None:
@@ -153,18 +153,18 @@ def test_own_model(tmp_path: Path) -> None:
     run = make_run(Hermes(), tmp_path, net="bn-cnn2")
     client = run.client(Task(0), {})
     first = own({}, client)
-    assert trees.equal(first["model"], run.params)
+    assert trees.identical(first["model"], run.params)
     assert "model.mask" not in first
     channels = nested(groups_of(run.net), 0.5)
     personal = {k: torch.ones_like(v) for k, v in run.params.items()}
     got = {"conv1.weight": torch.full_like(run.params["conv1.weight"], 7.0)}
     carry = own({"personal": personal, "channels": channels, "model": got}, client)
     mask = channel_mask(run.net, channels)
-    assert trees.equal(carry["model.mask"], mask)
-    assert trees.equal(carry["model"], trees.masked({**personal, **got}, mask))
+    assert trees.identical(carry["model.mask"], mask)
+    assert trees.identical(carry["model"], trees.masked({**personal, **got}, mask))
     assert list(carry["model"]) == list(run.net.layout.shapes) == list(shapes_of(run.params))
     lost = own({"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client)
-    assert trees.equal(
+    assert trees.identical(
         lost["model.mask"],
         channel_mask(run.net, {**every(groups_of(run.net)), "conv1": channels["conv1"]}),
     )

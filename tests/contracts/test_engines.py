@@ -44,8 +44,8 @@ def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
         found.append((tensors(state), remembered(run), scores))
         engine.close()
     (a, kept_a, scores_a), (b, kept_b, scores_b) = found
-    assert trees.equal(a, b)
-    assert trees.equal(kept_a, kept_b)
+    assert trees.identical(a, b)
+    assert trees.identical(kept_a, kept_b)
     assert kept_a
     assert scores_a == scores_b
 
@@ -58,8 +58,8 @@ def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
         )
         states.append((tensors(play(run, engine)), remembered(run)))
         engine.close()
-    assert trees.equal(*(s[0] for s in states))
-    assert trees.equal(*(s[1] for s in states))
+    assert trees.identical(*(s[0] for s in states))
+    assert trees.identical(*(s[1] for s in states))
 
 
 # ---- Train and Measure under vmap over three clients, against three clients alone ----------------
@@ -172,8 +172,8 @@ def test_real_bytes_change_nothing(method, codec, tmp_path: Path) -> None:
         for n in ("plain", "wired")
     )
     a, b = play(plain, Serial()), play(wired, Wired())
-    assert trees.equal(tensors(a), tensors(b))
-    assert trees.equal(remembered(plain), remembered(wired))
+    assert trees.identical(tensors(a), tensors(b))
+    assert trees.identical(remembered(plain), remembered(wired))
 
 
 @pytest.mark.parametrize("method", EVERY)

@@ -17,11 +17,11 @@ from tests.conftest import make_run, play, remembered, reports, small, tensors
 from fedgrove import methods, trees
 from fedgrove.config.experiment import Experiment
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.core import Info, Report, Task
+from fedgrove.core import Info, Packet, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.parts.objective import Clustered, Proximal
-from fedgrove.runs.rounds import draw_cohort, evaluation, plan
+from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 
@@ -51,13 +51,46 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
         packets = [packet for task in tasks for packet in task.send.values()]
         sent = copy.deepcopy([packet.values for packet in packets])
         after = run.method.fold(state, reports(run, Serial(), tasks))
-        assert trees.equal(tensors(state), before_state)
-        assert all(trees.equal(a, packet.values) for a, packet in zip(sent, packets, strict=True))
+        assert trees.identical(tensors(state), before_state)
+        assert all(
+            trees.identical(a, packet.values) for a, packet in zip(sent, packets, strict=True)
+        )
         assert torch.equal(torch.get_rng_state(), before_rng)
         assert state.round == 0
         assert after is not state
         state = after
     assert state.round == 1
+
+
+SENDS_MASKS = {
+    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
+    *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
+}
+
+
+@pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])
+@pytest.mark.parametrize("method", EVERY)
+def test_zeros_under_a_mask_have_no_sign(method, net: str, tmp_path: Path) -> None:
+    """What a mask drops is +0.0 in all that travels, as it is after a codec."""
+    run = make_run(method, tmp_path, net=net, dtype=torch.float32)
+    packets: list[Packet] = []
+    loop = rounds(run)
+    exchange = next(loop)
+    while exchange.tasks:
+        answers = list(reports(run, Serial(), exchange.tasks))
+        for message in [task.send for task in exchange.tasks] + [r.give for r in answers]:
+            packets += message.values()
+        exchange = loop.send(answers)
+    for task in evaluation(run, exchange.state):
+        packets += task.send.values()
+
+    dropped = 0
+    for packet in packets:
+        for name, mask in (packet.mask or {}).items():
+            zeros = packet.values[name][~mask]
+            assert trees.identical({name: zeros}, {name: torch.zeros_like(zeros)})
+            dropped += len(zeros)
+    assert bool(dropped) == (methods.name_of(method) in SENDS_MASKS)
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -141,7 +174,7 @@ def test_one_client_is_local_training(method, tmp_path: Path) -> None:
     mine = dict(used(task))
     kept = "0/kept" if task.send else ("0/kept", "0/personal")  # who is handed nothing uses its own
     mine |= {k.split("/", 2)[2]: v for k, v in remembered(run).items() if k.startswith(kept)}
-    assert trees.equal(
+    assert trees.identical(
         {k: mine[k] for k in run.net.layout.shapes},
         {k.split("/", 2)[2]: v for k, v in whole.items()},
     )
@@ -153,7 +186,7 @@ def test_with_its_features_off_it_is_fedavg(name: str, tmp_path: Path) -> None:
     run = make_run(OFF[name], tmp_path / "b", dtype=torch.float32)
     other = play(run, Serial())
     (task, *_) = evaluation(run, other)
-    assert trees.equal({k: used(task)[k] for k in plain.model}, plain.model)
+    assert trees.identical({k: used(task)[k] for k in plain.model}, plain.model)
 
 
 @pytest.mark.parametrize("method", EVERY)

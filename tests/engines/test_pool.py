@@ -120,7 +120,7 @@ def test_reports_come_in_job_order_whoever_is_long(run: Run, pool: Pool) -> None
     assert all(r is run for r, _ in done)
     expected = [report for _, report in Serial().map(jobs)]
     for (_, mine), other in zip(done, expected, strict=True):
-        assert trees.equal(mine.give["model"].values, other.give["model"].values)
+        assert trees.identical(mine.give["model"].values, other.give["model"].values)
         assert mine.cost["down"] == other.cost["down"]
     pids = {report.metrics["pid"] for _, report in done}
     assert len(pids) == 2
@@ -174,7 +174,7 @@ def test_workers_stay_for_the_next_exchange_and_know_a_second_run(
     two = play(second, pool)
     for name, run, state, seed in (("a", first, one, 0), ("b", second, two, 1)):
         alone = make_run(methods.Ditto(), tmp_path / name, seed=seed)
-        assert trees.equal(tensors(play(alone, Serial())), tensors(state))
+        assert trees.identical(tensors(play(alone, Serial())), tensors(state))
         assert remembered(run).keys() == remembered(alone).keys()
     # the workers that did not know the second run were replaced
     assert not any(alive(pid) for pid in workers if pid is not None)
@@ -185,7 +185,7 @@ def test_several_runs_travel_together(tmp_path: Path, pool: Pool) -> None:
     jobs = [(run, Task(k, {"model": Packet(run.params)})) for k in range(3) for run in runs]
     for (run, mine), (other, expected) in zip(pool.map(jobs), Serial().map(jobs), strict=True):
         assert run is other
-        assert trees.equal(mine.give["model"].values, expected.give["model"].values)
+        assert trees.identical(mine.give["model"].values, expected.give["model"].values)
 
 
 def test_two_tasks_for_one_client_are_done_one_after_the_other(tmp_path: Path, pool: Pool) -> None:
@@ -194,7 +194,7 @@ def test_two_tasks_for_one_client_are_done_one_after_the_other(tmp_path: Path, p
         run = make_run(methods.Local(), tmp_path / engine.name, dtype=torch.float32)
         list(engine.map([(run, Task(0, round=t)) for t in range(3)]))
         kept.append(remembered(run))
-    assert trees.equal(*kept)
+    assert trees.identical(*kept)
 
 
 # ---- failures ------------------------------------------------------------------------------------

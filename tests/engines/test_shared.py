@@ -49,7 +49,7 @@ def test_every_type_comes_back_in_order() -> None:
     (back,) = there_and_back(tree)
     assert list(back) == list(tree)
     assert [v.dtype for v in back.values()] == TYPES
-    assert trees.equal(back, tree)
+    assert trees.identical(back, tree)
 
 
 def test_odd_shapes_and_values_come_back_to_the_bit() -> None:
@@ -76,7 +76,7 @@ def test_several_trees_in_one_block() -> None:
     forest = [{"w": torch.ones(3)}, {}, {"w": torch.zeros(2), "m": torch.tensor([True])}]
     back = there_and_back(*forest)
     assert len(back) == 3
-    assert all(trees.equal(a, b) for a, b in zip(forest, back, strict=True))
+    assert all(trees.identical(a, b) for a, b in zip(forest, back, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_leaves_do_not_overlap_and_are_aligned(leaves: list[tuple[torch.dtype, l
     tree = {f"{i}": torch.full(shape, i % 2).to(dtype) for i, (dtype, shape) in enumerate(leaves)}
     block = put([tree])
     assert all(at % ALIGN == 0 for _, _, _, at in block.index[0])
-    assert trees.equal(get(block)[0], tree)
+    assert trees.identical(get(block)[0], tree)
     drop(block.name)
     assert gone(block)
 

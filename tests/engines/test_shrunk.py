@@ -128,7 +128,7 @@ def test_pool_is_serial_to_the_bit_on_small_nets(tmp_path: Path) -> None:
         models.append([report.give["model"].values for _, report in engine.map(jobs)])
         engine.close()
     for serial, pool in zip(*models, strict=True):
-        assert trees.equal(serial, pool)
+        assert trees.identical(serial, pool)
         assert all(bool((serial[k][~m] == 0).all()) for k, m in mask.items())
 
 

@@ -29,7 +29,7 @@ def test_it_is_serial_in_results_and_in_bytes_over_a_whole_run(tmp_path: Path) -
     for engine in (Serial(), Wired()):
         run = make_run(method, tmp_path / engine.name, dtype=torch.float32, rounds=3)
         states.append(tensors(play(run, engine)))
-    assert trees.equal(*states)
+    assert trees.identical(*states)
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def test_an_edit_more_or_less_does_not_change_what_a_train_draws(tmp_path: Path)
         trees_.append(
             perform(run, Task(0, {"model": Packet(run.params)}), {})[0].give["model"].values
         )
-    assert trees.equal(*trees_)
+    assert trees.identical(*trees_)
 
 
 def test_the_same_task_gives_the_same_bits_and_another_round_others(tmp_path: Path) -> None:
@@ -190,8 +190,8 @@ def test_the_same_task_gives_the_same_bits_and_another_round_others(tmp_path: Pa
     first, again, later = (
         perform(run, t, {})[0].give["model"].values for t in (task, task, replace(task, round=1))
     )
-    assert trees.equal(first, again)
-    assert not trees.equal(first, later)
+    assert trees.identical(first, again)
+    assert not trees.identical(first, later)
 
 
 def test_two_trains_in_a_row_draw_other_batches(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_batched_is_serial_is_pool_with_churn_steps(net: str, tmp_path: Path) ->
     assert set(serial.groups.values()) == {0, 1}
     for other, other_memory in ends[1:]:
         assert other.groups == serial.groups
-        assert all(trees.equal(other.masks[g], serial.masks[g]) for g in serial.masks)
+        assert all(trees.identical(other.masks[g], serial.masks[g]) for g in serial.masks)
         assert trees.distance(tensors(other), tensors(serial)) < 1e-9
         assert trees.distance(other_memory, memory) < 1e-9
 
@@ -70,7 +70,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
         rest = list(exchanges(again, state=state))
         assert [(before.round, *verbs(tasks)) for before, tasks, *_ in rest] == stages[i + 1 :]
         last = rest[-1][-1]
-        assert trees.equal(tensors(last), tensors(end))
+        assert trees.identical(tensors(last), tensors(end))
         assert (last.groups, last.round) == (end.groups, end.round)
 
 

@@ -99,7 +99,7 @@ def test_without_its_tie_it_is_local_training(tmp_path: Path) -> None:
     mine = without_tree_names(remembered(tied))
     theirs = without_tree_names(remembered(alone))
     assert mine
-    assert trees.equal(mine, theirs)
+    assert trees.identical(mine, theirs)
     # The server's row is the client's model.
     trained = {int(k.split("/")[0]) for k in remembered(tied)}
     for k in trained:

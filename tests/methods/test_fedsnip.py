@@ -1,7 +1,8 @@
-"""FedSNIP: the mask comes from all clients' first gradients, and stays."""
+"""FedSNIP: the mask comes from one gradient of each client, and stays."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from tests.conftest import make_run, reports
 
-from fedgrove import methods, trees
+from fedgrove import methods, seeds, trees
+from fedgrove.core import Measure, Task
+from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.parts.mask import best
@@ -17,17 +20,26 @@ from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
 
 
+def probe(run: Run, client: int) -> torch.Tensor:
+    """The examples that a client measures: 8 drawn from its seed in round 0 for this verb."""
+    seed = seeds.derive(run.seed, 0, client, "snip")
+    count = len(run.federation.clients[client].train)
+    # 0: the first Measure of the verb.
+    return torch.randperm(count, generator=seeds.torch_rng(seed, "shuffle", 0))[:8]
+
+
 def sensitivity(run: Run, client: int) -> torch.Tensor:
-    """|w g| of a client's first 8 examples as a share of its sum, by autograd, in its 16 bits."""
+    """|w g| of 8 random examples as a share of its sum, by autograd, in its 16 bits."""
     data = run.federation.clients[client].train
+    drawn = probe(run, client)
     w = {k: v.clone().requires_grad_() for k, v in run.params.items()}
-    F.cross_entropy(run.net(w, data.x[:8], train=False).logits, data.y[:8]).backward()
+    F.cross_entropy(run.net(w, data.x[drawn], train=False).logits, data.y[drawn]).backward()
     products = [(w[k] * w[k].grad).abs().detach().view(-1) for k in run.net.layout.prunable]
     score = torch.cat(products)
     return (score / score.sum()).bfloat16().double()
 
 
-def test_the_mask_is_that_of_all_clients_first_batches_and_stays(tmp_path: Path) -> None:
+def test_the_mask_is_that_of_a_random_batch_of_every_client_and_stays(tmp_path: Path) -> None:
     run = make_run(methods.FedSNIP(density=0.2), tmp_path, cohort=2)
     loop = rounds(run)
     exchange = next(loop)
@@ -54,6 +66,24 @@ def test_the_mask_is_that_of_all_clients_first_batches_and_stays(tmp_path: Path)
         assert trees.equal(exchange.state.mask, mask)
         assert all(bool((exchange.state.model[k][~m] == 0).all()) for k, m in mask.items())
     assert exchange.state.round == run.rounds
+
+
+def test_the_probe_sees_several_classes_of_rows_that_lie_sorted(tmp_path: Path) -> None:
+    """Recordings are stored activity by activity: the first rows are all of one class."""
+    run = make_run(methods.FedSNIP(), tmp_path, sizes=(48, 48))
+    clients = {}
+    for client, data in run.federation.clients.items():
+        order = torch.argsort(data.train.y, stable=True)
+        rows = Examples(data.train.x[order], data.train.y[order])
+        clients[client] = replace(data, train=rows)
+    run = replace(run, federation=replace(run.federation, clients=clients))
+    (measure,) = [stage for stage in run.work("snip") if isinstance(stage, Measure)]
+    for client, data in run.federation.clients.items():
+        assert len(set(data.train.y[:8].tolist())) == 1
+        (batch,) = run.client(Task(client, verb="snip"), {}).batches(measure.over, 0)
+        assert len(batch.y) == 8
+        # Of three classes of about a third each, 8 examples are of one with probability 3^-7.
+        assert len(set(batch.y.tolist())) > 1
 
 
 def test_an_impossible_density_is_refused() -> None:

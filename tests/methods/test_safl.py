@@ -326,14 +326,14 @@ def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> 
     plain = run_of(FedBN(local=CALM), tmp_path / "a", dtype=torch.float32)
     run = run_of(replace(method, local=CALM), tmp_path / "b", dtype=torch.float32)
     one, other = play(plain, Serial()), play(run, Serial())
-    assert trees.equal(one.model, other.model)
+    assert trees.identical(one.model, other.model)
     scores = [
         {r.of: dict(r.metrics) for r in reports(x, Serial(), evaluation(x, s, "finetune"))}
         for x, s in ((plain, one), (run, other))
     ]
     assert scores[0] == scores[1]  # norm layers included
     for k, packet in ((k, run.method.deliver(other, k)["model"]) for k in run.infos):
-        assert trees.equal(packet.values, plain.method.deliver(one, k)["model"].values)
+        assert trees.identical(packet.values, plain.method.deliver(one, k)["model"].values)
         assert packet.mask is None
 
 
@@ -344,8 +344,8 @@ def test_safl_without_its_pull_is_hermes_to_the_bit(tmp_path: Path) -> None:
         SAFL(**words, pull=GammaDistance(0.0, to="model")), tmp_path / "b", dtype=torch.float32
     )
     one, other = play(alone, Serial()), play(run, Serial())
-    assert trees.equal(one.model, other.model)
-    assert trees.equal(remembered(alone), remembered(run))
+    assert trees.identical(one.model, other.model)
+    assert trees.identical(remembered(alone), remembered(run))
 
 
 def test_the_pull_brings_scales_together(tmp_path: Path) -> None:
@@ -452,7 +452,7 @@ def test_engines_agree_over_both_stages(method: Any, tmp_path: Path) -> None:
     for state, kept in found[1:]:
         assert trees.distance(found[0][0], state) < 1e-9
         assert trees.distance(found[0][1], kept) < 1e-9
-    assert trees.equal(found[0][1], found[1][1])  # pool, to the bit
+    assert trees.identical(found[0][1], found[1][1])  # pool, to the bit
 
 
 @pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
@@ -466,8 +466,8 @@ def test_a_state_comes_back_from_a_checkpoint(method: Any, tmp_path: Path) -> No
         for one, other in zip(tasks, plan(run, again), strict=True):
             assert (one.to, one.verb, one.settings) == (other.to, other.verb, other.settings)
             for name, packet in one.send.items():
-                assert trees.equal(packet.values, other.send[name].values)
-                assert trees.equal(packet.mask or {}, other.send[name].mask or {})
+                assert trees.identical(packet.values, other.send[name].values)
+                assert trees.identical(packet.mask or {}, other.send[name].mask or {})
 
 
 def _engines() -> Iterator[Any]:

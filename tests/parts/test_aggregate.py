@@ -36,13 +36,13 @@ def test_the_weighted_mean_by_hand() -> None:
 @given(FLOATS, WEIGHTS)
 def test_the_mean_of_one_client_is_that_client_to_the_bit(values, weight: int) -> None:
     tree = {"w": torch.from_numpy(values.copy())}
-    assert trees.equal(mean_of((tree, weight)), tree)
+    assert trees.identical(mean_of((tree, weight)), tree)
 
 
 @given(FLOATS, st.lists(WEIGHTS, min_size=2, max_size=6))
 def test_the_mean_of_equal_clients_is_that_client_to_the_bit(values, weights: list[int]) -> None:
     tree = {"w": torch.from_numpy(values.copy())}
-    assert trees.equal(mean_of(*((tree, n) for n in weights)), tree)
+    assert trees.identical(mean_of(*((tree, n) for n in weights)), tree)
 
 
 @given(st.lists(st.tuples(st.floats(-1, 1, width=32), WEIGHTS), min_size=1, max_size=8))
@@ -76,8 +76,8 @@ def test_every_leaf_keeps_its_type_and_inputs_are_left_alone() -> None:
         "d": torch.float64,
         "n": torch.int64,
     }
-    assert trees.equal(mean, before)
-    assert trees.equal(tree, before)
+    assert trees.identical(mean, before)
+    assert trees.identical(tree, before)
 
 
 def test_value_may_be_asked_for_more_than_once() -> None:

@@ -73,7 +73,7 @@ def test_train_equals_begin_and_steps(
     assert trees.distance(*results) < 1e-12
     assert list(results[0]) == list(results[1]) == list(run.net.layout.shapes)
     assert trees.distance(results[0], run.params) > 1e-3
-    assert all(trees.equal(carry[k], before[k]) for k in before)
+    assert all(trees.identical(carry[k], before[k]) for k in before)
     assert carry.keys() == before.keys()
 
 
@@ -90,7 +90,7 @@ def test_no_batches_give_the_masked_start(tmp_path: Path) -> None:
     _, carry = task_of(run, mask)
     for form in (lean, pure):
         trained = form(run, Train(CrossEntropy(), LocalTraining()), carry, [])["local"]
-        assert trees.equal(trained, trees.masked(run.params, mask))
+        assert trees.identical(trained, trees.masked(run.params, mask))
 
 
 def test_one_step_by_hand() -> None:
@@ -210,7 +210,7 @@ def test_a_mask_of_ones_changes_nothing(tmp_path: Path) -> None:
     for mask in (None, whole):
         client, carry = task_of(run, mask)
         results.append(lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"])
-    assert trees.equal(*results)
+    assert trees.identical(*results)
 
 
 def test_clipping_measures_what_the_mask_leaves() -> None:
@@ -255,8 +255,8 @@ def test_batch_norm_statistics_move_per_client_and_inputs_stay(tmp_path: Path) -
     start = trees.pick(before, buffers)
     assert all(not torch.equal(moved[0][k], start[k]) for k in buffers)
     assert all(not torch.equal(moved[0][k], moved[1][k]) for k in buffers)
-    assert trees.equal(run.params, before)
-    assert trees.equal(run.net.params(), before)
+    assert trees.identical(run.params, before)
+    assert trees.identical(run.net.params(), before)
 
 
 def test_running_statistics_by_hand() -> None:
@@ -280,4 +280,4 @@ def test_a_client_with_one_example_and_batch_norm_trains_on_nothing(tmp_path: Pa
     client, carry = task_of(run)
     stage = Train(CrossEntropy(), replace(HARD, epochs=2))
     trained = lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
-    assert trees.equal(trained, run.params)
+    assert trees.identical(trained, run.params)

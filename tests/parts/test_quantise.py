@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
 from fedgrove.parts.quantise import (
@@ -73,6 +74,24 @@ def test_the_same_draw_gives_the_same_tree(quantiser: Quantiser) -> None:
 @pytest.mark.parametrize("quantiser", ALL, ids=repr)
 def test_zeros_stay_zeros(quantiser: Quantiser) -> None:
     assert one(quantiser, torch.zeros(5)).tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("quantiser", ALL, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_zeros_have_no_sign(quantiser: Quantiser, dtype: torch.dtype) -> None:
+    """A negative value that becomes 0, and a -0.0 that is given: a codec would keep their sign."""
+    # 1e-9 is 0 in 16 bits.
+    x = torch.cat([torch.tensor([-0.0, -1e-9, -1e-3, -1.0]), torch.randn(60, generator=rng())])
+    quantised = one(quantiser, x.to(dtype))
+    has_sign = torch.signbit(quantised) & (quantised == 0)
+    assert not has_sign.any()
+
+
+def test_a_centroid_that_is_rounded_to_zero_has_no_sign() -> None:
+    # The least number of 16 bits is 6e-8: the mean of the first four, -1.5e-8, is rounded to -0.0.
+    x = torch.tensor([-6e-8, 0.0, 0.0, 0.0, 1.0]).half()
+    centroids = cluster(x, 2, zero=False).centroids
+    assert trees.identical({"c": centroids}, {"c": torch.tensor([0.0, 1.0]).half()})
 
 
 @pytest.mark.parametrize("quantiser", ALL, ids=repr)

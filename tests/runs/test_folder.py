@@ -128,7 +128,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(method, tmp_path: Path)
         timeless(line) for line in whole.metrics()
     ]
     for name in json.loads((whole.path / "models" / "index.json").read_text()).values():
-        assert trees.equal(
+        assert trees.identical(
             read_tree(whole.path / "models" / name), read_tree(cut.path / "models" / name)
         )
 
@@ -146,7 +146,7 @@ def test_a_state_is_restored_to_the_bit_in_order(tmp_path: Path) -> None:
     back = folder.restore(run)
     assert type(back) is type(state)
     assert (back.round, list(back.model)) == (1, list(state.model))
-    assert trees.equal(tensors(back), tensors(state))
+    assert trees.identical(tensors(back), tensors(state))
 
 
 def test_only_the_newest_state_is_kept_and_memory_is_committed_with_it(tmp_path: Path) -> None:
@@ -210,14 +210,14 @@ def test_a_delivered_model_is_written_once_and_an_own_model_wins(tmp_path: Path)
     ]
     found = saved(folder)
     assert list(found) == list(run.infos)
-    assert all(trees.equal(tree, own if k == 2 else run.params) for k, tree in found.items())
+    assert all(trees.identical(tree, own if k == 2 else run.params) for k, tree in found.items())
 
 
 def test_models_that_differ_are_not_taken_for_one(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", Apart())
     folder.save_models(run, run.method.init(run.start))
     for k, tree in saved(folder).items():
-        assert trees.equal(tree, {name: v + k for name, v in run.params.items()})
+        assert trees.identical(tree, {name: v + k for name, v in run.params.items()})
 
 
 def test_the_summary_is_written_last(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path
     for report in reports(healthy, Serial(), plan(healthy, healthy.method.init(healthy.start))):
         if report.of != 1:
             mean.add(report.give["model"].values, report.examples)
-    assert trees.equal(last.state.model, mean.value())
+    assert trees.identical(last.state.model, mean.value())
     assert last.refused == (
         "client 1 sent model with values that are not finite in fc1.weight; a lower lr or a gradient clip may help.",
     )
@@ -162,7 +162,7 @@ def test_going_on_from_a_state_gives_the_same_result(tmp_path: Path) -> None:
     exchange = next(loop)
     while exchange.tasks:
         exchange = loop.send(reports(run, Serial(), exchange.tasks))
-    assert trees.equal(exchange.state.model, whole.model)
+    assert trees.identical(exchange.state.model, whole.model)
 
 
 @pytest.mark.parametrize(
@@ -280,6 +280,6 @@ def test_fresh_parameters_are_drawn_from_seed_and_number(tmp_path: Path) -> None
         return [run.start.fresh(j) for j in numbers]
 
     first, second = drawn(0, (1, 2))
-    assert trees.equal(first, drawn(0, (1,))[0])
-    assert not trees.equal(first, second)
-    assert not trees.equal(first, drawn(1, (1,))[0])
+    assert trees.identical(first, drawn(0, (1,))[0])
+    assert not trees.identical(first, second)
+    assert not trees.identical(first, drawn(1, (1,))[0])

@@ -65,7 +65,7 @@ def test_views_of_one_vector_and_transposed_leaves_are_written(tmp_path: Path) -
     w = torch.arange(6.0)
     tree = {"a": w[:2], "b": w[2:], "c": w.view(2, 3).T, "d": torch.ones(2, requires_grad=True)}
     write_tree(tmp_path / "t", tree)
-    assert trees.equal(read_tree(tmp_path / "t"), {k: v.detach() for k, v in tree.items()})
+    assert trees.identical(read_tree(tmp_path / "t"), {k: v.detach() for k, v in tree.items()})
 
 
 def test_an_empty_tree(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_several_trees_in_one_file(tmp_path: Path) -> None:
     write_trees(tmp_path / "t", forest)
     back = read_trees(tmp_path / "t")
     assert list(back) == ["kept", "own"]
-    assert all(trees.equal(back[k], forest[k]) for k in forest)
+    assert all(trees.identical(back[k], forest[k]) for k in forest)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(
@@ -140,11 +140,11 @@ def test_a_state_comes_back() -> None:
     assert type(back.groups["trace"][2]) is list
     assert list(back.groups["models"]) == [0, 7]
     for k, model in models.items():
-        assert trees.equal(back.groups["models"][k], model)
+        assert trees.identical(back.groups["models"][k], model)
         assert [v.dtype for v in back.groups["models"][k].values()] == [
             v.dtype for v in model.values()
         ]
-    assert trees.equal(back.inner.scores, state.inner.scores)
+    assert trees.identical(back.inner.scores, state.inner.scores)
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ def same(a: dict[str, Packet], b: dict[str, Packet]) -> bool:
         return False
     for name, packet in a.items():
         other = b[name]
-        if not trees.equal(packet.values, other.values):
+        if not trees.identical(packet.values, other.values):
             return False
-        if not trees.equal(packet.mask or {}, other.mask or {}):
+        if not trees.identical(packet.mask or {}, other.mask or {}):
             return False
     return True
 

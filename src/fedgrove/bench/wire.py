@@ -247,8 +247,8 @@ def _check_round_trip(packet: Packet, clustered: frozenset[str]) -> None:
     ours = CODEC.decode(CODEC.encode(packet).data)
     plain = plain_codec.decode(plain_codec.encode(packet, clustered))
     for back in (ours, plain):
-        same_values = trees.equal(back.values, packet.values)
-        same_mask = trees.equal(back.mask or {}, packet.mask or {})
+        same_values = trees.identical(back.values, packet.values)
+        same_mask = trees.identical(back.mask or {}, packet.mask or {})
         if not (same_values and same_mask):
             raise EngineError(
                 "a packet came back changed from its round trip; "

@@ -88,7 +88,6 @@ def quantise(module: nn.Module, plain: Path, x: Tensor, path: Path) -> tuple[flo
     are rounded by the inputs that they read on ``x``.
     """
     import onnx
-
     from onnxruntime import quantization as quantisation
 
     batches = torch.split(x, BATCH)

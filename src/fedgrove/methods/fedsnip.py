@@ -5,7 +5,7 @@ one-shot model pruning in federated learning", 2025; SNIP: Lee et al. 2019, Eq. 
 
 Before round 0 an exchange with all clients, which is not a round; then FedAvg under the mask::
 
-    s_k  = |w * dL_k/dw| on the client's first batch, as a share of its sum   -> sensitivity
+    s_k  = |w * dL_k/dw| on one random batch of client k, shares of its sum   -> sensitivity
     M    = the density * d largest of sum_k n_k s_k, all layers together      -> GlobalRank, top
     w_k  = E epochs of min CE(w; D_k) from w, under M                         -> Train
     w    = (sum_k n_k w_k / sum_k n_k) M                                      -> average
@@ -116,13 +116,14 @@ class FedSNIP:
         return top(scores, self.allocation(scores, self.density))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Measure the first batch at the network's start, or train under the mask."""
+        """Measure one batch at the network's start, or train under the mask."""
         batch_size = 32 if self.local is None else self.local.batch
-        first_batch = Batches("train", size=batch_size, limit=1)
+        # Shuffled: rows may lie in order of recording, and the first ones are then of one class.
+        one_batch = Batches("train", size=batch_size, shuffle=True, limit=1)
         return {
             "snip": (
                 Edit(use_network_start),
-                Measure("gradient", Gradient(self.objective), first_batch),
+                Measure("gradient", Gradient(self.objective), one_batch),
                 Give(send_sensitivity),
             ),
             "train": (Train(self.objective, self.local), Give(send_sparse)),

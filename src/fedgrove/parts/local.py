@@ -109,9 +109,7 @@ class SGD:
         """One step, pure."""
         g = _decayed(g, w, self.weight_decay)
         if _is_off(self.momentum):
-            # Adding 0 turns a gradient of -0.0 into 0.0, as the sum with a velocity would: a pruned
-            # weight of -0.0 then keeps its sign bit, and its bytes on the wire.
-            return w - lr * (g + 0.0), {}
+            return w - lr * g, {}
         v = self.momentum * state["v"] + g
         return w - lr * v, {"v": v}
 
@@ -303,7 +301,8 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     params = trees.pick(carry[stage.end], net.layout.params)
     g = trees.flat(trees.pick(grads, params))
     # The mask comes before clipping, so that the length is that of the weights in use, and before
-    # the optimiser, so that momentum moves no pruned weight.
+    # the optimiser, so that momentum moves no pruned weight. A product may leave -0.0 in the
+    # gradient; a pruned weight starts as +0.0, and 0.0 minus a zero of either sign is 0.0.
     if stage.mask in carry:
         g = g * flat_mask(carry[stage.mask], params)
     if local.clip is not None:

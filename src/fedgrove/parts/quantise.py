@@ -1,8 +1,9 @@
 """Quantisers: what a method decides to lose before it sends.
 
 Codecs lose nothing, so all that is lossy is here, inside the method. A quantiser takes a tree and
-gives one with fewer distinct values or more zeros; the codec finds those and writes few bytes. Only
-floating-point leaves change. :func:`feedback` keeps what was left out, for the next round.
+gives one with fewer distinct values or more zeros; the codec finds those and writes few bytes.
+Zeros are always +0.0. Only floating-point leaves change. :func:`feedback` keeps what was left out,
+for the next round.
 """
 
 from __future__ import annotations
@@ -233,8 +234,9 @@ def cluster(x: Tensor, k: int, zero: bool = True, bins: int = 1024) -> Clusterin
         raise InputError("values to cluster hold NaN or infinity; drop the update that has them.")
     values = x.detach().double().cpu()
     free = _free_centroids(_histogram(values.reshape(-1).numpy(), bins), k, zero)
-    # A set, after rounding to the dtype of x: centroids that have become equal are one.
-    distinct = set(torch.tensor(free).to(x.dtype).tolist())
+    # A set, after rounding to the dtype of x: centroids that have become equal are one. Adding 0
+    # makes 0.0 of a -0.0, which would otherwise stand for both in the set.
+    distinct = set((torch.tensor(free).to(x.dtype) + 0.0).tolist())
     if zero:
         distinct.add(0.0)
     centroids = torch.tensor(sorted(distinct), dtype=x.dtype)
@@ -371,12 +373,17 @@ def largest(x: Tensor, n: int) -> Tensor:
 
 
 def _map_floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:
-    """Apply ``f`` to floating-point leaves; counters and empty leaves stay as they are."""
+    """Apply ``f`` to floating-point leaves; counters and empty leaves stay as they are.
+
+    Zeros come out as +0.0.
+    """
     mapped = {}
     # In the tree's order, which is also the order of random draws.
     for name, value in tree.items():
         if value.is_floating_point() and value.numel():
-            value = f(value)
+            # -0.0 + 0.0 is 0.0, and no other number changes. A small negative value that is rounded
+            # to 0 keeps its sign, which a lossless codec would have to send.
+            value = f(value) + 0.0
         mapped[name] = value
     return mapped
 
