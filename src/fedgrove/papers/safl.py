@@ -159,6 +159,7 @@ def experiment(setting: Setting, method: AnyMethod, stage_2: int | None = None) 
         net=net,
         partition=where.partition,
         split=setting.split,
+        validation=0,
         clients=where.clients,
         cohort=where.clients,
         rounds=rounds,
