@@ -257,6 +257,44 @@ def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path
 # ---- experiments ---------------------------------------------------------------------------------
 
 
+def without_validation(data: Federation, clients: set[int]) -> Federation:
+    emptied = {}
+    for k, client in data.clients.items():
+        held = client.validation
+        if k in clients:
+            held = replace(held, x=held.x[:0], y=held.y[:0])
+        emptied[k] = replace(client, validation=held)
+    return replace(data, clients=emptied)
+
+
+@pytest.mark.parametrize("engine", ["serial", "wired", "pool", "batched"])
+def test_without_validation_data_nothing_is_said_of_them(engine: str, tmp_path: Path) -> None:
+    """It was 0.0, and a ZeroDivisionError on batched."""
+    words: dict[str, Any] = {"rounds": 1, "engine": engine, "device": "cpu", "progress": False}
+    data = without_validation(tiny(), {0, 1, 2})
+    result = api.run("fedavg", data=data, out=tmp_path / "run", **words)
+    assert result.summary["validation_mean"] is None
+    assert "NaN" not in (tmp_path / "run/summary.json").read_text()
+    (line,) = RunFolder(tmp_path / "run").metrics()
+    assert line["validation_mean"] is None
+    assert result.summary["accuracy_mean"] == line["accuracy_mean"] > 0
+    result.table()
+
+
+@pytest.mark.parametrize("engine", ["serial", "batched"])
+def test_the_mean_on_validation_data_is_over_the_clients_that_have_some(engine: str) -> None:
+    """A client without counted as 0."""
+    words: dict[str, Any] = {"rounds": 1, "engine": engine, "device": "cpu", "progress": False}
+    whole = tiny()
+    means = []
+    # Client 1 alone, then client 2 alone, then both: the last is the mean of the others.
+    for emptied in ({0, 2}, {0, 1}, {0}):
+        data = without_validation(whole, emptied)
+        means.append(api.run("fedavg", data=data, **words).summary["validation_mean"])
+    assert means[2] == pytest.approx((means[0] + means[1]) / 2, abs=1e-8)
+    assert means[2] > 0
+
+
 def test_nothing_is_left_open_once_resolved(tmp_path: Path) -> None:
     data = tiny()
     experiment = Experiment(methods.FedAvg(), data)
@@ -265,6 +303,8 @@ def test_nothing_is_left_open_once_resolved(tmp_path: Path) -> None:
     assert (resolved.net, resolved.rounds, resolved.cohort) == ("mlp", 3, 2)
     assert resolved.method.local == run.method.local
     assert resolved == replace(resolved)
+    whole = replace(data, validation=0.0)
+    assert experiment.resolved(experiment.build(whole, Memory(tmp_path))).validation == 0
     assert not math.isnan(resolved.rounds or math.nan)
 
 

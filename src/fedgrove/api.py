@@ -25,6 +25,7 @@ from .config.plan import Plan, plan
 from .config.toml import check_format, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
+from .data.split import VALIDATION
 from .errors import EngineError, FedgroveError, InputError
 from .report.progress import watching
 from .runs.folder import RunFolder
@@ -42,6 +43,7 @@ def run(
     partition: str | None = None,
     scenario: str | None = None,
     split: str | None = None,
+    validation: float = VALIDATION,
     clients: int | None = None,
     cohort: int | None = None,
     rounds: int | None = None,
@@ -71,6 +73,7 @@ def run(
         :grouped at the end.
     scenario: none, noisy, drift or restricted:K.
     split: blocks or random.
+    validation: share held out for validation, of what is left after the test part; 0 means none.
     clients: how many clients there are.
     cohort: how many of them train in a round.
     rounds: how many rounds.
@@ -97,6 +100,7 @@ def run(
         partition=partition,
         scenario=scenario,
         split=split,
+        validation=validation,
         clients=clients,
         cohort=cohort,
         rounds=rounds,

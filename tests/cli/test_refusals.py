@@ -55,6 +55,12 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --finetune -1", "finetune is (-1,); it must be lengths of 0 or more epochs."),
         ("run --cohort 21", "cohort is 21; it must be between 1 and the number of clients, 20."),
         ("run --seed -1", "seed is -1; it must be 0 or more."),
+        (
+            "run ditto --validation 0.6",
+            "validation is 0.6; it must be from 0, which means none, to 0.5.",
+        ),
+        ("sweep ditto --validation -1", "validation is -1.0; it must be from 0"),
+        ("cost ditto --validation ten", "--validation is 'ten'; it must be a number."),
         ("run --clients 0", "clients is 0; it must be 1 or more."),
         ("run --engine fast", "there is no engine 'fast'"),
         (

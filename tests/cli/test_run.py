@@ -61,7 +61,7 @@ def test_json_is_the_summary_alone(here: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_every_word_reaches_the_config(here: Path) -> None:
-    words = "--data motion --net mlp --partition iid --scenario noisy --split random --clients 3 --cohort 2 --rounds 1"
+    words = "--data motion --net mlp --partition iid --scenario noisy --split random --clients 3 --cohort 2 --rounds 1 --validation 0.2"
     more = "--epochs 2 --batch 8 --lr 0.01 --profile phones --seed 5 --evaluate 0 --no-standardise --finetune 0,1"
     sets = [
         "--set",
@@ -88,7 +88,7 @@ def test_every_word_reaches_the_config(here: Path) -> None:
     config = tomllib.loads((here / "mine/config.toml").read_text())
     assert config["run"] == {
         "method": "fedprox", "data": "motion", "net": "mlp", "partition": "iid", "scenario": "noisy",
-        "split": "random", "clients": 3, "cohort": 2, "rounds": 1, "finetune": [0, 1], "profile": "phones",
+        "split": "random", "validation": 0.2, "clients": 3, "cohort": 2, "rounds": 1, "finetune": [0, 1], "profile": "phones",
         "standardise": False, "seed": 5, "evaluate": 0,
     }  # fmt: skip
     assert config["method"]["pull"]["mu"] == 0.5

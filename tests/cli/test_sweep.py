@@ -33,6 +33,16 @@ def contents(folder: Path) -> dict[str, Any]:
     return models | {k: v for k, v in summary.items() if k not in ("seconds", "engine")}
 
 
+def test_no_validation_data_is_a_word_that_was_given(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "fedavg", "--seeds", "2", "--validation", "0", *SMALL, "--json"]) == 0
+    kept = json.loads((here / "runs/sweep-digits/sweep.json").read_text())
+    assert kept["grid"]["validation"] == 0
+    for member in json.loads(capsys.readouterr().out)["members"]:
+        assert (member["validation"], member["validation_mean"]) == (0, None)
+
+
 def test_tables_folders_and_progress(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "fedavg", "fedprox", "--seeds", "2", "--set", "mu=0.1,1", *SMALL]) == 0
     out, err = capsys.readouterr()

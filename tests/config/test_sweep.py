@@ -399,6 +399,15 @@ def test_everything_is_checked_before_a_folder_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "all").exists()
 
 
+def test_federations_are_shared_only_where_the_share_of_validation_is_the_same() -> None:
+    federations = Federations()
+    tenth = Experiment(FedAvg(), clients=4)
+    whole = Experiment(FedAvg(), clients=4, validation=0)
+    assert federations.of(tenth) is federations.of(Experiment(FedAvg(), clients=4, rounds=9))
+    assert sum(len(c.validation) for c in federations.of(tenth).clients.values()) > 0
+    assert sum(len(c.validation) for c in federations.of(whole).clients.values()) == 0
+
+
 def test_a_sweep_made_in_python_goes_on_in_python(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         sweep(four(), tmp_path / "all", engine="serial", watch=stop_after(1))

@@ -42,7 +42,12 @@ def test_every_method_comes_back_equal(name: str) -> None:
     made = methods.find(name)()
     for method in (made, dataclasses.replace(made, local=RECIPE)):
         experiment = Experiment(
-            method, rounds=3, finetune=(0, 3), standardise=False, partition="classes:2:grouped"
+            method,
+            rounds=3,
+            finetune=(0, 3),
+            standardise=False,
+            partition="classes:2:grouped",
+            validation=0.25,
         )
         assert from_toml(to_toml(experiment)) == experiment
 
@@ -87,12 +92,14 @@ def test_the_run_words_are_there_for_people() -> None:
     words = read_words(to_toml(Experiment(LGFedAvg(), "motion", "mlp", rounds=7)))
     assert words == {
         "method": "lg-fedavg", "data": "motion", "net": "mlp", "rounds": 7,
-        "finetune": [0], "standardise": True, "seed": 0, "evaluate": 1,
+        "validation": 0.1, "finetune": [0], "standardise": True, "seed": 0, "evaluate": 1,
     }  # fmt: skip
 
 
 def test_a_config_by_hand_may_name_the_method_only() -> None:
     assert from_toml('[run]\nmethod = "fedprox"\nrounds = 4') == Experiment(FedProx(), rounds=4)
+    whole = from_toml('[run]\nmethod = "fedprox"\nvalidation = 0')
+    assert whole == Experiment(FedProx(), validation=0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -180,8 +180,46 @@ def test_a_client_that_cannot_be_split_is_left_out_and_that_is_said():
     assert f.notes == ("1 clients with too little data left out",)
 
 
+def test_windows_without_blocks_say_that_neighbours_may_be_on_both_sides(tmp_path):
+    x, y, client = own(shape=(2, 16))
+    note = "windows without block: neighbouring windows may be on both sides of the split"
+    assert data.from_arrays(x, y, client).notes == (note,)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    assert data.load(tmp_path / "mine.npz").notes == (note,)
+    assert note not in data.from_arrays(x, y, client, block=np.arange(120) // 5).notes
+    assert note not in data.from_arrays(*own()).notes
+
+
+def test_the_share_of_validation_is_a_word(tmp_path):
+    x, y, client = own()
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=client)
+    # 30 rows for each client, 10 of each class: 6 in test; of 24 left a tenth is 2, a half 12.
+    for share, n in ((0, 0), (0.1, 2), (0.5, 12)):
+        for f in (
+            data.from_arrays(x, y, client, validation=share),
+            data.load(tmp_path / "mine.npz", validation=share),
+        ):
+            assert f.validation == share
+            assert f.notes == ()
+            check_shape(f)
+            for c in f.clients.values():
+                assert (len(c.train), len(c.validation), len(c.test)) == (24 - n, n, 6)
+    assert data.load("digits").validation == 0.1
+
+
+def test_clients_without_validation_examples_are_counted_in_a_note():
+    # Client 0 has two blocks of each class, too few for validation; client 1 has four.
+    block = np.repeat(np.arange(18), 5)
+    client = (block >= 6).astype(int)
+    f = data.from_arrays(block[:, None].astype(float), block % 3, client, block=block)
+    assert [len(c.validation) for c in f.clients.values()] == [0, 15]
+    assert f.notes == ("1 of 2 clients have no validation examples",)
+
+
 X, YY, C = own()
 BAD = [
+    (lambda: data.load("digits", validation=0.6), "validation is 0.6; it must be from 0"),
+    (lambda: data.from_arrays(X, YY, validation=-1), "validation is -1"),
     (lambda: data.load("digit"), "did you mean 'digits'"),
     (lambda: data.load("digits", split="block"), "blocks"),
     (lambda: data.load("digits", split="blocks"), "cannot be split by blocks"),

@@ -45,6 +45,18 @@ def test_a_plan_by_hand() -> None:
     assert plan.steps.tolist() == [4, 1]
 
 
+def test_a_plan_of_nothing_has_no_steps() -> None:
+    """As where no client has validation examples."""
+    empty = torch.zeros(0, dtype=torch.long)
+    plan = BatchPlan.of([[empty], [empty]], 2, [0, 0], torch.float32, CPU)
+    assert plan.row.shape == (2, 0, 1)
+    assert plan.steps.tolist() == [0, 0]
+    # Beside a client with one example it has padding only.
+    plan = BatchPlan.of([[empty], [torch.tensor([0])]], 2, [0, 0], torch.float32, CPU)
+    assert plan.weight.tolist() == [[[0]], [[1]]]
+    assert plan.steps.tolist() == [0, 1]
+
+
 def test_a_plan_grows_without_changing() -> None:
     plan = BatchPlan.of([[torch.arange(5)]], 2, [0], torch.float32, CPU)
     roomy = plan.with_room(16)

@@ -227,6 +227,8 @@ def test_every_row_is_a_run_of_its_own(part: papers.Part, setting: Setting) -> N
         phases = getattr(row.experiment.method, "phases", None)
         assert phases is None or sum(phases) == row.experiment.rounds
         assert (row.experiment.data, row.experiment.split) == (setting.data, setting.split)
+        # The paper has no validation data: clients train on all that is not test.
+        assert row.experiment.validation == 0
     assert setting.quick == any(note.startswith("Quick") for note in study.notes)
 
 

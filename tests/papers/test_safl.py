@@ -186,6 +186,8 @@ def test_a_quick_study_is_small_and_runs_on_built_in_images(part: papers.Part) -
     for row in study.rows:
         asked = row.experiment
         assert asked.clients is not None
+        # Clients train on all that is not test.
+        assert asked.validation == 0
         assert (asked.rounds or 0) * asked.clients < 50
         assert len(asked.federation().clients) == asked.clients
     assert study.notes[0].startswith("Quick")

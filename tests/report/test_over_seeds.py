@@ -56,6 +56,13 @@ def test_golden() -> None:
     }
 
 
+def test_runs_that_trained_on_another_share_of_the_data_are_not_paired() -> None:
+    runs = {seed: summary("a", seed, 0.5, validation=0.1) for seed in (0, 1)}
+    others = {seed: summary("b", seed, 0.6, validation=0.0) for seed in (0, 1)}
+    assert paired(runs, others) is None
+    assert paired(runs, {seed: run | {"validation": 0.1} for seed, run in others.items()})
+
+
 def test_one_seed_has_no_deviation_and_no_pair() -> None:
     a, b = over_seeds({"a-s0": summary("a", 0, 0.5), "b-s0": summary("b", 0, 0.6)})
     assert a["accuracy_mean_std"] is None

@@ -28,6 +28,7 @@ WORDS = (
     "partition",
     "scenario",
     "split",
+    "validation",
     "clients",
     "cohort",
     "rounds",

@@ -84,6 +84,15 @@ Scenario = Annotated[
     str | None, option("--scenario", "none, noisy, drift or restricted:K.", "KIND")
 ]
 Split = Annotated[str | None, option("--split", "blocks or random.", "KIND")]
+Validation = Annotated[
+    float | None,
+    option(
+        "--validation",
+        "Share held out for validation, after test: 0 (none) to 0.5; else 0.1.",
+        "SHARE",
+        number,
+    ),
+]
 Clients = Annotated[int | None, option("--clients", "How many clients there are.", "K", whole)]
 Cohort = Annotated[int | None, option("--cohort", "How many train in a round.", "M", whole)]
 Rounds = Annotated[int | None, option("--rounds", "How many rounds.", "N", whole)]

@@ -65,6 +65,7 @@ def sweep(
     partition: o.Partition = None,
     scenario: o.Scenario = None,
     split: o.Split = None,
+    validation: o.Validation = None,
     clients: o.Clients = None,
     cohort: o.Cohort = None,
     rounds: o.Rounds = None,
@@ -157,7 +158,9 @@ def _grid_words(words: Mapping[str, Any], experiments: Mapping[str, Experiment])
     )
     given = {}
     for word, value in words.items():
-        if value not in (None, False) and word not in left_out:
+        # Not `in (None, False)`: a number that is 0 was given, and counts as False there.
+        is_given = value is not None and value is not False
+        if is_given and word not in left_out:
             given[word] = value
     seeds = dict.fromkeys(experiment.seed for experiment in experiments.values())
     return {**given, "seeds": list(seeds), "set": list(words["vary"] or ())}

@@ -14,6 +14,7 @@ from torch import nn
 from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
+from ..data.split import VALIDATION, check_validation
 from ..errors import InputError, check
 from ..parts.local import LocalTraining
 from ..runs.run import Run, build, recipe_of
@@ -30,6 +31,7 @@ PLAIN_WORDS = (
     "finetune",
     "profile",
     "standardise",
+    "validation",
     "seed",
     "evaluate",
 )
@@ -46,6 +48,8 @@ class Experiment:
     partition: str | None = None
     scenario: str | None = None
     split: str | None = None
+    validation: float = VALIDATION
+    """Share held out for validation, of what is left after the test part; 0: none."""
     clients: int | None = None
     cohort: int | None = None
     rounds: int | None = None
@@ -71,6 +75,7 @@ class Experiment:
         check(self.seed >= 0, "seed", self.seed, "0 or more")
         clients_are_valid = self.clients is None or self.clients >= 1
         check(clients_are_valid, "clients", self.clients, "1 or more")
+        check_validation(self.validation)
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
         """The data, divided among clients."""
@@ -100,6 +105,7 @@ class Experiment:
             partition=federation.partition,
             scenario=federation.scenario,
             split=federation.split,
+            validation=federation.validation,
             rounds=run.rounds,
             cohort=run.cohort,
         )
@@ -128,6 +134,7 @@ class Federations:
             experiment.partition,
             experiment.scenario,
             experiment.split,
+            experiment.validation,
             experiment.clients,
             experiment.profile,
             experiment.standardise,
@@ -139,6 +146,7 @@ class Federations:
                 partition=experiment.partition,
                 scenario=experiment.scenario,
                 split=experiment.split,
+                validation=experiment.validation,
                 clients=experiment.clients,
                 profile=experiment.profile,
                 standardise=experiment.standardise,

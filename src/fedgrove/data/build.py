@@ -31,6 +31,7 @@ class Choices:
     partition: str | None = None
     scenario: str | None = None
     split: str | None = None
+    validation: float = splits.VALIDATION
     clients: int | None = None
     profile: str | None = None
     standardise: bool = True
@@ -41,6 +42,7 @@ class Choices:
             check(self.clients > 0, "clients", self.clients, "above 0")
         if self.split is not None and self.split not in splits.KINDS:
             raise unknown("split", str(self.split), splits.KINDS)
+        splits.check_validation(self.validation)
         if self.profile is not None and self.profile not in profiles.NAMES:
             raise unknown("profile", str(self.profile), profiles.NAMES)
         # Parsed here only for the refusal, so that a typo is reported before any file is read.
@@ -68,7 +70,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     partitioned = _restricted(dataset, partitioned, scenario, choices.seed)
     # A client that cannot be both trained and tested is left out; it may do without validation.
     usable = []
-    for rows in splits.split(dataset, partitioned, kind, choices.seed):
+    for rows in splits.split(dataset, partitioned, kind, choices.seed, choices.validation):
         if len(rows.train) and len(rows.test):
             usable.append(rows)
     if not usable:
@@ -91,6 +93,9 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     if len(usable) < len(partitioned):
         left_out = len(partitioned) - len(usable)
         notes.append(f"{left_out} clients with too little data left out")
+    unvalidated = sum(len(rows.validation) == 0 for rows in usable)
+    if choices.validation > 0 and unvalidated:
+        notes.append(f"{unvalidated} of {len(usable)} clients have no validation examples")
     return Federation(
         name,
         clients,
@@ -102,6 +107,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         partition=choices.partition or "natural",
         scenario=choices.scenario or "none",
         split=kind,
+        validation=choices.validation,
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import Info
+from .split import VALIDATION
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,9 @@ class Defaults:
 class Federation:
     """All clients of a data set, numbered 0..K-1.
 
-    ``notes`` are caveats that belong in every table of results. ``partition``, ``scenario`` and
-    ``split`` say how the data were dealt out, with the set's own choices filled in.
+    ``notes`` are caveats that belong in every table of results. ``partition``, ``scenario``,
+    ``split`` and ``validation`` say how the data were dealt out, with the set's own choices filled
+    in.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Federation:
     partition: str = "natural"
     scenario: str = "none"
     split: str = "random"
+    validation: float = VALIDATION
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with every input in ``dtype`` (labels stay int64)."""

@@ -14,6 +14,9 @@ from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import Defaults, Federation
 from .files import need, npz
 from .sets import SETS, dataset_of
+from .split import VALIDATION
+
+NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
 
 
 def names() -> list[str]:
@@ -34,6 +37,7 @@ def load(
     partition: str | None = None,
     scenario: str | None = None,
     split: str | None = None,
+    validation: float = VALIDATION,
     clients: int | None = None,
     profile: str | None = None,
     standardise: bool = True,
@@ -42,13 +46,23 @@ def load(
 ) -> Federation:
     """The federation of a named set, or of an npz file with arrays x, y, client (and block).
 
-    None stands for the set's own choice.
+    None stands for the set's own choice. ``validation`` is the share held out for validation, of
+    what is left after the test part: 0.1 by default, 0 for none.
 
     >>> federation = load("digits", clients=5)
     >>> len(federation.clients), federation.shape, federation.classes
     (5, (1, 8, 8), 10)
     """
-    choices = Choices(partition, scenario, split, clients, profile, standardise, seed)
+    choices = Choices(
+        partition=partition,
+        scenario=scenario,
+        split=split,
+        validation=validation,
+        clients=clients,
+        profile=profile,
+        standardise=standardise,
+        seed=seed,
+    )
     if isinstance(data, Path) or data.endswith(".npz"):
         contents = npz(Path(data))
         need(contents, ("x", "y"), str(data))
@@ -83,6 +97,7 @@ def from_arrays(
     partition: str | None = None,
     scenario: str | None = None,
     split: str | None = None,
+    validation: float = VALIDATION,
     clients: int | None = None,
     profile: str | None = None,
     standardise: bool = True,
@@ -93,9 +108,19 @@ def from_arrays(
     x (n, F), (n, C, L) or (n, C, H, W) are the inputs, y (n,) the labels, client (n,) the owner of
     each row. ``block`` (n,) names what belongs together in time: whole blocks are held out, and
     rows that follow each other within a block count as overlapping. Without ``client`` the rows are
-    dealt out (`iid` to 10 clients unless told otherwise).
+    dealt out (`iid` to 10 clients unless told otherwise). The other words are those of
+    :func:`load`.
     """
-    choices = Choices(partition, scenario, split, clients, profile, standardise, seed)
+    choices = Choices(
+        partition=partition,
+        scenario=scenario,
+        split=split,
+        validation=validation,
+        clients=clients,
+        profile=profile,
+        standardise=standardise,
+        seed=seed,
+    )
     return _from_own_arrays(np.asarray(x), np.asarray(y), client, block, name, choices)
 
 
@@ -133,7 +158,9 @@ def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
         # row of the same block overlaps, and no row of another block.
         start = unit * (n + 2) + positions(unit)
     refusal = "the arrays came without block, which says which rows belong together in time"
-    return Dataset(x, label, labels, user, unit, start, reach=2, refusal=refusal)
+    # A series is most likely a window of a longer one; other shapes are taken as they come.
+    notes = (NO_BLOCKS,) if x.ndim == 3 and unit is None else ()
+    return Dataset(x, label, labels, user, unit, start, reach=2, notes=notes, refusal=refusal)
 
 
 def _column(name: str, values: Any, n: int) -> Ints:

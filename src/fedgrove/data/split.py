@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import check
 from ..seeds import numpy_rng
-from .dataset import Dataset, Ints, ids, overlapping
+from .dataset import Dataset, Ints, overlapping
 
 KINDS = ("blocks", "random")
 TEST = 0.2
 """Share of a client's rows held out for test."""
 VALIDATION = 0.1
-"""Share held out for validation, of what is left after the test part."""
+"""Share held out for validation unless told otherwise, of what is left after the test part."""
+MOST_VALIDATION = 0.5
+"""The largest share that may be asked for: training has at least as much as validation."""
 
 
 @dataclass(frozen=True)
@@ -26,32 +29,47 @@ class Rows:
     test: Ints
 
 
-def split(dataset: Dataset, owned: Sequence[Ints], kind: str, seed: int) -> list[Rows]:
+def check_validation(share: float) -> None:
+    """Refuse a share of validation data that cannot be held out."""
+    allowed = f"from 0, which means none, to {MOST_VALIDATION}"
+    check(0 <= share <= MOST_VALIDATION, "validation", share, allowed)
+
+
+def split(
+    dataset: Dataset, owned: Sequence[Ints], kind: str, seed: int, validation: float = VALIDATION
+) -> list[Rows]:
     """Split the rows of every client, stratified by label, by a draw for each seed and client.
 
-    With ``blocks``, whole blocks are held out and windows that overlap any client's test windows
-    are dropped from training and validation; validation is cut from the edge of a block and its
-    overlapping neighbours are dropped too, so that no raw sample is on both sides. A part may be
-    empty: the caller decides what becomes of such a client.
+    ``validation`` is a share of what is left after the test part, which does not depend on it.
+    With ``blocks``, whole blocks are held out for test and for validation. Windows that overlap any
+    client's test windows are dropped from training and validation, those that overlap any client's
+    validation windows from training: no raw sample is on both sides. A part may be empty: the
+    caller decides what becomes of such a client.
     """
     # One generator per client: the draws of a client do not depend on how many others there are.
     rngs = [numpy_rng(seed, "split", client) for client in range(len(owned))]
     splits = []
     if kind == "random":
         for rows, rng in zip(owned, rngs, strict=True):
-            splits.append(_random(dataset.y, rows, rng))
+            splits.append(_random(dataset.y, rows, rng, validation))
         return splits
 
-    # The test parts of all clients come first: clients may share a recording, so what a client
-    # trains on must not overlap the test windows of another either.
+    # The held-out parts of all clients come first: clients may share a recording, so what a client
+    # trains on must not overlap the held-out windows of another either.
     tests = []
     for rows, rng in zip(owned, rngs, strict=True):
-        tests.append(_test_blocks(dataset, rows, rng))
+        tests.append(_blocks(dataset, rows, TEST, rng))
     all_tests = _joined(tests)
+    rests = []
+    validations = []
     for rows, test, rng in zip(owned, tests, rngs, strict=True):
         rest = _without_overlap(dataset, np.setdiff1d(rows, test), all_tests)
-        train, validation = _validation_from_edges(dataset, rest, rng)
-        splits.append(Rows(train, validation, np.sort(test)))
+        rests.append(rest)
+        validations.append(_validation_blocks(dataset, rest, validation, rng))
+    all_validations = _joined(validations)
+    for rest, held, test in zip(rests, validations, tests, strict=True):
+        train = _without_overlap(dataset, np.setdiff1d(rest, held), all_validations)
+        splits.append(Rows(train, np.sort(held), np.sort(test)))
     return splits
 
 
@@ -63,14 +81,16 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 # ---- single rows ---------------------------------------------------------------------------------
 
 
-def _random(y: Ints, rows: Ints, rng: np.random.Generator) -> Rows:
+def _random(y: Ints, rows: Ints, rng: np.random.Generator, share: float) -> Rows:
     """Hold out single rows: the first of every class after a shuffle."""
     # Sorted first, so that the draw depends on which rows a client has, not on their order.
     rows = rng.permutation(np.sort(rows))
     test_quota = {label: test_size(n, TEST) for label, n in _counts(y, rows).items()}
     test = _first(y, rows, test_quota)
     rest = rows[~np.isin(rows, test)]
-    validation = _first(y, rest, quotas(_counts(y, rest), VALIDATION, 1, rng))
+    validation = rest[:0]
+    if share > 0:
+        validation = _first(y, rest, quotas(_counts(y, rest), share, 1, rng))
     train = rest[~np.isin(rest, validation)]
     return Rows(np.sort(train), np.sort(validation), np.sort(test))
 
@@ -125,14 +145,14 @@ def _first(y: Ints, rows: Ints, quota: dict[int, int]) -> Ints:
 # ---- whole blocks --------------------------------------------------------------------------------
 
 
-def _test_blocks(dataset: Dataset, rows: Ints, rng: np.random.Generator) -> Ints:
-    """The rows of the blocks held out: for every label, blocks that sum to about a fifth."""
+def _blocks(dataset: Dataset, rows: Ints, share: float, rng: np.random.Generator) -> Ints:
+    """The rows of the blocks held out: for every label, blocks that sum to about the share."""
     assert dataset.block is not None
     blocks, block, size = np.unique(dataset.block[rows], return_inverse=True, return_counts=True)
     label = majority(block, dataset.y[rows], len(blocks))
     chosen = []
     for c in np.unique(label):
-        chosen.append(_about_a_fifth(np.flatnonzero(label == c), size, rng))
+        chosen.append(_about(share, np.flatnonzero(label == c), size, rng))
     return rows[np.isin(block, _joined(chosen))]
 
 
@@ -148,15 +168,16 @@ def majority(group: Ints, y: Ints, groups: int) -> Ints:
     return np.asarray(table.argmax(axis=1), dtype=np.int64)
 
 
-def _about_a_fifth(blocks: Ints, size: Ints, rng: np.random.Generator) -> Ints:
-    """Blocks, in random order, as long as each brings the sum nearer to a fifth.
+def _about(share: float, blocks: Ints, size: Ints, rng: np.random.Generator) -> Ints:
+    """Blocks, in random order, as long as each brings the sum nearer to the share.
 
-    The smallest one if all are too large; none of a single block, which stays in training.
+    The smallest one if all are too large; none of a single block, which stays in training. With a
+    share of at most a half never all: the last one could not bring the sum nearer.
     """
     blocks = rng.permutation(blocks)
     if len(blocks) < 2:
         return blocks[:0]
-    target = TEST * size[blocks].sum()
+    target = share * size[blocks].sum()
     total = 0
     taken = []
     for block in blocks:
@@ -168,29 +189,26 @@ def _about_a_fifth(blocks: Ints, size: Ints, rng: np.random.Generator) -> Ints:
     return np.array(taken)
 
 
+def _validation_blocks(
+    dataset: Dataset, rest: Ints, share: float, rng: np.random.Generator
+) -> Ints:
+    """As test does, of what test left: so a class needs three blocks to have validation examples.
+
+    Every such class gives a block, even where the sum is then far above the share. A share kept
+    over all classes together would take blocks of some classes only; of just these training would
+    have less, and a client that trains alone would do worse on them than it does on test.
+    """
+    if share == 0:
+        return rest[:0]
+    held = _blocks(dataset, rest, share, rng)
+    # A block may hold more than one label. It goes back if training would lose one of them.
+    assert dataset.block is not None
+    kept = np.setdiff1d(rest, held)
+    lost = held[~np.isin(dataset.y[held], dataset.y[kept])]
+    return held[~np.isin(dataset.block[held], dataset.block[lost])]
+
+
 def _without_overlap(dataset: Dataset, rows: Ints, others: Ints) -> Ints:
     """Those rows that share no raw sample with the others."""
     assert dataset.start is not None
     return rows[~overlapping(dataset.start[rows], dataset.start[others], dataset.reach)]
-
-
-def _validation_from_edges(
-    dataset: Dataset, rest: Ints, rng: np.random.Generator
-) -> tuple[Ints, Ints]:
-    """Train and validation: validation is the beginning of randomly ordered blocks.
-
-    Cut from an edge it has neighbours on one side only, so fewer overlapping windows are dropped.
-    """
-    assert dataset.block is not None
-    assert dataset.start is not None
-    block = ids(dataset.block[rest])
-    block_rank = rng.permutation(block.max(initial=-1) + 1)[block]
-    # By block, in random order, then by time: lexsort's last key is the first one to sort by.
-    order = rest[np.lexsort((dataset.start[rest], block_rank))]
-    validation = _first(dataset.y, order, quotas(_counts(dataset.y, rest), VALIDATION, 1, rng))
-    train = _without_overlap(dataset, np.setdiff1d(rest, validation), validation)
-    # A class so small that all its training windows touch its validation windows goes back to
-    # training.
-    validation = validation[np.isin(dataset.y[validation], dataset.y[train])]
-    train = _without_overlap(dataset, np.setdiff1d(rest, validation), validation)
-    return train, np.sort(validation)

@@ -221,6 +221,7 @@ def experiment(
         setting.data,
         scenario=scenario,
         split=setting.split,
+        validation=0,
         clients=s.clients,
         cohort=s.cohort,
         rounds=rounds,

@@ -191,6 +191,7 @@ def experiment(
         net=net,
         partition=partition or f"{where.partition}{GROUPED}",
         split=setting.split,
+        validation=0,
         clients=where.clients,
         cohort=where.clients,
         rounds=rounds,

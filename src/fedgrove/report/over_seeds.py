@@ -12,7 +12,7 @@ from scipy import stats
 
 from .tables import Summary, console, mib, plain_table
 
-SAME = ("data", "partition", "scenario", "split", "clients")
+SAME = ("data", "partition", "scenario", "split", "validation", "clients")
 """Runs are paired by seed only where these agree.
 
 Then the same seed means the same data, shared out alike.

@@ -89,7 +89,10 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
         for epochs in lengths:
             for split in ("test", "validation"):
                 sums = carry[f"{split}{epochs}"]
-                # No batches, no sums: a client may have no validation examples.
+                # No examples, no sums. A client without validation examples says nothing of them,
+                # since a 0 would count as a bad accuracy; every client must have test examples.
+                if not sums and split == "validation":
+                    continue
                 total = float(sums["total"]) if sums else 0.0
                 accuracy = 0.0
                 loss = 0.0
@@ -144,14 +147,22 @@ def scores(reports: Iterable[Report]) -> dict[str, Any]:
     """What a line of metrics.jsonl says of an evaluation."""
     ledger = Ledger()
     evaluated = list(ledger.tally(reports))
-    validation = spread(_metric(evaluated, "validation0"))
     return {
         **spread(_metric(evaluated, "test0")),
-        "validation_mean": validation["accuracy_mean"],
+        "validation_mean": _validation_mean(evaluated, 0),
         "loss_mean": round(_mean(evaluated, "test_loss0"), 8),
         "density": round(_mean(evaluated, "density"), 8),
         **ledger.totals("bytes_evaluate"),
     }
+
+
+def _validation_mean(reports: Sequence[Report], epochs: int) -> float | None:
+    """The mean over the clients that have validation examples; None, in JSON null, if none has."""
+    name = f"validation{epochs}"
+    accuracies = [report.metrics[name] for report in reports if name in report.metrics]
+    if not accuracies:
+        return None
+    return spread(accuracies)["accuracy_mean"]
 
 
 def _metric(reports: Sequence[Report], name: str) -> list[float]:
@@ -187,6 +198,7 @@ def summarise(
         "partition": federation.partition,
         "scenario": federation.scenario,
         "split": federation.split,
+        "validation": federation.validation,
         "engine": engine,
         "seed": run.seed,
         "rounds": run.rounds,
@@ -195,7 +207,7 @@ def summarise(
         "groups": len(sizes),
         "group_sizes": sizes,
         **after[str(last)],
-        "validation_mean": spread(_metric(reports, f"validation{last}"))["accuracy_mean"],
+        "validation_mean": _validation_mean(reports, last),
         "finetune": after,
         "density": round(_mean(reports, "density"), 8),
         "params": layout.size,

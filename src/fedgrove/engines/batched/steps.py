@@ -71,7 +71,8 @@ class BatchPlan(NamedTuple):
         for passes in passes_by_client:
             for examples in passes:
                 lengths.append(len(examples))
-        width = min(batch_size, max(lengths, default=1))
+        # At least 1, where no client has an example: there are then no steps, but a width.
+        width = min(batch_size, max(1, max(lengths, default=1)))
 
         clients = len(passes_by_client)
         steps = np.array([count_steps(passes, width) for passes in passes_by_client])
@@ -83,6 +84,8 @@ class BatchPlan(NamedTuple):
             start = 0
             for examples in passes:
                 n = len(examples)
+                if n == 0:
+                    continue
                 batches = count_steps([examples], width)
                 end = start + batches
                 # The slice is contiguous, so the reshape is a view of it and writes into `index`.
