@@ -336,6 +336,6 @@ def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
     result = quick(tmp_path / "run", rounds=1)
     (result.folder.path / "summary.json").unlink()
     config = result.folder.path / "config.toml"
-    config.write_text(config.read_text().replace("format = 2\n", ""))
-    with pytest.raises(InputError, match=r"has format 1; this version of fedgrove reads format 2"):
+    config.write_text(config.read_text().replace("format = 3\n", ""))
+    with pytest.raises(InputError, match=r"has format 1; this version of fedgrove reads format 3"):
         api.resume(tmp_path / "run", data=tiny())

@@ -2,7 +2,7 @@
 
 ::
 
-    format = 2
+    format = 3
 
     [run]                          the words of the command line
     method = "ditto"
@@ -36,8 +36,9 @@ from ..errors import InputError, unknown
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
-FORMAT = 2
-"""Raised when names in config.toml change; files of another format are refused."""
+FORMAT = 3
+"""Raised when names in config.toml change, or what is meant where one is left out; files of another
+format are refused."""
 NONE = "none"
 """Written only where a field that is not None by default holds None; others are left out."""
 
@@ -146,8 +147,8 @@ def check_format(text: str) -> None:
     if given != FORMAT:
         raise InputError(
             f"this config.toml has format {given}; this version of fedgrove reads format {FORMAT}, "
-            "in which some names changed. Resume the run with the version that wrote it, or start "
-            "it again."
+            "in which some names or defaults changed. Resume the run with the version that wrote "
+            "it, or start it again."
         )
 
 
