@@ -66,7 +66,8 @@ def run(
 ) -> Result:
     """Train a federation. The words are those of ``fedgrove run``; None takes the data set's own.
 
-    method: a name (``fedgrove list methods``) or a method made in Python.
+    method: a name (``fedgrove list methods``), perhaps with a preset (``ca-afp:paper``), or a
+        method made in Python.
     data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
@@ -92,7 +93,7 @@ def run(
     progress: whether to show progress on stderr.
     watch: called with each line of metrics.jsonl as it is written.
     """
-    chosen = methods.find(method)() if isinstance(method, str) else method
+    chosen = methods.make(method) if isinstance(method, str) else method
     experiment = Experiment(
         method=chosen,
         data=data if isinstance(data, Federation) else str(data),

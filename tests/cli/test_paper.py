@@ -195,3 +195,21 @@ def test_with_none_of_its_data_it_is_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedgrove: wisdm was not found")
     assert not (only_uci / "runs").exists()
+
+
+def test_a_table_about_the_data_trains_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["paper", "ca-afp", "--table", "1", "--quick", "--out", str(tmp_path / "t")]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == "CA-AFP, Table 1"
+    assert err == ""
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {"table.json", "table.md"}
+    assert main([*words, "--json"]) == 0
+    (comparison,) = json.loads(capsys.readouterr().out)
+    assert comparison == json.loads((tmp_path / "t/table.json").read_text())
+    by_measure = {row["measure"]: row["ours"] for row in comparison["rows"]}
+    assert by_measure["clients without some class"] == 0
+    assert main([*words[:4], "--data", "uci-har", "--data-dir", str(tmp_path)]) == 2
+    assert "uci-har" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.config.experiment import Experiment
-from fedgrove.config.grid import alternatives, grid, variants
+from fedgrove.config.grid import Variant, alternatives, grid, variants
 from fedgrove.errors import InputError
 from fedgrove.methods import Ditto, FedAvg, FedProx
 from fedgrove.parts.local import SGD, LocalTraining
@@ -74,7 +74,7 @@ def test_commas_belong_to_a_field_that_is_a_list_and_bars_separate_lists() -> No
     assert alternatives(Phased(), "phases=0,0,50|15,15,20") == ["phases=0,0,50", "phases=15,15,20"]
     assert alternatives(Phased(), "level=0.1, 0.2") == ["level=0.1", "level=0.2"]
     assert alternatives(Phased(), "level=0.1|0.2") == ["level=0.1", "level=0.2"]
-    found = variants([Phased()], ["phases=0,5|1,4"])
+    found = variants([Variant("phased", Phased())], ["phases=0,5|1,4"])
     assert [(v.label, v.method.phases) for v in found] == [  # type: ignore[attr-defined]
         ("phased-phases=0,5", (0, 5)),
         ("phased-phases=1,4", (1, 4)),

@@ -31,7 +31,7 @@ def tiny(folder: Path, *, length: int | None = None, **words: Any) -> Run:
     }
     made = method(**words)
     chosen = {"sizes": SIZES, "cohort": 4} | own
-    return make_run(made, folder, rounds=length or sum(made.phases or (3,)), **chosen)
+    return make_run(made, folder, rounds=length or sum(made.phases), **chosen)
 
 
 Filter = Callable[[list[Report]], list[Report]]

@@ -16,7 +16,8 @@ from fedgrove.core import Packet, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import CAAFP
-from fedgrove.methods.ca_afp import Clock, Phase
+from fedgrove.methods.ca_afp import Clock, Phase, State
+from fedgrove.parts.evidence import Gather
 from fedgrove.parts.group import nearest
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
@@ -48,6 +49,39 @@ def test_the_clock_of_a_run_that_never_prunes() -> None:
     assert clock.phase is Phase.STABILISE
     assert clock.next_step is None
     assert not Clock(2, (1, 1, 0), Churn(every=1)).step_is_due
+
+
+@pytest.mark.parametrize(
+    ("shares", "rounds", "wanted"),
+    [
+        ((0, 0, 1), 50, (0, 0, 50)),
+        # The ends are 4.5 and 7.5, rounded down: 4 and 7.
+        ((0.3, 0.2, 0.5), 15, (4, 3, 8)),
+        # 0.7 + 0.2 + 0.1 and 0.29 * 100 are a little less than 1 and 29 as floats.
+        ((0.7, 0.2, 0.1), 10, (7, 2, 1)),
+        ((0.29, 0.0, 0.71), 100, (29, 0, 71)),
+        ((1 / 3, 1 / 6, 1 / 2), 30, (10, 5, 15)),
+        # However short: it prunes.
+        ((0.3, 0.3, 0.4), 1, (0, 0, 1)),
+        ((0.4, 0.5, 0.1), 3, (1, 1, 1)),
+        # Rounds, also where they were read as numbers with a point.
+        ((15, 15, 20), 50, (15, 15, 20)),
+        ((15.0, 15.0, 20.0), 50, (15, 15, 20)),
+        ((0, 1, 0), 1, (0, 1, 0)),
+    ],
+)
+def test_phases_in_rounds_by_hand(shares: tuple, rounds: int, wanted: tuple) -> None:
+    lengths = CAAFP(phases=shares).lengths(rounds)
+    assert lengths == wanted
+    assert all(type(length) is int for length in lengths)
+
+
+@pytest.mark.parametrize("rounds", range(1, 41))
+def test_the_default_sums_to_any_rounds_and_prunes(rounds: int) -> None:
+    lengths = CAAFP().lengths(rounds)
+    assert sum(lengths) == rounds
+    assert min(lengths) >= 0
+    assert lengths[2] > 0
 
 
 def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
@@ -86,7 +120,11 @@ def test_phases_run_in_order_with_the_right_verbs(tmp_path: Path) -> None:
         ({"phases": (0, 1, 1)}, ["cluster", "train:evidence", "train:near"]),
         ({"phases": (1, 1, 0)}, ["train", "cluster", "train:near"]),
         ({"phases": (2, 0, 0)}, ["train", "train"]),
-        ({"phases": None}, ["cluster:evidence", "train:evidence", "train:evidence", "train:near"]),
+        # Shares: all three rounds.
+        (
+            {"phases": (0, 0, 1), "length": 3},
+            ["cluster:evidence", "train:evidence", "train:evidence", "train:near"],
+        ),
     ],
 )
 def test_evidence_is_asked_for_only_when_a_step_uses_it(
@@ -306,35 +344,83 @@ def test_the_first_mask_by_hand(tmp_path: Path) -> None:
     assert float(score[kept].min()) >= float(score[~kept].max()) - 1e-6
 
 
-def test_a_group_of_one_keeps_its_mask_but_follows_the_schedule(tmp_path: Path) -> None:
-    """As many groups as clients: nothing to agree on, nothing regrows, magnitude decides."""
-    run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, start=0.7, churn=0.2)
-    steps = 0
-    after = None
-    for before, _, answers, after in exchanges(run):
-        if not before.masks:
-            continue
-        for report in answers:
-            g = before.groups[report.of]
-            a = trees.flat(before.masks[g])
-            b = trees.flat(after.masks[g])
-            assert not bool((b & ~a).any())
-            if bool((a & ~b).any()):
-                steps += 1
-                # The group's mean is its one client's model.
-                w = trees.flat(
-                    trees.pick(report.give["model"].values, run.net.layout.prunable)
-                ).abs()
-                assert float(w[b].min()) >= float(w[a & ~b].max()) * (1 - 1e-6)
-    assert steps >= 4
-    assert set(counts(after).values()) == {round(0.3 * run.net.layout.prunable_size)}
+def test_a_group_of_one_churns_by_magnitude_and_gradient_by_hand() -> None:
+    """f = 2, so the step before round 2 of phase 3 sees the round 1 report of the group's client.
+
+    Four of eight weights are in use, which is the target; churn .25 of 4: one weight changes places.
+    The client's model is its group's mean, |w| = 4, 3, .5, 1: with Coh = Con = 1 the score is
+    .5 |w| / 4 + .25 + .25, least at place 2. The largest gradient outside the mask, -9, is at place
+    5. One client's vote of another round differs at place 3 (the sum of signs is 0 there): if it
+    counted, 3 would have .125 + .25 + 0 = .375 and fall before 2 with .0625 + .25 + .25 = .5625.
+    """
+    method = CAAFP(phases=(0, 0, 4), density=0.5, churn=0.25, every=2, clusters=1)
+    mask = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0]).bool()
+    start = {"w": torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])}
+    gathered = Gather(start["w"], mask)
+    signs = torch.tensor([1, 1, 1, 1], dtype=torch.int8)
+    gathered.add(start["w"], {"scores.signs": signs})
+    state = State(
+        round=0,
+        phases=(0, 0, 4),
+        clients=(7,),
+        prunable=("w",),
+        models={0: start},
+        masks={0: {"w": mask}},
+        groups={7: 0},
+        reference=start,
+        centres={},
+        evidence={0: gathered.since({})},
+    )
+    evidence = {
+        "scores.signs": torch.tensor([1, 1, 1, -1], dtype=torch.int8),
+        "scores.grow": torch.tensor([0.0, -9.0, 0.0, 0.0], dtype=torch.bfloat16),
+    }
+    trained = {"w": torch.tensor([4.0, 3.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0])}
+    give = {"model": Packet(trained, {"w": mask}), "evidence": Packet(evidence)}
+    after = method.fold(state, [Report(7, give, examples=5)])
+    assert after.masks[0]["w"].tolist() == [True, True, False, True, False, True, False, False]
+    assert after.models[0]["w"].tolist() == [4, 3, 0, 1, 0, 0, 0, 0]
 
 
-def test_a_group_of_one_at_the_target_keeps_its_mask(tmp_path: Path) -> None:
+def test_a_group_of_which_nobody_reported_only_prunes_its_deficit() -> None:
+    """Density 1 -> .5 in the only step: the two smallest of four go, and nothing regrows."""
+    method = CAAFP(phases=(0, 0, 2), start=1.0, density=0.5, churn=0.5, every=2, clusters=1)
+    model = {"w": torch.tensor([1.0, -4.0, 2.0, -3.0])}
+    state = State(
+        round=0,
+        phases=(0, 0, 2),
+        clients=(7,),
+        prunable=("w",),
+        models={0: model},
+        masks={0: {"w": torch.ones(4).bool()}},
+        groups={7: 0},
+        reference=model,
+        centres={},
+        evidence={},
+    )
+    after = method.fold(state, [])
+    assert after.masks[0]["w"].tolist() == [False, True, False, True]
+
+
+def test_groups_of_one_move_their_masks_when_their_client_reports(tmp_path: Path) -> None:
+    """As many groups as clients, at the target: 20 % of a group's weights change places."""
     run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, churn=0.2)
-    masks = [after.masks for *_, after in exchanges(run) if after.masks]
-    assert len(masks) == 5
-    assert all(trees.equal(m[g], masks[0][g]) for m in masks for g in m)
+    active = round(0.3 * run.net.layout.prunable_size)
+    for before, _, answers, after in exchanges(run):
+        if not before.masks or after.round == sum(run.method.phases):
+            continue
+        reported = {before.groups[report.of] for report in answers}
+        for group, mask in after.masks.items():
+            a = trees.flat(before.masks[group])
+            b = trees.flat(mask)
+            moved = round(0.2 * active) if group in reported else 0
+            assert int((a & ~b).sum()) == int((b & ~a).sum()) == moved
+
+
+def test_groups_of_one_follow_the_schedule(tmp_path: Path) -> None:
+    run = tiny(tmp_path, phases=(0, 1, 4), clusters=5, start=0.7, churn=0.2)
+    after = play(run, Serial())
+    assert set(counts(after).values()) == {round(0.3 * run.net.layout.prunable_size)}
 
 
 def test_a_density_that_rises(tmp_path: Path) -> None:
@@ -426,9 +512,12 @@ def test_a_late_joiner_joins_its_twin(tmp_path: Path) -> None:
         ),
         (
             {"phases": (1, -1, 3)},
-            r"phases is \(1, -1, 3\); it must be three numbers of 0 or more rounds",
+            r"phases is \(1, -1, 3\); it must be three numbers of 0 or more: whole rounds, or shares that sum to 1",
         ),
-        ({"phases": (1, 2)}, r"phases is \(1, 2\); it must be three numbers of 0 or more rounds"),
+        ({"phases": (1, 2)}, r"phases is \(1, 2\); it must be three numbers of 0 or more: .*"),
+        ({"phases": (0.3, 0.3, 0.3)}, r"phases is .*; it must be .* shares that sum to 1"),
+        ({"phases": (1.5, 2, 3)}, r"phases is .*; it must be .* shares that sum to 1"),
+        ({"phases": None}, r"phases is None; it must be three numbers of 0 or more: .*"),
     ],
 )
 def test_impossible_values_get_a_sentence(words: dict, sentence: str) -> None:
@@ -450,7 +539,8 @@ def test_phases_that_do_not_sum_to_the_rounds_get_a_sentence(tmp_path: Path) -> 
     run = tiny(tmp_path, phases=(1, 1, 1), length=4)
     with pytest.raises(
         InputError,
-        match=r"^phases is \(1, 1, 1\); it must be three numbers that sum to the rounds, 4\.$",
+        match=r"^phases is \(1, 1, 1\); it must be three numbers that sum to the rounds, 4, "
+        r"or shares of them that sum to 1\.$",
     ):
         next(rounds(run))
     with pytest.raises(InputError, match="sum to the rounds, 4"):

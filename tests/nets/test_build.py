@@ -70,6 +70,41 @@ def test_options() -> None:
     assert not [m for m in plain.modules() if isinstance(m, Dropout)]
 
 
+def test_the_default_weights_of_har_cnn_are_torchs_to_the_bit() -> None:
+    """What the class gave before it had an option: its layers drawn in their order."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(3)
+        conv1 = nn.Conv2d(3, 64, (1, 5), padding=(0, 2))
+        conv2 = nn.Conv2d(64, 64, (1, 5), padding=(0, 2))
+        fc1 = nn.Linear(64 * 5, 32)
+        head = nn.Linear(32, 2)
+    built = nets.build("har-cnn", (3, 20), 2, seed=3)
+    for name, layer in (("conv1", conv1), ("conv2", conv2), ("fc1", fc1), ("head", head)):
+        assert torch.equal(built.get_submodule(name).weight, layer.weight)
+        assert torch.equal(built.get_submodule(name).bias, layer.bias)
+
+
+def test_glorot_weights_by_hand() -> None:
+    """Bounds sqrt(6 / (fan_in + fan_out)), a fan being channels times the 5 steps of the kernel:
+    conv1 sqrt(6 / (15 + 320)) = .1338, conv2 sqrt(6 / 640) = .0968, fc1 sqrt(6 / (320 + 32)) =
+    .1306, head sqrt(6 / (32 + 2)) = .4201. Biases are 0; drawn anew the weights differ, within the
+    same bounds."""
+    bounds = {"conv1": 0.1338, "conv2": 0.0968, "fc1": 0.1306, "head": 0.4201}
+    built = nets.build("har-cnn:init=glorot", (3, 20), 2, seed=0)
+    other = nets.Net(built, (3, 20)).redraw(seed=1)
+    assert count("har-cnn", (3, 20), 2, init="glorot") == count("har-cnn", (3, 20), 2)
+    for name, bound in bounds.items():
+        layer = built.get_submodule(name)
+        for weight in (layer.weight.detach(), other[f"{name}.weight"]):
+            # The largest of 64 and more uniform draws is near the bound, and never above it.
+            assert 0.9 * bound < float(weight.abs().max()) < bound + 5e-5
+        assert not torch.equal(layer.weight, other[f"{name}.weight"])
+        assert not bool(layer.bias.any())
+        assert not bool(other[f"{name}.bias"].any())
+    with pytest.raises(InputError, match=r"^init is 'keras'; it must be torch or glorot\.$"):
+        nets.build("har-cnn:init=keras", (3, 20), 2, seed=0)
+
+
 def test_dropout_rates_of_the_paper() -> None:
     built = nets.build("har-cnn", (3, 20), 2, seed=0)
     assert [m.p for m in built.modules() if isinstance(m, Dropout)] == [0.3, 0.3, 0.2]

@@ -9,12 +9,15 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import FedgroveError, unknown
 from . import options as o
+
+if TYPE_CHECKING:
+    from ..core import AnyMethod
 
 Kind = Annotated[str, typer.Argument(metavar="methods|data|nets|parts|engines", show_default=False)]
 EXTRAS = {
@@ -50,7 +53,7 @@ def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) 
     from ..config.settings import settable
     from ..report.tables import print_pairs
 
-    instance = methods.find(method)()
+    instance = methods.make(method)
     recipe = Federations(data_dir).recipe(Experiment(instance, str(data)))
     print(_module_docstring(type(instance).__module__))
     print(f"\n--set takes, with the recipe of {data}:\n")
@@ -89,7 +92,21 @@ def _methods() -> list[tuple[str, str]]:
         docstring = _module_docstring(methods.find(name).__module__)
         # Up to the citation in brackets, or to the end of the first sentence.
         rows.append((name, re.split(r" \(|\.\s", docstring)[0]))
+        for preset, method in methods.presets(name).items():
+            rows.append((f"{name}:{preset}", f"{name} with {_changes(method)}"))
     return rows
+
+
+def _changes(preset: AnyMethod) -> str:
+    """The fields in which a preset differs from the method's defaults, as --set takes them."""
+    default: Any = type(preset)()
+    changes = []
+    for field in dataclasses.fields(default):
+        value = getattr(preset, field.name)
+        if value != getattr(default, field.name):
+            text = ",".join(str(item) for item in value) if isinstance(value, tuple) else value
+            changes.append(f"{field.name}={text}")
+    return " ".join(changes)
 
 
 def _data() -> list[tuple[str, str]]:

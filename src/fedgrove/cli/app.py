@@ -105,7 +105,7 @@ def run(
 
     federations = Federations(data_dir)
     experiment = arguments.experiment(ctx.params, federations)
-    folder = arguments.out_folder(experiment, out)
+    folder = arguments.out_folder(experiment, method, out)
     if dry_run:
         return _print_plan(plan(experiment, folder, federations), json)
     result = api.train(

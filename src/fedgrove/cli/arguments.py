@@ -54,7 +54,7 @@ def base_experiment(words: Mapping[str, Any], method: str) -> Experiment:
         if words.get(word) is not None:
             given[word] = words[word]
     standardise = not words.get("no_standardise")
-    return Experiment(methods.find(method)(), **given, standardise=standardise)
+    return Experiment(methods.make(method), **given, standardise=standardise)
 
 
 def engine(words: Mapping[str, Any]) -> closing[Engine]:
@@ -62,13 +62,14 @@ def engine(words: Mapping[str, Any]) -> closing[Engine]:
     return closing(choose(words["engine"], words["device"], words["precision"]))
 
 
-def out_folder(wanted: Experiment, out: str | None) -> Path:
-    """``--out``, or a name under runs that is not taken."""
+def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:
+    """``--out``, or a name under runs that is not taken; a preset is told by its name."""
     if out is not None:
         return Path(out)
-    method = methods.name_of(wanted.method)
+    # Some systems allow no colon in a folder's name.
+    plain = method.replace(":", "-")
     data = Path(str(wanted.data)).stem
-    return fresh_name(Path("runs"), f"{method}-{data}-s{wanted.seed}")
+    return fresh_name(Path("runs"), f"{plain}-{data}-s{wanted.seed}")
 
 
 def cost_of_shape(words: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def cost_of_shape(words: Mapping[str, Any]) -> dict[str, Any]:
     check(data is None, "--data", data, "left out where --input is given")
     recipe = LocalTraining()
     settings = [*(words.get("set") or ()), *shorthand_settings(words)]
-    method = with_settings(methods.find(words["method"])(), settings, recipe)
+    method = with_settings(methods.make(words["method"]), settings, recipe)
     clients = _given(words, "clients", 10)
     return cost(
         method,

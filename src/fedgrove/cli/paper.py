@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -18,7 +18,8 @@ from .sweep import Seeds, watched
 
 if TYPE_CHECKING:
     from ..core import Engine
-    from ..papers import Part, Setting, Study
+    from ..errors import InputError
+    from ..papers import DataTable, Part, Setting, Study
     from ..papers.beside import Comparison, Measured, Summaries
     from ..report.tables import Summary
 
@@ -67,10 +68,15 @@ def paper(
     from . import arguments
 
     parts = papers.parts(name, table, figure)
-    # All data are looked for before anything is trained: a missing file shows in seconds.
-    studies_of = {word: _studies(part, ctx.params) for word, part in parts.items()}
     places = _places(name, parts, out, quick)
-    comparisons = []
+    comparisons: list[Mapping[str, Any]] = []
+    # All data are looked for before anything is trained: a missing file shows in seconds.
+    studies_of = {}
+    for word, part in parts.items():
+        if isinstance(part, papers.DataTable):
+            comparisons.append(_write_data_table(name, word, part, places[word], ctx.params))
+        else:
+            studies_of[word] = _studies(part, ctx.params)
     any_failed = False
     with arguments.engine(ctx.params) as chosen:
         for word, studies in studies_of.items():
@@ -106,15 +112,9 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
     from ..errors import InputError
     from ..papers import Setting
 
-    if words["data"]:
-        names = [words["data"]]
-    elif words["quick"]:
-        names = [part.look]
-    else:
-        names = list(part.data)
     studies: dict[str, Study] = {}
     missing: list[InputError] = []
-    for name in names:
+    for name in _data_of(part, words):
         setting = Setting(name, words["split"], words["quick"])
         study = _chosen_rows(part.study(setting), words["rows"])
         try:
@@ -124,11 +124,24 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
             missing.append(error)
         else:
             studies[_folder(setting)] = study
-    if not studies:
+    _tell_missing(missing, is_empty=not studies)
+    return studies
+
+
+def _data_of(part: Part | DataTable, words: Mapping[str, Any]) -> list[str]:
+    """The data sets that are asked for: one, the built-in one of a quick look, or the paper's."""
+    if words["data"]:
+        return [words["data"]]
+    if words["quick"]:
+        return [part.look]
+    return list(part.data)
+
+
+def _tell_missing(missing: Sequence[InputError], is_empty: bool) -> None:
+    if is_empty:
         raise missing[0]
     for why in missing:
         print(f"fedgrove: left out: {why}", file=sys.stderr)
-    return studies
 
 
 def _chosen_rows(study: Study, text: str | None) -> Study:
@@ -204,4 +217,37 @@ def _write(
     if not words["json"]:
         print_paper(comparison)
         print(where)
+    return comparison
+
+
+def _write_data_table(
+    name: str, word: str, part: DataTable, place: Path, words: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A table about the data: write table.json and table.md, and print it for people."""
+    from ..data import load
+    from ..errors import InputError
+    from ..papers.data_table import compared, markdown_of_data, print_data_table
+    from ..runs.store import write_bytes
+
+    federations = {}
+    missing = []
+    for data in _data_of(part, words):
+        try:
+            # A random split leaves no window out, as one by blocks does between its sides.
+            federations[data] = load(
+                data,
+                split=words["split"] or "random",
+                standardise=False,
+                data_dir=words["data_dir"],
+            )
+        except InputError as error:
+            missing.append(error)
+    _tell_missing(missing, is_empty=not federations)
+    comparison = compared(name, word, part, federations)
+    place.mkdir(parents=True, exist_ok=True)
+    write_bytes(place / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())
+    write_bytes(place / "table.md", markdown_of_data(comparison).encode())
+    if not words["json"]:
+        print_data_table(comparison)
+        print(place)
     return comparison

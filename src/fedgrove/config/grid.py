@@ -39,7 +39,9 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    every_variant = variants([methods.find(name)() for name in names], texts, recipe)
+    # A label becomes a folder's name, which on some systems can hold no colon.
+    chosen = [Variant(name.replace(":", "-"), methods.make(name)) for name in names]
+    every_variant = variants(chosen, texts, recipe)
     for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:
             raise InputError(
@@ -58,13 +60,13 @@ def grid(
 
 
 def variants(
-    chosen: Sequence[AnyMethod], texts: Sequence[str], recipe: LocalTraining | None = None
+    chosen: Sequence[Variant], texts: Sequence[str], recipe: LocalTraining | None = None
 ) -> list[Variant]:
     """Every method with every combination of settings; a method without a field is left as it is.
 
     A field that no method has is refused, as :func:`fedgrove.config.settings.assign` refuses it.
     """
-    current = [Variant(methods.name_of(method), method) for method in chosen]
+    current = list(chosen)
     for text in texts:
         somebody_has_it = any(_hints(variant.method, text, recipe) for variant in current)
         if not somebody_has_it:

@@ -38,7 +38,8 @@ from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
 FORMAT = 2
-"""Raised when names in config.toml change; files of another format are refused."""
+"""Raised when names in config.toml change, or what is meant where one is left out; files of another
+format are refused."""
 NONE = "none"
 """Written only where a field that is not None by default holds None; others are left out."""
 
@@ -147,7 +148,7 @@ def check_format(text: str, folder: Path) -> None:
     if given != FORMAT:
         raise InputError(
             f"{folder} has a config.toml of format {given}; this version of fedgrove reads format "
-            f"{FORMAT}, in which some names changed. Resume the run with the version that wrote "
+            f"{FORMAT}, in which some names and defaults changed. Resume the run with the version that wrote "
             "it, or start it again."
         )
 

@@ -1,7 +1,8 @@
 """Methods, one file each: ``fedgrove list methods``, ``fedgrove show NAME``.
 
 The folder is the registry: ``ca-afp`` on the command line is ``ca_afp.py``, which defines one
-method class.
+method class. A file may also hold ``PRESETS``, instances of that class by name: ``ca-afp:paper`` is
+``ca_afp.PRESETS["paper"]``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from typing import Any
 
+from ..core import AnyMethod
 from ..errors import unknown
 from .ca_afp import CAAFP
 from .clusterfl import ClusterFL
@@ -53,8 +56,10 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "find",
+    "make",
     "name_of",
     "names",
+    "presets",
 ]
 
 
@@ -76,6 +81,32 @@ def find(name: str) -> type[Any]:
         v for v in vars(module).values() if _is_method(v) and v.__module__ == module.__name__
     ]
     return found[0]
+
+
+def presets(name: str) -> Mapping[str, AnyMethod]:
+    """The presets of a method, by name.
+
+    >>> sorted(presets("ca-afp")), sorted(presets("fedavg"))
+    (['paper'], [])
+    """
+    module = importlib.import_module(find(name).__module__)
+    return getattr(module, "PRESETS", {})
+
+
+def make(word: str) -> AnyMethod:
+    """A method as the command line writes it: ``NAME`` with its defaults, or ``NAME:PRESET``.
+
+    >>> make("ca-afp:paper").phases
+    (0, 0, 1)
+    """
+    name, colon, preset = word.partition(":")
+    if not colon:
+        method: AnyMethod = find(name)()
+        return method
+    available = presets(name)
+    if preset not in available:
+        raise unknown(f"preset of {name}", preset, available)
+    return available[preset]
 
 
 def name_of(method: object) -> str:

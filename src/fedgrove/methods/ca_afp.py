@@ -19,15 +19,18 @@ not a round::
 
 Evidence (variances, signs and gradients) comes with the training reports and is summed since the
 last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
-phase 2, from the clustering exchange. A group in which no two clients reported in the same round
-prunes its deficit by magnitude and does not churn. A client that missed the clustering does its
-part of it when it is first drawn, and joins the group nearest to its update.
+phase 2, from the clustering exchange. Where no two clients of a group reported in the same round
+(a group of one, say) Coh = Con = 1: it prunes by magnitude and regrows by gradient. A group of
+which nobody reported since the last step has no gradient: it prunes its deficit and does not churn.
+A client that missed the clustering does its part of it when it is first drawn, and joins the group
+nearest to its update.
 
 Differs from the paper where that is silent or contradicts itself: docs/papers/ca-afp.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -89,6 +92,13 @@ class State:
 
 
 # ---- where the run stands ------------------------------------------------------------------------
+
+
+Phases = tuple[int, int, int] | tuple[float, float, float]
+"""Rounds of warm-up, stabilisation and pruning, or shares of the rounds.
+
+Two types, so that rounds that are typed or read from config.toml stay whole numbers.
+"""
 
 
 class Phase(Enum):
@@ -162,6 +172,25 @@ class Clock:
         return None
 
 
+def _are_phases(phases: Phases | None) -> bool:
+    # None comes from configurations of before: it used to mean no warm-up.
+    if phases is None or len(phases) != 3 or min(phases) < 0:
+        return False
+    all_whole = all(float(length).is_integer() for length in phases)
+    return all_whole or _are_shares(phases)
+
+
+def _are_shares(phases: Phases) -> bool:
+    # Not exactly 1: 0.7 + 0.2 + 0.1 is 0.9999999999999999. Whole rounds that sum to 1 are those of
+    # a run of one round, where shares mean the same.
+    return math.isclose(sum(phases), 1)
+
+
+def _whole_rounds(length: float) -> int:
+    # 0.29 * 100 is 28.999999999999996, and still 29 rounds.
+    return math.floor(length + 1e-9)
+
+
 # ---- the method ----------------------------------------------------------------------------------
 
 
@@ -169,8 +198,8 @@ class Clock:
 class CAAFP:
     """One pruned model per group of clients, pruned and regrown by what the group agrees on."""
 
-    phases: tuple[int, int, int] | None = None
-    """Rounds of warm-up, stabilisation, pruning; they sum to the rounds. None: (0, 0, all)."""
+    phases: Phases = (0.4, 0.2, 0.4)
+    """Warm-up, stabilisation, pruning: rounds that sum to the rounds, or shares that sum to 1."""
     density: float = 0.3
     start: float | None = None
     """Density of the first mask; None: the final one."""
@@ -189,8 +218,12 @@ class CAAFP:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(self.start is None or 0 < self.start <= 1, "start", self.start, "in (0, 1]")
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
-        phases_are_valid = self.phases is None or (len(self.phases) == 3 and min(self.phases) >= 0)
-        check(phases_are_valid, "phases", self.phases, "three numbers of 0 or more rounds")
+        check(
+            _are_phases(self.phases),
+            "phases",
+            self.phases,
+            "three numbers of 0 or more: whole rounds, or shares that sum to 1",
+        )
         check(len(self.weights) == 3, "weights", self.weights, "three numbers of 0 or more, sum 1")
         # These parts check weights, churn and every.
         Blend(*self.weights)
@@ -217,13 +250,26 @@ class CAAFP:
         return self.churn > 0 or self.first != self.density
 
     def lengths(self, rounds: int) -> tuple[int, int, int]:
-        """The phases of a run of so many rounds."""
-        phases = self.phases or (0, 0, rounds)
+        """The phases of a run of so many rounds, in rounds.
+
+        Of shares, the ends of the first two phases are rounded down and the third takes the rest:
+        the sum is exact, and however short a run is, it prunes if it is meant to.
+
+        >>> CAAFP(phases=(0.3, 0.1, 0.6)).lengths(50), CAAFP(phases=(0.3, 0.3, 0.4)).lengths(2)
+        ((15, 5, 30), (0, 1, 1))
+        """
+        warm_up, stabilise, pruning = self.phases
+        if _are_shares(self.phases):
+            end_of_warm_up = _whole_rounds(warm_up * rounds)
+            end_of_stabilise = _whole_rounds((warm_up + stabilise) * rounds)
+            phases = (end_of_warm_up, end_of_stabilise - end_of_warm_up, rounds - end_of_stabilise)
+        else:
+            phases = (int(warm_up), int(stabilise), int(pruning))
         check(
             sum(phases) == rounds,
             "phases",
             phases,
-            f"three numbers that sum to the rounds, {rounds}",
+            f"three numbers that sum to the rounds, {rounds}, or shares of them that sum to 1",
         )
         pruning = phases[2]
         # A step before round 1 only makes the first mask: it does not move the density on.
@@ -410,9 +456,12 @@ class CAAFP:
         spread = variance(sums)
         signs, n_votes = votes(sums)
         if spread is None:
-            # No two clients reported in one round, so there is nothing to agree on: Coh = Con = 1,
-            # no churn, and only the deficit is pruned (or regrown, where the density rises).
+            # No two clients reported in one round, so there is nothing to disagree on: Coh = 1, and
+            # Con = 1 although one client's votes of several rounds may differ.
             signs = None
+        if not sums:
+            # Nobody reported, so there is no gradient to regrow by: no churn, only the deficit is
+            # pruned.
             deficit = n_prune - n_grow
             n_prune = max(deficit, 0)
             n_grow = max(-deficit, 0)
@@ -513,6 +562,11 @@ class CAAFP:
                 density += (self.density - density) / self.schedule.left(t, pruning)
             total += density * dense
         return round(total)
+
+
+PRESETS = {"paper": CAAFP(phases=(0, 0, 1))}
+"""``ca-afp:paper``: (0,0,50) of its tables, no warm-up at all. All else is the paper's already: the
+other defaults are those of its UCI-HAR, and its data sets bring its local training."""
 
 
 @dataclass(frozen=True)

@@ -17,3 +17,7 @@ class GlobalFT(CAAFP):
     """One pruned model for all, pruned and regrown by what they agree on."""
 
     clusters: int = 1
+
+
+PRESETS = {"paper": GlobalFT(phases=(0, 0, 1))}
+"""``global-ft:paper``: (0,0,50), as ``ca-afp:paper``."""

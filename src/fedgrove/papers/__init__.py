@@ -10,9 +10,11 @@ import importlib
 import pkgutil
 
 from ..errors import InputError, check, unknown
+from .data_table import DataTable
 from .studies import Paper, Part, Row, Setting, Study, experiments
 
 __all__ = [
+    "DataTable",
     "Paper",
     "Part",
     "Row",
@@ -24,7 +26,7 @@ __all__ = [
     "parts",
 ]
 
-NOT_PAPERS = ("beside", "page", "studies")
+NOT_PAPERS = ("beside", "data_table", "page", "studies")
 """Modules of this folder that hold no paper. All others do, so names() need not import them."""
 
 
@@ -41,7 +43,7 @@ def find(name: str) -> Paper:
     """A paper by name.
 
     >>> sorted(find("ca-afp").tables)
-    [2, 3, 4]
+    [1, 2, 3, 4]
     """
     if name not in names():
         raise unknown("paper", name, names())
@@ -50,7 +52,7 @@ def find(name: str) -> Paper:
     return paper
 
 
-def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part]:
+def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part | DataTable]:
     """The parts of a paper with these numbers, by word, such as ``table2`` and ``figure3``."""
     paper = find(name)
     tables = ", ".join(str(n) for n in paper.tables)
@@ -60,7 +62,7 @@ def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part]:
             f"neither --table nor --figure was given; "
             f"{name} has --table {tables} and --figure {figures}."
         )
-    wanted = {}
+    wanted: dict[str, Part | DataTable] = {}
     if table is not None:
         allowed = f"one of {tables}, those of {name} that are run here"
         check(table in paper.tables, "--table", table, allowed)

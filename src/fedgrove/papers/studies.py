@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..config.experiment import Experiment
+from .data_table import DataTable
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Paper:
     """A paper's tables and figures, by number."""
 
     cited: str
-    tables: Mapping[int, Part]
+    tables: Mapping[int, Part | DataTable]
     figures: Mapping[int, Part]
 
 
