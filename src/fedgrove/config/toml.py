@@ -148,8 +148,8 @@ def check_format(text: str, folder: Path) -> None:
     if given != FORMAT:
         raise InputError(
             f"{folder} has a config.toml of format {given}; this version of fedgrove reads format "
-            f"{FORMAT}, in which some names and defaults changed. Resume the run with the version that wrote "
-            "it, or start it again."
+            f"{FORMAT}, in which some names and defaults changed. Resume the run with the version "
+            "that wrote it, or start it again."
         )
 
 

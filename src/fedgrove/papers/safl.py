@@ -109,7 +109,7 @@ PLACES = {
     "cifar10": Place(
         "bn-cnn4", 10, "shards:2:1000", (1, 2, 3, 4, 5), (0.3, 0.4, 0.5, 0.6, 0.7), "shards:2"
     ),
-    "mnist": Place("bn-cnn2", 20, "classes:5:28", (1, 2), (0.3, 0.4, 0.6, 0.65)),
+    "mnist": Place("bn-cnn2", 20, "classes:5:25", (1, 2), (0.3, 0.4, 0.6, 0.65)),
 }
 """CIFAR-10: 1000 images of each class, two classes per client in unequal numbers; five pairs of
 classes with two clients each.
