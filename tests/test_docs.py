@@ -162,8 +162,12 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
         "net": list(nets.names()),
         "engine": engines.names(),
     }
+    if found.get("method"):
+        method = methods.make(found["method"])  # a preset must exist too
     for key, names in known.items():
         given = found.get(key)
+        if key == "method" and given:
+            given = given.partition(":")[0]
         if key == "net" and given and ".py:" not in given:
             given = given.partition(":")[0]  # a net's options follow its name
         assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), (
@@ -173,7 +177,7 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
         recipe_of(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
     )
     for text in found.get("set") or ():
-        assign(methods.find(found["method"])(), text, recipe)
+        assign(method, text, recipe)
 
 
 def test_there_are_commands_to_parse_and_a_wrong_one_does_not() -> None:

@@ -22,7 +22,7 @@ from fedgrove.config.settings import (
     settable,
     walk,
 )
-from fedgrove.config.toml import from_toml, read_words, to_toml
+from fedgrove.config.toml import from_toml, read_words, same, to_toml
 from fedgrove.data import from_arrays
 from fedgrove.errors import InputError
 from fedgrove.methods import Ditto, FedAvg, FedProx, LGFedAvg
@@ -319,3 +319,13 @@ def test_a_part_of_the_users_own_is_kept_by_assign() -> None:
 
     assert assign(FedAvg(codec=Half()), "epochs=2", RECIPE).codec == Half()
     assert assign(FedAvg(codec=Half()), "codec=Bitmap").codec == Bitmap()
+
+
+def test_a_default_that_changed_with_the_format_is_not_the_same_run() -> None:
+    """Before format 3 CA-AFP left phases out where it meant no warm-up at all."""
+    now = to_toml(Experiment(methods.CAAFP()))
+    lines = [line for line in now.splitlines() if line.strip()]
+    start = lines.index("phases = [")
+    before = "\n".join(lines[:start] + lines[start + 5 :])
+    assert same(before, now)
+    assert not same(before.replace("format = 3", "format = 2"), now)

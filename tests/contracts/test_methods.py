@@ -211,7 +211,7 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "local": 0,
         "lg-fedavg": 8 * 4355 * 3 * 50,
         **dict.fromkeys(("fixedprune", "fedsnip", "efficientfl"), 0.3 * whole),
-        # phases .4, .2, .4: three fifths of the rounds are dense; and a dense exchange with all four
+        # phases .5, .1, .4: three fifths of the rounds are dense; and a dense exchange with all four
         **dict.fromkeys(("ca-afp", "global-ft"), (0.6 + 0.4 * 0.3) * whole + 8 * 5187 * 4),
         "fedchar": 8 * 5187 * 3 * 51,
         "ifca": 4 * 5187 * (3 + 1) * 3 * 50,

@@ -46,7 +46,11 @@ app = typer.Typer(
 )
 Chosen = Annotated[
     str | None,
-    typer.Argument(metavar="[METHOD]", help="see: fedgrove list methods", show_default=False),
+    typer.Argument(
+        metavar="[METHOD]",
+        help="NAME or NAME:PRESET, see: fedgrove list methods",
+        show_default=False,
+    ),
 ]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
 

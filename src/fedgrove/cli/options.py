@@ -53,7 +53,10 @@ def option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
 
 
 Method = Annotated[
-    str, typer.Argument(metavar="METHOD", help="see: fedgrove list methods", show_default=False)
+    str,
+    typer.Argument(
+        metavar="METHOD", help="NAME or NAME:PRESET, see: fedgrove list methods", show_default=False
+    ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Runs = Annotated[

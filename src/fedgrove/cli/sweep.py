@@ -37,7 +37,8 @@ def seeds_of(text: str) -> Any:
 
 
 Methods = Annotated[
-    list[str], typer.Argument(metavar="METHOD...", help="see: fedgrove list methods")
+    list[str],
+    typer.Argument(metavar="METHOD...", help="NAME or NAME:PRESET, see: fedgrove list methods"),
 ]
 Seeds = Annotated[
     Any,

@@ -156,11 +156,14 @@ def check_format(text: str, folder: Path) -> None:
 def same(one: str, other: str) -> bool:
     """Whether two config.toml describe the same run.
 
-    One that was written before a word existed has its default. Where data, network or method were
-    made in Python, the texts must be equal: nothing else is known of them.
+    One that was written before a word existed has its default; between formats defaults may have
+    changed, so there no two are the same. Where data, network or method were made in Python, the
+    texts must be equal: nothing else is known of them.
     """
     if one == other:
         return True
+    if _parsed(one).get("format") != _parsed(other).get("format"):
+        return False
     try:
         return from_toml(one) == from_toml(other)
     except InputError:  # made in Python, or by a version with other words

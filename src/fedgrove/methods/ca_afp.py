@@ -198,7 +198,7 @@ def _whole_rounds(length: float) -> int:
 class CAAFP:
     """One pruned model per group of clients, pruned and regrown by what the group agrees on."""
 
-    phases: Phases = (0.4, 0.2, 0.4)
+    phases: Phases = (0.5, 0.1, 0.4)
     """Warm-up, stabilisation, pruning: rounds that sum to the rounds, or shares that sum to 1."""
     density: float = 0.3
     start: float | None = None
