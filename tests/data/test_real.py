@@ -30,15 +30,18 @@ def test_uci_har():
     f = data.load("uci-har", data_dir=FOLDER)
     assert (len(f.clients), f.shape, f.classes, f.notes) == (30, (9, 128), 6, ())
     assert all(len(c.test.y.unique()) == 6 for c in f.clients.values())
-    # Chains are whole on one side: no half of a test window is a half of a training window.
+    assert all(len(c.validation.y.unique()) == 6 for c in f.clients.values())
+
+    # Chains are whole on one side: no half of a window is a half of a window of another part.
+    def halves(part):
+        return {w.tobytes() for x in part.x.numpy() for w in (x[:, :64], x[:, 64:])}
+
     for c in list(f.clients.values())[:5]:
-        seen = {
-            w.tobytes()
-            for p in (c.train, c.validation)
-            for x in p.x.numpy()
-            for w in (x[:, :64], x[:, 64:])
-        }
-        assert not seen & {w.tobytes() for x in c.test.x.numpy() for w in (x[:, :64], x[:, 64:])}
+        assert not halves(c.train) & halves(c.test)
+        assert not halves(c.validation) & halves(c.test)
+        assert not halves(c.train) & halves(c.validation)
+    # No window was dropped, as it would be where a chain is cut.
+    assert sum(len(p) for c in f.clients.values() for p in (c.train, c.validation, c.test)) == 10299
 
 
 @needs("wisdm_windows128.npz")
