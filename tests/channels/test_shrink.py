@@ -15,7 +15,7 @@ from torch import nn
 
 from fedgrove import nets, trees
 from fedgrove.channels import find, shrink, thin
-from fedgrove.channels.find import channel_mask, groups_of, removed_channels
+from fedgrove.channels.find import channel_mask, channels_left, groups_of
 from fedgrove.channels.shrink import cut, structured, widen
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
@@ -129,7 +129,7 @@ def test_channels_come_back_from_their_mask(name: str) -> None:
     net = net_of(name)
     for seed in range(3):
         kept = drawn(net_of(name), seed, 0.6)
-        found = removed_channels(net, channel_mask(net, kept))
+        found = channels_left(net, channel_mask(net, kept))
         assert found is None or trees.identical(found, kept)
         assert (found is None) == all(bool(k.all()) for k in kept.values())
 
@@ -213,7 +213,7 @@ def test_a_mask_is_looked_at_once_and_nothing_outlives_its_net(
     net = Net(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), (2,))
     mask = channel_mask(net, {"0": torch.tensor([True, False, True])})
     looked: list[Mask] = []
-    monkeypatch.setattr(shrink, "removed_channels", _noting(shrink.removed_channels, looked))
+    monkeypatch.setattr(shrink, "channels_left", _noting(shrink.channels_left, looked))
     assert structured(net, mask) is structured(net, mask)
     assert len(looked) == 1
     assert structured(net, dict(mask)) is not None

@@ -52,7 +52,9 @@ def federated(rounds: int, data_dir: DataDir = None, data: str = "uci-har") -> W
     check(rounds >= 1, "rounds", rounds, "1 or more")
     is_at_hand = at_hand(data, data_dir)
     used = data if is_at_hand else "motion"
-    result = api.run("fedavg", data=used, rounds=rounds, evaluate=0, data_dir=data_dir)
+    result = api.run(
+        "fedavg", data=used, rounds=rounds, evaluate=0, data_dir=data_dir, progress=False
+    )
     models = result.folder.path / "models"
     index = json.loads((models / "index.json").read_text())
     # Client 0's, but in fedavg all clients use the same model.

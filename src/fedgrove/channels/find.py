@@ -50,7 +50,7 @@ def channel_mask(net: Net, channels: Mapping[str, Tensor]) -> Mask:
     return expand(groups_of(net), net.layout.shapes, channels)
 
 
-def removed_channels(net: Net, mask: Mapping[str, Tensor] | None) -> Channels | None:
+def channels_left(net: Net, mask: Mapping[str, Tensor] | None) -> Channels | None:
     """Which channels a mask leaves, per group; None if it removes no whole channel."""
     # Tested first, so that a net is not traced for masks that prune single weights only.
     if mask is None or not may_remove_channels(mask):

@@ -152,7 +152,7 @@ def expand(
 def channels_of(
     groups: Sequence[ChannelGroup], mask: Mapping[str, Tensor] | None
 ) -> Channels | None:
-    """The whole channels that a mask removes: those with no parameter entry left. None if none is.
+    """Which channels a mask leaves: those with a parameter entry left. None if it leaves all.
 
     Inside the channels that stay the mask may prune single weights; these do not count here. A
     parameter that the mask does not name is whole, and keeps its channels alive.

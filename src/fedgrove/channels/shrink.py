@@ -15,7 +15,7 @@ from .. import trees
 from ..errors import InputError
 from ..nets.net import Net
 from ..trees import Tree
-from .find import groups_of, removed_channels
+from .find import channels_left, groups_of
 from .groups import checked
 from .thin import Thin, cut_groups, remembered
 
@@ -35,13 +35,13 @@ def shrink(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -
     >>> small.layout.shapes["2.weight"], net.layout.shapes["2.weight"]
     ((1, 2), (1, 3))
     """
-    thin = cut(net, removed_channels(net, mask) or {})
+    thin = cut(net, channels_left(net, mask) or {})
     return thin.net, thin.narrow(trees.masked(params, mask))
 
 
 def widen(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
     """The inverse of :func:`shrink`: small parameters in the full width of ``net``."""
-    return cut(net, removed_channels(net, mask) or {}).widen(params)
+    return cut(net, channels_left(net, mask) or {}).widen(params)
 
 
 def cut(net: Net, channels: Mapping[str, Tensor]) -> Thin:
@@ -69,7 +69,7 @@ def structured(net: Net, mask: Mapping[str, Tensor] | None) -> Thin | None:
 
 def _structured(net: Net, mask: Mapping[str, Tensor]) -> Thin | None:
     try:
-        channels = removed_channels(net, mask)
+        channels = channels_left(net, mask)
     except InputError:  # a net whose channels cannot be followed trains masked
         return None
     if channels is None:

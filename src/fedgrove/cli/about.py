@@ -91,7 +91,7 @@ def _methods() -> list[tuple[str, str]]:
     for name in methods.names():
         docstring = _module_docstring(methods.find(name).__module__)
         # Up to the citation in brackets, or to the end of the first sentence.
-        rows.append((name, re.split(r" \(|\.\s", docstring)[0]))
+        rows.append((name, re.split(r"\s\(|\.\s", docstring)[0]))
         for preset, method in methods.presets(name).items():
             rows.append((f"{name}:{preset}", f"{name} with {_changes(method)}"))
     return rows

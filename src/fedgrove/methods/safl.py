@@ -123,8 +123,8 @@ class SAFL:
     densities: tuple[float, ...] | None = None
     """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
     clusters: int = 1
-    """How many cluster models; 0: found. It begins with five and drops those that nobody chose for
-    two rounds."""
+    """How many cluster models; 0: found. It begins with five (or one per client) and drops those that
+    nobody chose for two rounds."""
     guided: int = 50
     """Epochs before a pruning step."""
     tune: int = 20
@@ -289,9 +289,9 @@ class SAFL:
         return share_submodel(carry, client, self.share_head)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        r"""Section III.D, with 2 G p_{T-1} M per client of the cohort, not per client:
+        r"""Section III.D, where only the cohort S_t takes part in stage 2:
 
-        N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M.
+        N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M |S_t|.
 
         p_i M is the size of the net with the same share of channels in every layer.
         """
@@ -330,9 +330,9 @@ class Fusion:
     def value(self, previous: Tree) -> tuple[Tree, Channels]:
         """The cluster's next model and its channels."""
         counts = self.overlap.counts.values()
-        kept_by_all = sum(int(count.sum()) for count in counts)
-        every_channel = sum(len(count) for count in counts)
-        density = kept_by_all / (self.clients * every_channel)
+        times_kept = sum(int(count.sum()) for count in counts)
+        channels_in_all = sum(len(count) for count in counts)
+        density = times_kept / (self.clients * channels_in_all)
         channels = self.overlap.value(density)
         model = cut_out(self.mean.value(previous), self.groups, channels).values
         return model, channels
