@@ -136,7 +136,7 @@ class Hermes:
         return deliver_submodel(state.round, pruning_rounds, state.model, state.structure, channels)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
-        """First all clients prune, and after the last step send what is left; then the cohort trains."""
+        """First all clients prune, and last send what is left; then the cohort trains."""
         pruning_rounds = len(self.schedule)
         if state.round >= pruning_rounds:
             return [Task(k, self.deliver(state, k)) for k in cohort]

@@ -74,5 +74,5 @@ class HeteroFL:
         return {"use": ()}[verb]
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """A client's sub-model down and up: the mean over the widths, the whole if devices decide."""
+        """A client's sub-model down and up: the mean width, the whole if devices decide."""
         return submodel_bytes(net, self.widths, cohort, rounds)

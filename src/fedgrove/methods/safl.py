@@ -123,8 +123,8 @@ class SAFL:
     densities: tuple[float, ...] | None = None
     """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
     clusters: int = 1
-    """How many cluster models; 0: found. It begins with five (or one per client) and drops those that
-    nobody chose for two rounds."""
+    """How many cluster models; 0: found. It begins with five (or one per client) and drops those
+    that nobody chose for two rounds."""
     guided: int = 50
     """Epochs before a pruning step."""
     tune: int = 20
