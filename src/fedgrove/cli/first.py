@@ -61,18 +61,23 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
     from ..errors import InputError
 
     seeds = SEEDS if words["seed"] is None else (words["seed"],)
-    evaluate = words["evaluate"]
+    defaults = {
+        "data": DATA,
+        "rounds": ROUNDS,
+        "finetune": FINETUNE,
+        # Scored at the end only: on the way it would take a third of the time.
+        "evaluate": 0,
+    }
     grid_words = {
         **words,
         "methods": METHODS,
         "seeds": seeds,
-        "data": words["data"] or DATA,
-        "rounds": words["rounds"] or ROUNDS,
-        "finetune": words["finetune"] or FINETUNE,
-        # Scored at the end only: on the way it would take a third of the time.
-        "evaluate": 0 if evaluate is None else evaluate,
         "vary": list(words["set"] or ()),
     }
+    for word, default in defaults.items():
+        # Not `or`: 0 rounds were given, and are refused later.
+        if words[word] is None:
+            grid_words[word] = default
     experiments = grid_of(grid_words, federations)
     if len(experiments) > len(METHODS) * len(seeds):
         raise InputError(
