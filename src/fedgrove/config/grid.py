@@ -104,7 +104,10 @@ def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = No
     >>> alternatives(FedProx(), "mu=0.1,1"), alternatives(FedProx(), "mu=0.1|1")
     (['mu=0.1', 'mu=1'], ['mu=0.1', 'mu=1'])
     """
-    key, _, value = text.partition("=")
+    key, equals, value = text.partition("=")
+    if not equals:
+        # `assign` says what is missing.
+        return [text]
     takes_a_list = False
     for hint in _hints(method, text, recipe):
         for member in members(hint):
