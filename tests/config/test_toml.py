@@ -328,4 +328,4 @@ def test_a_default_that_changed_with_the_format_is_not_the_same_run() -> None:
     start = lines.index("phases = [")
     before = "\n".join(lines[:start] + lines[start + 5 :])
     assert same(before, now)
-    assert not same(before.replace("format = 3", "format = 2"), now)
+    assert not same(before.replace("format = 2", "format = 1"), now)

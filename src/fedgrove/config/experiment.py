@@ -21,21 +21,19 @@ from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory
 from .settings import assign, coerce, hints, put
 
-PLAIN_WORDS = (
-    "partition",
-    "scenario",
-    "split",
+NUMBER_WORDS = (
     "clients",
     "cohort",
     "rounds",
     "finetune",
-    "profile",
     "standardise",
     "validation",
     "seed",
     "evaluate",
 )
-"""The words of an experiment that are numbers, text or lists of these."""
+"""The words of an experiment that are numbers or lists of numbers."""
+TEXT_WORDS = ("partition", "scenario", "split", "profile")
+"""Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,10 @@ class Experiment:
             name = self.method.__name__
             raise InputError(f"method is the class {name}; make a method of it: {name}().")
         kinds = _word_types()
-        for word in PLAIN_WORDS:
+        for word in TEXT_WORDS:
+            text = getattr(self, word)
+            check(text is None or isinstance(text, str), word, text, "text, or None")
+        for word in NUMBER_WORDS:
             value = getattr(self, word)
             if isinstance(value, np.generic):
                 value = value.item()

@@ -298,7 +298,7 @@ def put(method: M, key: str, value: Any, recipe: LocalTraining | None = None) ->
 
     >>> from fedgrove.methods import FedAvg
     >>> put(FedAvg(), "codec", codec.Smallest()).codec
-    Smallest(slack=0.01)
+    Smallest(slack=0.015)
     """
     complete = _with_default_recipe(method, recipe)
     setting = _find(complete, key)
