@@ -434,3 +434,8 @@ def test_words_of_the_wrong_type_are_refused(words: dict[str, Any], sentence: st
 def test_numbers_of_numpy_are_numbers() -> None:
     experiment = Experiment(methods.FedAvg(), rounds=np.int64(3), seed=np.int64(1))
     assert (type(experiment.rounds), experiment.rounds, experiment.seed) == (int, 3, 1)
+
+
+def test_one_length_of_fine_tuning_is_a_list_of_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="finetune is 1; it must be whole numbers"):
+        quick(tmp_path / "run", finetune=1)

@@ -22,6 +22,7 @@ from .config.experiment import (
     with_settings,
 )
 from .config.plan import Plan, plan
+from .config.settings import coerce
 from .config.toml import check_format, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
@@ -105,7 +106,8 @@ def run(
         clients=clients,
         cohort=cohort,
         rounds=rounds,
-        finetune=tuple(finetune),
+        # Coerced here, so that a bare number is refused with a sentence.
+        finetune=coerce("finetune", finetune, tuple[int, ...]),
         profile=profile,
         standardise=standardise,
         seed=seed,

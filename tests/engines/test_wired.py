@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, play, reports, tensors
+from tests.conftest import make_run, reports, tensors
 
 from fedgrove import methods, trees
 from fedgrove.core import Packet
@@ -23,13 +24,26 @@ def test_it_has_a_name_on_the_command_line() -> None:
     assert isinstance(choose("wired"), Wired)
 
 
-def test_it_is_serial_in_results_and_in_bytes_over_a_whole_run(tmp_path: Path) -> None:
-    method = replace(methods.FixedPrune(), codec=Smallest())
-    states = []
+@pytest.mark.parametrize(
+    "method",
+    [methods.FixedPrune(codec=Smallest()), methods.CAAFP(phases=(1, 1, 2), clusters=2, every=1)],
+    ids=["fixedprune", "ca-afp"],
+)
+def test_it_is_serial_in_results_and_in_bytes_over_a_whole_run(method: Any, tmp_path: Path) -> None:
+    """CA-AFP regrows weights: a zero with a sign would be sent as other bytes."""
+    results = []
     for engine in (Serial(), Wired()):
-        run = make_run(method, tmp_path / engine.name, dtype=torch.float32, rounds=3)
-        states.append(tensors(play(run, engine)))
-    assert trees.identical(*states)
+        run = make_run(method, tmp_path / engine.name, dtype=torch.float32, rounds=4)
+        state = run.initial_state
+        costs = []
+        while state.round < run.rounds:
+            answers = list(reports(run, engine, plan(run, state)))
+            costs.append([report.cost for report in answers])
+            state = run.method.fold(state, answers)
+        results.append((tensors(state), costs))
+    (serial, serial_costs), (wired, wired_costs) = results
+    assert trees.identical(serial, wired)
+    assert serial_costs == wired_costs
 
 
 @dataclass(frozen=True)
