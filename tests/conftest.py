@@ -16,9 +16,10 @@ import torch
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.choice import FilterL1
-from fedgrove.core import AnyMethod, Engine, Info, Report
+from fedgrove.core import AnyMethod, Answer, Engine, Info, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
+from fedgrove.errors import EngineError
 from fedgrove.nets import Net, build
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
@@ -93,12 +94,22 @@ def play(run: Run, engine: Engine) -> Any:
     loop = rounds(run)
     exchange = next(loop)
     while exchange.tasks:
-        exchange = loop.send(reports(run, engine, exchange.tasks))
+        exchange = loop.send(answers(run, engine, exchange.tasks))
+        if exchange.attempt == 3:
+            raise EngineError(exchange.why_abandoned)
     return exchange.state
 
 
-def reports(run: Run, engine: Engine, tasks: Iterable[Any]) -> Iterator[Report]:
-    return (report for _, report in engine.map((run, task) for task in tasks))
+def answers(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:
+    """The tasks with their answers, as the loop of a run is sent them."""
+    return ((task, answer) for (_, task), answer in engine.map((run, task) for task in tasks))
+
+
+def reports(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[Report]:
+    """The reports, where no client fails."""
+    for _, answer in answers(run, engine, tasks):
+        assert isinstance(answer, Report), answer
+        yield answer
 
 
 def remembered(run: Run) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -72,21 +72,58 @@ class Task:
     settings: Settings = field(default_factory=dict)
     verb: str = "train"
     round: int = 0
-    """Filled in by :func:`fedgrove.runs.rounds.rounds`; part of every seed."""
+    """This and the next two are filled in by :mod:`fedgrove.runs.rounds`; part of every seed."""
+    attempt: int = 0
+    """How often this exchange was abandoned before; part of every seed."""
+    memory: str | None = None
+    """The version of the client's memory that the server knows of. After a reply that was lost or
+    refused the client goes back to it."""
+
+
+Cost = Mapping[str, Mapping[str, int]]
+"""Real bytes, by direction ("up", "down") and part."""
 
 
 @dataclass(frozen=True)
 class Report:
     """One client to the server.
 
-    ``cost`` is filled in by the engine: real bytes, by direction and part.
+    ``cost`` and ``memory`` are filled in by the engine: real bytes, and the version of what the
+    client remembers from now on, if that changed.
     """
 
     of: int
     give: Mapping[str, Packet] = field(default_factory=dict)
     examples: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
-    cost: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    cost: Cost = field(default_factory=dict)
+    memory: str | None = None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A task that got no usable reply: why, in a word that is counted and in a sentence.
+
+    ``cost`` is what its messages cost all the same.
+    """
+
+    of: int
+    reason: str
+    """One of the words of :data:`LOSSES`."""
+    detail: str = ""
+    cost: Cost = field(default_factory=dict)
+
+
+LOSSES = {
+    "crashed": "the client's work ended with an error",
+    "died": "the process that worked for the client ended, twice",
+    "late": "no answer within --timeout",
+    "unreadable": "the reply could not be read",
+    "unanswered": "the engine gave no answer",
+}
+"""Why a task can be lost."""
+
+Answer = Report | Lost
 
 
 # ---- a client, from its own point of view --------------------------------------------------------
@@ -246,10 +283,51 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Form:
+    """What one packet of an answer looks like: its tensors, in order, and its mask."""
+
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+    mask: Mask | Literal["own"] | None = None
+    """This very mask; or "own": one that the client chose, or none; or None: without a mask."""
+
+    @classmethod
+    def of(cls, tree: Mapping[str, Tensor], mask: Mask | Literal["own"] | None = None) -> Form:
+        """The form of a packet that holds tensors like these."""
+        tensors = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.items()}
+        return cls(tensors, mask)
+
+
+@dataclass(frozen=True)
+class Holds:
+    """What the answer to a task holds: these packets and no others, and these numbers.
+
+    Numbers stand with the range they must lie in; others are free, as long as they are finite.
+    """
+
+    packets: Mapping[str, Form] = field(default_factory=dict)
+    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+
+def what_was_sent(task: Task, net: Net) -> Holds:
+    """The packets that the task sent, changed in their values only."""
+    return Holds({name: Form.of(packet.values, packet.mask) for name, packet in task.send.items()})
+
+
+def no_packets(task: Task, net: Net) -> Holds:
+    """Nothing but the news that the work is done."""
+    return Holds()
+
+
+@dataclass(frozen=True)
 class Give:
-    """The last stage: what leaves the client."""
+    """The last stage: what leaves the client.
+
+    ``holds`` says what that is, so that the server can refuse anything else: a report that does not
+    look like this never reaches ``fold``.
+    """
 
     f: Callable[[Carry, Client], Outcome]
+    holds: Callable[[Task, Net], Holds] = what_was_sent
 
 
 Stage = Train | Measure | Edit | Give
@@ -312,7 +390,10 @@ class Method(Protocol[S]):
         """The tasks of the next exchange."""
 
     def fold(self, state: S, reports: Iterable[Report]) -> S:
-        """The next state. Reports come one by one, in task order: keep sums, not reports."""
+        """The next state. Reports come one by one, in task order: keep sums, not reports.
+
+        Some tasks may have none: their clients failed, or what they sent was refused.
+        """
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does on a verb.
@@ -331,11 +412,16 @@ class Engine(Protocol):
     def name(self) -> str:
         """What ``--engine`` calls it."""
 
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
-        """Do the jobs; reports come in job order. Several runs may travel together."""
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        """Do the jobs: one answer for each, in job order. Several runs may travel together.
+
+        Nothing that a client does is raised here; its task is :class:`Lost`.
+        """
 
     def close(self) -> None:
         """Release workers and memory."""
 
 
 AnyMethod = Method[Any]
+Job: TypeAlias = "tuple[Run, Task]"
+"""A task and the run it belongs to."""

@@ -56,7 +56,7 @@ def test_eight_bits_are_close_to_none(tmp_path: Path) -> None:
     for bits in (0, 8):
         run = make_run(methods.EfficientFL(density=1.0, bits=bits), tmp_path / str(bits), rounds=1)
         loop = rounds(run)
-        models.append(loop.send(reports(run, Serial(), next(loop).tasks)).state.model)
+        models.append(loop.send(answers(run, Serial(), next(loop).tasks)).state.model)
     exact, rough = models
     moved = max(float((exact[k] - run.params[k]).abs().max()) for k in exact)
     assert 0 < trees.distance(exact, rough) < 2 * moved / 254

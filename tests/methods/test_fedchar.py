@@ -52,7 +52,7 @@ def test_groups_come_after_the_warm_up(tmp_path: Path) -> None:
             assert trees.equal(
                 task.send["model"].values, before.models[before.groups.get(task.to, 0)]
             )
-        exchange = loop.send(reports(run, Serial(), exchange.tasks))
+        exchange = loop.send(answers(run, Serial(), exchange.tasks))
         if verb == "cluster":
             assert all(
                 trees.equal(model, before.models[0]) for model in exchange.state.models.values()

@@ -46,7 +46,7 @@ def test_the_mask_is_that_of_a_random_batch_of_every_client_and_stays(tmp_path: 
     # All four, though the cohort is two.
     assert [task.to for task in exchange.tasks] == list(run.infos)
     assert all(task.verb == "snip" and not task.send for task in exchange.tasks)
-    exchange = loop.send(reports(run, Serial(), exchange.tasks))
+    exchange = loop.send(answers(run, Serial(), exchange.tasks))
     assert exchange.state.round == 0
     score = sum(info.examples * sensitivity(run, k) for k, info in run.infos.items())
     wanted = best(score, round(0.2 * len(score)))

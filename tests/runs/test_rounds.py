@@ -58,7 +58,7 @@ class Poisoned(methods.FedAvg):
 def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path: Path) -> None:
     run = make_run(Poisoned(bad=(1,), value=value), tmp_path / "bad", cohort=4, rounds=1)
     loop = rounds(run)
-    last = loop.send(reports(run, Serial(), next(loop).tasks))
+    last = loop.send(answers(run, Serial(), next(loop).tasks))
     healthy = make_run(methods.FedAvg(), tmp_path / "good", cohort=4, rounds=1)
     mean = Mean()
     for report in reports(healthy, Serial(), plan(healthy, healthy.method.init(healthy.start))):
@@ -146,7 +146,7 @@ def test_the_loop_stamps_rounds_and_ends_without_tasks(tmp_path: Path) -> None:
     loop = rounds(run)
     seen = [exchange := next(loop)]
     while exchange.tasks:
-        seen.append(exchange := loop.send(reports(run, Serial(), exchange.tasks)))
+        seen.append(exchange := loop.send(answers(run, Serial(), exchange.tasks)))
     assert [e.state.round for e in seen] == [0, 1, 2]
     assert [{t.round for t in e.tasks} for e in seen] == [{0}, {1}, set()]
     assert [[t.to for t in e.tasks] for e in seen[:2]] == [draw_cohort(run, 0), draw_cohort(run, 1)]
@@ -161,7 +161,7 @@ def test_going_on_from_a_state_gives_the_same_result(tmp_path: Path) -> None:
     loop = rounds(run, half)
     exchange = next(loop)
     while exchange.tasks:
-        exchange = loop.send(reports(run, Serial(), exchange.tasks))
+        exchange = loop.send(answers(run, Serial(), exchange.tasks))
     assert trees.identical(exchange.state.model, whole.model)
 
 

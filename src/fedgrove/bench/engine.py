@@ -22,7 +22,8 @@ from ..core import Engine, Task
 from ..engines import Pool, Serial
 from ..engines.batched.engine import Batched, Precision
 from ..engines.pool.engine import cores
-from ..runs.rounds import draw_cohort, gated, plan
+from ..runs.admission import Admission
+from ..runs.rounds import draw_cohort, plan
 from ..runs.run import Run
 from .plain_loop import PlainLoop
 from .scenes import Scene, scene_of, seeded, setting
@@ -78,7 +79,8 @@ def _engine_round(engine: Engine, run: Run) -> TrainRound:
     def train_round() -> None:
         # The new state is dropped: every round starts from the same model.
         stream = engine.map((run, task) for task in tasks)
-        run.method.fold(state, (report for _, report in stream))
+        answers = ((task, answer) for (_, task), answer in stream)
+        run.method.fold(state, Admission(run, tasks).reports(answers))
 
     return train_round
 
@@ -204,10 +206,10 @@ def _train_together(runs: list[Run], engine: Engine) -> None:
         for task in tasks:
             jobs.append((run, task))
     stream = engine.map(jobs)
-    # Reports come in job order: the next len(tasks) of them belong to this run.
+    # Answers come in job order: the next len(tasks) of them belong to this run.
     for run, state, tasks in planned:
-        reports = (report for _, report in islice(stream, len(tasks)))
-        run.method.fold(state, gated(run, reports, [], tasks))
+        answers = ((task, answer) for (_, task), answer in islice(stream, len(tasks)))
+        run.method.fold(state, Admission(run, tasks).reports(answers))
     # islice stops at a run's last report without asking for more, and an engine cleans up only when
     # it is asked for more than there is.
     for _ in stream:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Carry, Client, Outcome, Packet, Report
+from ..core import Carry, Client, Form, Holds, Outcome, Packet, Report
 from ..errors import check
 from ..nets import Net
 from ..nets.layout import Layout
@@ -193,6 +193,12 @@ def travels(layout: Layout, head: bool) -> list[str]:
     if not head:
         stays.update(layout.head)
     return [name for name in layout.shapes if name not in stays]
+
+
+def holds_submodel(net: Net, head: bool) -> Holds:
+    """What a client sends of its sub-model: what is shared, under a mask of its own."""
+    shared = trees.pick(net.params(), travels(net.layout, head))
+    return Holds({"model": Form.of(shared, "own")})
 
 
 def share_submodel(carry: Carry, client: Client, head: bool) -> Outcome:

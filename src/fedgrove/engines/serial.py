@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field
 
-from ..core import Report, Task
-from ..runs.run import Run
-from ..wire.count import BroadcastCosts, count_down, count_up
-from .work import perform
+from ..core import Answer, Job
+from ..wire.count import BroadcastCosts
+from .work import answer
 
 
+@dataclass(eq=False)
 class Serial:
-    """The engine to read first, to debug with, and to compare the others with."""
+    """The engine to read first, to debug with, and to compare the others with.
 
-    name = "serial"
+    A client that takes longer than ``timeout`` seconds is lost.
+    """
 
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
-        """Do each job when its report is asked for."""
+    timeout: float | None = None
+    name: str = field(default="serial", init=False)
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        """Do each job when its answer is asked for."""
         broadcasts = BroadcastCosts()
-        for run, task in jobs:
-            version = run.memory.files.get(task.to)
-            report, remembered = perform(run, task, run.memory.read(version))
-            if remembered:
-                written = run.memory.write(task.to, task.round, task.verb, remembered, version)
-                run.memory.accept(task.to, written)
-            codec = run.method.codec
-            cost = {
-                "down": count_down(task, codec, run.held, broadcasts),
-                "up": count_up(task, report, codec, run.held),
-            }
-            yield run, replace(report, cost=cost)
+        for job in jobs:
+            run, task = job
+            yield job, answer(run, task, broadcasts, self.timeout)
 
     def close(self) -> None:
         """There is nothing to release."""

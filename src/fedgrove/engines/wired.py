@@ -6,54 +6,69 @@ of :class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
-from ..core import SCORING_VERBS, Packet, Report, Task
+from ..core import SCORING_VERBS, Answer, Job, Packet, Task
 from ..errors import EngineError
 from ..runs.run import Run
 from ..wire.codec import Known
 from ..wire.count import BroadcastCosts, count_down, count_up
 from ..wire.held import Held
 from ..wire.message import read_report, read_task, write_report, write_task
-from .work import perform
+from .work import crashed, late, perform, unreadable, with_memory
 
 
+@dataclass(eq=False)
 class Wired:
-    """Every task and report through real bytes, one client after another."""
+    """Every task and report through real bytes, one client after another.
 
-    name = "wired"
+    A client that takes longer than ``timeout`` seconds is lost.
+    """
 
-    def __init__(self) -> None:
+    timeout: float | None = None
+    name: str = field(default="wired", init=False)
+
+    def __post_init__(self) -> None:
         # What the clients themselves hold, apart from what the server believes (run.held).
         self._clients: WeakKeyDictionary[Run, dict[int, Held]] = WeakKeyDictionary()
 
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
-        """Do each job when its report is asked for."""
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        """Do each job when its answer is asked for."""
         broadcasts = BroadcastCosts()
-        for run, task in jobs:
-            codec = run.method.codec
-            client_held = self._held_by(run, task.to)
-            self._forget_what_the_client_lacks(run, task, client_held)
+        for job in jobs:
+            run, task = job
+            yield job, self._exchange(run, task, broadcasts)
 
-            # Down. What is known is looked up before `count_down` notes the masks as held.
-            believed = _known(run.held, task.to, task.send)
-            task_bytes = write_task(task, codec, believed)
-            received = read_task(task_bytes, codec, _known(client_held, task.to, task.send))
-            down = count_down(task, codec, run.held, broadcasts)
-            if task.verb not in SCORING_VERBS:
-                for name, packet in received.send.items():
-                    client_held.note(task.to, name, packet.mask)
+    def _exchange(self, run: Run, task: Task, broadcasts: BroadcastCosts) -> Answer:
+        """A task to its client and the answer back, both as bytes."""
+        started = time.monotonic()
+        codec = run.method.codec
+        client_held = self._held_by(run, task.to)
+        self._forget_what_the_client_lacks(run, task, client_held)
 
-            # On the client.
-            version = run.memory.files.get(task.to)
-            report, remembered = perform(run, received, run.memory.read(version))
-            if remembered:
-                written = run.memory.write(task.to, task.round, task.verb, remembered, version)
-                run.memory.accept(task.to, written)
+        # Down. What is known is looked up before `count_down` notes the masks as held.
+        believed = _known(run.held, task.to, task.send)
+        task_bytes = write_task(task, codec, believed)
+        received = read_task(task_bytes, codec, _known(client_held, task.to, task.send))
+        down = count_down(task, codec, run.held, broadcasts)
+        _check_count("task", task_bytes, down)
+        if task.verb not in SCORING_VERBS:
+            for name, packet in received.send.items():
+                client_held.note(task.to, name, packet.mask)
 
-            # Up. Both sides know the masks of the task itself.
+        # On the client.
+        memory = run.memory.read(received.memory)
+        try:
+            report, remembered = perform(run, received, memory)
+        except Exception as error:
+            return replace(crashed(task, error), cost={"down": down})
+        report = with_memory(run, received, report, remembered)
+
+        # Up. Both sides know the masks of the task itself.
+        try:
             up = count_up(task, report, codec, run.held)
             masks_received = _masks_sent(received, client_held)
             for name, packet in report.give.items():
@@ -62,9 +77,12 @@ class Wired:
                     masks_received[name] = None
             report_bytes = write_report(report, codec, masks_received)
             answer = read_report(report_bytes, codec, _masks_sent(task, run.held))
-            _check_count("task", task_bytes, down)
-            _check_count("report", report_bytes, up)
-            yield run, replace(answer, cost={"down": down, "up": up})
+        except Exception as error:
+            return replace(unreadable(task, error), cost={"down": down})
+        _check_count("report", report_bytes, up)
+        if self.timeout is not None and time.monotonic() - started > self.timeout:
+            return replace(late(task, self.timeout), cost={"down": down, "up": up})
+        return replace(answer, cost={"down": down, "up": up})
 
     def _held_by(self, run: Run, client: int) -> Held:
         """What a client holds; one met for the first time holds what the checkpoint says."""

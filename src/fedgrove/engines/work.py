@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from .. import seeds, trees
 from ..channels.shrink import structured
 from ..core import (
+    Answer,
     Batch,
     Carry,
     Client,
     Edit,
     Give,
+    Lost,
     Measure,
     Outcome,
     Report,
@@ -23,10 +29,12 @@ from ..core import (
     Task,
     Train,
 )
+from ..errors import FedgroveError
 from ..nets import Net
 from ..parts import local
 from ..runs.run import Run
 from ..trees import Tree
+from ..wire.count import BroadcastCosts, count_down, count_up
 
 
 def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) -> Carry:
@@ -41,6 +49,78 @@ def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) ->
     carry["settings"] = {name: torch.tensor(n, dtype=dtype) for name, n in numbers.items()}
     carry["aux"] = {}
     return carry
+
+
+def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
+    """Do a task in this process, from the client's memory to the bytes of its report."""
+    memory = run.memory.read(task.memory)
+    started = time.monotonic()
+    try:
+        report, remembered = perform(run, task, memory)
+    except Exception as error:
+        outcome: Answer = crashed(task, error)
+    else:
+        outcome = with_memory(run, task, report, remembered)
+    # The work cannot be interrupted here: what took too long is lost once it is done.
+    if timeout is not None and time.monotonic() - started > timeout:
+        outcome = late(task, timeout)
+    return with_cost(run, task, outcome, broadcasts)
+
+
+def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Report:
+    """The report, once what the client remembers is written as a new version.
+
+    It counts when the round loop accepts the report, not before.
+    """
+    if not remembered:
+        return report
+    version = run.memory.write(task.to, task.round, task.verb, remembered, task.memory)
+    return replace(report, memory=version)
+
+
+def with_cost(run: Run, task: Task, outcome: Answer, broadcasts: BroadcastCosts) -> Answer:
+    """The answer with what its messages cost; a report that cannot be written is lost."""
+    codec = run.method.codec
+    down = count_down(task, codec, run.held, broadcasts)
+    if isinstance(outcome, Lost):
+        return replace(outcome, cost={"down": down})
+    try:
+        up = count_up(task, outcome, codec, run.held)
+    except Exception as error:
+        return replace(unreadable(task, error), cost={"down": down})
+    return replace(outcome, cost={"down": down, "up": up})
+
+
+# ---- why a task is lost --------------------------------------------------------------------------
+
+
+def crashed(task: Task, error: BaseException) -> Lost:
+    """The client's work ended with an error."""
+    return Lost(task.to, "crashed", f"client {task.to} could not {task.verb}: {explained(error)}")
+
+
+def unreadable(task: Task, error: BaseException) -> Lost:
+    """The reply could not be written as bytes, or read."""
+    sentence = f"the reply of client {task.to} cannot be read: {explained(error)}"
+    return Lost(task.to, "unreadable", sentence)
+
+
+def late(task: Task, timeout: float) -> Lost:
+    """There was no answer in time."""
+    return Lost(task.to, "late", f"client {task.to} did not answer within {timeout:g} s.")
+
+
+def explained(error: BaseException) -> str:
+    """An error as a sentence; with the place where it was raised, unless fedgrove meant it."""
+    text = f"{error}".rstrip(".")
+    if isinstance(error, FedgroveError):
+        return f"{text}."
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" (at {Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}."
+
+
+# ---- one client's work ---------------------------------------------------------------------------
 
 
 def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, Mapping[str, Tree]]:

@@ -44,7 +44,9 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    Form,
     Give,
+    Holds,
     Measure,
     Outcome,
     Packet,
@@ -53,11 +55,12 @@ from ..core import (
     Start,
     Task,
     Train,
+    what_was_sent,
 )
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Mean
-from ..parts.evidence import Gather, Gradient, Sums, evidence_packet, variance, votes
+from ..parts.evidence import Gather, Gradient, Sums, evidence_form, evidence_packet, variance, votes
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow
@@ -505,18 +508,18 @@ class CAAFP:
                 Edit(pull_to_reference),
                 measure_gradient(near_reference),
                 Train(near_reference, self.local),
-                Give(self._send_trained),
+                Give(self._send_trained, model_and_evidence),
             ),
             "cluster": (
                 Edit(start_from_reference),
                 Train(self.objective, one_epoch),
-                Give(self._send_update),
+                Give(self._send_update, holds_update),
             ),
             "cluster:evidence": (
                 Edit(start_from_reference),
                 measure_gradient(self.objective),
                 Train(self.objective, one_epoch),
-                Give(self._send_update),
+                Give(self._send_update, update_and_evidence),
             ),
             "use": (),
         }[verb]
@@ -609,3 +612,33 @@ def pull_to_reference(carry: Carry, client: Client) -> Carry:
 def start_from_reference(carry: Carry, client: Client) -> Carry:
     """Train from the reference that was sent, or from the network's start."""
     return {**carry, "model": carry.get("reference", client.start)}
+
+
+# ---- what an answer holds ------------------------------------------------------------------------
+
+
+def holds_update(task: Task, net: Net) -> Holds:
+    """The update in 16 bits, prunable weights first."""
+    names = dict.fromkeys((*net.layout.prunable, *net.layout.params))
+    return Holds({"update": Form.of(Half()(trees.pick(net.params(), names)))})
+
+
+def update_and_evidence(task: Task, net: Net) -> Holds:
+    """The update, and a vote for every prunable weight: none is pruned yet."""
+    weights = trees.flat(trees.pick(net.params(), net.layout.prunable))
+    votes_of_all = evidence_form(torch.ones_like(weights).bool(), grow=0)
+    return Holds({**holds_update(task, net).packets, "evidence": votes_of_all})
+
+
+def model_and_evidence(task: Task, net: Net) -> Holds:
+    """The model as it was sent, and evidence under its mask."""
+    model = task.send["model"]
+    weights = trees.pick(model.values, net.layout.prunable)
+    if model.mask is None:
+        active = torch.ones_like(trees.flat(weights)).bool()
+    else:
+        active = trees.flat(trees.pick(model.mask, weights))
+    grow = task.settings["grow"]
+    assert isinstance(grow, int)
+    evidence = evidence_form(active, grow)
+    return Holds({**what_was_sent(task, net).packets, "evidence": evidence})

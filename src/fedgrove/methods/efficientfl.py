@@ -22,7 +22,20 @@ from dataclasses import dataclass
 import torch
 
 from .. import trees
-from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import (
+    Carry,
+    Client,
+    Form,
+    Give,
+    Holds,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Mean
@@ -100,8 +113,8 @@ class EfficientFL:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the mask, quantise, send."""
-        send = self._send_quantised_update if self.bits else send_sparse
-        return {"train": (Train(self.objective, self.local), Give(send)), "use": ()}[verb]
+        give = Give(self._send_quantised_update, holds_update) if self.bits else Give(send_sparse)
+        return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
 
     def _send_quantised_update(self, carry: Carry, client: Client) -> Outcome:
         """The update on its grid, under the mask."""
@@ -116,3 +129,9 @@ class EfficientFL:
         Neither the dense round nor the 8 bits count.
         """
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
+
+
+def holds_update(task: Task, net: Net) -> Holds:
+    """An update looks like the model that was sent, under the same mask."""
+    model = task.send["model"]
+    return Holds({"update": Form.of(model.values, model.mask)})

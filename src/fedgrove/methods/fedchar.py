@@ -23,7 +23,22 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from .. import trees
+from ..core import (
+    Carry,
+    Client,
+    Edit,
+    Form,
+    Give,
+    Holds,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Mean
@@ -148,7 +163,7 @@ class FedCHAR:
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
                 Give(send_and_keep),
             ),
-            "cluster": (Train(self.objective, one_epoch), Give(send_update)),
+            "cluster": (Train(self.objective, one_epoch), Give(send_update, holds_update)),
             "use": (Edit(use_personal),),
         }[verb]
 
@@ -161,3 +176,8 @@ def send_update(carry: Carry, client: Client) -> Outcome:
     """The update of the parameters, in 16 bits: only its direction counts."""
     update = {k: carry["local"][k] - carry["model"][k] for k in client.layout.params}
     return Outcome({"update": Packet(Half()(update))})
+
+
+def holds_update(task: Task, net: Net) -> Holds:
+    """The parameters in 16 bits."""
+    return Holds({"update": Form.of(Half()(trees.pick(net.params(), net.layout.params)))})

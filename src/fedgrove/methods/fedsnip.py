@@ -27,7 +27,9 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    Form,
     Give,
+    Holds,
     Measure,
     Outcome,
     Packet,
@@ -124,7 +126,7 @@ class FedSNIP:
             "snip": (
                 Edit(use_network_start),
                 Measure("gradient", Gradient(self.objective), one_batch),
-                Give(send_sensitivity),
+                Give(send_sensitivity, holds_sensitivity),
             ),
             "train": (Train(self.objective, self.local), Give(send_sparse)),
             "use": (),
@@ -147,6 +149,13 @@ def send_sensitivity(carry: Carry, client: Client) -> Outcome:
     named = {PREFIX + k: v for k, v in scores.items()}
     # bfloat16 has the range of float32: shares of a sum over a whole network are tiny.
     return Outcome({"sensitivity": Packet(Half("bfloat16")(named))})
+
+
+def holds_sensitivity(task: Task, net: Net) -> Holds:
+    """A number for every prunable weight."""
+    weights = trees.pick(net.params(), net.layout.prunable)
+    named = {PREFIX + k: v for k, v in weights.items()}
+    return Holds({"sensitivity": Form.of(Half("bfloat16")(named))})
 
 
 def send_sparse(carry: Carry, client: Client) -> Outcome:

@@ -19,7 +19,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import trees
-from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import (
+    Carry,
+    Client,
+    Form,
+    Give,
+    Holds,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
 from ..errors import check
 from ..nets import Net
 from ..parts.allocate import GlobalRank, Uniform
@@ -85,7 +98,7 @@ class FixedPrune:
         """Train without a mask, prune, send."""
         # mask="" takes no mask from the carry, although the model came with one.
         train = Train(self.objective, self.local, mask="")
-        return {"train": (train, Give(self._send_pruned)), "use": ()}[verb]
+        return {"train": (train, Give(self._send_pruned, model_with_own_mask)), "use": ()}[verb]
 
     def _send_pruned(self, carry: Carry, client: Client) -> Outcome:
         """What was trained, pruned."""
@@ -94,3 +107,8 @@ class FixedPrune:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The kept share of all parameters, biases included; masks are not counted."""
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
+
+
+def model_with_own_mask(task: Task, net: Net) -> Holds:
+    """The whole model, under the mask that the client found."""
+    return Holds({"model": Form.of(net.params(), "own")})

@@ -38,6 +38,7 @@ from ..channels.submodel import (
     add,
     groups_from_plain,
     groups_to_plain,
+    holds_submodel,
     mask_of,
     masked_packet,
     mean_of,
@@ -46,7 +47,21 @@ from ..channels.submodel import (
     size_at,
     travels,
 )
-from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import (
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Holds,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+    no_packets,
+)
 from ..nets import Net
 from ..parts.gamma import GammaL1
 from ..parts.local import LocalTraining
@@ -180,9 +195,9 @@ class Hermes:
         )
         train = Train(self.objective, self.local)
         return {
-            "prune": (*prune, Give(self._keep)),
-            "prune:last": (*prune, Give(self._keep_and_send)),
-            "train": (Edit(own), train, Give(self._share)),
+            "prune": (*prune, Give(self._keep, no_packets)),
+            "prune:last": (*prune, Give(self._keep_and_send, self._what_is_shared)),
+            "train": (Edit(own), train, Give(self._share, self._what_is_shared)),
             "use": (Edit(own),),
         }[verb]
 
@@ -192,6 +207,9 @@ class Hermes:
     def _keep(self, carry: Carry, client: Client) -> Outcome:
         keep = keep_recovered if self.recover else keep_what_is_left
         return keep(carry, client)
+
+    def _what_is_shared(self, task: Task, net: Net) -> Holds:
+        return holds_submodel(net, self.share_head)
 
     def _share(self, carry: Carry, client: Client) -> Outcome:
         return share_submodel(carry, client, self.share_head)

@@ -16,7 +16,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Batches, Edit, Give, Measure, Packet, Report, Stage, Start, Task, Train
+from ..core import (
+    Batches,
+    Edit,
+    Form,
+    Give,
+    Holds,
+    Measure,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Mean
@@ -82,8 +95,12 @@ class IFCA:
         losses = Measure("losses", Losses(self.clusters), Batches("train"), of="model0")
         if verb == "train":
             train = Train(self.objective, self.local)
-            return (losses, Edit(choose), train, Give(send_choice))
+            return (losses, Edit(choose), train, Give(send_choice, self._model_and_choice))
         return {"use": (losses, Edit(choose))}[verb]
+
+    def _model_and_choice(self, task: Task, net: Net) -> Holds:
+        """A trained model, and which of those sent it was."""
+        return Holds({"model": Form.of(net.params())}, {"group": (0, self.clusters - 1)})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""

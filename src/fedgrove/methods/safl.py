@@ -45,6 +45,7 @@ from ..channels.submodel import (
     cut_out,
     groups_from_plain,
     groups_to_plain,
+    holds_submodel,
     mask_of,
     masked_packet,
     mean_of,
@@ -58,7 +59,9 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    Form,
     Give,
+    Holds,
     Measure,
     Outcome,
     Packet,
@@ -274,16 +277,19 @@ class SAFL:
                 guided_training(guided, self.local, self.guided),  # line 7
                 Edit(self._slim),  # line 8
                 tuning(self.objective, self.local, self.tune),  # line 9
-                Give(keep_and_report_choice),  # line 10
+                Give(keep_and_report_choice, whole_model_and_choice),  # line 10
             )
         train = Train(self.objective, self.local)
         return {
-            "train": (Edit(own), train, Give(self._share)),
+            "train": (Edit(own), train, Give(self._share, self._what_is_shared)),
             "use": (Edit(own),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
         return slim_to_task(carry, client, self.score, self.devices, self.local)
+
+    def _what_is_shared(self, task: Task, net: Net) -> Holds:
+        return holds_submodel(net, self.share_head)
 
     def _share(self, carry: Carry, client: Client) -> Outcome:
         return share_submodel(carry, client, self.share_head)
@@ -336,6 +342,11 @@ class Fusion:
         channels = self.overlap.value(density)
         model = cut_out(self.mean.value(previous), self.groups, channels).values
         return model, channels
+
+
+def whole_model_and_choice(task: Task, net: Net) -> Holds:
+    """The whole model under a mask of the client's own, and which of the models sent it chose."""
+    return Holds({"model": Form.of(net.params(), "own")}, {"group": (0, len(task.send) - 1)})
 
 
 def keep_and_report_choice(carry: Carry, client: Client) -> Outcome:

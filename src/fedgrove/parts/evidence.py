@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad
 
 from .. import trees
-from ..core import Batch, Carry, Packet
+from ..core import Batch, Carry, Form, Packet
 from ..nets import Net
 from ..trees import Tree
 from .mask import best
@@ -87,6 +87,17 @@ def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
         largest = torch.where(best(outside.abs(), grow), outside, 0.0)
         values["scores.grow"] = largest.to(torch.bfloat16)
     return Packet(values)
+
+
+def evidence_form(mask: Tensor, grow: int) -> Form:
+    """What :func:`evidence_packet` makes looks like, by mask and number."""
+    active = int(mask.sum())
+    tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+        "scores.signs": (torch.int8, (active,))
+    }
+    if grow:
+        tensors["scores.grow"] = (torch.bfloat16, (len(mask) - active,))
+    return Form(tensors)
 
 
 # ---- on the server -------------------------------------------------------------------------------

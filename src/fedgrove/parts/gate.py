@@ -3,85 +3,199 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core import Info, Packet, Report
-from ..nets.layout import Layout
+from ..core import Form, Holds, Info, Packet, Report, Task
+from ..errors import check
+
+REFUSALS = {
+    "malformed": "it is no report, or its parts are not what a report is made of",
+    "client": "it names another client than the one that was asked",
+    "duplicate": "the task was answered before, or never sent",
+    "examples": "it claims other examples than the client enrolled with",
+    "metrics": "a number is missing, not finite or out of its range",
+    "packets": "it holds other packets than the task asks for",
+    "tensors": "a packet holds other tensors, types or shapes than the task asks for",
+    "mask": "a packet has another mask than the task asks for, or values outside it",
+    "not finite": "a value is not finite",
+    "too long": "the update is far longer than those of recent rounds",
+}
+"""Why a report can be refused."""
+
+RECENT = 100
+"""How many lengths of updates of a kind are remembered."""
+FEW = 9
+"""So many lengths make a median that a few liars cannot move far."""
+
+
+class Refusal(NamedTuple):
+    """Why a report was refused: a word that is counted, and a sentence."""
+
+    reason: str
+    sentence: str
 
 
 @dataclass(frozen=True)
 class Gate:
-    """Refuses reports that cannot be true, or would spoil the model, and says why.
+    """Refuses reports that are not what was asked for or would spoil the model, and says why.
 
-    Those are values that are not finite, shapes that are not the network's, and counts that are not
-    the client's. A leaf that carries the name of one of the network's tensors must have its shape,
-    and a packet that comes back under the name it was sent under must hold the same tensors.
-    ``examples`` must be what the client enrolled with: a client cannot buy weight by claiming more.
+    A report must come from the client that was asked, hold the packets that the method says an
+    answer holds, with the same tensors, types, shapes and masks, and finite numbers; ``examples``
+    must be what the client enrolled with, since a client cannot buy weight by claiming more.
     """
 
-    finite: bool = True
+    norm: float = 100.0
+    """An update longer than so many times the median of recent ones, and longer than the model it
+    changes, is refused; 0: none is."""
 
-    def refuses(
-        self,
-        report: Report,
-        layout: Layout,
-        clients: Mapping[int, Info],
-        sent: Mapping[str, Packet] | None = None,
-    ) -> str | None:
-        """Why a report cannot be used, as a sentence; None if it can.
+    def __post_init__(self) -> None:
+        check(self.norm == 0 or self.norm >= 1, "norm", self.norm, "0 (off) or 1 and more")
 
-        ``sent`` is what the client was sent.
-        """
-        client = f"client {report.of}"
-        if report.of not in clients:
-            return f"{client} is not one of the {len(clients)} clients enrolled."
-        enrolled = clients[report.of].examples
-        if report.examples != enrolled:
-            return f"{client} claims {report.examples} examples but enrolled with {enrolled}."
-        packets_sent = {} if sent is None else sent
-        for name, packet in report.give.items():
-            reason = self._refuses_packet(packet, layout)
-            if reason is not None:
-                return f"{client} sent {name} with {reason}"
-            if name in packets_sent:
-                one_sided = sorted(packet.values.keys() ^ packets_sent[name].values.keys())
-                if one_sided:
-                    return (
-                        f"{client} sent {name} with other tensors than it got: "
-                        f"{', '.join(one_sided)} on one side only."
-                    )
-        return None
+    def refuses(self, report: object, task: Task, holds: Holds, info: Info) -> Refusal | None:
+        """Why the answer to a task cannot be used; None if it can, its length aside."""
+        try:
+            return _refuses(report, task, holds, info)
+        except Exception as error:
+            # A report from outside may hold anything at all: whatever cannot even be looked at is
+            # refused like the rest.
+            sentence = f"client {task.to} sent a malformed report: {type(error).__name__}: {error}."
+            return Refusal("malformed", sentence)
 
-    def _refuses_packet(self, packet: Packet, layout: Layout) -> str | None:
-        # All shapes before any value: a wrong shape is the more telling reason.
-        reason = _wrong_shape(packet.values, "values", layout)
-        if reason is None and packet.mask is not None:
-            reason = _wrong_shape(packet.mask, "a mask", layout)
-        if reason is not None:
-            return reason
-        if self.finite:
-            for name, value in packet.values.items():
-                if value.is_floating_point() and not _is_finite(value):
-                    return (
-                        f"values that are not finite in {name}; "
-                        "a lower lr or a gradient clip may help."
-                    )
+    def lengths(self, report: Report, task: Task) -> Lengths:
+        """How long the updates in a report are; nothing if they do not matter."""
+        return lengths_of(report, task) if self.norm else {}
+
+    def refuses_lengths(
+        self, task: Task, lengths: Lengths, usual: Mapping[str, float]
+    ) -> Refusal | None:
+        """Why an update is too long beside what is usual for its kind; None if it is not."""
+        for name, (length, model_length) in lengths.items():
+            bound = self.norm * usual[kind_of(task, name)]
+            # An update shorter than the model cannot do much harm, however short the others are:
+            # near the end of training most of them may be all but 0.
+            if length > bound and length > model_length:
+                return Refusal(
+                    "too long",
+                    f"client {task.to} sent {name} with a change of length {length:.3g}; recent "
+                    f"ones allow {bound:.3g}, {self.norm:g} times their median. "
+                    "--norm-bound changes the factor.",
+                )
         return None
 
 
-def _wrong_shape(tree: Mapping[str, Tensor], what: str, layout: Layout) -> str | None:
-    """The first tensor whose shape is not the network's; names the network lacks are free."""
-    for name, value in tree.items():
-        if name in layout.shapes:
-            given = tuple(value.shape)
-            expected = tuple(layout.shapes[name])
-            if given != expected:
-                return f"{what} of shape {given} in {name}; the network has {expected}."
+# ---- is it what was asked for --------------------------------------------------------------------
+
+
+def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | None:
+    client = f"client {task.to}"
+    if not isinstance(report, Report):
+        kind = type(report).__name__
+        return Refusal("malformed", f"{client} answered with a {kind}, which is no report.")
+    if report.of != task.to:
+        return Refusal("client", f"{client} was asked, and the report is of client {report.of}.")
+    if report.memory is not None and not _is_plain_name(report.memory):
+        return Refusal("malformed", f"{client} names {report.memory!r} as what it remembers.")
+    if report.examples != info.examples:
+        return Refusal(
+            "examples",
+            f"{client} claims {report.examples} examples but enrolled with {info.examples}.",
+        )
+    reason = _refuses_metrics(report.metrics, holds.metrics)
+    if reason is not None:
+        return Refusal("metrics", f"{client} sent {reason}")
+    one_sided = sorted(report.give.keys() ^ holds.packets.keys())
+    if one_sided:
+        expected = ", ".join(holds.packets) or "nothing"
+        given = ", ".join(report.give) or "nothing"
+        return Refusal(
+            "packets", f"{client} sent {given} where the answer to {task.verb} holds {expected}."
+        )
+    for name, form in holds.packets.items():
+        refusal = _refuses_packet(report.give[name], form)
+        if refusal is not None:
+            return Refusal(refusal.reason, f"{client} sent {name} with {refusal.sentence}")
     return None
+
+
+def _is_plain_name(version: str) -> bool:
+    """Whether a version of memory is a name and not a path that leads elsewhere."""
+    return bool(re.fullmatch(r"[\w:.-]{1,100}", version)) and ".." not in version
+
+
+def _refuses_metrics(
+    metrics: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
+) -> str | None:
+    for name, number in metrics.items():
+        if not math.isfinite(number):
+            return f"{name} = {number}, which is not finite."
+    for name, (lowest, highest) in ranges.items():
+        if name not in metrics:
+            return f"no {name}, which the answer must hold."
+        if not lowest <= metrics[name] <= highest:
+            return f"{name} = {metrics[name]:g}; it must be between {lowest:g} and {highest:g}."
+    return None
+
+
+def _refuses_packet(packet: Packet, form: Form) -> Refusal | None:
+    # All shapes before any value: a wrong shape is the more telling reason.
+    if list(packet.values) != list(form.tensors):
+        one_sided = sorted(packet.values.keys() ^ form.tensors.keys())
+        what = f"{', '.join(one_sided)} on one side only" if one_sided else "another order"
+        return Refusal("tensors", f"other tensors than were asked for: {what}.")
+    for name, (dtype, shape) in form.tensors.items():
+        leaf = packet.values[name]
+        if leaf.dtype != dtype or tuple(leaf.shape) != shape:
+            return Refusal(
+                "tensors",
+                f"{leaf.dtype} of shape {tuple(leaf.shape)} in {name}; it must be {dtype} of "
+                f"shape {shape}.",
+            )
+    reason = _refuses_mask(packet, form)
+    if reason is not None:
+        return Refusal("mask", reason)
+    for name, leaf in packet.values.items():
+        if leaf.is_floating_point() and not _is_finite(leaf):
+            return Refusal(
+                "not finite",
+                f"values that are not finite in {name}; a lower lr or a gradient clip may help.",
+            )
+    return None
+
+
+def _refuses_mask(packet: Packet, form: Form) -> str | None:
+    mask = packet.mask
+    if mask is None:
+        needs_one = form.mask is not None and form.mask != "own"
+        return "no mask where it must have one." if needs_one else None
+    if form.mask is None:
+        return "a mask where it must have none."
+    if form.mask != "own" and not _same_mask(mask, form.mask):
+        return "another mask than it was sent."
+    for name, kept in mask.items():
+        if name not in form.tensors:
+            return f"a mask of {name}, which it does not hold."
+        if kept.dtype != torch.bool or tuple(kept.shape) != form.tensors[name][1]:
+            return f"a mask of {kept.dtype} and shape {tuple(kept.shape)} in {name}."
+        # What lies outside a mask is not sent, so it must not count where nothing is sent either.
+        if bool(packet.values[name].masked_fill(kept, 0).any()):
+            return f"values outside its mask in {name}."
+    return None
+
+
+def _same_mask(mask: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    # Most clients return the very mask they were sent.
+    if mask is other:
+        return True
+    if mask.keys() != other.keys():
+        return False
+    return all(kept is other[name] or torch.equal(kept, other[name]) for name, kept in mask.items())
 
 
 def _is_finite(value: Tensor) -> bool:
@@ -91,3 +205,78 @@ def _is_finite(value: Tensor) -> bool:
     if math.isfinite(float(value.sum())):
         return True
     return bool(torch.isfinite(value).all())
+
+
+# ---- how long are updates ------------------------------------------------------------------------
+
+Lengths = Mapping[str, tuple[float, float]]
+"""By packet: the length of the update, and of the model it changes (0 where none was sent)."""
+
+
+def kind_of(task: Task, packet: str) -> str:
+    """Updates of one kind have comparable lengths: the same packet of the same work."""
+    return f"{task.verb.partition(':')[0]}/{packet}"
+
+
+def lengths_of(report: Report, task: Task) -> Lengths:
+    """The Euclidean length of what each packet changes, or of what it holds if it is new."""
+    lengths = {}
+    for name, packet in report.give.items():
+        sent = task.send.get(name)
+        before: Mapping[str, Tensor] = {} if sent is None else sent.values
+        update_squares = 0.0
+        model_squares = 0.0
+        for leaf_name, leaf in packet.values.items():
+            if not leaf.is_floating_point():
+                continue
+            if leaf_name in before:
+                model_squares += _squares(before[leaf_name])
+                leaf = leaf.double() - before[leaf_name].double()
+            update_squares += _squares(leaf)
+        lengths[name] = (math.sqrt(update_squares), math.sqrt(model_squares))
+    return lengths
+
+
+def _squares(leaf: Tensor) -> float:
+    # In double precision: the square of a finite float32 may be too large for one.
+    return float(torch.linalg.vector_norm(leaf, dtype=torch.float64)) ** 2
+
+
+class RecentLengths:
+    """The lengths of recent updates, by kind; a run's checkpoint holds them."""
+
+    def __init__(self, by_kind: Mapping[str, Sequence[float]] | None = None) -> None:
+        self.by_kind = {kind: list(recent) for kind, recent in (by_kind or {}).items()}
+
+    def knows(self, task: Task, lengths: Lengths) -> bool:
+        """Whether there are enough recent updates of each of these kinds."""
+        kinds = [kind_of(task, name) for name in lengths]
+        return all(len(self.by_kind.get(kind, ())) >= FEW for kind in kinds)
+
+    def usual(self, now: Iterable[tuple[Task, Lengths]]) -> dict[str, float]:
+        """The median of each kind of the updates that came ``now``.
+
+        Where there are too few recent ones, those that came now count too.
+        """
+        recent: dict[str, list[float]] = {}
+        single: dict[str, float] = {}
+        for task, lengths in now:
+            for name, (length, model_length) in lengths.items():
+                kind = kind_of(task, name)
+                before = self.by_kind.get(kind, [])
+                known = recent.setdefault(kind, list(before))
+                if len(before) < FEW:
+                    known.append(length)
+                single[kind] = model_length or length
+        medians = {}
+        for kind, known in recent.items():
+            # Of two, the shorter: one of them may be a lie. One alone is compared with the model.
+            medians[kind] = median_low(known) if len(known) > 1 else single[kind]
+        return medians
+
+    def add(self, task: Task, lengths: Lengths) -> None:
+        """Remember the lengths of a report that was folded."""
+        for name, (length, _) in lengths.items():
+            recent = self.by_kind.setdefault(kind_of(task, name), [])
+            recent.append(length)
+            del recent[:-RECENT]

@@ -95,7 +95,7 @@ class RunFolder:
     def _manifest_path(self) -> Path:
         return self._checkpoint / "latest.json"
 
-    def save(self, run: Run, state: Any) -> None:
+    def save(self, run: Run, state: Any, attempt: int = 0) -> None:
         """Commit a state, what clients remember and hold, and the metrics so far, all at once."""
         tensors: Tree = {}
         # Shared by both calls: a mask that a state and many clients hold is written once.
@@ -108,6 +108,8 @@ class RunFolder:
         write_tree(self._checkpoint / tensor_file, tensors)
         manifest = {
             "round": state.round,
+            "attempt": attempt,
+            "lengths": run.lengths.by_kind,
             "state": frozen_state,
             "held": frozen_held,
             "tensors": tensor_file,
@@ -121,8 +123,10 @@ class RunFolder:
             if path.name != tensor_file:
                 path.unlink()
 
-    def restore(self, run: Run) -> Any:
-        """Take the run back to its last checkpoint: its state, or None if there is no checkpoint.
+    def restore(self, run: Run) -> tuple[Any, int]:
+        """Take the run back to its last checkpoint: its state and the attempt at the next exchange.
+
+        The state is None if there is no checkpoint.
 
         What clients remember and hold is restored too; metrics of rounds that did not count are
         cut off.
@@ -131,12 +135,14 @@ class RunFolder:
         committed_lines = self._lines()[: manifest.get("lines", 0)]
         write_bytes(self.path / "metrics.jsonl", b"".join(committed_lines))
         if not manifest:
-            return None
+            return None, 0
         for client, file in manifest["memory"].items():
             run.memory.accept(int(client), file)
         tensors = read_tree(self._checkpoint / manifest["tensors"])
         run.held.masks.update(thaw(manifest["held"], tensors))
-        return thaw(manifest["state"], tensors, like=run.initial_state)
+        run.lengths.by_kind.update(manifest["lengths"])
+        state = thaw(manifest["state"], tensors, like=run.initial_state)
+        return state, manifest["attempt"]
 
     def rounds_saved(self) -> int:
         """How many rounds the last checkpoint holds."""

@@ -1,8 +1,8 @@
 """Runs in lockstep: several loops, one ``engine.map`` per exchange; a run alone is one of one.
 
-Reports come in job order, so the reports of one run are contiguous in the stream: each loop is sent
-an iterator over its own part. An engine may stack the clients of all runs, or spread them over
-cores; no result depends on it.
+Answers come in job order, so those of one run are contiguous in the stream: each loop is sent an
+iterator over its own part, which is matched by run and task. An engine may stack the clients of all
+runs, or spread them over cores; no result depends on it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from ..core import Engine, Report, Task
-from ..errors import FedgroveError
+from ..core import Answer, Engine, Job, Lost, Task
+from ..errors import EngineError, FedgroveError
 from ..trees import Mask
 from ..wire.ledger import Ledger
+from .admission import Admission, TooFewReports
 from .folder import RunFolder
-from .rounds import Exchange, evaluation, rounds
+from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
 from .scoring import scores, summarise
 
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl as it is written."""
+
+PATIENCE = 3
+"""How often an exchange is tried, if too few clients report, before the run ends."""
 
 FAILURES = (FedgroveError, OSError)
 """What ends one run and leaves the others alone; anything else is a bug and ends all."""
@@ -49,37 +52,34 @@ class Member:
     exchange: Exchange = field(init=False)
     line: dict[str, Any] = field(default_factory=dict, init=False)
     """The line of metrics.jsonl that is being made."""
-    _loop: Generator[Exchange, Iterable[Report], None] = field(init=False)
-    _memory_before: dict[int, str] = field(default_factory=dict, init=False)
+    _loop: Generator[Exchange, Answers, None] = field(init=False)
+    _first_attempt: int = field(default=0, init=False)
     _held_before: dict[tuple[int, str], Mask] = field(default_factory=dict, init=False)
 
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
-        self._start_loop(self.folder.restore(self.run))
+        state, attempt = self.folder.restore(self.run)
+        self._start_loop(state, attempt)
 
-    def _start_loop(self, state: Any) -> None:
-        self._loop = rounds(self.run, state)
+    def _start_loop(self, state: Any, attempt: int) -> None:
+        self._loop = rounds(self.run, state, attempt)
+        self._first_attempt = attempt
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
-        """Note what clients remember and hold before a map, for :meth:`roll_back`."""
-        self._memory_before = dict(self.run.memory.files)
+        """Note what clients hold before a map, for :meth:`roll_back`."""
         self._held_before = dict(self.run.held.masks)
 
     def roll_back(self) -> None:
-        """Undo what a broken map did.
-
-        Versions of memory that were written since are in no manifest, and so do not count.
-        """
-        self.run.memory.files = self._memory_before
+        """Undo what a broken map did; what clients remember was not accepted yet."""
         self.run.held.masks = self._held_before
-        self._start_loop(self.exchange.state)
+        self._start_loop(self.exchange.state, self.exchange.attempt)
 
-    def fold(self, reports: Iterable[Report]) -> None:
-        """Send the loop its reports, and start the line of metrics that describes them."""
+    def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
+        """Send the loop its answers, and start the line of metrics that describes them."""
         ledger = Ledger()
         round_before = self.exchange.state.round
-        self.exchange = self._loop.send(ledger.tally(reports))
+        self.exchange = self._loop.send(ledger.tally(answers))
         round_after = self.exchange.state.round
         self.line = {
             "round": round_after,
@@ -87,9 +87,10 @@ class Member:
             "counts": round_after > round_before,
             **ledger.totals(),
             **ledger.parts(),
+            **self.exchange.tally.line(),
         }
-        if self.exchange.refused:
-            self.line["refused"] = list(self.exchange.refused)
+        if self.exchange.why_abandoned:
+            self.line["abandoned"] = self.exchange.why_abandoned
 
     @property
     def scores_are_due(self) -> bool:
@@ -99,16 +100,35 @@ class Member:
         done = self.line["round"]
         return bool(done % self.every == 0 or done == self.run.rounds)
 
-    def score(self, reports: Iterable[Report]) -> None:
+    def score(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Add the clients' scores to the line."""
-        self.line |= scores(reports)
+        ledger = Ledger()
+        admission = Admission(self.run, tasks)
+        try:
+            reports = list(admission.reports(ledger.tally(answers)))
+            self.line |= scores(reports)
+            if len(reports) < len(tasks):
+                self.line["scored"] = len(reports)
+        except TooFewReports:
+            # Nobody could be scored: the line has no accuracy, and the run goes on.
+            self.line["scored"] = 0
+        self.line |= ledger.totals("bytes_evaluate")
 
     def commit(self, seconds: float) -> None:
         """Write the line and the checkpoint."""
         self.line["seconds"] = round(seconds, 4)
         self.folder.log(self.line)
-        self.folder.save(self.run, self.exchange.state)
+        self.folder.save(self.run, self.exchange.state, self.exchange.attempt)
         self.watch(self.line)
+
+    def check_patience(self) -> None:
+        """End the run if its exchange was abandoned too often; a resumed run may try again."""
+        tried = self.exchange.attempt - self._first_attempt
+        if tried >= PATIENCE:
+            raise EngineError(
+                f"round {self.exchange.state.round} was abandoned {tried} times: "
+                f"{self.exchange.why_abandoned} A lower --quorum, or a longer --timeout, may help."
+            )
 
     def finish(self, figures: dict[str, Any], seconds: float) -> None:
         """Write models and summary."""
@@ -173,6 +193,7 @@ def _advance(members: Sequence[Member], engine: Engine) -> None:
     seconds = (time.perf_counter() - started) / len(members)
     for member in _without_errors(members):
         member.attempt(member.commit, seconds)
+        member.attempt(member.check_patience)
 
 
 def _conclude(members: Sequence[Member], engine: Engine) -> None:
@@ -183,10 +204,15 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
     def ask(member: Member) -> list[Task]:
         return evaluation(member.run, member.exchange.state, "finetune")
 
-    def take(member: Member, reports: Iterable[Report]) -> None:
+    def take(member: Member, tasks: Sequence[Task], answers: Answers) -> None:
+        ledger = Ledger()
+        admission = Admission(member.run, tasks)
+        reports = list(admission.reports(ledger.tally(answers)))
+        # Fine-tuned models are what clients remember from here on.
+        admission.settle()
         lines = member.folder.metrics()
         state = member.exchange.state
-        figures[member] = summarise(member.run, lines, engine.name, state, reports)
+        figures[member] = summarise(member.run, lines, engine.name, state, reports, ledger)
 
     share(engine, members, ask, take)
     seconds = (time.perf_counter() - started) / len(members)
@@ -198,22 +224,50 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
 
 
 class _Stream:
-    """A map's reports, one part after another; remembers whether it was the map that failed."""
+    """A map's answers, one run after another; remembers whether it was the map that failed."""
 
-    def __init__(self, pairs: Iterator[tuple[Run, Report]]) -> None:
-        self._pairs = pairs
+    def __init__(self, answers: Iterator[tuple[Job, Answer]]) -> None:
+        self._answers = answers
+        self._next: tuple[Job, Answer] | None = None
         self.broken: FedgroveError | OSError | None = None
 
-    def part(self, count: int | None) -> Iterator[Report]:
-        """The next ``count`` reports, or all that are left."""
+    def part(self, run: Run, tasks: Sequence[Task], later: Sequence[Run]) -> Answers:
+        """The answers to one run's tasks: at least one for each, in their order.
+
+        A task that the engine passed over is lost. Another answer to a task, or an answer to none
+        of them, comes as it is, and the gate refuses it. An answer of one of the runs that come
+        ``later`` ends the part.
+        """
+        unanswered = deque(tasks)
+        while True:
+            self._look_ahead()
+            if self._next is None:
+                break
+            (answered_run, task), answer = self._next
+            if answered_run in later:
+                break
+            self._next = None
+            if answered_run is not run:
+                # A second answer to a run that was served before.
+                continue
+            if any(task is other for other in unanswered):
+                while unanswered[0] is not task:
+                    yield _unanswered(unanswered.popleft())
+                unanswered.popleft()
+            yield task, answer
+        for task in unanswered:
+            yield _unanswered(task)
+
+    def _look_ahead(self) -> None:
+        if self._next is not None:
+            return
         try:
-            for _, report in islice(self._pairs, count):
-                yield report
+            self._next = next(self._answers, None)
         except FAILURES as error:
             self.broken = error
             raise
 
-    def drain(self, part: Iterator[Report]) -> None:
+    def drain(self, part: Answers) -> None:
         """Skip the rest of a part, so that the next one begins where it should."""
         try:
             deque(part, maxlen=0)
@@ -221,16 +275,20 @@ class _Stream:
             self.broken = error
 
 
-Take = Callable[[Member, Iterator[Report]], None]
+def _unanswered(task: Task) -> tuple[Task, Answer]:
+    return task, Lost(task.to, "unanswered", f"the engine gave no answer for client {task.to}.")
+
+
+Take = Callable[[Member, Sequence[Task], Answers], None]
 
 
 def share(
     engine: Engine, members: Sequence[Member], ask: Callable[[Member], list[Task]], take: Take
 ) -> None:
-    """One map over what all members ask; ``take`` gets each member's own reports, as they come.
+    """One map over what all members ask; ``take`` gets each member's own answers, as they come.
 
     A member whose ``take`` fails is left with its error. If the map itself breaks, nobody knows
-    whose job it was: the members that had not received all their reports try again, one by one, and
+    whose job it was: the members that had not received all their answers try again, one by one, and
     only the one at fault fails.
     """
     tasks_of: dict[Member, list[Task]] = {}
@@ -242,7 +300,7 @@ def share(
         member.mark()
         member.attempt(note_tasks, member)
 
-    def jobs() -> Iterator[tuple[Run, Task]]:
+    def jobs() -> Iterator[Job]:
         for member, tasks in tasks_of.items():
             for task in tasks:
                 yield member.run, task
@@ -251,9 +309,10 @@ def share(
     unserved = deque(tasks_of.items())
     while unserved and not stream.broken:
         member, tasks = unserved[0]
-        part = stream.part(len(tasks))
+        later = [other.run for other, _ in unserved if other is not member]
+        part = stream.part(member.run, tasks, later)
         try:
-            take(member, part)
+            take(member, tasks, part)
         except FAILURES as error:
             if stream.broken and len(tasks_of) > 1:
                 # The map's failure, not this member's: it gets another try below.
@@ -261,9 +320,6 @@ def share(
             member.error = error
         unserved.popleft()
         stream.drain(part)
-    if not unserved:
-        # To the very end of the map, so that the engine keeps its workers for the next one.
-        stream.drain(stream.part(None))
     for member, _ in unserved:
         member.attempt(member.roll_back)
         if member.error is None:

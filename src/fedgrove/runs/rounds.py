@@ -6,85 +6,93 @@
     exchange = next(loop)
     while exchange.tasks:
         answers = engine.map((run, task) for task in exchange.tasks)
-        exchange = loop.send(report for _, report in answers)
+        exchange = loop.send((task, answer) for (_, task), answer in answers)
 
 Several generators and one ``engine.map`` make runs in lockstep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import seeds
-from ..core import Report, Task
+from ..core import Answer, Task
 from ..errors import EngineError
-from .run import Run
+from .admission import Admission, Tally, TooFewReports
+from .run import Run, again
+
+Answers = Iterable[tuple[Task, Answer]]
 
 
 @dataclass(frozen=True)
 class Exchange:
     """The tasks that follow from a state; no tasks once the last round is folded.
 
-    ``refused`` says why reports of the previous exchange were left out.
+    ``tally`` says which answers of the previous exchange were left out. If they were too many, that
+    exchange was abandoned: the state is the same, and ``attempt`` counts how often.
     """
 
     state: Any
     tasks: list[Task]
-    refused: tuple[str, ...] = ()
+    attempt: int = 0
+    tally: Tally = field(default_factory=Tally)
+    why_abandoned: str = ""
 
 
-def rounds(run: Run, state: Any = None) -> Generator[Exchange, Iterable[Report], None]:
-    """Plan, wait for the reports, gate and fold them, until ``run.rounds`` rounds are done.
+def rounds(run: Run, state: Any = None, attempt: int = 0) -> Generator[Exchange, Answers, None]:
+    """Plan, wait for the answers, gate and fold them, until ``run.rounds`` rounds are done.
 
-    With ``state``, continues from there: randomness depends on the round, not on what happened
-    before it.
+    With ``state`` and ``attempt``, continues from there: randomness depends on these, not on what
+    happened before.
     """
     if state is None:
         state = run.initial_state
-    refused: list[str] = []
+    tally = Tally()
+    why_abandoned = ""
     while state.round < run.rounds:
-        tasks = plan(run, state)
-        reports = yield Exchange(state, tasks, tuple(refused))
-        refused = []
-        # The gate is lazy: it fills `refused` while `fold` draws reports through it.
-        state = run.method.fold(state, gated(run, reports, refused, tasks))
-    yield Exchange(state, [], tuple(refused))
+        tasks = plan(run, state, attempt)
+        answers = yield Exchange(state, tasks, attempt, tally, why_abandoned)
+        admission = Admission(run, tasks, run.quorum)
+        tally = admission.tally
+        try:
+            # Lazy: reports pass the gate while `fold` draws them through it.
+            state = run.method.fold(state, admission.reports(answers))
+        except TooFewReports as error:
+            attempt += 1
+            why_abandoned = str(error)
+            continue
+        admission.settle()
+        attempt = 0
+        why_abandoned = ""
+    yield Exchange(state, [], 0, tally)
 
 
-def plan(run: Run, state: Any) -> list[Task]:
-    """The tasks of the next exchange, stamped with the round."""
-    tasks = run.method.plan(state, draw_cohort(run, state.round))
-    return [replace(task, round=state.round) for task in tasks]
+def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
+    """The tasks of the next exchange, stamped with round, attempt and version of memory."""
+    planned = run.method.plan(state, draw_cohort(run, state.round, attempt))
+    clients = [task.to for task in planned]
+    if not clients:
+        raise EngineError(f"the method planned no task for round {state.round}.")
+    if len(set(clients)) < len(clients):
+        raise EngineError("the method planned two tasks for one client in one exchange.")
+    return [stamped(run, task, state.round, attempt) for task in planned]
 
 
-def draw_cohort(run: Run, round: int) -> list[int]:
-    """The clients of a round: drawn without replacement, in order of their ids."""
-    rng = seeds.numpy_rng(run.seed, round, "cohort")
+def stamped(run: Run, task: Task, round: int, attempt: int = 0) -> Task:
+    """A task with what the round loop knows of it."""
+    return replace(task, round=round, attempt=attempt, memory=run.memory.files.get(task.to))
+
+
+def draw_cohort(run: Run, round: int, attempt: int = 0) -> list[int]:
+    """The clients of a round: drawn without replacement, in order of their ids.
+
+    Another attempt draws others: those who could not be reached may still be away.
+    """
+    rng = seeds.numpy_rng(run.seed, round, "cohort", *again(attempt))
     drawn = rng.choice(sorted(run.infos), run.cohort, replace=False)
     return sorted(int(k) for k in drawn)
-
-
-def gated(
-    run: Run, reports: Iterable[Report], refused: list[str], tasks: Sequence[Task] = ()
-) -> Iterator[Report]:
-    """The reports on ``tasks`` that a method may see.
-
-    The reasons why others were refused are appended to ``refused``.
-    """
-    sent = {task.to: task.send for task in tasks}
-    usable = 0
-    for report in reports:
-        reason = run.gate.refuses(report, run.net.layout, run.infos, sent.get(report.of))
-        if reason is None:
-            usable += 1
-            yield report
-        else:
-            refused.append(reason)
-    if not usable:
-        cause = f": {refused[-1]}" if refused else "."
-        raise EngineError(f"no usable report came back, so there is nothing to fold{cause}")
 
 
 def evaluation(run: Run, state: Any, verb: str = "evaluate") -> list[Task]:
@@ -92,5 +100,5 @@ def evaluation(run: Run, state: Any, verb: str = "evaluate") -> list[Task]:
     tasks = []
     for k in run.infos:
         model = run.method.deliver(state, k)
-        tasks.append(Task(k, model, verb=verb, round=state.round))
+        tasks.append(stamped(run, Task(k, model, verb=verb), state.round))
     return tasks

@@ -8,15 +8,16 @@ from functools import cached_property
 from typing import Any
 
 from .. import nets, seeds
-from ..core import AnyMethod, Client, Info, Stage, Start, Task
+from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task
 from ..data import Defaults, Federation
-from ..errors import InputError, check
+from ..errors import EngineError, InputError, check
 from ..nets import Net
-from ..parts.gate import Gate
+from ..parts.gate import Gate, RecentLengths
 from ..parts.local import SGD, Adam, LocalTraining
 from ..trees import Tree
 from ..wire.held import Held
 from . import scoring
+from .faults import NO_FAULTS, Faults
 from .store import Memory
 
 
@@ -32,8 +33,12 @@ class Run:
     cohort: int = 10
     seed: int = 0
     finetune: tuple[int, ...] = (0,)
+    quorum: float = 0.0
+    """The share of an exchange's clients that must report; at least one must."""
     gate: Gate = field(default_factory=Gate)
+    faults: Faults = NO_FAULTS
     held: Held = field(default_factory=Held)
+    lengths: RecentLengths = field(default_factory=RecentLengths)
 
     def __post_init__(self) -> None:
         clients = len(self.federation.clients)
@@ -46,6 +51,7 @@ class Run:
         )
         lengths_are_valid = bool(self.finetune) and min(self.finetune) >= 0
         check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
+        check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
         if self.method.local is None:
             recipe = recipe_of(self.federation.defaults)
             # The class is frozen; this is its one default that depends on another field.
@@ -81,7 +87,7 @@ class Run:
         # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
         # something beside its training draws what it would draw without.
         purpose = task.verb.partition(":")[0]
-        seed = seeds.derive(self.seed, task.round, task.to, purpose)
+        seed = seeds.derive(self.seed, task.round, task.to, purpose, *again(task.attempt))
         return Client(task.to, data.info, data, memory, self.net, self.params, seed)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -91,6 +97,18 @@ class Run:
         if verb == "finetune":
             return scoring.finetune_stages(self.method, self.finetune)
         return self.method.work(verb)
+
+    def holds(self, task: Task) -> Holds:
+        """What the answer to a task holds, as its last stage says."""
+        last = self.work(task.verb)[-1]
+        if not isinstance(last, Give):
+            raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
+        return last.holds(task, self.net)
+
+
+def again(attempt: int) -> tuple[int, ...]:
+    """What an exchange that is tried again adds to its seeds; nothing at the first attempt."""
+    return (attempt,) if attempt else ()
 
 
 def recipe_of(defaults: Defaults) -> LocalTraining:
@@ -118,6 +136,9 @@ def build(
     cohort: int | None = None,
     seed: int = 0,
     finetune: Sequence[int] = (0,),
+    quorum: float = 0.0,
+    gate: Gate = Gate(),
+    faults: Faults = NO_FAULTS,
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
@@ -145,6 +166,9 @@ def build(
         cohort=cohort,
         seed=seed,
         finetune=tuple(finetune),
+        quorum=quorum,
+        gate=gate,
+        faults=faults,
     )
     _ = run.initial_state
     return run

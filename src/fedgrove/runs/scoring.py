@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ from ..core import (
     Client,
     Edit,
     Give,
+    Holds,
     Measure,
     Outcome,
     Report,
     Stage,
+    Task,
     Train,
 )
 from ..nets import Net
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 
 def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
     """Score the model the client would use now."""
-    return (*method.work("use"), *_score_stages("model", 0), Give(_scores((0,), keep=False)))
+    return (*method.work("use"), *_score_stages("model", 0), _give_scores((0,), keep=False))
 
 
 def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, ...]:
@@ -54,7 +56,18 @@ def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, .
                 recipe = replace(recipe, epochs=epochs)
             stages.append(Train(CrossEntropy(), recipe, end=f"tuned{epochs}"))
         stages.extend(_score_stages(f"tuned{epochs}", epochs))
-    return (*stages, Give(_scores(lengths, keep=True)))
+    return (*stages, _give_scores(lengths, keep=True))
+
+
+def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
+    """The last stage: no packets, but an accuracy for each length of fine-tuning."""
+    accuracies = {f"test{epochs}": (0.0, 1.0) for epochs in lengths}
+    holds = Holds(metrics={**accuracies, "density": (0.0, 1.0), "params": (0.0, math.inf)})
+
+    def what_is_given(task: Task, net: Net) -> Holds:
+        return holds
+
+    return Give(_scores(lengths, keep), what_is_given)
 
 
 def _untuned(carry: Carry, client: Client) -> Carry:
@@ -100,7 +113,9 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
                     accuracy = float(sums["correct"]) / total
                     loss = float(sums["loss"]) / total
                 metrics[f"{split}{epochs}"] = accuracy
-                metrics[f"{split}_loss{epochs}"] = loss
+                # Weights may be finite and the loss still too large for a number.
+                if math.isfinite(loss):
+                    metrics[f"{split}_loss{epochs}"] = loss
         memory = {}
         if keep:
             memory["own"] = carry[f"tuned{lengths[-1]}"]
@@ -143,26 +158,25 @@ def spread(accuracies: Sequence[float], prefix: str = "accuracy") -> dict[str, f
     }
 
 
-def scores(reports: Iterable[Report]) -> dict[str, Any]:
-    """What a line of metrics.jsonl says of an evaluation."""
-    ledger = Ledger()
-    evaluated = list(ledger.tally(reports))
+def scores(reports: Sequence[Report]) -> dict[str, Any]:
+    """What a line of metrics.jsonl says of an evaluation in which these clients answered."""
     return {
-        **spread(_metric(evaluated, "test0")),
-        "validation_mean": _validation_mean(evaluated, 0),
-        "loss_mean": round(_mean(evaluated, "test_loss0"), 8),
-        "density": round(_mean(evaluated, "density"), 8),
-        **ledger.totals("bytes_evaluate"),
+        **spread(_metric(reports, "test0")),
+        "validation_mean": _mean_of_those_who_say(reports, "validation0"),
+        "loss_mean": _mean_of_those_who_say(reports, "test_loss0"),
+        "density": round(_mean(reports, "density"), 8),
     }
 
 
-def _validation_mean(reports: Sequence[Report], epochs: int) -> float | None:
-    """The mean over the clients that have validation examples; None, in JSON null, if none has."""
-    name = f"validation{epochs}"
-    accuracies = [report.metrics[name] for report in reports if name in report.metrics]
-    if not accuracies:
+def _mean_of_those_who_say(reports: Sequence[Report], name: str) -> float | None:
+    """The mean of a number over the clients that gave it; None, in JSON null, if none did.
+
+    A client without validation examples says nothing of them, nor of a loss that is not finite.
+    """
+    numbers = [report.metrics[name] for report in reports if name in report.metrics]
+    if not numbers:
         return None
-    return spread(accuracies)["accuracy_mean"]
+    return round(math.fsum(sorted(numbers)) / len(numbers), 8)
 
 
 def _metric(reports: Sequence[Report], name: str) -> list[float]:
@@ -174,14 +188,18 @@ def _mean(reports: Sequence[Report], name: str) -> float:
 
 
 def summarise(
-    run: Run, lines: Sequence[Mapping[str, Any]], engine: str, state: Any, tuned: Iterable[Report]
+    run: Run,
+    lines: Sequence[Mapping[str, Any]],
+    engine: str,
+    state: Any,
+    reports: Sequence[Report],
+    delivery: Ledger,
 ) -> dict[str, Any]:
     """The figures of a finished run, all but its seconds.
 
-    ``lines`` are those of metrics.jsonl, ``tuned`` the reports of the final fine-tuning.
+    ``lines`` are those of metrics.jsonl, ``reports`` those of the final fine-tuning, and
+    ``delivery`` what it cost.
     """
-    delivery = Ledger()
-    reports = list(delivery.tally(tuned))
     training = Ledger()
     for line in lines:
         training.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
@@ -207,7 +225,7 @@ def summarise(
         "groups": len(sizes),
         "group_sizes": sizes,
         **after[str(last)],
-        "validation_mean": _validation_mean(reports, last),
+        "validation_mean": _mean_of_those_who_say(reports, f"validation{last}"),
         "finetune": after,
         "density": round(_mean(reports, "density"), 8),
         "params": layout.size,
@@ -220,12 +238,46 @@ def summarise(
         "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
         "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
         **delivery.totals("bytes_deliver"),
-        "refused": sum(len(line.get("refused", [])) for line in lines),
+        "lost": _counted(lines, "lost"),
+        "refused": _counted(lines, "refused"),
+        "abandoned": sum("abandoned" in line for line in lines),
         "accuracy_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
-        "notes": [*federation.notes, *_lonely_groups(run, sizes)],
+        "notes": [
+            *federation.notes,
+            *_lonely_groups(run, sizes),
+            *_unscored(len(reports), clients),
+            *_not_folded(lines),
+        ],
     }
+
+
+def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
+    """How many answers of a run were lost or refused, by reason."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        for reason, clients in line.get(key, {}).items():
+            counts[reason] += len(clients)
+    return dict(sorted(counts.items()))
+
+
+def _unscored(scored: int, clients: int) -> list[str]:
+    """A note where some clients could not be scored at the end."""
+    if scored == clients:
+        return []
+    return [f"{clients - scored} of {clients} clients could not be scored at the end"]
+
+
+def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note of how many answers never reached the model."""
+    notes = []
+    for key in ("lost", "refused"):
+        counts = _counted(lines, key)
+        if counts:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+            notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
+    return notes
 
 
 def group_sizes(run: Run, state: Any) -> list[int]:

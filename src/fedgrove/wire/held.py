@@ -26,6 +26,11 @@ class Held:
         if mask is not None:
             self.masks[client, packet] = mask
 
+    def forget(self, client: int) -> None:
+        """Nobody knows what the client holds: its task or its answer was lost."""
+        for key in [key for key in self.masks if key[0] == client]:
+            del self.masks[key]
+
     def digest(self, mask: Mask) -> Known:
         """A mask with its digest, computed once for the mask that a whole group holds."""
         if id(mask) not in self._known:

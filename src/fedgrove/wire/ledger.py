@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core import Report
+from ..core import Answer, Task
 
 Parts = Mapping[str, int]
 
@@ -18,11 +18,12 @@ class Ledger:
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
 
-    def tally(self, reports: Iterable[Report]) -> Iterator[Report]:
-        """Count the reports that pass through."""
-        for report in reports:
-            self.add(report.cost)
-            yield report
+    def tally(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
+        """Count the answers that pass through; a lost one was paid for too."""
+        for task, answer in answers:
+            # What an engine passes on may be no answer at all; the gate refuses it later.
+            self.add(getattr(answer, "cost", {}))
+            yield task, answer
 
     def add(self, cost: Mapping[str, Parts]) -> None:
         """Add one pair of messages, or another ledger's totals."""

@@ -25,12 +25,24 @@ MAX_HEAD = 1 << 20
 
 def task_head(task: Task) -> dict[str, Any]:
     """The header of a task, without the lengths of its packets."""
-    return {"to": task.to, "verb": task.verb, "round": task.round, "settings": dict(task.settings)}
+    return {
+        "to": task.to,
+        "verb": task.verb,
+        "round": task.round,
+        "attempt": task.attempt,
+        "memory": task.memory,
+        "settings": dict(task.settings),
+    }
 
 
 def report_head(report: Report) -> dict[str, Any]:
     """The header of a report, without the lengths of its packets."""
-    return {"of": report.of, "examples": report.examples, "metrics": dict(report.metrics)}
+    return {
+        "of": report.of,
+        "examples": report.examples,
+        "memory": report.memory,
+        "metrics": dict(report.metrics),
+    }
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -150,6 +162,8 @@ def read_task(data: bytes, codec: Codec, known: Knows = NOTHING) -> Task:
             settings=dict(head["settings"]),
             verb=str(head["verb"]),
             round=int(head["round"]),
+            attempt=int(head["attempt"]),
+            memory=_version(head["memory"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(
@@ -172,8 +186,14 @@ def read_report(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report:
             give=packets,
             examples=int(head["examples"]),
             metrics=metrics,
+            memory=_version(head["memory"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(
             f"the header of a report lacks a field or has a malformed one: {error}."
         ) from None
+
+
+def _version(given: Any) -> str | None:
+    """The version of a client's memory, as a header names it."""
+    return None if given is None else str(given)

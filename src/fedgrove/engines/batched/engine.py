@@ -42,14 +42,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from ... import nets, seeds, trees
-from ...core import Batch, Carry, Edit, Give, Measure, Report, Task, Train
+from ...core import Answer, Batch, Carry, Edit, Give, Measure, Report, Task, Train
+from ...core import Job as CoreJob
 from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, count_down, count_up
-from ..work import initial_carry, numbered
+from ...wire.count import BroadcastCosts
+from ..work import crashed, initial_carry, numbered, with_cost, with_memory
 from . import grouped
 from .device_data import DeviceData, DeviceSplit
 from .graphs import GraphCache
@@ -116,8 +117,8 @@ class Batched:
         if self.graphs and self._device.type == "cuda":
             self._graph_cache = GraphCache()
 
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
-        """Do the jobs, chunk by chunk; reports come in job order."""
+    def map(self, jobs: Iterable[CoreJob]) -> Iterator[tuple[CoreJob, Answer]]:
+        """Do the jobs, chunk by chunk; answers come in job order."""
         stream = iter(jobs)
         sent = BroadcastCosts()
         works: dict[tuple[int, str], Work] = {}
@@ -131,34 +132,30 @@ class Batched:
             while chunk:
                 # Out of the list, so that its trees can be freed while later reports are made.
                 job = chunk.pop(0)
-                yield job.run, self._finish_job(job, sent)
+                yield (job.run, job.task), self._finish_job(job, sent)
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
         """A job with its first carry; ``works`` holds what was looked up for earlier jobs."""
         work_key = (id(run), task.verb)
         if work_key not in works:
             works[work_key] = self._work_of(run, task.verb)
-        memory_file = run.memory.files.get(task.to)
-        memory = run.memory.read(memory_file)
+        memory = run.memory.read(task.memory)
         dtype = next(iter(run.params.values())).dtype
         carry = initial_carry(task, memory, dtype)
-        return Job(run, task, run.client(task, memory), carry, works[work_key], memory_file)
+        return Job(run, task, run.client(task, memory), carry, works[work_key])
 
-    def _finish_job(self, job: Job, sent: BroadcastCosts) -> Report:
-        """The report; what the client remembers is written, and bytes are counted."""
-        run = job.run
-        task = job.task
+    def _finish_job(self, job: Job, sent: BroadcastCosts) -> Answer:
+        """The answer; what the client remembers is written, and bytes are counted."""
+        if job.lost is not None:
+            return with_cost(job.run, job.task, job.lost, sent)
         outcome = job.outcome
-        report = Report(task.to, outcome.give, job.client.info.examples, outcome.metrics)
+        report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
         if outcome.memory:
             memory = {**job.client.memory, **outcome.memory}
-            file = run.memory.write(task.to, task.round, task.verb, memory, job.memory_file)
-            run.memory.accept(task.to, file)
+            report = with_memory(job.run, job.task, report, memory)
         if not self.count_bytes:
             return report
-        down = count_down(task, run.method.codec, run.held, sent)
-        up = count_up(task, report, run.method.codec, run.held)
-        return replace(report, cost={"down": down, "up": up})
+        return with_cost(job.run, job.task, report, sent)
 
     # ---- which jobs go together ------------------------------------------------------------------
 
@@ -199,20 +196,16 @@ class Batched:
                 self._run_stages(group)
 
     def _run_stages(self, jobs: Sequence[Job]) -> None:
-        """All stages of jobs that share their work."""
+        """All stages of jobs that share their work; a job that is lost on the way stops there."""
         for number, (_, stage) in enumerate(jobs[0].work.stages):
+            jobs_left = [job for job in jobs if job.lost is None]
             if isinstance(stage, Train):
-                self._run_stacked(self._train, jobs, number, stage)
+                self._run_stacked(self._train, jobs_left, number, stage)
             elif isinstance(stage, Measure):
-                self._run_stacked(self._measure, jobs, number, stage)
+                self._run_stacked(self._measure, jobs_left, number, stage)
             else:
-                for job in jobs:
-                    # The function may be another one in every run: take the job's own stage.
-                    own_stage = job.work.stages[number][1]
-                    if isinstance(own_stage, Edit):
-                        job.carry = own_stage.f(job.carry, job.client)
-                    elif isinstance(own_stage, Give):
-                        job.outcome = own_stage.f(job.carry, job.client)
+                for job in jobs_left:
+                    _run_alone(job, number)
 
     def _run_stacked(
         self, run_stage: StackedStage, jobs: Sequence[Job], number: int, stage: Train | Measure
@@ -224,8 +217,22 @@ class Batched:
             stack.sort(key=data_and_seed)
             while stack:
                 size = self._stack_size(run_stage, stack, number)
-                self._run_or_halve(run_stage, stack[:size], number)
+                self._run_or_lose(run_stage, stack[:size], number)
                 stack = stack[size:]
+
+    def _run_or_lose(self, run_stage: StackedStage, jobs: list[Job], number: int) -> None:
+        """A stage on a stack; where it fails, one by one, so that only those at fault are lost."""
+        try:
+            self._run_or_halve(run_stage, jobs, number)
+        except Exception as error:
+            if len(jobs) == 1:
+                jobs[0].lost = crashed(jobs[0].task, error)
+                return
+        else:
+            return
+        # Outside the handler: the exception holds the frames that failed, and so their tensors.
+        for job in jobs:
+            self._run_or_lose(run_stage, [job], number)
 
     # ---- how many fit ----------------------------------------------------------------------------
 
@@ -246,6 +253,9 @@ class Batched:
             except torch.OutOfMemoryError:
                 # Not even these few fit; `_run_or_halve` halves further if it must.
                 self._stack_sizes[key] = PROBE_CLIENTS // 2
+            except Exception:
+                # One of these few is at fault; `_run_or_lose` finds out which.
+                return len(jobs)
         return self._stack_sizes.get(key, len(jobs))
 
     def _memory_key(self, jobs: Sequence[Job], number: int) -> Any:
@@ -439,6 +449,19 @@ class Batched:
             offset = data.offsets[id(job.run.federation), job.task.to]
             offsets.append(min(offset, last_row))
         return offsets
+
+
+def _run_alone(job: Job, number: int) -> None:
+    """A stage that is not stacked, for one client."""
+    # The function may be another one in every run: take the job's own stage.
+    stage = job.work.stages[number][1]
+    try:
+        if isinstance(stage, Edit):
+            job.carry = stage.f(job.carry, job.client)
+        elif isinstance(stage, Give):
+            job.outcome = stage.f(job.carry, job.client)
+    except Exception as error:
+        job.lost = crashed(job.task, error)
 
 
 class StackedStage(Protocol):

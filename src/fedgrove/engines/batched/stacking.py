@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...channels.shrink import cut, structured
 from ...channels.thin import Thin
-from ...core import Carry, Client, Measure, Outcome, Stage, Task, Train
+from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
 from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
@@ -39,9 +39,9 @@ class Job:
     client: Client
     carry: Carry
     work: Work
-    memory_file: str | None
-    """The file that the client's memory was read from."""
     outcome: Outcome = field(default_factory=Outcome)
+    lost: Lost | None = None
+    """Why the work ended early, if it did."""
     thin: Thin | None = None
     """The smaller net that the stage at hand can train in place of the masked one."""
 

@@ -5,6 +5,9 @@ Parameters travel through shared memory, each tree of a broadcast once; client m
 written by the workers themselves. Of the next jobs the longest starts first, reports come back in
 job order, and only a window of jobs is ever in progress, so that the server's memory does not grow
 with the number of clients.
+
+A worker that dies is replaced, and its job is given to another one once more; a worker that does
+not answer in time is ended. Either way the job is lost at worst, and never the run.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import os
 import signal
-import traceback
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing import resource_tracker
@@ -22,12 +26,12 @@ from typing import Any
 
 import torch
 
-from ...core import Packet, Report, Task
+from ...core import Answer, Job, Lost, Packet, Report, Task
 from ...errors import EngineError, FedgroveError
 from ...runs.run import Run
 from ...trees import Tree
 from ...wire.count import BroadcastCosts, count_down, count_up
-from ..work import perform
+from ..work import crashed, explained, late, perform, unreadable, with_memory
 from . import shared
 from .shared import Block
 
@@ -58,27 +62,35 @@ class Worker:
     pipe: Connection
     job: int | None = None
     """The job it is working on."""
+    since: float = 0.0
+    """When it was given that job."""
     reply: str | None = None
     """The name of the shared block that its answer will be in."""
 
 
 @dataclass(eq=False)
 class Pool:
-    """The engine: ``workers`` processes, by default one per core."""
+    """The engine: ``workers`` processes, by default one per core.
+
+    A job that is not answered within ``timeout`` seconds is lost. ``start`` is how processes begin:
+    fork, which shares data without a copy, or spawn where there is no fork.
+    """
 
     workers: int = 0
+    timeout: float | None = None
+    start: str = ""
     name: str = field(default="pool", init=False)
     _runs: list[Run] = field(default_factory=list, init=False)
     _team: list[Worker] = field(default_factory=list, init=False)
 
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
-        """Do the jobs on the workers; reports come in job order."""
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        """Do the jobs on the workers; answers come in job order."""
         size = self.workers or cores()
-        # Four jobs per worker keep all of them busy while the report of a long job is awaited.
+        # Four jobs per worker keep all of them busy while the answer of a long job is awaited.
         window = _Window(iter(jobs), max(16, 4 * size))
         try:
             while window.fill():
-                while window.next_report in window.done:
+                while window.next_answer in window.done:
                     yield window.take()
                     window.fill()
                 if not window.open:
@@ -114,23 +126,30 @@ class Pool:
         # Before the fork, so that all processes share one tracker. A worker with a tracker of its
         # own would, on exit, remove blocks that others still read.
         resource_tracker.ensure_running()
-        method = "fork" if "fork" in mp.get_all_start_methods() else "spawn"
-        context = mp.get_context(method)
         for _ in range(size):
-            server_end, worker_end = context.Pipe()
-            server_ends = [worker.pipe for worker in self._team]
-            server_ends.append(server_end)
-            process = context.Process(  # type: ignore[attr-defined]
-                target=_serve, args=(worker_end, server_ends, self._runs), daemon=True
-            )
-            process.start()
-            # Only the worker may hold this end: then its death closes the pipe, and is noticed.
-            worker_end.close()
-            self._team.append(Worker(process, server_end))
+            self._team.append(self._hire())
+
+    def _hire(self) -> Worker:
+        """A new worker process that knows all runs."""
+        method = self.start or ("fork" if "fork" in mp.get_all_start_methods() else "spawn")
+        context = mp.get_context(method)
+        server_end, worker_end = context.Pipe()
+        inherited: list[Connection] = []
+        if method == "fork":
+            # A spawned process inherits nothing, and has none of these to close.
+            inherited = [worker.pipe for worker in self._team]
+            inherited.append(server_end)
+        process = context.Process(  # type: ignore[attr-defined]
+            target=_serve, args=(worker_end, inherited, self._runs, os.getpid()), daemon=True
+        )
+        process.start()
+        # Only the worker may hold this end: then its death closes the pipe, and is noticed.
+        worker_end.close()
+        return Worker(process, server_end)
 
     def _hand_out(self, window: _Window) -> None:
         """Give each idle worker a job, as long as there are jobs."""
-        for worker in self._team:
+        for worker in list(self._team):
             if worker.job is not None:
                 continue
             job = window.pick(self._runs)
@@ -138,30 +157,80 @@ class Pool:
                 return
             run, task = window.open[job]
             envelope, forest = _strip(task)
-            # Noted before anything is sent: should the worker be killed, close() knows from these
+            # Noted before anything is sent: should the worker be killed, it is known from these
             # that it was busy, and which block it may have left behind.
             worker.job = job
+            worker.since = time.monotonic()
             worker.reply = shared.fresh_name()
-            version = run.memory.files.get(task.to)
+            blocks = window.share(job, forest)
             try:
-                blocks = window.share(job, forest)
-                worker.pipe.send((self._runs.index(run), envelope, blocks, version, worker.reply))
+                worker.pipe.send((self._runs.index(run), envelope, blocks, worker.reply))
             except OSError:
-                raise _died(worker, window) from None
+                self._replace_dead(worker, window)
 
     def _collect(self, window: _Window) -> None:
-        """Wait until at least one worker has answered, and take in all answers that are ready."""
+        """Wait for an answer, a death or the end of a worker's time, and take in what is there."""
         busy = {worker.pipe: worker for worker in self._team if worker.job is not None}
-        for pipe in wait(list(busy)):
+        for pipe in wait(list(busy), self._patience(busy.values())):
             worker = busy[pipe]  # type: ignore[index]
             try:
                 answer = worker.pipe.recv()
             except (EOFError, OSError):
-                raise _died(worker, window) from None
+                self._replace_dead(worker, window)
+                continue
             job = worker.job
             assert job is not None
             worker.job = None
             window.finish(job, answer)
+        if self.timeout is not None:
+            self._end_late_workers(window, self.timeout)
+
+    def _patience(self, busy: Iterable[Worker]) -> float | None:
+        """Seconds until the first worker has had its time; None if that never comes."""
+        if self.timeout is None:
+            return None
+        earliest = min((worker.since for worker in busy), default=time.monotonic())
+        return max(0.0, earliest + self.timeout - time.monotonic())
+
+    def _end_late_workers(self, window: _Window, timeout: float) -> None:
+        """End the workers that had their time, a stopped one too; their jobs are lost."""
+        for worker in list(self._team):
+            if worker.job is None or time.monotonic() - worker.since < timeout:
+                continue
+            # What came in the meantime still counts.
+            if worker.pipe.poll():
+                continue
+            _, task = window.open[worker.job]
+            window.lose(worker.job, late(task, timeout))
+            self._replace(worker)
+
+    def _replace_dead(self, worker: Worker, window: _Window) -> None:
+        """A new worker in place of one that died; its job is tried once more, then it is lost."""
+        # The pipe closes a little before the process has ended and its exit code is known.
+        worker.process.join(1)
+        job = worker.job
+        assert job is not None
+        if job in window.tried_twice:
+            _, task = window.open[job]
+            sentence = (
+                f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}) "
+                f"while it worked for client {task.to}, as one had before; it may have run out of "
+                "memory."
+            )
+            window.lose(job, Lost(task.to, "died", sentence))
+        else:
+            window.tried_twice.add(job)
+            window.running.discard(job)
+        self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        """End a worker and hire another."""
+        worker.pipe.close()
+        # Not terminate(): a stopped process gets no other signal.
+        worker.process.kill()
+        worker.process.join()
+        shared.drop(worker.reply)
+        self._team[self._team.index(worker)] = self._hire()
 
     def close(self) -> None:
         """End the workers."""
@@ -183,15 +252,16 @@ class Pool:
 class _Window:
     """The jobs in progress: open ones, finished ones, and what they have in shared memory."""
 
-    def __init__(self, jobs: Iterator[tuple[Run, Task]], size: int) -> None:
+    def __init__(self, jobs: Iterator[Job], size: int) -> None:
         self.jobs = jobs
         self.size = size
         # Jobs are numbered from 0 in the order in which they come.
         self.next_job = 0
-        self.next_report = 0
-        self.open: dict[int, tuple[Run, Task]] = {}
+        self.next_answer = 0
+        self.open: dict[int, Job] = {}
         self.running: set[int] = set()
-        self.done: dict[int, tuple[Run, Report]] = {}
+        self.tried_twice: set[int] = set()
+        self.done: dict[int, tuple[Job, Answer]] = {}
         self.sent = BroadcastCosts()
         # Shared trees, by id. A tree is kept alive as long as its id is a key: the id of a tree
         # that is gone could be given to another.
@@ -200,8 +270,8 @@ class _Window:
         self.trees: dict[int, Tree] = {}
 
     def fill(self) -> bool:
-        """Take jobs until the window is full; False when no job and no report is left."""
-        while self.next_job < self.next_report + self.size:
+        """Take jobs until the window is full; False when no job and no answer is left."""
+        while self.next_job < self.next_answer + self.size:
             job = next(self.jobs, None)
             if job is None:
                 break
@@ -214,15 +284,9 @@ class _Window:
 
         Longest first: a long job that starts last would leave the other workers idle at the end.
         """
-        # Only the first open job of each client may run: the next one may need what this one makes
-        # the client remember.
-        first_of_client: dict[tuple[int, int], int] = {}
-        for job, (run, task) in self.open.items():
-            first_of_client.setdefault((id(run), task.to), job)
         longest = None
         most_examples = -1
-        for job in first_of_client.values():
-            run, task = self.open[job]
+        for job, (run, task) in self.open.items():
             if job in self.running or run not in runs:
                 continue
             examples = run.infos[task.to].examples
@@ -245,20 +309,28 @@ class _Window:
             blocks.append(self.blocks[key])
         return blocks
 
-    def finish(self, job: int, answer: Any) -> None:
-        """Turn a worker's answer into the report of its job."""
+    def finish(self, job: int, reply: Any) -> None:
+        """Turn a worker's reply into the answer to its job."""
+        if isinstance(reply, _Failed):
+            raise EngineError(reply.sentence)
+        outcome: Answer = reply
+        if not isinstance(reply, Lost):
+            envelope, block = reply
+            outcome = replace(envelope.body, give=_packets(envelope, shared.get(block)))
+            shared.drop(block.name)
+        self._close(job, outcome)
+
+    def lose(self, job: int, lost: Lost) -> None:
+        """A job that will have no reply."""
+        self._close(job, lost)
+
+    def _close(self, job: int, outcome: Answer) -> None:
         run, task = self.open.pop(job)
         self.running.discard(job)
-        if isinstance(answer, _Failed):
-            raise answer.error(task)
-        envelope, block, version = answer
-        report: Report = replace(envelope.body, give=_packets(envelope, shared.get(block)))
-        shared.drop(block.name)
-        run.memory.accept(task.to, version)
         # Counted here and not in the worker: the cost depends on the masks that the client has been
         # sent so far, which the server keeps track of.
-        cost = {"down": count_down(task, run.method.codec, run.held, self.sent), **report.cost}
-        self.done[job] = (run, replace(report, cost=cost))
+        down = count_down(task, run.method.codec, run.held, self.sent)
+        self.done[job] = ((run, task), replace(outcome, cost={"down": down, **outcome.cost}))
         self._release(job)
 
     def _release(self, job: int) -> None:
@@ -276,11 +348,11 @@ class _Window:
                 del self.users[key]
                 del self.trees[key]
 
-    def take(self) -> tuple[Run, Report]:
-        """The next report in job order."""
-        report = self.done.pop(self.next_report)
-        self.next_report += 1
-        return report
+    def take(self) -> tuple[Job, Answer]:
+        """The next answer in job order."""
+        answer = self.done.pop(self.next_answer)
+        self.next_answer += 1
+        return answer
 
     def free_blocks(self) -> None:
         """Free all shared memory."""
@@ -291,28 +363,9 @@ class _Window:
 
 @dataclass(frozen=True)
 class _Failed:
-    """An exception in a worker, as text: the exception itself may not survive pickling."""
+    """What no other worker could do better, such as a full disk: it ends the run."""
 
     sentence: str
-    trace: str
-    expected: bool
-    """Whether fedgrove raised it on purpose; then its sentence says enough."""
-
-    def error(self, task: Task) -> FedgroveError:
-        detail = "" if self.expected else "\n" + self.trace
-        return EngineError(f"client {task.to} could not {task.verb}: {self.sentence}{detail}")
-
-
-def _died(worker: Worker, window: _Window) -> EngineError:
-    # The pipe closes a little before the process has ended and its exit code is known.
-    worker.process.join(1)
-    job = worker.job
-    assert job is not None
-    _, task = window.open[job]
-    return EngineError(
-        f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}) "
-        f"while it worked for client {task.to}; it may have run out of memory."
-    )
 
 
 # ---- messages ------------------------------------------------------------------------------------
@@ -353,49 +406,60 @@ def _packets(envelope: Envelope, forest: list[Tree]) -> dict[str, Packet]:
 # ---- in the worker -------------------------------------------------------------------------------
 
 
-def _serve(pipe: Connection, server_ends: list[Connection], runs: list[Run]) -> None:
+def _serve(pipe: Connection, inherited: list[Connection], runs: list[Run], server: int) -> None:
     """The loop of a worker: receive a task, do it, answer; ends when the pipe closes."""
     # Ctrl-C reaches every process of the terminal; it is for the server to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Inherited by the fork. If workers held them open, no worker would see the pipe close when the
     # server dies.
-    for server_end in server_ends:
+    for server_end in inherited:
         server_end.close()
+    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
     torch.set_num_threads(1)
     while True:
         try:
-            run_index, envelope, blocks, version, reply = pipe.recv()
+            run_index, envelope, blocks, reply = pipe.recv()
         except (EOFError, OSError):
             return
-        answer: Any
-        try:
-            answer = _answer(runs[run_index], envelope, blocks, version, reply)
-        except Exception as error:
-            answer = _Failed(
-                f"{type(error).__name__}: {error}",
-                traceback.format_exc(),
-                isinstance(error, FedgroveError),
-            )
+        answer = _answer(runs[run_index], envelope, blocks, reply)
         try:
             pipe.send(answer)
         except OSError:
             return
 
 
+def _end_with(server: int) -> None:
+    """End this process when the server has ended, also in the middle of a job."""
+    while os.getppid() == server:
+        time.sleep(1)
+    os._exit(1)
+
+
 def _answer(
-    run: Run, envelope: Envelope, blocks: list[Block], version: str | None, reply: str
-) -> tuple[Envelope, Block, str | None]:
-    """Do one task: its report, the block with the report's trees, the client's new memory file."""
-    forest = []
-    for block in blocks:
-        # The server shares each tree of a task in a block of its own.
-        (tree,) = shared.get(block)
-        forest.append(tree)
-    task: Task = replace(envelope.body, send=_packets(envelope, forest))
-    report, kept = perform(run, task, run.memory.read(version))
-    new_version = None
-    if kept:
-        new_version = run.memory.write(task.to, task.round, task.verb, kept, version)
-    report = replace(report, cost={"up": count_up(task, report, run.method.codec, run.held)})
-    answer, report_forest = _strip(report)
-    return answer, shared.put(report_forest, reply), new_version
+    run: Run, envelope: Envelope, blocks: list[Block], reply: str
+) -> tuple[Envelope, Block] | Lost | _Failed:
+    """Do one task: its report, and the block with the report's trees."""
+    try:
+        forest = []
+        for block in blocks:
+            # The server shares each tree of a task in a block of its own.
+            (tree,) = shared.get(block)
+            forest.append(tree)
+        task: Task = replace(envelope.body, send=_packets(envelope, forest))
+        memory = run.memory.read(task.memory)
+        try:
+            report, remembered = perform(run, task, memory)
+        except Exception as error:
+            return crashed(task, error)
+        report = with_memory(run, task, report, remembered)
+        try:
+            report = replace(
+                report, cost={"up": count_up(task, report, run.method.codec, run.held)}
+            )
+            body, report_forest = _strip(report)
+        except Exception as error:
+            return unreadable(task, error)
+        return body, shared.put(report_forest, reply)
+    except (FedgroveError, OSError) as error:
+        # Not the client's fault: memory that cannot be read, a full disk or shared memory.
+        return _Failed(explained(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from multiprocessing.shared_memory import SharedMemory
 import torch
 from torch import Tensor
 
+from ...errors import EngineError
 from ...trees import Tree
 
 Forest = Sequence[Mapping[str, Tensor]]
@@ -56,7 +58,7 @@ def put(forest: Forest, name: str | None = None) -> Block:
     # The operating system has no shared memory of size 0.
     if size == 0:
         return Block(None, tuple(index))
-    memory = SharedMemory(name or fresh_name(), create=True, size=size)
+    memory = _reserved(name or fresh_name(), size)
     buffer = torch.frombuffer(memory.buf, dtype=torch.uint8)
     for tree, tree_places in zip(forest, index, strict=True):
         for leaf, dtype, shape, offset in tree_places:
@@ -67,6 +69,35 @@ def put(forest: Forest, name: str | None = None) -> Block:
     del buffer
     memory.close()
     return Block(memory.name, tuple(index))
+
+
+def _reserved(name: str, size: int) -> SharedMemory:
+    """A new block whose memory is really there.
+
+    Without asking for it, the first write into a full /dev/shm would kill the process.
+    """
+    try:
+        memory = SharedMemory(name, create=True, size=size)
+    except OSError as error:
+        raise _full(size, error) from None
+    descriptor = getattr(memory, "_fd", -1)
+    if descriptor < 0 or not hasattr(os, "posix_fallocate"):
+        # Neither on Windows nor on macOS, where memory is not in a file system of limited size.
+        return memory
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        memory.close()
+        memory.unlink()
+        raise _full(size, error) from None
+    return memory
+
+
+def _full(size: int, error: OSError) -> EngineError:
+    return EngineError(
+        f"shared memory has no room for {size / 2**20:.1f} MiB ({error.strerror or error}); free "
+        "some of /dev/shm, or take --engine serial."
+    )
 
 
 def get(block: Block) -> list[Tree]:

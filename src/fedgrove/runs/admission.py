@@ -1,0 +1,134 @@
+"""One exchange's answers: which may be folded, and why the others may not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..core import Answer, Lost, Report, Task
+from ..errors import FedgroveError
+from ..parts.gate import FEW, Lengths, RecentLengths, Refusal
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class TooFewReports(FedgroveError):
+    """An exchange in which fewer clients reported than the quorum; it is abandoned."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Clients whose answers were not folded, by the word that says why."""
+
+    lost: dict[str, list[int]] = field(default_factory=dict)
+    refused: dict[str, list[int]] = field(default_factory=dict)
+    sentences: dict[str, str] = field(default_factory=dict)
+    """The first sentence of each word."""
+
+    def lose(self, lost: Lost) -> None:
+        """Count a task that got no usable reply."""
+        self.lost.setdefault(lost.reason, []).append(lost.of)
+        self.sentences.setdefault(lost.reason, lost.detail)
+
+    def refuse(self, client: int, refusal: Refusal) -> None:
+        """Count a report that was refused."""
+        self.refused.setdefault(refusal.reason, []).append(client)
+        self.sentences.setdefault(refusal.reason, refusal.sentence)
+
+    def line(self) -> dict[str, Any]:
+        """What a line of metrics.jsonl says of it; nothing if all went well."""
+        parts: dict[str, Any] = {}
+        if self.lost:
+            parts["lost"] = dict(sorted(self.lost.items()))
+        if self.refused:
+            parts["refused"] = dict(sorted(self.refused.items()))
+        if self.sentences:
+            parts["why"] = dict(sorted(self.sentences.items()))
+        return parts
+
+
+class Admission:
+    """The answers to one exchange's tasks, on their way to the method's ``fold``.
+
+    Nothing of the run changes before :meth:`settle`: an exchange that is abandoned leaves the run
+    as it was.
+    """
+
+    def __init__(self, run: Run, tasks: Sequence[Task], quorum: float = 0.0) -> None:
+        self.tally = Tally()
+        self._run = run
+        self._unanswered = {id(task): task for task in tasks}
+        self._asked = len(tasks)
+        self._needed = max(1, math.ceil(quorum * len(tasks)))
+        self._admitted: list[tuple[Task, str | None, Lengths]] = []
+        self._recent = RecentLengths(run.lengths.by_kind)
+
+    def reports(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[Report]:
+        """The reports that may be folded, in task order.
+
+        Raises :class:`TooFewReports` at the end if they are fewer than the quorum.
+        """
+        waiting: list[tuple[Task, Report, Lengths]] = []
+        for task, answer in answers:
+            report = self._admit(task, answer)
+            if report is None:
+                continue
+            lengths = self._run.gate.lengths(report, task)
+            waiting.append((task, report, lengths))
+            # The first reports of their kind wait for each other, since only together do they say
+            # what is usual. All later ones pass one by one.
+            if self._recent.knows(task, lengths) or len(waiting) == FEW:
+                yield from self._release(waiting)
+        yield from self._release(waiting)
+        if len(self._admitted) < self._needed:
+            raise TooFewReports(self._what_is_missing())
+
+    def _admit(self, task: Task, answer: Answer) -> Report | None:
+        """The report in an answer, if it is what was asked for; otherwise it is counted."""
+        if isinstance(answer, Lost):
+            self._unanswered.pop(id(task), None)
+            self.tally.lose(answer)
+            # Nobody knows whether the task arrived.
+            self._run.held.forget(task.to)
+            return None
+        refusal = None
+        if id(task) not in self._unanswered:
+            refusal = Refusal("duplicate", f"client {task.to} answered a task again.")
+        else:
+            del self._unanswered[id(task)]
+            holds = self._run.holds(task)
+            refusal = self._run.gate.refuses(answer, task, holds, self._run.infos[task.to])
+        if refusal is not None:
+            self.tally.refuse(task.to, refusal)
+            return None
+        return answer
+
+    def _release(self, waiting: list[tuple[Task, Report, Lengths]]) -> Iterator[Report]:
+        """Let the reports pass whose updates are not too long; ``waiting`` is emptied."""
+        usual = self._recent.usual([(task, lengths) for task, _, lengths in waiting])
+        for task, report, lengths in waiting:
+            refusal = self._run.gate.refuses_lengths(task, lengths, usual)
+            if refusal is not None:
+                self.tally.refuse(task.to, refusal)
+                continue
+            if not self._run.lengths.knows(task, lengths):
+                self._recent.add(task, lengths)
+            self._admitted.append((task, report.memory, lengths))
+            yield report
+        waiting.clear()
+
+    def _what_is_missing(self) -> str:
+        reasons = "; ".join(self.tally.sentences.values())
+        return (
+            f"{len(self._admitted)} of {self._asked} clients sent a usable report, and the quorum "
+            f"is {self._needed}: {reasons}"
+        )
+
+    def settle(self) -> None:
+        """Accept what the admitted clients remember, and remember how long their updates were."""
+        for task, memory, lengths in self._admitted:
+            self._run.memory.accept(task.to, memory)
+            self._run.lengths.add(task, lengths)
