@@ -27,7 +27,9 @@ from .config.toml import check_format, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
+from .engines.faulty import with_faults
 from .errors import EngineError, FedgroveError, InputError
+from .parts.gate import NORM_BOUND
 from .report.progress import watching
 from .runs.folder import RunFolder
 from .runs.lockstep import Watch, train_alone
@@ -57,6 +59,10 @@ def run(
     seed: int = 0,
     set: Settings = (),
     evaluate: int = 1,
+    quorum: float = 0.0,
+    norm_bound: float = NORM_BOUND,
+    faults: str | None = None,
+    timeout: float | None = None,
     engine: str | Engine = "auto",
     device: str = "auto",
     precision: str = "fp32",
@@ -73,7 +79,7 @@ def run(
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
         :grouped at the end.
-    scenario: none, noisy, drift or restricted:K.
+    scenario: none, noisy, drift, flipped:SHARE or restricted:K.
     split: blocks or random.
     validation: share held out for validation, of what is left after the test part; 0 means none.
     clients: how many clients there are.
@@ -86,6 +92,11 @@ def run(
     seed: all randomness follows from it.
     set: a method's fields or its parts', ``{"mu": 0.1}`` or ``["mu=0.1"]``.
     evaluate: score all clients every so many rounds; 0: only at the end.
+    quorum: the share of the clients asked that must report, or the exchange is tried again; at
+        least one must.
+    norm_bound: refuse updates longer than so many times the recent median; 0: none.
+    faults: make clients fail or lie, as ``"crash=0.1,late=0.2"`` (``fedgrove list faults``).
+    timeout: seconds of real time after which a client that has not answered is lost.
     engine: auto, batched, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
     precision: on CUDA: fp32, tf32 or bf16.
@@ -112,6 +123,9 @@ def run(
         standardise=standardise,
         seed=seed,
         evaluate=evaluate,
+        quorum=quorum,
+        norm_bound=norm_bound,
+        faults=faults,
     )
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
@@ -125,6 +139,7 @@ def run(
         engine=engine,
         device=device,
         precision=precision,
+        timeout=timeout,
         progress=progress,
         watch=watch,
     )
@@ -144,6 +159,7 @@ def train(
     engine: str | Engine = "auto",
     device: str = "auto",
     precision: str = "fp32",
+    timeout: float | None = None,
     progress: bool = False,
     watch: Watch | None = None,
 ) -> Result:
@@ -153,7 +169,7 @@ def train(
     """
     if federations is None:
         federations = Federations()
-    with _engine(engine, device, precision) as chosen:
+    with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
             planned = plan(experiment, Path(out), federations)
             return _finish(planned, planned.create_folder(), chosen, progress, watch)
@@ -176,6 +192,7 @@ def resume(
     engine: str | Engine = "auto",
     device: str = "auto",
     precision: str = "fp32",
+    timeout: float | None = None,
     method: AnyMethod | None = None,
     data: Federation | None = None,
     net: nn.Module | None = None,
@@ -197,17 +214,19 @@ def resume(
     check_format(folder.config, folder.path)
     experiment = from_toml(folder.config, method=method, data=data, net=net)
     planned = plan(experiment, folder.path, Federations(data_dir))
-    with _engine(engine, device, precision) as chosen:
+    with _engine(engine, device, precision, timeout) as chosen:
         return _finish(planned, folder, chosen, progress, watch)
 
 
 @contextmanager
-def _engine(engine: str | Engine, device: str, precision: str) -> Iterator[Engine]:
+def _engine(
+    engine: str | Engine, device: str, precision: str, timeout: float | None
+) -> Iterator[Engine]:
     """The engine of that name, closed at the end; an engine that was given is left open."""
     if not isinstance(engine, str):
         yield engine
         return
-    chosen = engines.choose(engine, device, precision)
+    chosen = engines.choose(engine, device, precision, timeout)
     try:
         yield chosen
     finally:
@@ -227,7 +246,8 @@ def _finish(
                 if watch is not None:
                     watch(line)
 
-            summary = train_alone(planned.member(folder, watch_line), engine)
+            member = planned.member(folder, watch_line)
+            summary = train_alone(member, with_faults(engine, [planned.run]))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Interrupted. {_how_to_resume(folder, rounds)}") from None
     except (FedgroveError, OSError) as error:

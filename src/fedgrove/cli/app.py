@@ -92,6 +92,10 @@ def run(
     out: o.Out = None,
     set: o.Set = None,
     evaluate: o.Evaluate = None,
+    quorum: o.Quorum = None,
+    timeout: o.Timeout = None,
+    norm_bound: o.NormBound = None,
+    faults: o.Faults = None,
     no_standardise: o.NoStandardise = False,
     dry_run: o.DryRun = False,
     json: o.Json = False,
@@ -119,6 +123,7 @@ def run(
         engine=engine,
         device=device,
         precision=precision,
+        timeout=timeout,
         progress=not json,
     )
     _show(result, json)
@@ -131,6 +136,7 @@ def resume(
     engine: o.Engine = "auto",
     device: o.Device = "auto",
     precision: o.Precision = "fp32",
+    timeout: o.Timeout = None,
     data_dir: o.DataDir = None,
     json: o.Json = False,
 ) -> None:
@@ -144,6 +150,7 @@ def resume(
         engine=engine,
         device=device,
         precision=precision,
+        timeout=timeout,
         data_dir=data_dir,
         progress=not json,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import engines
 from ..core import Engine
+from ..engines.faulty import with_faults
 from ..errors import InputError, check
 from ..runs.folder import RunFolder
 from ..runs.lockstep import Watch, ignore, together
@@ -183,7 +184,8 @@ def _train(
             members.append(plans[name].member(folder, watch, name))
     _write(out, grid, folders, ends)
     try:
-        for member in together(members, engine):
+        faulty = with_faults(engine, [member.run for member in members])
+        for member in together(members, faulty):
             ends[member.name] = ended(member)
             _write(out, grid, folders, ends)
     except KeyboardInterrupt:

@@ -29,6 +29,9 @@ REFUSALS = {
 }
 """Why a report can be refused."""
 
+NORM_BOUND = 100.0
+"""How many times longer than usual an update may be. Clients that have many times the examples of
+others make updates several times as long; lies worth telling are far longer."""
 RECENT = 100
 """How many lengths of updates of a kind are remembered."""
 FEW = 9
@@ -51,7 +54,7 @@ class Gate:
     must be what the client enrolled with, since a client cannot buy weight by claiming more.
     """
 
-    norm: float = 100.0
+    norm: float = NORM_BOUND
     """An update longer than so many times the median of recent ones, and longer than the model it
     changes, is refused; 0: none is."""
 

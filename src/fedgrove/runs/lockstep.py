@@ -16,6 +16,7 @@ from typing import Any
 from ..core import Answer, Engine, Job, Lost, Task
 from ..errors import EngineError, FedgroveError
 from ..trees import Mask
+from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from .admission import Admission, TooFewReports
 from .folder import RunFolder
@@ -252,11 +253,11 @@ class _Stream:
                 continue
             if any(task is other for other in unanswered):
                 while unanswered[0] is not task:
-                    yield _unanswered(unanswered.popleft())
+                    yield _unanswered(run, unanswered.popleft())
                 unanswered.popleft()
             yield task, answer
         for task in unanswered:
-            yield _unanswered(task)
+            yield _unanswered(run, task)
 
     def _look_ahead(self) -> None:
         if self._next is not None:
@@ -275,8 +276,11 @@ class _Stream:
             self.broken = error
 
 
-def _unanswered(task: Task) -> tuple[Task, Answer]:
-    return task, Lost(task.to, "unanswered", f"the engine gave no answer for client {task.to}.")
+def _unanswered(run: Run, task: Task) -> tuple[Task, Answer]:
+    """A task that the engine passed over; it was sent all the same."""
+    cost = {"down": count_down(task, run.method.codec, run.held, BroadcastCosts())}
+    sentence = f"the engine gave no answer for client {task.to}."
+    return task, Lost(task.to, "unanswered", sentence, cost)
 
 
 Take = Callable[[Member, Sequence[Task], Answers], None]
