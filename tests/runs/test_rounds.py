@@ -19,7 +19,7 @@ from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
-from fedgrove.parts.aggregate import Mean
+from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.one_model import send_model as send
 from fedgrove.runs.folder import RunFolder
@@ -60,7 +60,7 @@ def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path
     loop = rounds(run)
     last = loop.send(answers(run, Serial(), next(loop).tasks))
     healthy = make_run(methods.FedAvg(), tmp_path / "good", cohort=4, rounds=1)
-    mean = Mean()
+    mean = WeightedMean().start()
     for report in reports(healthy, Serial(), plan(healthy, healthy.method.init(healthy.start))):
         if report.of != 1:
             mean.add(report.give["model"].values, report.examples)
