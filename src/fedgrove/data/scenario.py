@@ -43,8 +43,8 @@ def parse(text: str) -> Scenario:
     .31 to .38, is near the .35 that chance accuracy on these clients would give. `drift:train`
     keeps test labels true. `flipped:SHARE`: so many of the clients train on labels in reverse
     order, class c as class C - 1 - c; test labels stay true. `restricted:K`: each client keeps K
-    classes drawn from its own, the rest is discarded. Validation labels are part of what a client was given, so they are as wrong as its
-    training labels.
+    classes drawn from its own, the rest is discarded. Validation labels are part of what a client
+    was given, so they are as wrong as its training labels.
 
     >>> parse("restricted:2").k, parse("drift").test, parse("noisy").test
     (2, True, False)
