@@ -19,7 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor
@@ -185,6 +194,8 @@ class Client:
     start: Tree
     seed: int
     """For this client in this task: derived from (seed, round, client, verb)."""
+    nets: Mapping[str, Net] = field(default_factory=dict)
+    """All networks of the method by name; ``net`` is the one called "model"."""
 
     @property
     def layout(self) -> Layout:
@@ -247,6 +258,10 @@ class Train:
     end: str = "local"
     mask: str = "model.mask"
     net: str = "model"
+    """Which of the method's networks is trained."""
+    at: Callable[[Tree, Carry], Tree] | None = None
+    """The forward pass is made at ``at(params, carry)``, at masked, clustered or rounded weights,
+    and its gradient moves the parameters themselves ("straight through"). Pure, like Train."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +276,7 @@ class Measure:
     over: Batches = Batches()
     of: str = "model"
     net: str = "model"
+    """Which of the method's networks ``f`` gets."""
 
 
 @dataclass(frozen=True)
@@ -348,6 +364,8 @@ class Start:
     clients: Mapping[int, Info]
     rounds: int
     fresh: Callable[[int], Tree]
+    nets: Mapping[str, Net] = field(default_factory=dict)
+    """All networks of the method by name; ``net`` is the one called "model"."""
 
     @property
     def layout(self) -> Layout:
@@ -403,6 +421,52 @@ class Method(Protocol[S]):
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """What the paper's own formula counts, both directions unless it says otherwise."""
+
+
+# ---- what a method may have beside that ----------------------------------------------------------
+
+
+@runtime_checkable
+class WithNets(Protocol):
+    """A method with more networks than one: a teacher beside a student, a generator."""
+
+    def nets(self, net: Net) -> Mapping[str, Net]:
+        """The other networks by name; ``net`` is the run's own, called "model".
+
+        Initial weights are drawn from torch's generator, which the run has seeded.
+        """
+
+
+@runtime_checkable
+class WithPrediction(Protocol):
+    """A method whose clients predict otherwise than by one pass of one network: by a mixture."""
+
+    def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
+        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the server trains: its networks, and a seed for this round alone."""
+
+    nets: Mapping[str, Net]
+    seed: int
+
+
+@runtime_checkable
+class WithServerTraining(Protocol[S]):
+    """A method that trains on the server as well, after the reports of an exchange are folded."""
+
+    def train_server(self, state: S, server: Server) -> S:
+        """The next state; a pure function of its arguments. The round stays as it is."""
+
+
+@runtime_checkable
+class WithFigures(Protocol):
+    """A method with figures of its own."""
+
+    def figures(self, state: Any) -> Mapping[str, float]:
+        """Numbers that go into metrics.jsonl and summary.json under ``figures``."""
 
 
 class Engine(Protocol):

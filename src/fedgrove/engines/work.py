@@ -135,8 +135,9 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
                 # Dropout draws from torch's global generator, seeded anew per stage: the same
                 # bits in any process.
                 torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-                batches = local.epochs(run.net, stage, client, number)
-                carry = trained(run.net, stage, carry, batches)
+                net = run.nets[stage.net]
+                batches = local.epochs(net, stage, client, number)
+                carry = trained(net, stage, carry, batches)
             elif isinstance(stage, Measure):
                 carry = {**carry, stage.name: _measured(run, stage, carry, client, number)}
             elif isinstance(stage, Edit):
@@ -180,7 +181,7 @@ def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: in
     total: Tree | None = None
     with torch.no_grad():
         for batch in client.batches(stage.over, number):
-            value = stage.f(run.net, carry[stage.of], batch, carry)
+            value = stage.f(run.nets[stage.net], carry[stage.of], batch, carry)
             total = value if total is None else trees.map(torch.add, total, value)
     return {} if total is None else total
 

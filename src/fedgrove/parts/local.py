@@ -270,13 +270,27 @@ def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
     name: a stage may start, end and be pulled to the same tree.
     """
     tree = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
-    w = trees.flat(trees.pick(tree, net.layout.params))
+    params = trees.pick(tree, net.layout.params)
     return {
         **carry,
         "before": carry.get(stage.end, {}),
         stage.end: tree,
-        "optimiser": recipe(stage).optimiser.init(w),
+        "optimiser": recipe(stage).optimiser.init(trees.flat(params)),
+        "aux": carry["aux"] | stage.objective.begin(params, carry),
     }
+
+
+def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
+    """The weights of the forward pass: the parameters, or what ``stage.at`` makes of them.
+
+    Then the gradient goes straight through: it is taken there and moves the parameters.
+    """
+    if stage.at is None:
+        return params
+    with torch.no_grad():
+        there = stage.at(params, carry)
+    # The difference is a constant to autograd, and what is left of the sum is the parameters.
+    return {k: w + (there[k] - w).detach() for k, w in params.items()}
 
 
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
@@ -287,7 +301,7 @@ def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
         # The forward pass writes running statistics into its buffers; copies keep the step pure.
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
-        out = net(params | buffers, batch.x, train=True)
+        out = net(forward_at(stage, params, objective_carry) | buffers, batch.x, train=True)
         value, aux = stage.objective(out, params, batch, objective_carry)
         return value, (aux, buffers)
 
@@ -344,8 +358,12 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     if stage.mask in carry:
         mask = flat_mask(carry[stage.mask], params)
     lr = float(learning_rate(local, carry))
+    carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
     for batch in batches:
-        loss, aux = stage.objective(net(tree, batch.x, train=True), params, batch, carry)
+        forward = tree
+        if stage.at is not None:
+            forward = forward_at(stage, params, carry) | buffers
+        loss, aux = stage.objective(net(forward, batch.x, train=True), params, batch, carry)
         # A parameter that the loss does not reach has a gradient of zeros, as in the pure form.
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         torch.cat([v.reshape(-1) for v in grads], out=g)

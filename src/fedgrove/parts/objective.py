@@ -1,7 +1,8 @@
 """What local training minimises. Objectives add: ``CrossEntropy() + Proximal(0.1)``.
 
 An objective is called once per step with the output of that step's one forward pass and returns
-``(loss, aux)``; ``aux`` is merged into ``carry["aux"]`` and comes back in the next step.
+``(loss, aux)``; ``aux`` is merged into ``carry["aux"]`` and comes back in the next step. What it
+holds before the first step, :meth:`Objective.begin` says.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Objective(ABC):
     ) -> tuple[Tensor, Tree]:
         """The loss of one batch, and what to remember for the next step."""
 
+    def begin(self, params: Tree, carry: Carry) -> Tree:
+        """What ``carry["aux"]`` holds before the first step; every name that a step adds to it."""
+        return {}
+
     def __add__(self, other: Objective) -> Objective:
         # Flat, however it is bracketed: equal sums compare equal, and so train in one stack.
         return Sum((*_terms(self), *_terms(other)))
@@ -51,6 +56,13 @@ class Sum(Objective):
     """The sum of its terms."""
 
     terms: tuple[Objective, ...]
+
+    def begin(self, params: Tree, carry: Carry) -> Tree:
+        """What the terms begin with, merged."""
+        aux: Tree = {}
+        for term in self.terms:
+            aux |= term.begin(params, carry)
+        return aux
 
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry

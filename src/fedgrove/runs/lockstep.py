@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core import Answer, Engine, Job, Lost, Task
+from ..core import Answer, Engine, Job, Lost, Task, WithFigures
 from ..errors import EngineError, FedgroveError
 from ..trees import Mask
 from ..wire.count import BroadcastCosts, count_down
@@ -90,6 +90,8 @@ class Member:
             **ledger.parts(),
             **self.exchange.tally.line(),
         }
+        if isinstance(self.run.method, WithFigures):
+            self.line["figures"] = dict(self.run.method.figures(self.exchange.state))
         if self.exchange.why_abandoned:
             self.line["abandoned"] = self.exchange.why_abandoned
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import seeds
-from ..core import Answer, Task
+from ..core import Answer, Server, Task, WithServerTraining
 from ..errors import EngineError
 from .admission import Admission, Tally, TooFewReports
 from .run import Run, again
@@ -64,6 +64,9 @@ def rounds(run: Run, state: Any = None, attempt: int = 0) -> Generator[Exchange,
             why_abandoned = str(error)
             continue
         admission.settle()
+        if isinstance(run.method, WithServerTraining):
+            seed = seeds.derive(run.seed, state.round, "server")
+            state = run.method.train_server(state, Server(run.nets, seed))
         attempt = 0
         why_abandoned = ""
     yield Exchange(state, [], 0, tally)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from .. import nets, seeds
-from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task
+from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
@@ -68,13 +70,23 @@ class Run:
         return self.net.params()
 
     @cached_property
+    def nets(self) -> dict[str, Net]:
+        """All networks of the method by name; both sides draw their weights from the seed."""
+        if not isinstance(self.method, WithNets):
+            return {"model": self.net}
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seeds.derive(self.seed, "nets"))
+            others = self.method.nets(self.net)
+        return {**others, "model": self.net}
+
+    @cached_property
     def start(self) -> Start:
         """What the server knows before the first round."""
 
         def fresh(j: int) -> Tree:
             return self.net.redraw(seeds.derive(self.seed, "net", j))
 
-        return Start(self.params, self.net, self.infos, self.rounds, fresh)
+        return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets)
 
     @cached_property
     def initial_state(self) -> Any:
@@ -88,7 +100,7 @@ class Run:
         # something beside its training draws what it would draw without.
         purpose = task.verb.partition(":")[0]
         seed = seeds.derive(self.seed, task.round, task.to, purpose, *again(task.attempt))
-        return Client(task.to, data.info, data, memory, self.net, self.params, seed)
+        return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does: the method's own verbs, and the two that every run has."""

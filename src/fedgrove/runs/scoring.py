@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import methods
+from .. import methods, trees
 from ..core import (
     AnyMethod,
     Batch,
@@ -27,6 +27,8 @@ from ..core import (
     Stage,
     Task,
     Train,
+    WithFigures,
+    WithPrediction,
 )
 from ..nets import Net
 from ..parts.objective import CrossEntropy
@@ -41,11 +43,13 @@ if TYPE_CHECKING:
 
 def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
     """Score the model the client would use now."""
-    return (*method.work("use"), *_score_stages("model", 0), _give_scores((0,), keep=False))
+    score = scorer(method)
+    return (*method.work("use"), *_score_stages(score, "model", 0), _give_scores((0,), keep=False))
 
 
 def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, ...]:
     """Score the client's model after each number of epochs of fine-tuning; keep the last one."""
+    score = scorer(method)
     stages: list[Stage] = [*method.work("use")]
     for epochs in lengths:
         if epochs == 0:
@@ -55,7 +59,7 @@ def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, .
             if recipe is not None:
                 recipe = replace(recipe, epochs=epochs)
             stages.append(Train(CrossEntropy(), recipe, end=f"tuned{epochs}"))
-        stages.extend(_score_stages(f"tuned{epochs}", epochs))
+        stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
     return (*stages, _give_scores(lengths, keep=True))
 
 
@@ -74,16 +78,41 @@ def _untuned(carry: Carry, client: Client) -> Carry:
     return {**carry, "tuned0": carry["model"]}
 
 
-def _score_stages(of: str, epochs: int) -> tuple[Measure, Measure]:
+Score = Callable[[Net, Tree, Batch, Carry], Tree]
+
+
+def _score_stages(score: Score, of: str, epochs: int) -> tuple[Measure, Measure]:
     return (
-        Measure(f"test{epochs}", correct, Batches("test"), of=of),
-        Measure(f"validation{epochs}", correct, Batches("validation"), of=of),
+        Measure(f"test{epochs}", score, Batches("test"), of=of),
+        Measure(f"validation{epochs}", score, Batches("validation"), of=of),
     )
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """Scores what the method itself predicts."""
+
+    method: WithPrediction
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """As :func:`correct`."""
+        return counts(self.method.predict(net, params, batch.x, carry), batch)
+
+
+def scorer(method: AnyMethod) -> Score:
+    """How a client's predictions are scored: one pass of the model, unless the method predicts."""
+    if isinstance(method, WithPrediction):
+        return Predicted(method)
+    return correct
+
+
 def correct(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+    """What one pass of the model gets right in a batch."""
+    return counts(net(params, batch.x, train=False).logits, batch)
+
+
+def counts(logits: Tensor, batch: Batch) -> Tree:
     """Over a batch: examples classified right, examples, and the sum of their losses."""
-    logits = net(params, batch.x, train=False).logits
     right = (logits.argmax(1) == batch.y).to(batch.weight.dtype)
     loss = F.cross_entropy(logits, batch.y, reduction="none")
     w = batch.weight
@@ -244,6 +273,7 @@ def summarise(
         "accuracy_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
+        **_own_figures(run, state),
         "notes": [
             *federation.notes,
             *_lonely_groups(run, sizes),
@@ -251,6 +281,13 @@ def summarise(
             *_not_folded(lines),
         ],
     }
+
+
+def _own_figures(run: Run, state: Any) -> dict[str, dict[str, float]]:
+    """A method's own figures of its last state."""
+    if not isinstance(run.method, WithFigures):
+        return {}
+    return {"figures": dict(run.method.figures(state))}
 
 
 def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
@@ -289,14 +326,11 @@ def group_sizes(run: Run, state: Any) -> list[int]:
     groups: Mapping[int, int] | None = getattr(state, "groups", None)
     if groups:
         return sorted(Counter(groups.values()).values(), reverse=True)
-    # All at once, so that each is alive as long as its id is a label.
-    delivered = {k: run.method.deliver(state, k).get("model") for k in run.infos}
-    labels: list[tuple[str, int]] = []
-    for k, packet in delivered.items():
-        if packet is None:
-            labels.append(("client", k))
-        else:
-            labels.append(("model", id(packet.values)))
+    labels: list[int | bytes] = []
+    known = trees.Digests()
+    for k in run.infos:
+        packet = run.method.deliver(state, k).get("model")
+        labels.append(k if packet is None else known.of(packet.values))
     return sorted(Counter(labels).values(), reverse=True)
 
 

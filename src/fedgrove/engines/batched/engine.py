@@ -35,14 +35,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from ... import nets, seeds, trees
-from ...core import Answer, Batch, Carry, Edit, Give, Measure, Report, Task, Train
+from ...core import Answer, Batch, Carry, Edit, Give, Measure, Report, Stage, Task, Train
 from ...core import Job as CoreJob
 from ...errors import EngineError
 from ...nets import Net
@@ -165,11 +165,12 @@ class Batched:
         templates = []
         for _, stage in stages:
             # Edit and Give are not stacked: of them, only the order among the stages must agree.
-            if isinstance(stage, Train | Measure):
+            if stacks(stage):
                 templates.append(to_template(stage, []))
             else:
                 templates.append(type(stage))
-        return Work(stages, (self._net_key(run.net), tuple(templates)))
+        nets = [self._net_key(run.nets[stage.net]) for _, stage in stages if stacks(stage)]
+        return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
         """What two nets must share to be run as one: layout, modules and types."""
@@ -328,14 +329,15 @@ class Batched:
         """A Train stage on a stack: all its steps, or only the first ones."""
         stage = jobs[0].work.stages[number][1]
         assert isinstance(stage, Train)
-        batch_size = local.batches_of(jobs[0].run.net, stage).size
-        passes = {id(job): training_passes(job.run.net, job, number) for job in jobs}
+        full_net = jobs[0].run.nets[stage.net]
+        batch_size = local.batches_of(full_net, stage).size
+        passes = {id(job): training_passes(full_net, job, number) for job in jobs}
         # Most steps first: the clients that still have steps to do are then always the first rows.
         jobs = sorted(jobs, key=lambda job: -count_steps(passes[id(job)], batch_size))
 
-        adapters = width_adapters(jobs)
+        adapters = width_adapters(jobs, stage.net)
         common = adapters[0].common
-        net = jobs[0].run.net if common is None else common.net
+        net = full_net if common is None else common.net
         template, hyperparameters = stack_hyperparameters(jobs, number, self._device)
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
@@ -363,7 +365,7 @@ class Batched:
         ).first_steps(steps)
 
         norms = None if common is None else common.norms
-        net_key = (self._net_key(jobs[0].run.net), net.layout.named_shapes, norms)
+        net_key = (self._net_key(full_net), net.layout.named_shapes, norms)
         use_grouped = self._use_grouped(net_key, net, plan, data)
         # After `_use_grouped`, which draws dropout when it tries a network for the first time:
         # what a stack draws must not depend on whether its network was seen before.
@@ -387,9 +389,9 @@ class Batched:
 
     def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
         """A Measure stage on a stack: f over stacked batches, summed."""
-        net = jobs[0].run.net
         stage = jobs[0].work.stages[number][1]
         assert isinstance(stage, Measure)
+        net = jobs[0].run.nets[stage.net]
         data = self._load_data(jobs, stage.over.split)
         passes = []
         for job in jobs:
@@ -449,6 +451,11 @@ class Batched:
             offset = data.offsets[id(job.run.federation), job.task.to]
             offsets.append(min(offset, last_row))
         return offsets
+
+
+def stacks(stage: Stage) -> TypeGuard[Train | Measure]:
+    """Whether a stage runs stacked: Edit and Give run for one client at a time."""
+    return isinstance(stage, Train | Measure)
 
 
 def _run_alone(job: Job, number: int) -> None:

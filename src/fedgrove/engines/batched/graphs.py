@@ -55,8 +55,8 @@ class CapturedStack:
 
     def _capture(self, size: int, all_active: bool, ragged: bool) -> torch.cuda.CUDAGraph:
         stack = self.stack
-        # The warm-up below really trains: what it changes is put back afterwards. The list is made
-        # before it, so a leaf of aux that the warm-up adds is not in it.
+        # The warm-up below really trains: what it changes is put back afterwards. A leaf of aux is in
+        # this list if the objective begins with it (`Objective.begin`).
         buffers = [stack.step]
         for name in stack.updated_names:
             buffers.extend(stack.carry[name].values())

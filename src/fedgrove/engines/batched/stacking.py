@@ -59,7 +59,7 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
     for job in jobs:
         key: tuple[Any, ...]
         if isinstance(stage, Train):
-            job.thin = structured(job.run.net, job.carry.get(stage.mask))
+            job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
             start = shapes_of(job.carry.get(stage.start))
             mask = shapes_of(job.carry.get(stage.mask))
             key = (start, mask, width_class(job.thin))
@@ -194,13 +194,13 @@ class WidthAdapter:
         return {name: self.own.settled(tree) for name, tree in trained.items()}
 
 
-def width_adapters(jobs: Sequence[Job]) -> list[WidthAdapter]:
+def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAdapter]:
     """The nets to train in place of the masked ones: all as wide, layer by layer, as the widest.
 
     A client that keeps fewer channels trains some that it lacks, masked. If one keeps all, all
     train in full width.
     """
-    full_width = [WidthAdapter(job.run.net, None, job.thin) for job in jobs]
+    full_width = [WidthAdapter(job.run.nets[net_name], None, job.thin) for job in jobs]
     thin_nets: list[Thin] = []
     for job in jobs:
         if job.thin is None:
@@ -214,8 +214,9 @@ def width_adapters(jobs: Sequence[Job]) -> list[WidthAdapter]:
     adapters = []
     layouts = set()
     for job, thin in zip(jobs, thin_nets, strict=True):
-        common = _widened_to(job.run.net, thin, widths)
-        adapters.append(WidthAdapter(job.run.net, common, thin))
+        net = job.run.nets[net_name]
+        common = _widened_to(net, thin, widths)
+        adapters.append(WidthAdapter(net, common, thin))
         layouts.add((tuple(common.small.items()), common.norms))
     # A GroupNorm may have lost other numbers of channels in each of its groups on other clients:
     # then no one net does for all.

@@ -271,8 +271,9 @@ class Stack:
         params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
         weight = batch.weight if ragged else None
+        forward = self._forward_at(hyperparameters, params, carry)
         logits, features = grouped.forward(
-            net, params | buffers, batch.x, train=True, weight=weight
+            net, forward | buffers, batch.x, train=True, weight=weight
         )
 
         def loss_of_one(
@@ -307,6 +308,19 @@ class Stack:
         with torch.no_grad():
             aux = {k: v.detach() for k, v in aux.items()}
             return vmap(update_one)(hyperparameters, carry, grads, aux, buffers)
+
+    def _forward_at(self, hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
+        """The weights of each client's forward pass, as in :func:`local.forward_at`."""
+        if self.stage.at is None:
+            return params
+
+        def one(hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
+            stage = from_template(self.template, hyperparameters)
+            # As in local.step: under that name the tree from before training is seen.
+            return local.forward_at(stage, params, {**carry, stage.end: carry["before"]})
+
+        weights: Tree = vmap(one)(hyperparameters, params, carry)
+        return weights
 
     def _write(self, clients: Any, after: Carry, active: Tensor | None) -> None:
         """Copy the updated trees into the buffers, where the client is active (None: all are)."""
