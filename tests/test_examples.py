@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation, play
+from tests.conftest import federation, make_run, play, reports, tensors
 
+import fedgrove
 from fedgrove import data, nets, trees
-from fedgrove.engines import Serial
+from fedgrove.engines import Pool, Serial, Wired
+from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
 from fedgrove.parts.local import Adam, LocalTraining
@@ -21,7 +25,8 @@ from fedgrove.runs.rounds import evaluation
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
-FILE = Path(__file__).parents[1] / "examples" / "fedavg_by_hand.py"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+FILE = EXAMPLES / "fedavg_by_hand.py"
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +116,54 @@ def test_it_stays_plain_and_short() -> None:
                 ours.add(module)
     assert ours == {"fedgrove.data", "fedgrove.nets", "fedgrove.seeds"}
     assert len(FILE.read_text().splitlines()) < 125
+
+
+# ---- methods of one's own ------------------------------------------------------------------------
+
+OWN = {"fedem": "FedEM", "fedgen": "FedGen"}
+
+
+@pytest.fixture(params=OWN)
+def own_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A method from a user's file of under 120 lines."""
+    path = EXAMPLES / f"{request.param}.py"
+    assert len(path.read_text().splitlines()) < 120
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return getattr(importlib.import_module(request.param), OWN[request.param])()
+
+
+@pytest.mark.parametrize("net", ["mlp", "har-cnn"])
+def test_a_users_method_is_the_same_on_every_engine(
+    own_method: Any, net: str, tmp_path: Path
+) -> None:
+    states = {}
+    for engine in (Serial(), Pool(workers=2), Batched(), Wired()):
+        run = make_run(own_method, tmp_path / engine.name, net=net)
+        state = play(run, engine)
+        states[engine.name] = tensors(state)
+        assert len(list(reports(run, engine, evaluation(run, state)))) == 4
+        engine.close()
+    serial = states.pop("serial")
+    assert trees.identical(states["pool"], serial)
+    assert trees.identical(states["wired"], serial)
+    assert trees.distance(states["batched"], serial) < 1e-9
+
+
+def test_fedem_mixes_where_fedavg_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On users of three kinds a mixture serves clients better than one model."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    fedem = importlib.import_module("fedem")
+    words = {"data": "motion", "rounds": 8, "evaluate": 0, "progress": False, "engine": "pool"}
+    one = fedgrove.run("fedavg", **words).summary
+    mixture = fedgrove.run(fedem.FedEM(), **words).summary
+    assert mixture["accuracy_mean"] > one["accuracy_mean"]
+    assert mixture["bytes_paper"] is None
+
+
+def test_fedgen_trains_its_generator_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    fedgen = importlib.import_module("fedgen")
+    result = fedgrove.run(fedgen.FedGen(), data="digits", rounds=3, progress=False, engine="serial")
+    lengths = [line["figures"]["generator_length"] for line in result.folder.metrics()]
+    assert len(set(lengths)) == 3
+    assert result.summary["figures"]["generator_length"] == lengths[-1]

@@ -419,11 +419,25 @@ class Method(Protocol[S]):
         After "use", ``carry["model"]`` is the client's own model.
         """
 
+
+# ---- what a method may have beside that ----------------------------------------------------------
+
+
+@runtime_checkable
+class WithPaper(Protocol):
+    """A method whose paper says what it sends."""
+
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """What the paper's own formula counts, both directions unless it says otherwise."""
 
 
-# ---- what a method may have beside that ----------------------------------------------------------
+def bytes_of_paper(
+    method: AnyMethod, net: Net, clients: int, cohort: int, rounds: int
+) -> int | None:
+    """What the method's paper counts; None where there is none."""
+    if not isinstance(method, WithPaper):
+        return None
+    return method.paper_bytes(net, clients, cohort, rounds)
 
 
 @runtime_checkable

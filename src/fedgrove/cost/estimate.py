@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core import AnyMethod, Info, Report, Task
+from ..core import AnyMethod, Info, Report, Task, bytes_of_paper
 from ..data import ClientData, Defaults, Examples, Federation
 from ..engines.work import perform
 from ..errors import check
@@ -74,7 +74,7 @@ def cost(
         )
         sent = _play(run)
     layout = run.net.layout
-    paper = method.paper_bytes(run.net, clients, cohort, rounds)
+    paper = bytes_of_paper(method, run.net, clients, cohort, rounds)
     # Four bytes per parameter, down and up.
     dense = 8 * layout.size * cohort * rounds
     return {
@@ -83,8 +83,8 @@ def cost(
         "rounds": rounds,
         **sent.totals(),
         "bytes_paper": paper,
-        "mib_paper": round(paper / 2**20, 1),
-        "reduction_paper": round(1 - paper / dense, 6),
+        "mib_paper": None if paper is None else round(paper / 2**20, 1),
+        "reduction_paper": None if paper is None else round(1 - paper / dense, 6),
         "params": layout.size,
         "macs": layout.macs,
         "memory": layout.memory(local.batch, local.optimiser.slots),

@@ -171,6 +171,8 @@ def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
     if is_marked:
         # The star is for files and pipes, where bold is lost.
         accuracy = Text(f"{accuracy} *", style="bold")
+    # A method of one's own has no paper to count by.
+    paper = summary["bytes_paper"]
     return [
         accuracy,
         f"{100 * scores['accuracy_worst']:.2f}",
@@ -179,7 +181,7 @@ def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
         f"{summary['params_mean']:,.0f}",
         mib(summary["bytes_up"]),
         mib(summary["bytes_down"]),
-        f"{summary['bytes_paper'] / 2**20:,.1f}",
+        "-" if paper is None else f"{paper / 2**20:,.1f}",
         f"{summary['seconds']:.1f}",
     ]
 
@@ -224,7 +226,9 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
 def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
     """Print the cost of a run, as :func:`fedgrove.cost.estimate.cost` returns it."""
     sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
-    paper = f"{cost['mib_paper']:,} MiB, {cost['reduction_paper']:.1%} less than dense"
+    paper = "none"
+    if cost["bytes_paper"] is not None:
+        paper = f"{cost['mib_paper']:,} MiB, {cost['reduction_paper']:.1%} less than dense"
     pairs = [
         ("clients, cohort, rounds", sizes),
         ("up, at most", mib(cost["bytes_up"])),

@@ -29,6 +29,7 @@ from ..core import (
     Train,
     WithFigures,
     WithPrediction,
+    bytes_of_paper,
 )
 from ..nets import Net
 from ..parts.objective import CrossEntropy
@@ -262,7 +263,7 @@ def summarise(
         "macs": layout.macs,
         **training.totals(),
         **training.parts(),
-        "bytes_paper": run.method.paper_bytes(run.net, clients, run.cohort, run.rounds),
+        "bytes_paper": bytes_of_paper(run.method, run.net, clients, run.cohort, run.rounds),
         # A line of an exchange after which nobody was scored has no such key.
         "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
         "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),

@@ -55,8 +55,8 @@ class CapturedStack:
 
     def _capture(self, size: int, all_active: bool, ragged: bool) -> torch.cuda.CUDAGraph:
         stack = self.stack
-        # The warm-up below really trains: what it changes is put back afterwards. A leaf of aux is in
-        # this list if the objective begins with it (`Objective.begin`).
+        # The warm-up below really trains: what it changes is put back afterwards. A leaf of aux is
+        # in this list if the objective begins with it (`Objective.begin`).
         buffers = [stack.step]
         for name in stack.updated_names:
             buffers.extend(stack.carry[name].values())
