@@ -150,11 +150,10 @@ class ClippedMean:
 
     :math:`w = p + \sum_k n_k \min(1, B/|w_k - p|)(w_k - p) \big/ \sum_k n_k`: p -> ``previous``,
     B -> ``bound``, by default the median of the clients' lengths. Updates that are no longer than B
-    count as in the weighted mean; if all are so, this is the weighted mean to the bit. However many
-    lie, no step is longer than B; as long as fewer than half of the clients lie, the default B is
-    no longer than the longest honest update. It bounds how far a liar pulls and does not silence
-    him: a small pull in every round remains. Nor does it fit where a client's model is far from
-    ``previous`` for good reasons.
+    count as in the weighted mean; if all are so, this is the weighted mean to the bit. Where all
+    clients have all parameters, no step is longer than B, however many lie; and as long as fewer
+    than half of them lie, the default B is no longer than the longest honest update. It bounds how
+    far a liar pulls and does not silence him: a small pull in every round remains.
 
     >>> average = ClippedMean(bound=1.0).start({"w": torch.tensor([0.0])})
     >>> for w in (0.5, 1e30):
