@@ -133,7 +133,8 @@ class TrimmedMean:
 
     def _trimmed(self, values: Tensor, weights: Tensor) -> Tensor:
         has_it = weights > 0
-        count = has_it.sum(0)
+        # In double: a share of whole numbers would be taken in single precision.
+        count = has_it.sum(0).double()
         cut = (self.share * count + ROUNDING).floor()
         # Infinite where somebody has no value: these come last and no rank below `count` is theirs.
         ordered = values.masked_fill(~has_it, torch.inf).sort(0).values
