@@ -48,6 +48,8 @@ def exchanges(
         answers = keep(list(reports(run, Serial(), tasks)))
         asked = {task.to: task for task in tasks}
         exchange = loop.send([(asked[report.of], report) for report in answers])
+        assert not exchange.why_abandoned, exchange.why_abandoned
+        assert not exchange.tally.refused, exchange.tally
         yield before, tasks, answers, exchange.state
 
 

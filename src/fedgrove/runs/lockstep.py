@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core import Answer, Engine, Job, Lost, Task
+from ..core import Answer, Engine, Job, Task
 from ..errors import EngineError, FedgroveError
 from ..trees import Mask
 from ..wire.ledger import Ledger
-from .admission import Admission, TooFewReports
+from .admission import Admission, TooFewReports, unanswered
 from .folder import RunFolder
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
@@ -59,11 +59,11 @@ class Member:
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
         state, attempt = self.folder.restore(self.run)
+        self._first_attempt = attempt
         self._start_loop(state, attempt)
 
     def _start_loop(self, state: Any, attempt: int) -> None:
         self._loop = rounds(self.run, state, attempt)
-        self._first_attempt = attempt
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
@@ -91,6 +91,9 @@ class Member:
         }
         if self.exchange.why_abandoned:
             self.line["abandoned"] = self.exchange.why_abandoned
+        else:
+            # The next exchange has all its attempts before it, also in a resumed run.
+            self._first_attempt = 0
 
     @property
     def scores_are_due(self) -> bool:
@@ -238,7 +241,7 @@ class _Stream:
         of them, comes as it is, and the gate refuses it. An answer of one of the runs that come
         ``later`` ends the part.
         """
-        unanswered = deque(tasks)
+        waiting = deque(tasks)
         while True:
             self._look_ahead()
             if self._next is None:
@@ -250,13 +253,14 @@ class _Stream:
             if answered_run is not run:
                 # A second answer to a run that was served before.
                 continue
-            if any(task is other for other in unanswered):
-                while unanswered[0] is not task:
-                    yield _unanswered(unanswered.popleft())
-                unanswered.popleft()
+            if any(task is other for other in waiting):
+                while waiting[0] is not task:
+                    passed_over = waiting.popleft()
+                    yield passed_over, unanswered(passed_over)
+                waiting.popleft()
             yield task, answer
-        for task in unanswered:
-            yield _unanswered(task)
+        for task in waiting:
+            yield task, unanswered(task)
 
     def _look_ahead(self) -> None:
         if self._next is not None:
@@ -273,10 +277,6 @@ class _Stream:
             deque(part, maxlen=0)
         except FAILURES as error:
             self.broken = error
-
-
-def _unanswered(task: Task) -> tuple[Task, Answer]:
-    return task, Lost(task.to, "unanswered", f"the engine gave no answer for client {task.to}.")
 
 
 Take = Callable[[Member, Sequence[Task], Answers], None]
