@@ -98,6 +98,9 @@ def play(run: Run, engine: Engine) -> Any:
         exchange = loop.send(answers(run, engine, exchange.tasks))
         if exchange.attempt == 3:
             raise EngineError(exchange.why_abandoned)
+        if not exchange.why_abandoned:
+            # No method's own report may be taken for a lie.
+            assert not exchange.tally.refused, exchange.tally
     return exchange.state
 
 
