@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import torch
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.choice import FilterL1
-from fedgrove.core import AnyMethod, Answer, Engine, Info, Report, Task
+from fedgrove.core import Answer, AnyMethod, Engine, Info, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
 from fedgrove.nets import Net, build
+from fedgrove.runs.admission import Admission
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
@@ -97,6 +98,9 @@ def play(run: Run, engine: Engine) -> Any:
         exchange = loop.send(answers(run, engine, exchange.tasks))
         if exchange.attempt == 3:
             raise EngineError(exchange.why_abandoned)
+        if not exchange.why_abandoned:
+            # No method's own report may be taken for a lie.
+            assert not exchange.tally.refused, exchange.tally
     return exchange.state
 
 
@@ -110,6 +114,15 @@ def reports(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[Report]
     for _, answer in answers(run, engine, tasks):
         assert isinstance(answer, Report), answer
         yield answer
+
+
+def admitted(run: Run, engine: Engine, tasks: Sequence[Task]) -> list[Report]:
+    """The reports, all of which pass the gate; what clients remember is accepted, as in the loop."""
+    admission = Admission(run, tasks)
+    passed = list(admission.reports(answers(run, engine, tasks)))
+    assert len(passed) == len(tasks), admission.tally
+    admission.settle()
+    return passed
 
 
 def remembered(run: Run) -> dict[str, torch.Tensor]:

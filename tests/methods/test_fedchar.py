@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.conftest import make_run, play, reports
+from tests.conftest import answers, make_run, play
 
 from fedgrove import methods, trees
 from fedgrove.core import Task

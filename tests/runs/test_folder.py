@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, reports, tensors
+from tests.conftest import admitted, make_run, reports, tensors
 
 from fedgrove import methods, trees
 from fedgrove.core import Packet
@@ -83,7 +83,7 @@ def test_fresh_names_count_up(tmp_path: Path) -> None:
 
 def test_a_new_folder_has_nothing_to_restore(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
-    assert folder.restore(run) is None
+    assert folder.restore(run) == (None, 0)
     assert (
         folder.rounds_saved(),
         folder.metrics(),
@@ -118,8 +118,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(method, tmp_path: Path)
         0,
         again.finetune,
     )
-    state = folder.restore(again)
-    assert state.round == 2
+    state, attempt = folder.restore(again)
+    assert (state.round, attempt) == (2, 0)
     assert [line["round"] for line in folder.metrics()] == [1, 2]
     found = train_alone(Member(again, folder, 1), Serial())
 
@@ -143,7 +143,8 @@ def test_a_state_is_restored_to_the_bit_in_order(tmp_path: Path) -> None:
     state = run.method.fold(state, reports(run, Serial(), run.method.plan(state, [0, 1])))
     folder.log({"round": 1})
     folder.save(run, state)
-    back = folder.restore(run)
+    back, attempt = folder.restore(run)
+    assert attempt == 0
     assert type(back) is type(state)
     assert (back.round, list(back.model)) == (1, list(state.model))
     assert trees.identical(tensors(back), tensors(state))
@@ -153,7 +154,7 @@ def test_only_the_newest_state_is_kept_and_memory_is_committed_with_it(tmp_path:
     folder, run = started(tmp_path / "run", methods.Ditto())
     state = run.method.init(run.start)
     for t in range(3):
-        state = run.method.fold(state, reports(run, Serial(), plan(run, state)))
+        state = run.method.fold(state, admitted(run, Serial(), plan(run, state)))
         folder.log({"round": t + 1})
         folder.save(run, state)
     names = sorted(p.name for p in (folder.path / "checkpoint").iterdir())
@@ -224,4 +225,5 @@ def test_the_summary_is_written_last(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg(), rounds=1)
     summary = train_alone(Member(run, folder, 0), Serial())
     assert RunFolder.open(folder.path).summary == json.loads(json.dumps(summary))
-    assert len(evaluation(run, folder.restore(run))) == summary["clients"]
+    state, _ = folder.restore(run)
+    assert len(evaluation(run, state)) == summary["clients"]

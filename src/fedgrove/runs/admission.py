@@ -50,6 +50,11 @@ class Tally:
         return parts
 
 
+def unanswered(task: Task) -> Lost:
+    """The engine passed a task over."""
+    return Lost(task.to, "unanswered", f"the engine gave no answer for client {task.to}.")
+
+
 class Admission:
     """The answers to one exchange's tasks, on their way to the method's ``fold``.
 
@@ -83,6 +88,8 @@ class Admission:
             if self._recent.knows(task, lengths) or len(waiting) == FEW:
                 yield from self._release(waiting)
         yield from self._release(waiting)
+        for task in list(self._unanswered.values()):
+            self._admit(task, unanswered(task))
         if len(self._admitted) < self._needed:
             raise TooFewReports(self._what_is_missing())
 
