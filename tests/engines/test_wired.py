@@ -18,6 +18,8 @@ from fedgrove.engines.faulty import Faulty
 from fedgrove.errors import EngineError
 from fedgrove.parts.gate import Gate
 from fedgrove.runs.faults import Faults
+from fedgrove.runs.folder import CHECKPOINT, RunFolder
+from fedgrove.runs.lockstep import Member, Watch, ignore, train_alone
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Dense, Known, Smallest
@@ -244,3 +246,36 @@ def test_after_a_lost_reply_a_client_goes_back_to_what_the_server_knows(
         assert all(trees.identical(now[name], forest[name]) for name in now)
         start = run.memory.read(other.of, "0.train")
         assert not all(trees.identical(now[name], start[name]) for name in now)
+
+
+class Killed(Exception):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_is_killed_and_resumed_counts_what_serial_counts(
+    method: AnyMethod, tmp_path: Path
+) -> None:
+    """Through the files of the checkpoint: what clients hold is in there."""
+
+    def member(name: str, watch: Watch = ignore) -> Member:
+        path = tmp_path / name
+        words = {"dtype": torch.float32, "rounds": 4, "gate": ANY_LENGTH}
+        run = make_run(method, path / CHECKPOINT, **words)
+        folder = RunFolder(path) if path.exists() else RunFolder.create(path, "")
+        return Member(run, folder, watch=watch)
+
+    def kill(line: Mapping[str, Any]) -> None:
+        if line["round"] == 3:
+            raise Killed
+
+    whole_run = member("whole")
+    train_alone(whole_run, Serial())
+    with pytest.raises(Killed):
+        train_alone(member("cut", kill), Wired())
+    resumed = member("cut")
+    train_alone(resumed, Wired())
+    for a, b in zip(whole_run.folder.metrics(), resumed.folder.metrics(), strict=True):
+        assert {**a, "seconds": 0} == {**b, "seconds": 0}
+    assert whole_run.run.held.digests == resumed.run.held.digests
+    assert list(whole_run.run.held.bank) == list(resumed.run.held.bank)
