@@ -129,8 +129,8 @@ def remembered(run: Run) -> dict[str, torch.Tensor]:
     """All that clients remember, as one tree."""
     return {
         f"{client}/{name}/{leaf}": value
-        for client, file in sorted(run.memory.files.items())
-        for name, tree in run.memory.read(file).items()
+        for client, version in sorted(run.memory.files.items())
+        for name, tree in run.memory.read(client, version).items()
         for leaf, value in tree.items()
     }
 

@@ -18,6 +18,14 @@ class WireError(FedgroveError, ValueError):
     """Bytes that are not what they claim to be."""
 
 
+class NotHeld(WireError):
+    """Bytes that refer to a mask their reader does not hold; ``packets``: which of a message do."""
+
+    def __init__(self, sentence: str, packets: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.packets = packets
+
+
 class EngineError(FedgroveError, RuntimeError):
     """Work that an engine could not finish: a worker died, every update was refused."""
 

@@ -21,7 +21,7 @@ from fedgrove.engines import Pool, Serial, choose, names
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
 from fedgrove.runs.run import Run
-from fedgrove.wire.codec import Codec, Dense
+from fedgrove.wire.codec import Codec, Delta, Dense
 
 
 @dataclass(frozen=True)
@@ -332,3 +332,28 @@ def test_engines_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choose(), Serial)
     with pytest.raises(InputError, match=r"there is no engine 'seriall'; did you mean 'serial'\?"):
         choose("seriall")
+
+
+def test_bytes_are_those_of_serial_whoever_is_done_first(tmp_path: Path) -> None:
+    """What a mask costs depends on which masks the server still knows, thus on the order."""
+    sizes = (5,) * 20
+    found = []
+    for engine in (Serial(), Pool(workers=3)):
+        method = Odd(codec=Delta())
+        run = make_run(method, tmp_path / engine.name, sizes=sizes, dtype=torch.float32)
+        generator = torch.Generator().manual_seed(0)
+        costs = []
+        for round in range(3):
+            tasks = []
+            for client in range(20):
+                shape = run.params["head.weight"].shape
+                mask = {"head.weight": torch.rand(shape, generator=generator) < 0.5}
+                packet = Packet(trees.masked(run.params, mask), mask)
+                # Every third takes longer than the next ones.
+                act = 6 if client % 3 == 0 else 0
+                tasks.append(Task(client, {"model": packet}, {"act": act}, "probe", round))
+            costs += [report.cost["down"] for report in reports(run, engine, tasks)]
+        assert 1 < len(run.held.bank) < 20
+        found.append((costs, list(run.held.bank)))
+        engine.close()
+    assert found[0] == found[1]

@@ -275,7 +275,7 @@ def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
     state = play(run, Serial())
     for report in admitted(run, Serial(), evaluation(run, state, "finetune")):
         mask = state.masks[state.groups[report.of]]
-        own = run.memory.read(run.memory.files[report.of])["own"]
+        own = run.memory.read(report.of, run.memory.files[report.of])["own"]
         assert all(bool((own[k][~m] == 0).all()) for k, m in mask.items())
         # It was tuned.
         assert not trees.equal(own, state.models[state.groups[report.of]])

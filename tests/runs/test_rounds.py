@@ -271,7 +271,10 @@ def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: 
         assert report.metrics["params"] == run.net.layout.size
         assert report.metrics["density"] == 1
         assert (
-            trees.distance(run.memory.read(run.memory.files[report.of])["own"], run.params) > 1e-4
+            trees.distance(
+                run.memory.read(report.of, run.memory.files[report.of])["own"], run.params
+            )
+            > 1e-4
         )
 
 

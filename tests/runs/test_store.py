@@ -215,49 +215,66 @@ def kept(value: float) -> dict[str, trees.Tree]:
 
 def test_a_version_counts_once_it_is_accepted(tmp_path: Path) -> None:
     memory = Memory(tmp_path / "deep" / "folder")
-    assert memory.read(memory.files.get(3)) == {}
-    name = memory.write(3, 1, "train", kept(1.0))
+    assert memory.read(3, memory.files.get(3)) == {}
+    version = memory.write(3, 1, "train", kept(1.0))
     assert memory.files == {}
-    memory.accept(3, name)
+    memory.accept(3, version)
     memory.accept(4, None)
-    assert memory.files == {3: name}
-    assert memory.read(name)["own"]["w"].item() == 1.0
+    assert memory.files == {3: version} == {3: "1.train"}
+    assert memory.read(3, version)["own"]["w"].item() == 1.0
 
 
-def test_versions_of_rounds_and_verbs_do_not_overwrite_each_other(tmp_path: Path) -> None:
+def test_versions_of_rounds_verbs_and_attempts_do_not_overwrite_each_other(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    names = [
-        memory.write(k, t, verb, kept(100 * k + 10 * t + len(verb)))
-        for k in (0, 1)
-        for t in (0, 1)
-        for verb in ("train", "finetune")
-    ]
-    assert len(set(names)) == 8
-    assert memory.read(names[0])["own"]["w"].item() == 5.0
-    assert memory.read(names[-1])["own"]["w"].item() == 118.0
+    written = {}
+    for client in (0, 1):
+        for round in (0, 1, 11):
+            for verb in ("train", "train:evidence", "finetune"):
+                for attempt in (0, 1, 2):
+                    value = float(len(written))
+                    version = memory.write(client, round, verb, kept(value), attempt=attempt)
+                    written[client, version] = value
+    assert len(written) == 2 * 3 * 3 * 3
+    for (client, version), value in written.items():
+        assert memory.read(client, version)["own"]["w"].item() == value
 
 
 def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) -> None:
+    """An exchange that is not a round leaves the round as it was."""
     memory = Memory(tmp_path)
-    memory.accept(0, memory.write(0, 0, "train", kept(1.0)))
-    committed = dict(memory.files)
-    memory.write(
-        0, 0, "train", kept(2.0), current=memory.files[0]
-    )  # an exchange that is not a round leaves the round as it was
-    assert Memory(tmp_path, committed).read(committed[0])["own"]["w"].item() == 1.0
+    for number in range(4):
+        before = memory.files.get(0)
+        version = memory.write(0, 0, "train", kept(number), current=before)
+        assert version != before
+        if before is not None:
+            assert memory.read(0, before)["own"]["w"].item() == number - 1
+        memory.accept(0, version)
+
+
+@pytest.mark.parametrize(
+    "version", ["../1.train", "1/train", "/etc/passwd", "..", "1.train\0", "", "1 train", "a" * 101]
+)
+def test_a_version_is_never_a_path(version: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no version of what a client remembers"):
+        Memory(tmp_path).path(0, version)
+    if version:
+        with pytest.raises(InputError):
+            Memory(tmp_path).read(0, version)
 
 
 def test_sweep_deletes_what_nobody_has_and_nothing_else(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    first, second = memory.write(0, 0, "train", kept(1.0)), memory.write(0, 1, "train", kept(2.0))
-    other = memory.write(1, 0, "train", kept(3.0))
+    memory.write(0, 0, "train", kept(1.0))
+    second = memory.write(0, 1, "train", kept(2.0))
+    memory.write(1, 0, "train", kept(3.0))
+    # Of the same name as the version that client 0 has.
+    memory.write(1, 1, "train", kept(3.0))
     (tmp_path / "latest.json").write_text("{}")
-    (tmp_path / "client-00009.000000.train.safetensors.part").write_text("a killed worker's")
+    (tmp_path / "client-00009.0.train.safetensors.part").write_text("a killed worker's")
     memory.accept(0, second)
     memory.sweep()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [second, "latest.json"]
-    assert first not in memory.files.values()
-    assert other not in memory.files.values()
+    left = sorted(p.name for p in tmp_path.iterdir())
+    assert left == ["client-00000.1.train.safetensors", "latest.json"]
 
 
 def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
@@ -266,5 +283,5 @@ def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
     committed = dict(memory.files)
     memory.accept(0, memory.write(0, 1, "train", kept(2.0)))
     again = Memory(tmp_path, committed)
-    assert again.read(again.files[0])["own"]["w"].item() == 1.0
-    assert committed == {0: "client-00000.000000.train.safetensors"}
+    assert again.read(0, again.files[0])["own"]["w"].item() == 1.0
+    assert committed == {0: "0.train"}

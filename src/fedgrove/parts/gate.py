@@ -103,7 +103,7 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
         return Refusal("malformed", f"{client} answered with a {kind}, which is no report.")
     if report.of != task.to:
         return Refusal("client", f"{client} was asked, and the report is of client {report.of}.")
-    if report.memory is not None and not _is_plain_name(report.memory):
+    if report.memory is not None and not is_plain_name(report.memory):
         return Refusal("malformed", f"{client} names {report.memory!r} as what it remembers.")
     if report.examples != info.examples:
         return Refusal(
@@ -127,9 +127,10 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
     return None
 
 
-def _is_plain_name(version: str) -> bool:
+def is_plain_name(version: str) -> bool:
     """Whether a version of memory is a name and not a path that leads elsewhere."""
-    return bool(re.fullmatch(r"[\w:.-]{1,100}", version)) and ".." not in version
+    plain = re.fullmatch(r"[\w:.-]{1,100}", version, re.ASCII)
+    return plain is not None and ".." not in version
 
 
 def _refuses_metrics(

@@ -98,10 +98,10 @@ class RunFolder:
     def save(self, run: Run, state: Any, attempt: int = 0) -> None:
         """Commit a state, what clients remember and hold, and the metrics so far, all at once."""
         tensors: Tree = {}
-        # Shared by both calls: a mask that a state and many clients hold is written once.
+        # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
         frozen_state = freeze(state, tensors, numbers)
-        frozen_held = freeze(run.held.masks, tensors, numbers)
+        frozen_held = freeze(run.held.state(), tensors, numbers)
         lines = len(self._lines())
         tensor_file = f"state.{lines:06d}.safetensors"
         self._checkpoint.mkdir(exist_ok=True)
@@ -139,7 +139,7 @@ class RunFolder:
         for client, file in manifest["memory"].items():
             run.memory.accept(int(client), file)
         tensors = read_tree(self._checkpoint / manifest["tensors"])
-        run.held.masks.update(thaw(manifest["held"], tensors))
+        run.held.restore(thaw(manifest["held"], tensors))
         run.lengths.by_kind.update(manifest["lengths"])
         state = thaw(manifest["state"], tensors, like=run.initial_state)
         return state, manifest["attempt"]
@@ -165,7 +165,7 @@ class RunFolder:
         # All at once, so that each is alive as long as its id is a key.
         delivered = {k: run.method.deliver(state, k).get("model") for k in run.infos}
         for client, packet in delivered.items():
-            own = run.memory.read(run.memory.files.get(client)).get("own")
+            own = run.memory.read(client, run.memory.files.get(client)).get("own")
             if own is not None:
                 tree = own
                 name = f"client-{client:05d}.safetensors"

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..core import Answer, Engine, Job, Task
 from ..errors import EngineError, FedgroveError
-from ..trees import Mask
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from .admission import Admission, TooFewReports, unanswered
@@ -55,7 +54,7 @@ class Member:
     """The line of metrics.jsonl that is being made."""
     _loop: Generator[Exchange, Answers, None] = field(init=False)
     _first_attempt: int = field(default=0, init=False)
-    _held_before: dict[tuple[int, str], Mask] = field(default_factory=dict, init=False)
+    _held_before: dict[str, Any] = field(default_factory=dict, init=False)
 
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
@@ -69,11 +68,11 @@ class Member:
 
     def mark(self) -> None:
         """Note what clients hold before a map, for :meth:`roll_back`."""
-        self._held_before = dict(self.run.held.masks)
+        self._held_before = self.run.held.state()
 
     def roll_back(self) -> None:
         """Undo what a broken map did; what clients remember was not accepted yet."""
-        self.run.held.masks = self._held_before
+        self.run.held.restore(self._held_before)
         self._start_loop(self.exchange.state, self.exchange.attempt)
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:

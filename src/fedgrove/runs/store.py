@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import InputError
+from ..parts.gate import is_plain_name
 from ..trees import Tree
 
 
@@ -153,18 +154,26 @@ def _check_fields(body: Mapping[str, Any], like: Any) -> None:
 class Memory:
     """What clients keep between rounds: one file per client, a new version per write.
 
-    Workers read and write the files themselves; only file names travel. A version counts once the
-    checkpoint's manifest names it. A killed round leaves versions that no manifest names; the next
-    commit deletes them. The folder is made with the first file.
+    Workers read and write the files themselves; only versions travel: short names, as "12.train".
+    A version counts once the checkpoint's manifest names it. A killed round leaves versions that no
+    manifest names; the next commit deletes them. The folder is made with the first file.
     """
 
     def __init__(self, folder: Path, files: Mapping[int, str] | None = None) -> None:
         self.folder = folder
         self.files: dict[int, str] = dict(files or {})
 
-    def read(self, name: str | None) -> dict[str, Tree]:
+    def read(self, client: int, version: str | None) -> dict[str, Tree]:
         """The trees of one version; empty for a client that has never kept anything."""
-        return read_trees(self.folder / name) if name else {}
+        return read_trees(self.path(client, version)) if version else {}
+
+    def path(self, client: int, version: str) -> Path:
+        """The file of a version, which comes from a message and must not lead elsewhere."""
+        if not is_plain_name(version):
+            raise InputError(
+                f"{version!r} is no version of what a client remembers; one looks like '12.train'."
+            )
+        return self.folder / f"client-{client:05d}.{version}.safetensors"
 
     def write(
         self,
@@ -173,25 +182,34 @@ class Memory:
         verb: str,
         forest: Mapping[str, Tree],
         current: str | None = None,
+        attempt: int = 0,
     ) -> str:
         """Write a new version and return its name; it never overwrites the ``current`` one."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        stem = f"client-{client:05d}.{round:06d}.{verb}"
-        name = f"{stem}.safetensors"
-        if name == current:
-            # The same exchange, done again after an interruption.
-            name = f"{stem}.2.safetensors"
-        write_trees(self.folder / name, forest)
-        return name
+        version = version_of(round, verb, attempt)
+        if version == current:
+            # Another exchange of the same round, with the same verb.
+            version = f"{version}.again"
+        write_trees(self.path(client, version), forest)
+        return version
 
-    def accept(self, client: int, name: str | None) -> None:
+    def accept(self, client: int, version: str | None) -> None:
         """The client's newest version, from now on."""
-        if name:
-            self.files[client] = name
+        if version:
+            self.files[client] = version
 
     def sweep(self) -> None:
         """Delete the versions that no client has any more."""
-        current = set(self.files.values())
+        current = {self.path(client, version) for client, version in self.files.items()}
         for path in self.folder.glob("client-*"):
-            if path.name not in current:
+            if path not in current:
                 path.unlink()
+
+
+def version_of(round: int, verb: str, attempt: int = 0) -> str:
+    """The version of what a client remembers after an exchange.
+
+    An attempt has versions of its own: what a client writes too late, for one that was abandoned,
+    must not replace what it wrote for the next.
+    """
+    return f"{round}.{verb}.{attempt}" if attempt else f"{round}.{verb}"

@@ -327,10 +327,7 @@ class _Window:
     def _close(self, job: int, outcome: Answer) -> None:
         run, task = self.open.pop(job)
         self.running.discard(job)
-        # Counted here and not in the worker: the cost depends on the masks that the client has been
-        # sent so far, which the server keeps track of.
-        down = count_down(task, run.method.codec, run.held, self.sent)
-        self.done[job] = ((run, task), replace(outcome, cost={"down": down, **outcome.cost}))
+        self.done[job] = ((run, task), outcome)
         self._release(job)
 
     def _release(self, job: int) -> None:
@@ -350,9 +347,12 @@ class _Window:
 
     def take(self) -> tuple[Job, Answer]:
         """The next answer in job order."""
-        answer = self.done.pop(self.next_answer)
+        (run, task), outcome = self.done.pop(self.next_answer)
         self.next_answer += 1
-        return answer
+        # Counted here and not in the worker: the cost depends on the masks that clients have been
+        # sent so far, which the server keeps track of; and in job order, as in every engine.
+        down = count_down(task, run.method.codec, run.held, self.sent)
+        return (run, task), replace(outcome, cost={"down": down, **outcome.cost})
 
     def free_blocks(self) -> None:
         """Free all shared memory."""
@@ -446,7 +446,7 @@ def _answer(
             (tree,) = shared.get(block)
             forest.append(tree)
         task: Task = replace(envelope.body, send=_packets(envelope, forest))
-        memory = run.memory.read(task.memory)
+        memory = run.memory.read(task.to, task.memory)
         try:
             report, remembered = perform(run, task, memory)
         except Exception as error:
