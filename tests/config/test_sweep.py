@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation
+from tests.conftest import federation, list_again
 
 import fedgrove as fg
 from fedgrove import api
@@ -351,12 +351,15 @@ def test_a_sweep_from_before_a_word_existed_is_gone_on_with(tmp_path: Path) -> N
     for name in made:
         config = tmp_path / "all" / name / "config.toml"
         config.write_text(config.read_text().replace("standardise = true\n", ""))
+        list_again(config.parent)
     again = sweep(made, tmp_path / "all", engine="serial")
     assert [end.summary for end in again] == [end.summary for end in ends]
     config.write_text(config.read_text().replace("[run]", "[run]\nstandardise = false"))
+    list_again(config.parent)
     with pytest.raises(InputError, match="holds another sweep"):
         sweep(made, tmp_path / "all", engine="serial")
     config.write_text(config.read_text().replace("standardise", "standardize"))
+    list_again(config.parent)
     with pytest.raises(InputError, match="holds another sweep"):
         sweep(made, tmp_path / "all", engine="serial")
 
