@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -332,6 +333,25 @@ def test_a_kill_while_the_folders_are_made(each: dict[str, Any], tmp_path: Path)
     (out / second / "config.toml.part").write_text("[ru")
     sweep(four(), out, engine="serial")
     assert {name: contents(out / name) for name in four()} == each
+
+
+def test_a_damaged_run_leaves_the_others_alone(each: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    with pytest.raises(Killed):
+        sweep(four(), out, engine="serial", watch=stop_after(12))
+    first, *others = four()
+    for path in (out / first / "checkpoint").glob("state.*"):
+        path.write_bytes(b"")
+    ends = dict(zip(four(), sweep(four(), out, engine="serial"), strict=True))
+    assert isinstance(ends[first], Failure)
+    assert re.search(r"state\.\S+ is damaged.*Nothing was changed", ends[first].why)
+    assert {name: contents(out / name) for name in others} == {n: each[n] for n in others}
+    # A finished one whose result is damaged is not trained again, and said to have failed.
+    (out / others[0] / "summary.json").write_text("{}")
+    ends = dict(zip(four(), sweep(four(), out, engine="serial"), strict=True))
+    assert isinstance(ends[others[0]], Failure)
+    assert "summary.json does not match" in ends[others[0]].why
+    assert states(out)[others[0]] == "failed"
 
 
 def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
