@@ -17,6 +17,7 @@ from ..data import ClientData, Defaults, Examples, Federation
 from ..engines.work import perform
 from ..errors import check
 from ..parts.local import LocalTraining
+from ..runs.checksums import SHORT
 from ..runs.rounds import plan
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory, version_of
@@ -143,7 +144,7 @@ def _play(run: Run) -> Ledger:
                 report, remembered = perform(run, task, {})
                 if remembered:
                     # Nothing is written: only the version travels, and the last is the longest.
-                    report = replace(report, memory=version_of(run.rounds, task.verb))
+                    report = replace(report, memory=version_of(run.rounds, task.verb, "0" * SHORT))
                 done[key] = (report, _longest(run, task, report))
             report, costs = done[key]
             total.add(costs)

@@ -74,9 +74,7 @@ def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, T
     """
     if not remembered:
         return report
-    version = run.memory.write(
-        task.to, task.round, task.verb, remembered, task.memory, task.attempt
-    )
+    version = run.memory.write(task.to, task.round, task.verb, remembered, task.memory)
     return replace(report, memory=version)
 
 
