@@ -21,6 +21,7 @@ from fedgrove.runs.store import (
     divided,
     freeze,
     joined,
+    memory_file,
     read_named,
     read_tree,
     thaw,
@@ -223,7 +224,8 @@ def test_a_version_counts_once_it_is_accepted(tmp_path: Path) -> None:
     assert memory.files == {}
     memory.accept(3, version)
     memory.accept(4, None)
-    assert memory.files == {3: version} == {3: "1.train"}
+    assert memory.files == {3: version}
+    assert re.fullmatch(r"1\.train\.[0-9a-f]{16}", version)
     assert memory.read(3, version)["own"]["w"].item() == 1.0
 
 
@@ -233,9 +235,10 @@ def test_versions_of_rounds_verbs_and_attempts_do_not_overwrite_each_other(tmp_p
     for client in (0, 1):
         for round in (0, 1, 11):
             for verb in ("train", "train:evidence", "finetune"):
-                for attempt in (0, 1, 2):
+                # Several attempts at one exchange, say.
+                for _ in range(3):
                     value = float(len(written))
-                    version = memory.write(client, round, verb, kept(value), attempt=attempt)
+                    version = memory.write(client, round, verb, kept(value))
                     written[client, version] = value
     assert len(written) == 2 * 3 * 3 * 3
     for (client, version), value in written.items():
@@ -259,7 +262,7 @@ def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) ->
 )
 def test_a_version_is_never_a_path(version: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no version of what a client remembers"):
-        Memory(tmp_path).path(0, version)
+        memory_file(0, version)
     if version:
         with pytest.raises(InputError):
             Memory(tmp_path).read(0, version)
@@ -271,34 +274,35 @@ def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
     committed = dict(memory.files)
     memory.accept(0, memory.write(0, 1, "train", kept(2.0)))
     again = Memory(tmp_path, committed)
-    assert again.read(again.files[0])["own"]["w"].item() == 1.0
-    assert re.fullmatch(r"client-00000\.000000\.train\.[0-9a-f]{16}\.safetensors", committed[0])
+    assert again.read(0, again.files[0])["own"]["w"].item() == 1.0
 
 
 def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    name = memory.write(0, 0, "train", kept(1.0))
-    before = (tmp_path / name).stat().st_mtime_ns
-    assert memory.write(0, 0, "train", kept(1.0), current=name) == name
-    assert (tmp_path / name).stat().st_mtime_ns == before
+    version = memory.write(0, 0, "train", kept(1.0))
+    path = tmp_path / memory_file(0, version)
+    before = path.stat().st_mtime_ns
+    assert memory.write(0, 0, "train", kept(1.0), current=version) == version
+    assert path.stat().st_mtime_ns == before
 
 
 def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    name = memory.write(0, 0, "train", kept(1.0))
-    data = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(DamageError, match=rf"{name} is damaged: it is not what was written"):
-        memory.read(name)
-    (tmp_path / name).unlink()
-    with pytest.raises(DamageError, match=rf"{name} is missing"):
-        memory.read(name)
+    version = memory.write(0, 0, "train", kept(1.0))
+    path = tmp_path / memory_file(0, version)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DamageError, match=rf"{path.name} is damaged: it is not what was written"):
+        memory.read(0, version)
+    path.unlink()
+    with pytest.raises(DamageError, match=rf"{path.name} is missing"):
+        memory.read(0, version)
 
 
 @pytest.mark.parametrize("name", ["../{}", "/{}", "a/{}", "..", "", "zero\0"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     outside = Memory(tmp_path / "outside")
-    written = outside.write(0, 0, "train", kept(1.0))
+    written = memory_file(0, outside.write(0, 0, "train", kept(1.0)))
     (tmp_path / "memory").mkdir()
     with pytest.raises(DamageError):
         read_named(tmp_path / "memory", name.format(f"outside/{written}"))
@@ -306,8 +310,9 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(name: str, tmp_path: Pat
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     outside = Memory(tmp_path / "outside")
-    name = outside.write(0, 0, "train", kept(1.0))
+    version = outside.write(0, 0, "train", kept(1.0))
+    name = memory_file(0, version)
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / name).symlink_to(tmp_path / "outside" / name)
     with pytest.raises(DamageError, match="outside of"):
-        Memory(tmp_path / "memory").read(name)
+        Memory(tmp_path / "memory").read(0, version)

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError
+from ..parts.gate import is_plain_name
 from ..trees import Tree
 from . import checksums
 from .checksums import damaged, digest, inside
@@ -468,12 +469,16 @@ class RunFolder:
 def _is_whole(manifest: Mapping[str, Any]) -> bool:
     """Whether a manifest has what is read of it before the run is known."""
     memory = manifest.get("memory")
-    return (
-        isinstance(memory, dict)
-        and all(isinstance(name, str) for name in (manifest.get("tensors"), *memory.values()))
-        and all(isinstance(manifest.get(key), int) for key in ("round", "lines", "synced"))
-        and {"state", "held", "metrics"} <= manifest.keys()
+    if not isinstance(memory, dict) or not isinstance(manifest.get("tensors"), str):
+        return False
+    names_versions = all(
+        client.isdecimal() and isinstance(version, str) and is_plain_name(version)
+        for client, version in memory.items()
     )
+    numbers = ("round", "attempt", "lines", "synced")
+    has_numbers = all(isinstance(manifest.get(key), int) for key in numbers)
+    has_rest = {"state", "held", "lengths", "metrics"} <= manifest.keys()
+    return names_versions and has_numbers and has_rest
 
 
 def _files_of(manifest: Mapping[str, Any] | None) -> set[str]:
