@@ -177,6 +177,9 @@ def test_the_gate_lets_reports_through_one_by_one(tmp_path: Path) -> None:
     assert passed_when(run, [model] * 3) == [3, 3, 3]
     run.lengths.by_kind["train/model"] = [1.0] * 9
     assert passed_when(run, [model] * 3) == [1, 2, 3]
+    # Nine together are enough to know.
+    many = make_run(methods.FedAvg(), tmp_path, sizes=(9,) * 12, cohort=12)
+    assert passed_when(many, [model] * 12) == [9] * 9 + [10, 11, 12]
 
 
 def passed_when(run: Any, packets: Sequence[dict[str, Packet]]) -> list[int]:

@@ -67,7 +67,7 @@ class Admission:
         self._run = run
         self._unanswered = {id(task): task for task in tasks}
         self._asked = len(tasks)
-        # 0.55 of 20 tasks is 11, though the product is a little more.
+        # 0.28 of 25 tasks is 7, though the product is a little more.
         self._needed = max(1, math.ceil(quorum * len(tasks) - 1e-9))
         self._admitted: list[tuple[Task, str | None, Lengths]] = []
         self._recent = RecentLengths(run.lengths.by_kind)

@@ -100,7 +100,8 @@ class Run:
 
     def holds(self, task: Task) -> Holds:
         """What the answer to a task holds, as its last stage says."""
-        last = self.work(task.verb)[-1]
+        stages = self.work(task.verb)
+        last = stages[-1] if stages else None
         if not isinstance(last, Give):
             raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
         return last.holds(task, self.net)
