@@ -405,6 +405,22 @@ def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
         api.resume(tmp_path / "run", data=tiny())
 
 
+def test_a_checkpoint_of_another_format_is_refused_before_anything_is_built(
+    tmp_path: Path,
+) -> None:
+    result = quick(tmp_path / "run", rounds=1)
+    (result.folder.path / "summary.json").unlink()
+    latest = result.folder.path / "checkpoint/latest.json"
+    old = json.loads(latest.read_text())
+    for key in ("sha256", "format", "synced"):
+        del old[key]
+    latest.write_text(json.dumps(old))
+    with pytest.raises(
+        InputError, match=r"latest\.json is a checkpoint of format 1.*start it again\.$"
+    ):
+        api.resume(tmp_path / "run", data=tiny())
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from .config.experiment import (
 )
 from .config.plan import Plan, plan
 from .config.settings import coerce
+from .config.sweep import FILE as SWEEP_FILE
 from .config.toml import check_format, check_trust, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
@@ -175,7 +176,7 @@ def train(
         if out is not None:
             planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
-            with locked(folder.path):
+            with _locked(folder):
                 return _finish(planned, folder, chosen, progress, watch)
         try:
             scratch = tempfile.mkdtemp(prefix="fedgrove-")
@@ -215,7 +216,7 @@ def resume(
     that file is run. If the last checkpoint is damaged, the one before is taken.
     """
     folder = RunFolder.open(Path(path))
-    with locked(folder.path):
+    with _locked(folder):
         # Behind the lock: another process may just have finished it.
         if folder.summary is not None:
             raise InputError(
@@ -223,12 +224,20 @@ def resume(
                 f"See: fedgrove compare {path}"
             )
         check_format(folder.config, folder.path)
+        folder.check_format()
         # What is given takes the place of what is named.
         check_trust(folder.config, folder.path, trust or net is not None)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
         planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
             return _finish(planned, folder, chosen, progress, watch)
+
+
+def _locked(folder: RunFolder) -> AbstractContextManager[None]:
+    """The lock of a run; one of a sweep is refused while the sweep is trained."""
+    parent = folder.path.parent
+    is_of_a_sweep = (parent / SWEEP_FILE).is_file()
+    return locked(folder.path, parent if is_of_a_sweep else None)
 
 
 @contextmanager

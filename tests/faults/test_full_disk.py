@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +19,10 @@ from tests.conftest import started
 from tests.faults.made import contents, resume, rounds_in, start, wait_for
 
 import fedgrove
+from fedgrove import api
+from fedgrove.config.experiment import Experiment
+from fedgrove.errors import EngineError, InputError
+from fedgrove.methods import Ditto
 
 
 def nothing_is_torn(folder: Path) -> None:
@@ -126,31 +133,39 @@ def test_a_disk_that_fills_up(engine: str, whole: dict[str, bytes], disk: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_disk_with_a_little_space_more_each_time(whole: dict[str, bytes], disk: Path) -> None:
-    """Wherever it is that the space ends, in a config, a manifest, a model, the summary."""
-    stopped = []
-    for kilobytes in (*range(0, 64, 8), *range(64, 1024, 96), 2048, 4096):
-        folder = disk / f"run-{kilobytes}"
-        ballast = fill(disk, 1024 * kilobytes)
-        process = start(folder, "--engine", "serial")
-        _, err = process.communicate(timeout=120)
-        assert "Traceback" not in err, kilobytes
-        if process.returncode:
-            assert "could not be written" in err or "cannot be made" in err, err
+def test_wherever_the_space_ends(disk: Path, tmp_path: Path) -> None:
+    """In a config, a manifest, a state, a model, the summary: with a page more each time."""
+    experiment = Experiment(
+        Ditto(), "digits", "mlp:hidden=8", clients=3, cohort=2, rounds=3, finetune=(0, 1)
+    )
+    true = contents(api.train(experiment, tmp_path / "true", engine="serial").folder.path)
+    stopped: Counter[str] = Counter()
+    pages = 0
+    while not stopped["finished"]:
+        folder = disk / f"run-{pages}"
+        ballast = fill(disk, 4096 * pages)
+        failure = None
+        try:
+            api.train(experiment, folder, engine="serial")
+        except (EngineError, InputError) as error:
+            failure = str(error)
+        assert failure is None or re.search("could not be written|cannot be made", failure)
         nothing_is_torn(folder)
+        assert failure is None or not (folder / "summary.json").exists()
         ballast.unlink()
-        saved = rounds_in(folder)
-        if folder.exists():
-            done = resume(folder) if process.returncode else None
-            assert done is None or done.returncode == 0, done.stderr
+        if failure is None:
+            stopped["finished"] += 1
+        elif folder.exists():
+            stopped[f"after {rounds_in(folder)} rounds, resumed"] += 1
+            api.resume(folder, engine="serial", progress=False)
         else:
-            assert start(folder, "--json").wait(timeout=120) == 0
-        assert contents(folder) == whole
-        stopped.append((kilobytes, process.returncode, saved))
-        subprocess.run(["rm", "-r", str(folder)], check=True)
-    print("\nKiB free, exit code, rounds saved:", stopped)
-    assert len({saved for _, _, saved in stopped}) >= 3
+            stopped["before it began"] += 1
+            api.train(experiment, folder, engine="serial")
+        assert contents(folder) == true
+        shutil.rmtree(folder)
+        pages += 1
+    print(f"\n{pages} runs on a disk with 0 to {4 * pages - 4} KiB: {dict(stopped)}")
+    assert {f"after {n} rounds, resumed" for n in range(4)} <= set(stopped)
 
 
 def test_a_sweep_on_a_full_disk_says_how_to_go_on(disk: Path) -> None:

@@ -75,38 +75,40 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_sentence(whole: dict[str, bytes], tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 def test_twenty_kills_at_any_moment(whole: dict[str, bytes], tmp_path: Path) -> None:
-    """Each run is killed twice, at random moments: once while it runs, once while it is resumed."""
+    """Ten runs, each killed while it runs and again while it is resumed."""
     moment = random.Random(14)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     rows = []
-    for number in range(20):
+    for number in range(10):
         folder = tmp_path / f"run-{number}"
         engine, other = ("serial", "pool") if number % 2 else ("pool", "serial")
+        rounds = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TMPDIR", str(temporary))
-            rounds = []
             resumption = ("resume", str(folder), "--engine", other)
             for words in ((*WORDS, "--out", str(folder), "--engine", engine), resumption):
                 process = started(*words)
-                # Importing torch takes about two seconds, the whole run about four.
-                time.sleep(moment.uniform(1.5, 4.0))
+                # By rounds, for on a busy machine seconds say little; then at any time in a round.
+                wanted = rounds_in(folder) + moment.randrange(5)
+                while process.poll() is None and not (folder / "config.toml").is_file():
+                    time.sleep(0.001)
+                while process.poll() is None and rounds_in(folder) < wanted:
+                    time.sleep(0.001)
+                time.sleep(moment.uniform(0, 0.3))
                 process.kill()
                 process.communicate(timeout=60)
                 rounds.append(rounds_in(folder))
-            if not (folder / "config.toml").is_file():
-                assert start(folder, "--json").wait(timeout=120) == 0
-                ended = "began again"
-            elif (folder / "summary.json").is_file():
-                ended = "had finished"
-            else:
+            ended = "had finished"
+            if not (folder / "summary.json").is_file():
                 done = resume(folder, "--engine", engine)
                 assert done.returncode == 0, done.stderr
                 ended = "resumed"
+                assert not (folder / "lock").exists()
         assert contents(folder) == whole
-        assert not [p for p in folder.rglob("*") if p.name.endswith(".part")]
+        assert not list(folder.rglob("*.part"))
         rows.append(f"{number:2} {engine:6} rounds at the kills {rounds}: {ended}, equal")
     print("\n" + "\n".join(rows))
     assert list(temporary.iterdir()) == []

@@ -133,7 +133,7 @@ def test_a_run_of_a_sweep_is_refused_while_the_sweep_is_trained(tmp_path: Path) 
     with (
         locked(tmp_path),
         pytest.raises(InputError, match=rf"^{tmp_path} is in use"),
-        locked(tmp_path / "run"),
+        locked(tmp_path / "run", sweep=tmp_path),
     ):
         pass
     assert list(tmp_path.rglob(FILE)) == []

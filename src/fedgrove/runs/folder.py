@@ -344,10 +344,10 @@ class RunFolder:
         try:
             manifest, committed = self._checked(self._previous, lines)
         except DamageError as error:
-            raise DamageError(
-                f"{latest_is_damaged} The checkpoint before it cannot be used either: {error} "
-                "Nothing was changed."
-            ) from None
+            reason = f"The checkpoint before it cannot be used either: {error}"
+            if str(error) == str(latest_is_damaged):
+                reason = "The checkpoint before it needs that file too."
+            raise DamageError(f"{latest_is_damaged} {reason} Nothing was changed.") from None
         warnings.warn(
             f"{latest_is_damaged} The run goes on from the checkpoint before, of round "
             f"{manifest['round']}.",
@@ -372,6 +372,13 @@ class RunFolder:
             if manifest is not None:
                 return int(manifest["round"])
         return 0
+
+    def check_format(self) -> None:
+        """Refuse checkpoints of another version."""
+        for path in (self._latest, self._previous):
+            # What is damaged is for restore() to tell.
+            with suppress(DamageError):
+                self._manifest(path)
 
     def check(self) -> None:
         """Refuse an unfinished run of which no checkpoint can be read."""

@@ -32,16 +32,17 @@ _held: set[int] = set()
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, sweep: Path | None = None) -> Iterator[None]:
     """Hold the lock of a run's or a sweep's folder.
 
-    A run of a sweep is refused while the whole sweep is trained; whoever locks the sweep asks
+    A run of a ``sweep`` is refused while the whole sweep is trained; whoever locks the sweep asks
     :func:`check_free` of its runs. So whichever comes second notices, and a sweep of a thousand
     runs needs one descriptor.
     """
     descriptor = _acquire(folder)
     try:
-        check_free(folder.parent)
+        if sweep is not None:
+            check_free(sweep)
         yield
     finally:
         # In a forked process it is not in the set any more: there the lock is the parent's.
