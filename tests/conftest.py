@@ -20,6 +20,7 @@ from fedgrove.core import AnyMethod, Engine, Info, Report
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.nets import Net, build
+from fedgrove.runs.checksums import digest, listed, read_list
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
@@ -135,6 +136,12 @@ def started(*words: str) -> subprocess.Popen[str]:
         # Where the tests run in the background Ctrl-C is ignored, and a child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def list_again(folder: Path) -> None:
+    """Make checksums.txt agree with files that a test has changed on purpose."""
+    digests = {name: digest((folder / name).read_bytes()) for name in read_list(folder)}
+    (folder / "checksums.txt").write_bytes(listed(digests))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove import trees
-from fedgrove.errors import InputError
+from fedgrove.errors import DamageError, EngineError, InputError
 from fedgrove.runs.store import (
     Memory,
+    divided,
     freeze,
+    joined,
+    read_named,
     read_tree,
-    read_trees,
     thaw,
     write_bytes,
     write_tree,
-    write_trees,
 )
 
 TYPES = [
@@ -78,8 +80,8 @@ def test_several_trees_in_one_file(tmp_path: Path) -> None:
         "kept": {"fc/1.weight": torch.ones(2), "b": torch.zeros(1)},
         "own": {"b": torch.tensor(5)},
     }
-    write_trees(tmp_path / "t", forest)
-    back = read_trees(tmp_path / "t")
+    write_tree(tmp_path / "t", joined(forest))
+    back = divided(read_tree(tmp_path / "t"))
     assert list(back) == ["kept", "own"]
     assert all(trees.identical(back[k], forest[k]) for k in forest)
 
@@ -91,11 +93,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     write_bytes(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", lambda a, b: (_ for _ in ()).throw(OSError("killed")))
-        with pytest.raises(OSError, match="killed"):
+        with pytest.raises(EngineError, match=r"f could not be written: killed"):
             write_bytes(path, b"new")
-        with pytest.raises(OSError, match="killed"):
+        with pytest.raises(EngineError, match="killed"):
             write_tree(path, {"w": torch.ones(1)})
     assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
     write_bytes(path, b"new")
     assert path.read_bytes() == b"new"
 
@@ -241,23 +244,11 @@ def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) ->
     memory = Memory(tmp_path)
     memory.accept(0, memory.write(0, 0, "train", kept(1.0)))
     committed = dict(memory.files)
-    memory.write(
-        0, 0, "train", kept(2.0), current=memory.files[0]
-    )  # an exchange that is not a round leaves the round as it was
+    # An exchange that is not a round leaves the round as it was.
+    for value in (2.0, 3.0, 4.0):
+        memory.accept(0, memory.write(0, 0, "train", kept(value), current=memory.files[0]))
+    assert memory.read(memory.files[0])["own"]["w"].item() == 4.0
     assert Memory(tmp_path, committed).read(committed[0])["own"]["w"].item() == 1.0
-
-
-def test_sweep_deletes_what_nobody_has_and_nothing_else(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    first, second = memory.write(0, 0, "train", kept(1.0)), memory.write(0, 1, "train", kept(2.0))
-    other = memory.write(1, 0, "train", kept(3.0))
-    (tmp_path / "latest.json").write_text("{}")
-    (tmp_path / "client-00009.000000.train.safetensors.part").write_text("a killed worker's")
-    memory.accept(0, second)
-    memory.sweep()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [second, "latest.json"]
-    assert first not in memory.files.values()
-    assert other not in memory.files.values()
 
 
 def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
@@ -267,4 +258,42 @@ def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
     memory.accept(0, memory.write(0, 1, "train", kept(2.0)))
     again = Memory(tmp_path, committed)
     assert again.read(again.files[0])["own"]["w"].item() == 1.0
-    assert committed == {0: "client-00000.000000.train.safetensors"}
+    assert re.fullmatch(r"client-00000\.000000\.train\.[0-9a-f]{16}\.safetensors", committed[0])
+
+
+def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    name = memory.write(0, 0, "train", kept(1.0))
+    before = (tmp_path / name).stat().st_mtime_ns
+    assert memory.write(0, 0, "train", kept(1.0), current=name) == name
+    assert (tmp_path / name).stat().st_mtime_ns == before
+
+
+def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    name = memory.write(0, 0, "train", kept(1.0))
+    data = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DamageError, match=rf"{name} is damaged: it is not what was written"):
+        memory.read(name)
+    (tmp_path / name).unlink()
+    with pytest.raises(DamageError, match=rf"{name} is missing"):
+        memory.read(name)
+
+
+@pytest.mark.parametrize("name", ["../{}", "/{}", "a/{}", "..", "", "zero\0"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    outside = Memory(tmp_path / "outside")
+    written = outside.write(0, 0, "train", kept(1.0))
+    (tmp_path / "memory").mkdir()
+    with pytest.raises(DamageError):
+        read_named(tmp_path / "memory", name.format(f"outside/{written}"))
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    outside = Memory(tmp_path / "outside")
+    name = outside.write(0, 0, "train", kept(1.0))
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / name).symlink_to(tmp_path / "outside" / name)
+    with pytest.raises(DamageError, match="outside of"):
+        Memory(tmp_path / "memory").read(name)

@@ -6,13 +6,15 @@ not be finished, 130 for an interruption.
 
 from __future__ import annotations
 
+import errno
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 
-from ..errors import EngineError, FedgroveError, InputError, unknown
+from ..errors import EngineError, FedgroveError, FolderWarning, InputError, unknown
 
 __all__ = ["main"]
 
@@ -27,6 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     command = typer.main.get_command(app)
     words = None if argv is None else list(argv)
+    with warnings.catch_warnings():
+        _show_warnings_as_sentences()
+        return _code(command, words)
+
+
+def _code(command: Any, words: list[str] | None) -> int:
     try:
         code = command.main(words, prog_name="fedgrove", standalone_mode=False)
     except EngineError as error:
@@ -36,8 +44,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except ClickError as error:
         return _fail(_sentence(error), 2)
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror}; free some space, or check the disk.", 1)
     # typer returns the code of an Exit, and otherwise what the command returned.
     return code if isinstance(code, int) else 0
+
+
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What anything that writes can meet, a library's temporary files too."""
+
+
+def _show_warnings_as_sentences() -> None:
+    others = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any, **words: Any) -> None:
+        if issubclass(category, FolderWarning):
+            print(f"fedgrove: {message}", file=sys.stderr)
+        else:
+            others(message, category, *rest, **words)
+
+    warnings.showwarning = show
 
 
 def _fail(reason: object, code: int) -> int:

@@ -132,6 +132,7 @@ def resume(
     device: o.Device = "auto",
     precision: o.Precision = "fp32",
     data_dir: o.DataDir = None,
+    trust: o.Trust = False,
     json: o.Json = False,
 ) -> None:
     """Resume an interrupted run or sweep; the result is the one it would have had."""
@@ -145,6 +146,7 @@ def resume(
         device=device,
         precision=precision,
         data_dir=data_dir,
+        trust=trust,
         progress=not json,
     )
     _show(result, json)
@@ -274,4 +276,5 @@ def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
     summary = folder.summary
     if summary is not None:
         return {"run": path, "finished": True, **words, **summary}
+    folder.check()
     return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}
