@@ -291,6 +291,7 @@ def test_every_method_but_local_has_a_paper_page() -> None:
 def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
+    files |= {"checksums.txt", "lock"}
     assert column("docs/runs.md") == set(summary) | files
 
 
