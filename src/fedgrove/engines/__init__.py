@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..core import Engine
-from ..errors import InputError, unknown
+from ..errors import InputError, check, unknown
 from .pool.engine import Pool, cores
 from .serial import Serial
 from .wired import Wired
@@ -22,29 +22,41 @@ def names() -> list[str]:
     return ["auto", "batched", "pool", "serial", "wired"]
 
 
-def choose(name: str = "auto", device: str = "auto", precision: str = "fp32") -> Engine:
+def choose(
+    name: str = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    timeout: float | None = None,
+) -> Engine:
     """The engine of that name.
 
     ``auto`` stacks clients on a GPU if there is one, otherwise it takes one worker per core.
     ``precision`` is for the GPU: fp32 in full, with shorter products (tf32), or with bf16
-    activations.
+    activations. A client that has not answered after ``timeout`` seconds is lost.
     """
     if name not in names():
         raise unknown("engine", name, names())
     if precision not in PRECISIONS:
         raise unknown("precision", precision, PRECISIONS)
+    if timeout is not None:
+        check(timeout > 0, "timeout", timeout, "more than 0 seconds")
     device = device_of(device, name)
     if device == "cuda" or name == "batched":
+        if timeout is not None:
+            raise InputError(
+                f"--timeout is {timeout:g}, but batched trains clients in stacks, which answer "
+                "together; it works with --engine pool, serial or wired."
+            )
         # Imported here: most runs on a CPU never need it.
         from .batched.engine import Batched
 
         return Batched(device=device, precision=precision)  # type: ignore[arg-type]
     if name == "wired":
-        return Wired()
+        return Wired(timeout)
     one_core = cores() == 1
     if name == "serial" or (name == "auto" and one_core):
-        return Serial()
-    return Pool()
+        return Serial(timeout)
+    return Pool(timeout=timeout)
 
 
 def device_of(device: str, engine: str = "auto") -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
-from ..core import SCORING_VERBS, Answer, Job, Packet, Task
+from ..core import SCORING_VERBS, Answer, Job, Lost, Packet, Task
 from ..errors import EngineError
 from ..runs.run import Run
 from ..wire.codec import Known
@@ -65,7 +65,10 @@ class Wired:
             report, remembered = perform(run, received, memory)
         except Exception as error:
             return replace(crashed(task, error), cost={"down": down})
-        report = with_memory(run, received, report, remembered)
+        outcome = with_memory(run, received, report, remembered)
+        if isinstance(outcome, Lost):
+            return replace(outcome, cost={"down": down})
+        report = outcome
 
         # Up. Both sides know the masks of the task itself.
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ..trees import Mask
 from .codec import Known
@@ -15,6 +16,10 @@ class Held:
         self.masks: dict[tuple[int, str], Mask] = dict(masks or {})
         # By the mask's id, beside the mask itself: while it is alive, nothing else has that id.
         self._known: dict[int, tuple[Mask, Known]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the masks. Ids mean nothing in another process."""
+        return {"masks": self.masks, "_known": {}}
 
     def known(self, client: int, packet: str) -> Known | None:
         """What the client holds, with its digest; None if it has never received a mask."""
