@@ -23,15 +23,19 @@ from .config.experiment import (
 )
 from .config.plan import Plan, plan
 from .config.settings import coerce
-from .config.toml import check_format, from_toml
+from .config.toml import check_format, check_trust, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
-from .errors import EngineError, FedgroveError, InputError
+from .engines.faulty import with_faults
+from .errors import DamageError, EngineError, FedgroveError, InputError
+from .parts.gate import NORM_BOUND
 from .report.progress import watching
 from .runs.folder import RunFolder
+from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.result import Failure, Result
+from .runs.store import cannot_write
 
 __all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
 
@@ -57,6 +61,10 @@ def run(
     seed: int = 0,
     set: Settings = (),
     evaluate: int = 1,
+    quorum: float = 0.0,
+    norm_bound: float = NORM_BOUND,
+    faults: str | None = None,
+    timeout: float | None = None,
     engine: str | Engine = "auto",
     device: str = "auto",
     precision: str = "fp32",
@@ -73,7 +81,7 @@ def run(
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
         :grouped at the end.
-    scenario: none, noisy, drift or restricted:K.
+    scenario: none, noisy, drift, flipped:SHARE or restricted:K.
     split: blocks or random.
     validation: share held out for validation, of what is left after the test part; 0 means none.
     clients: how many clients there are.
@@ -86,6 +94,11 @@ def run(
     seed: all randomness follows from it.
     set: a method's fields or its parts', ``{"mu": 0.1}`` or ``["mu=0.1"]``.
     evaluate: score all clients every so many rounds; 0: only at the end.
+    quorum: the share of the clients asked that must report, or the exchange is tried again; at
+        least one must.
+    norm_bound: refuse updates longer than so many times the recent median; 0: none.
+    faults: make clients fail or lie, as ``"crash=0.1,late=0.2"`` (``fedgrove list faults``).
+    timeout: seconds of real time after which a client that has not answered is lost.
     engine: auto, batched, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
     precision: on CUDA: fp32, tf32 or bf16.
@@ -112,6 +125,9 @@ def run(
         standardise=standardise,
         seed=seed,
         evaluate=evaluate,
+        quorum=quorum,
+        norm_bound=norm_bound,
+        faults=faults,
     )
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
@@ -125,6 +141,7 @@ def run(
         engine=engine,
         device=device,
         precision=precision,
+        timeout=timeout,
         progress=progress,
         watch=watch,
     )
@@ -144,28 +161,34 @@ def train(
     engine: str | Engine = "auto",
     device: str = "auto",
     precision: str = "fp32",
+    timeout: float | None = None,
     progress: bool = False,
     watch: Watch | None = None,
 ) -> Result:
     """Make the run folder and run to the end. Everything is checked before the folder is made.
 
-    Without ``out`` the folder is temporary, and goes when the result goes.
+    Without ``out`` the folder is temporary, and goes when the result goes, or with an error.
     """
     if federations is None:
         federations = Federations()
-    with _engine(engine, device, precision) as chosen:
+    with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
             planned = plan(experiment, Path(out), federations)
-            return _finish(planned, planned.create_folder(), chosen, progress, watch)
-        scratch = tempfile.mkdtemp(prefix="fedgrove-")
+            folder = planned.create_folder()
+            with locked(folder.path):
+                return _finish(planned, folder, chosen, progress, watch)
+        try:
+            scratch = tempfile.mkdtemp(prefix="fedgrove-")
+        except OSError as error:
+            raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
             planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
+            with locked(folder.path):
+                result = _finish(planned, folder, chosen, progress, watch, is_temporary=True)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        # A run that fails from here on keeps its folder, since it can be resumed from there.
-        result = _finish(planned, folder, chosen, progress, watch)
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
         return result
 
@@ -176,38 +199,47 @@ def resume(
     engine: str | Engine = "auto",
     device: str = "auto",
     precision: str = "fp32",
+    timeout: float | None = None,
     method: AnyMethod | None = None,
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
+    trust: bool = False,
     progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
-    ``net=``.
+    ``net=``. A run whose config.toml names a file of code (``net = "x.py:Net"``) needs ``trust``:
+    that file is run. If the last checkpoint is damaged, the one before is taken.
     """
     folder = RunFolder.open(Path(path))
-    if folder.summary is not None:
-        raise InputError(
-            f"the run in {path} is finished; there is nothing to resume. "
-            f"See: fedgrove compare {path}"
-        )
-    check_format(folder.config, folder.path)
-    experiment = from_toml(folder.config, method=method, data=data, net=net)
-    planned = plan(experiment, folder.path, Federations(data_dir))
-    with _engine(engine, device, precision) as chosen:
-        return _finish(planned, folder, chosen, progress, watch)
+    with locked(folder.path):
+        # Behind the lock: another process may just have finished it.
+        if folder.summary is not None:
+            raise InputError(
+                f"the run in {path} is finished; there is nothing to resume. "
+                f"See: fedgrove compare {path}"
+            )
+        check_format(folder.config, folder.path)
+        # What is given takes the place of what is named.
+        check_trust(folder.config, folder.path, trust or net is not None)
+        experiment = from_toml(folder.config, method=method, data=data, net=net)
+        planned = plan(experiment, folder.path, Federations(data_dir))
+        with _engine(engine, device, precision, timeout) as chosen:
+            return _finish(planned, folder, chosen, progress, watch)
 
 
 @contextmanager
-def _engine(engine: str | Engine, device: str, precision: str) -> Iterator[Engine]:
+def _engine(
+    engine: str | Engine, device: str, precision: str, timeout: float | None
+) -> Iterator[Engine]:
     """The engine of that name, closed at the end; an engine that was given is left open."""
     if not isinstance(engine, str):
         yield engine
         return
-    chosen = engines.choose(engine, device, precision)
+    chosen = engines.choose(engine, device, precision, timeout)
     try:
         yield chosen
     finally:
@@ -215,26 +247,37 @@ def _engine(engine: str | Engine, device: str, precision: str) -> Iterator[Engin
 
 
 def _finish(
-    planned: Plan, folder: RunFolder, engine: Engine, progress: bool, watch: Watch | None
+    planned: Plan,
+    folder: RunFolder,
+    engine: Engine,
+    progress: bool,
+    watch: Watch | None,
+    is_temporary: bool = False,
 ) -> Result:
     """Run to the end from the folder's last checkpoint."""
     rounds = planned.run.rounds
+
+    def what_now() -> str:
+        if is_temporary:
+            return "Nothing was kept: a run that can be resumed needs out=DIR."
+        saved = folder.rounds_saved()
+        return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"
+
     try:
-        with watching(rounds, folder.metrics(), quiet=not progress) as show:
+        with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)
                 if watch is not None:
                     watch(line)
 
-            summary = train_alone(planned.member(folder, watch_line), engine)
+            member = planned.member(folder, watch_line)
+            summary = train_alone(member, with_faults(engine, [planned.run]))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Interrupted. {_how_to_resume(folder, rounds)}") from None
+        raise KeyboardInterrupt(f"Interrupted. {what_now()}") from None
+    except DamageError:
+        # Its sentence says what to do; to resume is what failed.
+        raise
     except (FedgroveError, OSError) as error:
-        raise EngineError(f"{error} {_how_to_resume(folder, rounds)}") from error
+        raise EngineError(f"{error} {what_now()}") from error
     return Result(summary, folder)
-
-
-def _how_to_resume(folder: RunFolder, rounds: int) -> str:
-    saved = folder.rounds_saved()
-    return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"

@@ -4,63 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from tests.conftest import started
-
-WORDS = ["run", "ditto", "--data", "digits", "--rounds", "10", "--finetune", "0,1", "--epochs", "2"]
-
-
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    return started(*WORDS, "--out", str(folder), *more)
-
-
-def resume(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedgrove.cli", "resume", str(folder), "--json", *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
-
-
-def wait_for(folder: Path, rounds: int, process: subprocess.Popen[str]) -> None:
-    """Until so many rounds are in the checkpoint."""
-    latest, end = folder / "checkpoint" / "latest.json", time.monotonic() + 100
-    while time.monotonic() < end:
-        assert process.poll() is None, process.communicate()[1]
-        if latest.is_file() and json.loads(latest.read_text())["round"] >= rounds:
-            return
-        time.sleep(0.02)
-    pytest.fail("the run made no progress")
+from tests.faults.made import WORDS, contents, resume, rounds_in, start, wait_for
 
 
 def workers_of(pid: int) -> list[int]:
     """The processes that a run has forked: they carry its own command line."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [int(c) for c in found if b"fedgrove.cli" in Path(f"/proc/{c}/cmdline").read_bytes()]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Final weights, and the summary apart from what measures time or names the engine."""
-    models = {p.name: p.read_bytes() for p in sorted((folder / "models").iterdir())}
-    summary = json.loads((folder / "summary.json").read_text())
-    rest = {k: v for k, v in summary.items() if k not in ("seconds", "engine")}
-    return models | {"summary": json.dumps(rest).encode()}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The same run, never disturbed."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    process = start(folder, "--json")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    found = contents(folder)
-    assert sum(name.startswith("client-") for name in found) == 20
-    return found
 
 
 @pytest.mark.parametrize(("engine", "other"), [("serial", "pool"), ("pool", "serial")])
@@ -127,3 +85,43 @@ def test_a_signal_leaves_a_checkpoint_and_a_sentence(
     assert not [w for w in workers if Path(f"/proc/{w}").exists()]
     assert resume(folder).returncode == 0
     assert contents(folder) == whole
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_twenty_kills_at_any_moment(whole: dict[str, bytes], tmp_path: Path) -> None:
+    """Each run is killed twice, at random moments: once while it runs, once while it is resumed."""
+    moment = random.Random(14)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    rows = []
+    for number in range(20):
+        folder = tmp_path / f"run-{number}"
+        engine, other = ("serial", "pool") if number % 2 else ("pool", "serial")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", str(temporary))
+            rounds = []
+            resumption = ("resume", str(folder), "--engine", other)
+            for words in ((*WORDS, "--out", str(folder), "--engine", engine), resumption):
+                process = started(*words)
+                # Importing torch takes about two seconds, the whole run about four.
+                time.sleep(moment.uniform(1.5, 4.0))
+                process.kill()
+                process.communicate(timeout=60)
+                rounds.append(rounds_in(folder))
+            if not (folder / "config.toml").is_file():
+                assert start(folder, "--json").wait(timeout=120) == 0
+                ended = "began again"
+            elif (folder / "summary.json").is_file():
+                ended = "had finished"
+            else:
+                done = resume(folder, "--engine", engine)
+                assert done.returncode == 0, done.stderr
+                ended = "resumed"
+        assert contents(folder) == whole
+        assert not [p for p in folder.rglob("*") if p.name.endswith(".part")]
+        rows.append(f"{number:2} {engine:6} rounds at the kills {rounds}: {ended}, equal")
+    print("\n" + "\n".join(rows))
+    assert list(temporary.iterdir()) == []
+    # They came at different moments.
+    assert len({row.partition("kills")[2] for row in rows}) >= 5

@@ -1,25 +1,41 @@
-"""How reports become a model."""
+"""How reports become a model: the weighted mean, over those who have a parameter."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedgrove import trees
-from fedgrove.parts.aggregate import Mean
+from fedgrove.parts.aggregate import Average, WeightedMean
+from fedgrove.trees import Mask, Tree
 
 FLOATS = hnp.arrays("float32", st.integers(1, 8), elements=st.floats(-(2.0**60), 2.0**60, width=32))
 WEIGHTS = st.integers(1, 2**20)
+PREVIOUS = {"w": torch.tensor([9.0, 9.0, 9.0, 9.0]), "b": torch.tensor([9.0])}
 
 
-def mean_of(*pairs: tuple[trees.Tree, float]) -> trees.Tree:
-    mean = Mean()
+def flags(*bits: int) -> torch.Tensor:
+    return torch.tensor(bits).bool()
+
+
+def mean_of(*pairs: tuple[Tree, float]) -> Tree:
+    mean = WeightedMean().start()
     for tree, weight in pairs:
         mean.add(tree, weight)
     return mean.value()
+
+
+def over_those(*clients: tuple[Tree, Mask | None, float]) -> Average:
+    mean = WeightedMean().start(PREVIOUS)
+    for tree, mask, weight in clients:
+        mean.add(tree, weight, mask)
+    return mean
+
+
+# ---- everybody has everything --------------------------------------------------------------------
 
 
 def test_the_weighted_mean_by_hand() -> None:
@@ -70,7 +86,7 @@ def test_every_leaf_keeps_its_type_and_inputs_are_left_alone() -> None:
         "n": torch.tensor(7),
     }
     before = {k: v.clone() for k, v in tree.items()}
-    mean = mean_of((tree, 2), (tree, 3))
+    mean = mean_of((tree, 2), (tree, 3.5))
     assert {k: v.dtype for k, v in mean.items()} == {
         "h": torch.float16,
         "d": torch.float64,
@@ -81,22 +97,89 @@ def test_every_leaf_keeps_its_type_and_inputs_are_left_alone() -> None:
 
 
 def test_value_may_be_asked_for_more_than_once() -> None:
-    mean = Mean()
+    mean = WeightedMean().start()
     mean.add({"w": torch.tensor([1.0])}, 1)
     first = mean.value()
     mean.add({"w": torch.tensor([4.0])}, 2)
     assert first["w"].item() == 1.0
     assert mean.value()["w"].item() == 3.0
-    assert mean.weight == 3
 
 
-def test_nothing_and_weightless_clients_have_no_mean() -> None:
-    with pytest.raises(ValueError, match="a mean of nothing"):
-        Mean().value()
-    with pytest.raises(ValueError, match="all weights are 0"):
-        mean_of(({"w": torch.ones(1)}, 0))
+# ---- over those who have it ----------------------------------------------------------------------
 
 
-def test_trees_of_other_names_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"differ in names: \['b', 'w'\]"):
+def test_the_mean_over_those_who_have_it_by_hand() -> None:
+    # w0: both, (1*2 + 3*6)/4 = 5; w1: the first alone, 2; w2: the second alone, 8; w3: nobody, 9 as
+    # before. b: the second alone, without a mask.
+    one = ({"w": torch.tensor([2.0, 2.0, 0.0, 0.0])}, {"w": flags(1, 1, 0, 0)}, 1)
+    two = (
+        {"w": torch.tensor([6.0, 0.0, 8.0, 0.0]), "b": torch.tensor([4.0])},
+        {"w": flags(1, 0, 1, 0)},
+        3,
+    )
+    mean = over_those(one, two).value()
+    assert mean["w"].tolist() == [5.0, 2.0, 8.0, 9.0]
+    assert mean["b"].tolist() == [4.0]
+    assert list(mean) == list(PREVIOUS)
+
+
+def test_a_mask_after_whole_models_by_hand() -> None:
+    # w0: (1*2 + 1*4 + 2*5)/4 = 4; all others: (2 + 4)/2 = 3.
+    mean = over_those(
+        ({"w": torch.full((4,), 2.0)}, None, 1),
+        ({"w": torch.full((4,), 4.0)}, {}, 1),
+        ({"w": torch.full((4,), 5.0)}, {"w": flags(1, 0, 0, 0)}, 2),
+    )
+    assert mean.value()["w"].tolist() == [4.0, 3.0, 3.0, 3.0]
+
+
+def test_what_only_one_client_has_stays_his_to_the_bit() -> None:
+    third = torch.tensor([1 / 3, 0.1, 1e-30, 3e30])
+    other = ({"w": torch.zeros(4)}, {"w": flags(0, 0, 0, 0)}, 17.0)
+    assert torch.equal(over_those(({"w": third}, None, 7.0), other).value()["w"], third)
+
+
+def test_what_a_mask_hides_does_not_matter() -> None:
+    hidden = {"w": torch.tensor([1.0, torch.nan, torch.inf, -5.0])}
+    found = over_those((hidden, {"w": flags(1, 0, 0, 0)}, 2)).value()["w"]
+    assert found.tolist() == [1.0, 9.0, 9.0, 9.0]
+
+
+@given(st.integers(1, 4), st.integers(0, 1000))
+@settings(max_examples=30, deadline=None)
+def test_with_everything_kept_a_mask_changes_nothing(clients: int, seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    plain = WeightedMean().start(PREVIOUS)
+    masked = WeightedMean().start(PREVIOUS)
+    for k in range(clients):
+        tree = {"w": torch.randn(4, generator=g), "b": torch.randn(1, generator=g)}
+        plain.add(tree, k + 1)
+        masked.add(tree, k + 1, {"w": flags(1, 1, 1, 1)})
+    assert trees.identical(plain.value(), masked.value())
+
+
+def test_masks_and_the_previous_model_are_left_alone() -> None:
+    tree, mask = {"w": torch.ones(4)}, {"w": flags(1, 0, 1, 0)}
+    over_those((tree, mask, 2), (tree, mask, 2)).value()
+    assert tree["w"].tolist() == [1] * 4
+    assert mask["w"].tolist() == [True, False, True, False]
+    assert PREVIOUS["w"].tolist() == [9] * 4
+
+
+# ---- nobody, and what is refused -----------------------------------------------------------------
+
+
+def test_where_nobody_counts_the_previous_model_stays() -> None:
+    assert trees.identical(over_those().value(), PREVIOUS)
+    assert trees.identical(over_those(({"w": torch.ones(4)}, None, 0)).value(), PREVIOUS)
+    with pytest.raises(ValueError, match="an average of nothing"):
+        WeightedMean().start().value()
+
+
+def test_wrong_weights_and_trees_of_other_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="weight is -1; it must be 0 or more"):
+        over_those(({"w": torch.ones(4)}, None, -1))
+    with pytest.raises(ValueError, match=r"the previous model lacks: \['x'\]"):
+        over_those(({"x": torch.ones(4)}, None, 1))
+    with pytest.raises(ValueError, match=r"the previous model lacks: \['b'\]"):
         mean_of(({"w": torch.ones(1)}, 1), ({"b": torch.ones(1)}, 1))

@@ -23,10 +23,10 @@ from ..trees import Mask, Tree
 from .choice import Slim, nested
 from .find import channel_mask, groups_of
 from .groups import ChannelGroup, Channels, Place, Role, expand
-from .overlap import OverlapMean
 from .widths import largest_that_fits
 
 if TYPE_CHECKING:
+    from ..parts.aggregate import Average, Averaging
     from ..parts.local import LocalTraining
 
 PlainPlace = tuple[str, int, Tensor, str, float]
@@ -120,30 +120,30 @@ def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
     return channels
 
 
-def mean_of(previous: Tree, reports: Iterable[Report], groups: Sequence[ChannelGroup]) -> Tree:
-    """Every parameter, weighted by examples, averaged over the clients that have it.
+def mean_of(
+    previous: Tree, reports: Iterable[Report], groups: Sequence[ChannelGroup], rule: Averaging
+) -> Tree:
+    """Every parameter averaged by a rule over the clients that have it.
 
     Where none has it, the previous value.
     """
-    mean = OverlapMean()
+    mean = rule.start(previous)
     for report in reports:
         add(mean, report.give["model"], groups, report.examples)
-    return mean.value(previous)
+    return mean.value()
 
 
-def add(
-    mean: OverlapMean, packet: Packet, groups: Sequence[ChannelGroup], weight: float
-) -> Channels:
+def add(mean: Average, packet: Packet, groups: Sequence[ChannelGroup], weight: float) -> Channels:
     """Add a sub-model to a mean; returns its channels.
 
     Running statistics count wherever the channel is there.
     """
     channels = channels_in(packet, groups)
     if is_whole(channels):
-        mean.add(packet.values, None, weight)
+        mean.add(packet.values, weight)
     else:
         mask = expand(groups, shapes_of(packet.values), channels, buffers=True)
-        mean.add(packet.values, mask, weight)
+        mean.add(packet.values, weight, mask)
     return channels
 
 

@@ -6,16 +6,18 @@ not be finished, 130 for an interruption, 143 and 129 for SIGTERM and SIGHUP.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 
-from ..errors import EngineError, FedgroveError, InputError, unknown
+from ..errors import EngineError, FedgroveError, FolderWarning, InputError, unknown
 
 __all__ = ["main"]
 
@@ -26,15 +28,16 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments (by default those of the process) say; returns the exit code."""
-    with _signals_interrupt() as received:
-        return _main(argv, received)
-
-
-def _main(argv: Sequence[str] | None, received: Sequence[int]) -> int:
     from .app import app
 
     command = typer.main.get_command(app)
     words = None if argv is None else list(argv)
+    with warnings.catch_warnings(), _signals_interrupt() as received:
+        _show_warnings_as_sentences()
+        return _code(command, words, received)
+
+
+def _code(command: Any, words: list[str] | None, received: Sequence[int]) -> int:
     try:
         code = command.main(words, prog_name="fedgrove", standalone_mode=False)
     except EngineError as error:
@@ -46,8 +49,29 @@ def _main(argv: Sequence[str] | None, received: Sequence[int]) -> int:
         return _fail(error, 2)
     except ClickError as error:
         return _fail(_sentence(error), 2)
+    except OSError as error:
+        if error.errno not in _DISK_TROUBLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror}; free some space, or check the disk.", 1)
     # typer returns the code of an Exit, and otherwise what the command returned.
     return code if isinstance(code, int) else 0
+
+
+_DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What anything that writes can meet, a library's temporary files too."""
+
+
+def _show_warnings_as_sentences() -> None:
+    others = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *rest: Any, **words: Any) -> None:
+        if issubclass(category, FolderWarning):
+            print(f"fedgrove: {message}", file=sys.stderr)
+        else:
+            others(message, category, *rest, **words)
+
+    warnings.showwarning = show
 
 
 @contextmanager

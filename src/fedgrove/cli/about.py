@@ -19,7 +19,9 @@ from . import options as o
 if TYPE_CHECKING:
     from ..core import AnyMethod
 
-Kind = Annotated[str, typer.Argument(metavar="methods|data|nets|parts|engines", show_default=False)]
+Kind = Annotated[
+    str, typer.Argument(metavar="methods|data|nets|parts|engines|faults", show_default=False)
+]
 EXTRAS = {
     "flower": "flwr",
     "report": "plotly jinja2",
@@ -31,7 +33,7 @@ EXTRAS = {
 
 
 def list_(kind: Kind) -> None:
-    """List what there is: methods, data, nets, parts or engines."""
+    """List what there is: methods, data, nets, parts, engines or faults."""
     from ..report.tables import print_pairs
 
     lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
@@ -40,6 +42,7 @@ def list_(kind: Kind) -> None:
         "nets": _nets,
         "parts": _parts,
         "engines": _engines,
+        "faults": _faults,
     }
     if kind not in lists:
         raise unknown("list", kind, lists)
@@ -137,6 +140,13 @@ def _parts() -> list[tuple[str, str]]:
                 # A dictionary as an ordered set.
                 names_by_role.setdefault(role, {}).update(dict.fromkeys(names))
     return [(role, ", ".join(names)) for role, names in names_by_role.items()]
+
+
+def _faults() -> list[tuple[str, str]]:
+    """What ``--faults`` takes."""
+    from ..runs.faults import KINDS
+
+    return list(KINDS.items())
 
 
 def _engines() -> list[tuple[str, str]]:

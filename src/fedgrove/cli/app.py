@@ -92,6 +92,10 @@ def run(
     out: o.Out = None,
     set: o.Set = None,
     evaluate: o.Evaluate = None,
+    quorum: o.Quorum = None,
+    timeout: o.Timeout = None,
+    norm_bound: o.NormBound = None,
+    faults: o.Faults = None,
     no_standardise: o.NoStandardise = False,
     dry_run: o.DryRun = False,
     json: o.Json = False,
@@ -119,6 +123,7 @@ def run(
         engine=engine,
         device=device,
         precision=precision,
+        timeout=timeout,
         progress=not json,
     )
     _show(result, json)
@@ -131,7 +136,9 @@ def resume(
     engine: o.Engine = "auto",
     device: o.Device = "auto",
     precision: o.Precision = "fp32",
+    timeout: o.Timeout = None,
     data_dir: o.DataDir = None,
+    trust: o.Trust = False,
     json: o.Json = False,
 ) -> None:
     """Resume an interrupted run or sweep; the result is the one it would have had."""
@@ -144,7 +151,9 @@ def resume(
         engine=engine,
         device=device,
         precision=precision,
+        timeout=timeout,
         data_dir=data_dir,
+        trust=trust,
         progress=not json,
     )
     _show(result, json)
@@ -274,4 +283,5 @@ def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
     summary = folder.summary
     if summary is not None:
         return {"run": path, "finished": True, **words, **summary}
+    folder.check()
     return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

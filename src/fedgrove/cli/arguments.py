@@ -36,6 +36,9 @@ WORDS = (
     "profile",
     "seed",
     "evaluate",
+    "quorum",
+    "norm_bound",
+    "faults",
 )
 """The words that go into an :class:`Experiment` as they are."""
 
@@ -59,7 +62,7 @@ def base_experiment(words: Mapping[str, Any], method: str) -> Experiment:
 
 def engine(words: Mapping[str, Any]) -> closing[Engine]:
     """The engine the words ask for, closed at the end."""
-    return closing(choose(words["engine"], words["device"], words["precision"]))
+    return closing(choose(words["engine"], words["device"], words["precision"], words["timeout"]))
 
 
 def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:

@@ -24,6 +24,11 @@ def number(text: str) -> float:
         raise typer.BadParameter(f"is '{text}'; it must be a number.") from None
 
 
+def bound(text: str) -> float:
+    """A number, or off."""
+    return 0.0 if text == "off" else number(text)
+
+
 def lengths(text: str) -> Any:
     """Whole numbers with commas between."""
     try:
@@ -63,6 +68,13 @@ Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run the code that config.toml names, as net = FILE.py:Class; else it is refused.",
+    ),
+]
 Bytes = Annotated[
     bool,
     typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count."),
@@ -84,7 +96,7 @@ Partition = Annotated[
     ),
 ]
 Scenario = Annotated[
-    str | None, option("--scenario", "none, noisy, drift or restricted:K.", "KIND")
+    str | None, option("--scenario", "none, noisy, drift, flipped:SHARE or restricted:K.", "KIND")
 ]
 Split = Annotated[str | None, option("--split", "blocks or random.", "KIND")]
 Validation = Annotated[
@@ -136,6 +148,36 @@ Set = Annotated[
 Evaluate = Annotated[
     int | None,
     option("--evaluate", "Score all clients every N rounds; 0: at the end.", "N", whole),
+]
+Quorum = Annotated[
+    float | None,
+    option(
+        "--quorum",
+        "Share of the clients asked that must report, or the exchange is tried again; else one.",
+        "SHARE",
+        number,
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    option("--timeout", "Seconds after which a client that has not answered is lost.", "S", number),
+]
+NormBound = Annotated[
+    float | None,
+    option(
+        "--norm-bound",
+        "Refuse updates longer than so many times the recent median; off: none; else 100.",
+        "N|off",
+        bound,
+    ),
+]
+Faults = Annotated[
+    str | None,
+    option(
+        "--faults",
+        "Make clients fail or lie, as crash=0.1,late=0.2 (fedgrove list faults).",
+        "KIND=P,...",
+    ),
 ]
 NoStandardise = Annotated[
     bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")

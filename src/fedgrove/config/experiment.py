@@ -16,7 +16,9 @@ from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
 from ..errors import InputError, check
+from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
+from ..runs.faults import NO_FAULTS, Faults
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory
 from .settings import assign, coerce, hints, put
@@ -30,9 +32,11 @@ NUMBER_WORDS = (
     "validation",
     "seed",
     "evaluate",
+    "quorum",
+    "norm_bound",
 )
 """The words of an experiment that are numbers or lists of numbers."""
-TEXT_WORDS = ("partition", "scenario", "split", "profile")
+TEXT_WORDS = ("partition", "scenario", "split", "profile", "faults")
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
@@ -57,6 +61,12 @@ class Experiment:
     seed: int = 0
     evaluate: int = 1
     """Score all clients every so many rounds; 0: only at the end."""
+    quorum: float = 0.0
+    """The share of an exchange's clients that must report; at least one must."""
+    norm_bound: float = NORM_BOUND
+    """Refuse updates longer than so many times the recent median; 0: none."""
+    faults: str | None = None
+    """How clients fail or lie: kinds with their probabilities, as ``crash=0.1,late=0.2``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, type):
@@ -77,6 +87,15 @@ class Experiment:
         clients_are_valid = self.clients is None or self.clients >= 1
         check(clients_are_valid, "clients", self.clients, "1 or more")
         check_validation(self.validation)
+        check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
+        bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
+        check(bound_is_valid, "norm_bound", self.norm_bound, "0 (off) or 1 and more")
+        # Parsed here only for the refusal, before any data are read.
+        self.parsed_faults()
+
+    def parsed_faults(self) -> Faults:
+        """The faults as a run takes them."""
+        return NO_FAULTS if self.faults is None else Faults.parse(self.faults)
 
     def federation(self, data_dir: str | Path | None = None) -> Federation:
         """The data, divided among clients."""
@@ -93,6 +112,9 @@ class Experiment:
             cohort=self.cohort,
             seed=self.seed,
             finetune=self.finetune,
+            quorum=self.quorum,
+            gate=Gate(self.norm_bound),
+            faults=self.parsed_faults(),
         )
 
     def resolved(self, run: Run) -> Experiment:

@@ -10,7 +10,7 @@ from ..errors import check, unknown
 from ..seeds import numpy_rng
 from .dataset import Ints
 
-KINDS = ("none", "noisy", "noisy:all", "drift", "drift:train", "restricted:K")
+KINDS = ("none", "noisy", "noisy:all", "drift", "drift:train", "flipped:SHARE", "restricted:K")
 AFFECTED = 0.4
 """Share of clients that a scenario affects (CA-AFP, the ablation of its score weights)."""
 
@@ -19,7 +19,8 @@ AFFECTED = 0.4
 class Scenario:
     """A parsed scenario.
 
-    kind: none, noisy, drift or restricted.
+    kind: none, noisy, drift, flipped or restricted.
+    clients: the share of clients that are affected.
     share: the share of an affected client's labels that are made random.
     test: whether labels of the test part are made random too.
     k: classes each client keeps; 0 is all of them.
@@ -29,6 +30,7 @@ class Scenario:
     share: float = 0.0
     test: bool = False
     k: int = 0
+    clients: float = AFFECTED
 
 
 def parse(text: str) -> Scenario:
@@ -39,9 +41,10 @@ def parse(text: str) -> Scenario:
     too. `drift`: 40 % of clients, every label uniform, test labels too: CA-AFP replaces 100 % of a
     broken device's labels and does not say that test labels are spared; its spread over clients,
     .31 to .38, is near the .35 that chance accuracy on these clients would give. `drift:train`
-    keeps test labels true. `restricted:K`: each client keeps K classes drawn from its own, the rest
-    is discarded. Validation labels are part of what a client was given, so they are as wrong as its
-    training labels.
+    keeps test labels true. `flipped:SHARE`: so many of the clients train on labels in reverse
+    order, class c as class C - 1 - c; test labels stay true. `restricted:K`: each client keeps K
+    classes drawn from its own, the rest is discarded. Validation labels are part of what a client
+    was given, so they are as wrong as its training labels.
 
     >>> parse("restricted:2").k, parse("drift").test, parse("noisy").test
     (2, True, False)
@@ -55,6 +58,8 @@ def parse(text: str) -> Scenario:
             return Scenario(kind, share=0.3, test=value == "all")
         case "drift", ("" | "train" | "all"):
             return Scenario(kind, share=1.0, test=value != "train")
+        case "flipped", _:
+            return Scenario(kind, share=1.0, clients=_share(text, value))
         # A minus sign passes, to be refused as out of range rather than as an unknown word.
         case "restricted", _ if value.lstrip("-").isdigit():
             check(int(value) > 0, "scenario", text, "restricted:K with K above 0")
@@ -62,9 +67,18 @@ def parse(text: str) -> Scenario:
     raise unknown("scenario", text, KINDS)
 
 
+def _share(text: str, value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = -1.0
+    check(0 < share <= 1, "scenario", text, "flipped:SHARE with a share of clients in (0, 1]")
+    return share
+
+
 def affected(scenario: Scenario, clients: int, seed: int) -> frozenset[int]:
-    """The clients a noisy or drift scenario affects: round(0.4 K) of them, drawn from the seed."""
-    count = round(AFFECTED * clients) if scenario.share else 0
+    """The clients whose labels a scenario changes: a share of them, drawn from the seed."""
+    count = round(scenario.clients * clients) if scenario.share else 0
     return frozenset(numpy_rng(seed, "scenario").permutation(clients)[:count].tolist())
 
 
@@ -79,8 +93,10 @@ def kept(scenario: Scenario, y: Ints, rng: np.random.Generator) -> Ints:
 def corrupted(scenario: Scenario, y: Ints, classes: int, rng: np.random.Generator) -> Ints:
     """A copy of the labels in which round(share * n), at random positions, are uniform.
 
-    Uniform over all classes, the true one included.
+    Uniform over all classes, the true one included. Flipped labels are in reverse order instead.
     """
+    if scenario.kind == "flipped":
+        return classes - 1 - y
     count = round(scenario.share * len(y))
     chosen = rng.permutation(len(y))[:count]
     noisy = y.copy()

@@ -76,6 +76,13 @@ class Faulty:
         self.inner.close()
 
 
+def with_faults(engine: Engine, runs: Iterable[Run]) -> Engine:
+    """The engine, with faults where one of the runs has some."""
+    if any(run.faults.shares for run in runs):
+        return Faulty(engine)
+    return engine
+
+
 def spoilt(report: Report, run: Run, task: Task, fault: str) -> Any:
     """The report as a client with this fault would have sent it."""
     if fault == "garbage":

@@ -53,7 +53,7 @@ def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) ->
 
 def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
     """Do a task in this process, from the client's memory to the bytes of its report."""
-    memory = run.memory.read(task.memory)
+    memory = run.memory.read(task.to, task.memory)
     started = time.monotonic()
     try:
         report, remembered = perform(run, task, memory)

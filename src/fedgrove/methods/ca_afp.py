@@ -5,17 +5,17 @@ r"""CA-AFP: cluster-aware adaptive federated pruning.
 Phases of P1, P2, P3 rounds; cohort :math:`S_t`; after P1 one exchange with all clients, which is
 not a round::
 
-    1 warm-up     w_k = min CE from w;  w = sum_k n_k w_k / sum_k n_k           -> Train, Mean
-      clustering  D_k = one epoch from w_ref, minus w_ref; groups by cosine     -> AverageLinkage
-    2 stabilise   w_k = min CE + mu/2 |w - w_ref|^2 from w_c                    -> Proximal
-                  w_c = the mean of the group                                   -> Mean
+    1 warm-up     w_k = min CE from w;  w = sum_k n_k w_k / sum_k n_k       -> Train, WeightedMean
+      clustering  D_k = one epoch from w_ref, minus w_ref; groups by cosine -> AverageLinkage
+    2 stabilise   w_k = min CE + mu/2 |w - w_ref|^2 from w_c                -> Proximal
+                  w_c = the mean of the group                               -> WeightedMean
     3 prune-heal  the same under the mask M_c; w_c = (mean) M_c
-                  before round 1: prune to the start density                    -> prune
-                  before every f-th round: prune N_churn + N_deficit,           -> Churn, prune
-                  regrow N_churn                                                -> regrow
+                  before round 1: prune to the start density                -> prune
+                  before every f-th round: prune N_churn + N_deficit,       -> Churn, prune
+                  regrow N_churn                                            -> regrow
                   score = alpha |w|/max|w| + beta/(1 + Var_k w)
-                          + gamma |mean_k sign dL_k|                            -> Blend
-    4 personal    fine-tuning under the fixed mask                              -> ``--finetune``
+                          + gamma |mean_k sign dL_k|                        -> Blend
+    4 personal    fine-tuning under the fixed mask                          -> ``--finetune``
 
 Evidence (variances, signs and gradients) comes with the training reports and is summed since the
 last pruning step. That of the first mask comes from the last f rounds of phase 2 or, without a
@@ -59,7 +59,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Mean
+from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.evidence import Gather, Gradient, Sums, evidence_form, evidence_packet, variance, votes
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
@@ -213,6 +213,8 @@ class CAAFP:
     every: int = 5
     pull: Proximal = Proximal(0.01, "reference")
     grouping: AverageLinkage | Bipartition = AverageLinkage()
+    mean: Averaging = WeightedMean()
+    """Of each group's models; evidence and the updates that form groups are taken as they come."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -327,7 +329,7 @@ class CAAFP:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The mean of each group under its mask, newcomers to their groups, a step if it is due."""
-        means: dict[int, Mean] = {}
+        means: dict[int, Average] = {}
         gathered: dict[int, Gather] = {}
         newcomers = Newcomers(Updates(len(state.clients)), {})
         for report in reports:
@@ -337,7 +339,7 @@ class CAAFP:
             group = state.groups.get(report.of, 0)
             trained = report.give["model"].values
             if group not in means:
-                means[group] = Mean()
+                means[group] = self.mean.start(state.models[group])
             means[group].add(trained, report.examples)
             if "evidence" in report.give:
                 if group not in gathered:

@@ -33,6 +33,7 @@ from .. import trees
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
 from ..nets import Net
+from ..parts.aggregate import Averaging
 from ..parts.group import renumbered
 from ..parts.local import LocalTraining
 from ..parts.objective import Clustered, CrossEntropy, Objective
@@ -59,6 +60,10 @@ class ClusterFL:
 
     clusters: int = 3
     tie: Clustered = Clustered()
+    mean: Averaging | None = None
+    """None: u_k by the eigenvectors, as above. A rule: u_k is that average of the models of the
+    client's group, which u_k is for an ideal F; clients count alike, and a rule that clips does so
+    around the client's own model."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -83,6 +88,8 @@ class ClusterFL:
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client tied to its u_k."""
+        if self.mean is not None:
+            return [Task(k, {"model": Packet(group_average(state, k, self.mean))}) for k in cohort]
         # In double precision: single could not tell which eigenvalues are 0.
         rows = state.rows.double()
         share = shares(rows, self.clusters)
@@ -115,6 +122,16 @@ class ClusterFL:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg: one model down, one up."""
         return dense_bytes(net.layout.size, cohort, rounds)
+
+
+def group_average(state: State, client: int, rule: Averaging) -> Tree:
+    """u_k by a rule: the average of the models of the client's group."""
+    models = dict(zip(state.clients, state.rows, strict=True))
+    average = rule.start(trees.unflat(models[client], state.start))
+    for other, row in models.items():
+        if state.groups[other] == state.groups[client]:
+            average.add(trees.unflat(row, state.start), weight=1)
+    return average.value()
 
 
 def leading_eigenvectors(rows: Tensor, k: int) -> Tensor:

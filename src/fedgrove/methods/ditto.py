@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
 from ..parts.one_model import (
@@ -35,6 +36,7 @@ class Ditto:
     """A global model, and beside it a personal one pulled towards it."""
 
     pull: Proximal = Proximal(mu=0.1)
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -53,7 +55,7 @@ class Ditto:
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean is the next global model."""
-        return average(state, reports)
+        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the global model, then the personal one; send the first, keep the second."""

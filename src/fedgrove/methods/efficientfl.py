@@ -8,7 +8,7 @@ Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w, under M              -> Train
     q_k  = (w_k - w) on a grid of 2^b - 1 levels per layer         -> Uniform quantiser
-    w    = (w + sum_k n_k q_k / sum_k n_k) M                       -> Mean
+    w    = (w + sum_k n_k q_k / sum_k n_k) M                       -> WeightedMean
     M    = all ones in round 0; then the density * d largest |w|   -> Magnitude, GlobalRank, top
 
 With density 1 and bits 0 (no quantisation) this is FedAvg.
@@ -38,7 +38,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Mean
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank
 from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
@@ -72,6 +72,8 @@ class EfficientFL:
     """Of an update's values; 0: clients send the trained model itself."""
     score: Magnitude = Magnitude()
     allocation: GlobalRank | Even = GlobalRank()
+    mean: Averaging = WeightedMean()
+    """Of the updates as they are sent, or of the models if ``bits`` is 0."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -95,7 +97,7 @@ class EfficientFL:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean; after the first round the mask."""
-        mean = Mean()
+        mean = self.mean.start(None if self.bits else state.model)
         for report in reports:
             packet = report.give["update"] if self.bits else report.give["model"]
             mean.add(packet.values, report.examples)

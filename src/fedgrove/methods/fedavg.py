@@ -4,7 +4,7 @@ from Decentralized Data", AISTATS 2017, Alg. 1).
 Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w         -> Train(CrossEntropy)
-    w    = sum_k n_k w_k / sum_k n_k                 -> Mean
+    w    = sum_k n_k w_k / sum_k n_k                 -> WeightedMean
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.one_model import (
@@ -32,6 +33,7 @@ from ..wire.codec import Codec, Dense
 class FedAvg:
     """One model for all: the weighted mean of what the cohort trained."""
 
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -50,7 +52,7 @@ class FedAvg:
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """Alg. 1, the last line of the round: the weighted mean is the next model."""
-        return average(state, reports)
+        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Alg. 1, ClientUpdate: train and send; to use the model, nothing need be done."""

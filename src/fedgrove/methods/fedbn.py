@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
@@ -28,6 +29,7 @@ from ..wire.codec import Codec, Dense
 class FedBN:
     """One model for all, except its norm layers, which every client keeps to itself."""
 
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -47,7 +49,7 @@ class FedBN:
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean of the shared parts."""
-        return average(state, reports)
+        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own norms in, train all, send all but the norms."""

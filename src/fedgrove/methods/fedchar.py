@@ -9,7 +9,7 @@ round; then by group::
     D_k  = one epoch from w, minus w; groups by cosine of D            -> AverageLinkage
     w_k  = E epochs of min CE(w; D_k) from w_c                         -> Train(CrossEntropy)
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w_c|^2 from v_k      -> Train(.. + Proximal)
-    w_c  = sum_k n_k w_k / sum_k n_k over the group's clients in S_t   -> Mean
+    w_c  = sum_k n_k w_k / sum_k n_k over the group's clients in S_t   -> WeightedMean
 
 A client uses v_k; before it has one, w_c. With one group the shared model is FedAvg's. Differs from
 the paper: the pull is Ditto's, whose scheme it follows, and robustness to malicious clients is left
@@ -41,7 +41,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Mean
+from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
@@ -77,6 +77,8 @@ class FedCHAR:
     clusters: int = 3
     pull: Proximal = Proximal(mu=0.1)
     grouping: AverageLinkage | Bipartition = AverageLinkage()
+    mean: Averaging = WeightedMean()
+    """Of each group; groups are formed from the updates as they come."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -119,7 +121,7 @@ class FedCHAR:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of each group; newcomers join the group nearest to their update."""
-        means: dict[int, Mean] = {}
+        means: dict[int, Average] = {}
         newcomers = Updates(len(state.clients))
         for report in reports:
             if "update" in report.give:
@@ -127,7 +129,7 @@ class FedCHAR:
                 continue
             group = state.groups.get(report.of, 0)
             if group not in means:
-                means[group] = Mean()
+                means[group] = self.mean.start(state.models[group])
             means[group].add(report.give["model"].values, report.examples)
 
         if newcomers.whole and not state.groups:

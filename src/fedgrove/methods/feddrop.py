@@ -6,7 +6,7 @@ Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every
 
     M_k  = s_k C channels of every layer, drawn for this round and client    -> drawn
     w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
-    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> OverlapMean
+    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper:
 channels of convolutions fall too, not units of linear layers alone; every parameter is averaged
@@ -25,6 +25,7 @@ from ..channels.groups import ChannelGroup, Channels
 from ..channels.submodel import cut_out, groups_from_plain
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.device_widths import (
     SharedWidths,
     average_overlap,
@@ -47,6 +48,7 @@ class FedDrop:
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -74,7 +76,7 @@ class FedDrop:
 
     def fold(self, state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
         """Every parameter averaged over those who have it."""
-        return average_overlap(state, reports)
+        return average_overlap(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send; to use the model, nothing need be done."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective, Proximal
 from ..parts.one_model import (
@@ -33,6 +34,7 @@ class FedProx:
     """One model for all; a pull keeps clients near it while they train."""
 
     pull: Proximal = Proximal(mu=0.01)
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -51,7 +53,7 @@ class FedProx:
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean is the next model."""
-        return average(state, reports)
+        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the pull (Eq. 2) and send."""

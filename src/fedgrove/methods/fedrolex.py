@@ -6,7 +6,7 @@ Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every
 
     M_k  = channels t, t + 1, ... t + s_k C - 1 (mod C) of every layer of C     -> rolling
     w_k  = E epochs of min CE(w; D_k) from w M_k                                 -> Train
-    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> OverlapMean
+    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> WeightedMean
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper as
 HeteroFL's page says.
@@ -24,6 +24,7 @@ from ..channels.groups import ChannelGroup, Channels
 from ..channels.submodel import cut_out, groups_from_plain
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.device_widths import (
     SharedWidths,
     average_overlap,
@@ -43,6 +44,7 @@ class FedRolex:
 
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -69,7 +71,7 @@ class FedRolex:
 
     def fold(self, state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
         """Every parameter averaged over those who have it."""
-        return average_overlap(state, reports)
+        return average_overlap(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send; to use the model, nothing need be done."""

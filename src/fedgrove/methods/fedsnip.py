@@ -41,7 +41,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Mean
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.evidence import Gradient
 from ..parts.local import LocalTraining
@@ -74,6 +74,8 @@ class FedSNIP:
 
     density: float = 0.3
     allocation: GlobalRank | Uniform = GlobalRank()
+    mean: Averaging = WeightedMean()
+    """Of the models, and before them of the sensitivities that make the mask."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -101,7 +103,7 @@ class FedSNIP:
             mask = self._find_mask(reports)
             # Not a round: its number stays 0.
             return State(0, trees.masked(state.model, mask), mask, state.clients)
-        dense = average(OneModel(state.round, state.model), reports)
+        dense = average(OneModel(state.round, state.model), reports, self.mean)
         return State(dense.round, trees.masked(dense.model, state.mask), state.mask, state.clients)
 
     def _needs_mask(self, state: State) -> bool:
@@ -109,7 +111,7 @@ class FedSNIP:
 
     def _find_mask(self, reports: Iterable[Report]) -> Mask:
         """The weights with the largest mean sensitivity, clients weighted by their examples."""
-        mean = Mean()
+        mean = self.mean.start()
         for report in reports:
             # The mean has the type of what is added: in 16 bits many weights would be equals.
             values = trees.map(torch.Tensor.float, report.give["sensitivity"].values)

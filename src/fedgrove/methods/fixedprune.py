@@ -35,6 +35,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top
@@ -61,6 +62,8 @@ class FixedPrune:
     density: float = 0.3
     score: Magnitude = Magnitude()
     allocation: Uniform | GlobalRank = Uniform()
+    mean: Averaging = WeightedMean()
+    """Over the pruned models as they are sent: what a client pruned counts as 0."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -89,7 +92,7 @@ class FixedPrune:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean, pruned again."""
-        dense = average(OneModel(state.round, state.model), reports)
+        dense = average(OneModel(state.round, state.model), reports, self.mean)
         # The mask names all that is prunable: it never gains or loses a layer.
         packet = self.prune(dense.model, state.mask)
         return State(dense.round, packet.values, packet.mask or {})

@@ -13,7 +13,7 @@ travels::
 Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client::
 
     u_k   = E epochs of min CE from (its norms, w M_k)                   -> own, Train
-    w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over those who have j   -> OverlapMean
+    w_j   = sum_k n_k m_kj u_kj / sum_k n_k m_kj over those who have j   -> WeightedMean
 
 At the end of stage 1 every client sends its sub-model once: the server then knows its channels.
 Stage 2 begins with the client's own model, as SAFL's Alg. 2 does; from then on it gets its part of
@@ -32,7 +32,6 @@ from .. import trees
 from ..channels.choice import FilterL1, FilterL2, Gamma
 from ..channels.find import groups_of
 from ..channels.groups import Channels
-from ..channels.overlap import OverlapMean
 from ..channels.submodel import (
     PlainGroups,
     add,
@@ -63,6 +62,7 @@ from ..core import (
     no_packets,
 )
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.gamma import GammaL1
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
@@ -118,6 +118,7 @@ class Hermes:
     """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -165,9 +166,9 @@ class Hermes:
         groups = groups_from_plain(state.structure)
         next_round = state.round + 1
         if state.round >= len(self.schedule):
-            model = mean_of(state.model, reports, groups)
+            model = mean_of(state.model, reports, groups, self.mean)
             return replace(state, round=next_round, model=model)
-        mean = OverlapMean()
+        mean = self.mean.start(state.model)
         kept: dict[int, Channels] = {}
         for report in reports:
             # Only the last round of stage 1 sends anything.
@@ -176,7 +177,7 @@ class Hermes:
         return replace(
             state,
             round=next_round,
-            model=mean.value(state.model),
+            model=mean.value(),
             kept=dict(sorted(kept.items())),
         )
 

@@ -6,7 +6,7 @@ Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every
 
     M_k  = the first s_k C channels of every layer               -> width_for, nested
     w_k  = E epochs of min CE(w; D_k) from w M_k                 -> Train
-    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                  -> OverlapMean
+    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                  -> WeightedMean
 
 A client uses w M_k. With a share of 1 for all this is FedAvg. Differs from the paper: the running
 statistics of norm layers are averaged over those who have the channel (the paper collects them
@@ -23,6 +23,7 @@ from ..channels.choice import nested
 from ..channels.submodel import cut_out, groups_from_plain
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.device_widths import (
     SharedWidths,
     average_overlap,
@@ -42,6 +43,7 @@ class HeteroFL:
 
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -65,7 +67,7 @@ class HeteroFL:
 
     def fold(self, state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
         """Every parameter averaged over those who have it."""
-        return average_overlap(state, reports)
+        return average_overlap(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send; to use the model, nothing need be done."""

@@ -5,7 +5,7 @@ Round :math:`t`, cohort :math:`S_t`, models :math:`w^1..w^K` from K different st
 
     j_k  = argmin_j L_k(w^j), on the training data      -> Measure(Losses), choose
     w_k  = E epochs of min CE(w; D_k) from w^{j_k}      -> Train
-    w^j  = sum_{k: j_k = j} n_k w_k / sum n_k           -> Mean
+    w^j  = sum_{k: j_k = j} n_k w_k / sum n_k           -> WeightedMean
 
 All K models travel down, one up. To use the model a client chooses anew. With one model this is
 FedAvg.
@@ -32,7 +32,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Mean
+from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.choose import Losses, choose, send_choice
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
@@ -54,6 +54,8 @@ class IFCA:
     """Several models; a client trains the one with the lowest loss on its data."""
 
     clusters: int = 3
+    mean: Averaging = WeightedMean()
+    """Over those who chose a model."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -79,12 +81,14 @@ class IFCA:
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of those who chose a model; one that nobody chose stays."""
-        means: dict[int, Mean] = {}
+        means: dict[int, Average] = {}
         groups = dict(state.groups)
         for report in reports:
             j = int(report.metrics["group"])
             groups[report.of] = j
-            means.setdefault(j, Mean()).add(report.give["model"].values, report.examples)
+            if j not in means:
+                means[j] = self.mean.start(state.models[j])
+            means[j].add(report.give["model"].values, report.examples)
         models = dict(state.models)
         for j, mean in means.items():
             models[j] = mean.value()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
 from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import CrossEntropy, Objective
 from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
@@ -29,6 +30,7 @@ class LGFedAvg:
 
     shared: int = 2
     """How many of the last layers that have parameters are shared."""
+    mean: Averaging = WeightedMean()
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Dense()
@@ -50,7 +52,7 @@ class LGFedAvg:
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """The weighted mean of the shared layers."""
-        return average(state, reports)
+        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own layers under the shared ones, train all, send the shared ones."""

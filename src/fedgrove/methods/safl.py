@@ -14,13 +14,13 @@ models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
     11  M^j  = the channels that most clients of the cluster kept,
                of equally many those of largest mean |gamma|                -> Overlap
     12  w^j  = the mean of u_k over those of the cluster who have a
-               parameter, under M^j                                         -> OverlapMean
+               parameter, under M^j                                         -> WeightedMean
 
 Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client
 (Hermes; lines of Alg. 2)::
 
      4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
-     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> OverlapMean
+     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> WeightedMean
 
 All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then
 on it gets its part of w. Without a stage 1 this is FedBN.
@@ -37,7 +37,6 @@ from .. import trees
 from ..channels.choice import FilterL1, FilterL2, Gamma, Overlap
 from ..channels.find import groups_of
 from ..channels.groups import ChannelGroup, Channels
-from ..channels.overlap import OverlapMean
 from ..channels.submodel import (
     PlainGroups,
     Score,
@@ -73,6 +72,7 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
+from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.choose import Losses, choose
 from ..parts.gamma import GammaDistance, GammaL1
 from ..parts.local import LocalTraining
@@ -140,6 +140,8 @@ class SAFL:
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
+    mean: Averaging = WeightedMean()
+    """Of each cluster and of stage 2; the channels of a cluster are put to the vote."""
     objective: Objective = CrossEntropy()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
@@ -203,7 +205,7 @@ class SAFL:
         """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
         if state.round >= len(self.schedule):  # Alg. 2, line 5
             groups = groups_from_plain(state.structure)
-            model = mean_of(state.model, reports, groups)
+            model = mean_of(state.model, reports, groups, self.mean)
             return replace(state, round=state.round + 1, model=model)
         return self._fuse_clusters(state, reports)
 
@@ -215,14 +217,15 @@ class SAFL:
         fusions: dict[int, Fusion] = {}
         chosen = dict(state.groups)
         kept = dict(state.kept)
-        shared = OverlapMean()
+        shared = self.mean.start(state.model)
         for report in reports:
             # Line 4: the client names the model by its place among those it was sent.
             j = clusters[int(report.metrics["group"])]
             packet = report.give["model"]
             chosen[report.of] = j
-            fusion = fusions.setdefault(j, Fusion(groups, self.score))
-            kept[report.of] = fusion.add(packet)
+            if j not in fusions:
+                fusions[j] = Fusion(groups, self.score, self.mean.start(state.models[j]))
+            kept[report.of] = fusions[j].add(packet)
             if is_last_of_stage:
                 part = Packet(trees.pick(packet.values, state.model), packet.mask)
                 add(shared, part, groups, report.examples)
@@ -232,7 +235,7 @@ class SAFL:
         idle: dict[int, int] = {}
         for j in clusters:
             if j in fusions:
-                models[j], channels[j] = fusions[j].value(state.models[j])
+                models[j], channels[j] = fusions[j].value()
                 idle[j] = 0
             else:
                 idle[j] = state.idle.get(j, 0) + 1
@@ -243,7 +246,7 @@ class SAFL:
             channels=channels,
             groups=dict(sorted(chosen.items())),
             idle=idle,
-            model=shared.value(state.model),
+            model=shared.value(),
             kept=dict(sorted(kept.items())),
         )
         if is_last_of_stage:
@@ -319,11 +322,11 @@ class Fusion:
     clients prune, |gamma|, over the clients that have them.
     """
 
-    def __init__(self, groups: Sequence[ChannelGroup], score: Score) -> None:
+    def __init__(self, groups: Sequence[ChannelGroup], score: Score, mean: Average) -> None:
         self.groups = groups
         self.score = score
         self.overlap = Overlap()
-        self.mean = OverlapMean()
+        self.mean = mean
         self.clients = 0
 
     def add(self, packet: Packet) -> Channels:
@@ -333,14 +336,14 @@ class Fusion:
         self.clients += 1
         return channels
 
-    def value(self, previous: Tree) -> tuple[Tree, Channels]:
+    def value(self) -> tuple[Tree, Channels]:
         """The cluster's next model and its channels."""
         counts = self.overlap.counts.values()
         times_kept = sum(int(count.sum()) for count in counts)
         channels_in_all = sum(len(count) for count in counts)
         density = times_kept / (self.clients * channels_in_all)
         channels = self.overlap.value(density)
-        model = cut_out(self.mean.value(previous), self.groups, channels).values
+        model = cut_out(self.mean.value(), self.groups, channels).values
         return model, channels
 
 

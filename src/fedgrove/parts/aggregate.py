@@ -1,55 +1,150 @@
-"""How reports become a model: running sums, so that the server never holds more than one report."""
+"""How reports become a model: a rule starts an average, reports are added to it one by one.
+
+Here are the contract and the weighted mean, which is the default of every method and holds running
+sums only. Rules that survive clients who send nonsense are in :mod:`fedgrove.parts.robust`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..trees import Tree
 
 
-class Mean:
-    r"""The weighted mean :math:`\bar w = \sum_k n_k w_k / \sum_k n_k` of clients' trees.
+class Average(Protocol):
+    """An average under way."""
 
-    (FedAvg, McMahan et al. 2017, Alg. 1.) :math:`w_k` -> ``tree``, :math:`n_k` -> ``weight``. Sums
-    are kept in double precision, so that the mean of one client, or of equal clients, is that
-    client to the bit.
+    def add(
+        self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Add one client's tree.
 
-    >>> mean = Mean()
-    >>> mean.add({"w": torch.tensor([1.0])}, weight=1)
-    >>> mean.add({"w": torch.tensor([4.0])}, weight=2)
-    >>> mean.value()["w"]
-    tensor([3.])
-    """
-
-    def __init__(self) -> None:
-        self.weight = 0.0
-        self._sums: Tree = {}
-        self._types: dict[str, torch.dtype] = {}
-
-    def add(self, tree: Mapping[str, Tensor], weight: float) -> None:
-        """Add one client's tree to the sums."""
-        is_first = not self._sums
-        if not is_first and tree.keys() != self._sums.keys():
-            raise ValueError(
-                f"trees to average differ in names: {sorted(set(tree) ^ set(self._sums))}"
-            )
-        for name, leaf in tree.items():
-            if is_first:
-                self._types[name] = leaf.dtype
-                self._sums[name] = leaf.double() * weight
-            else:
-                # Computed in double: an in-place operation takes the sum's dtype, not the leaf's.
-                self._sums[name].add_(leaf, alpha=weight)
-        self.weight += weight
+        Where the mask is false the client does not have the coordinate; it has all of a leaf that
+        the mask does not name, and nothing of one that the tree leaves out. A client of weight 0
+        does not count.
+        """
 
     def value(self) -> Tree:
-        """The mean so far, each leaf in the dtype it came in."""
-        if self.weight <= 0:
-            raise ValueError("a mean of nothing: no report was added, or all weights are 0")
-        mean = {}
-        for name, total in self._sums.items():
-            mean[name] = (total / self.weight).to(self._types[name])
+        """The average so far, with the names, order and types of the previous tree.
+
+        Where nobody has a coordinate it keeps its previous value.
+        """
+
+
+class Averaging(Protocol):
+    """A rule by which trees are averaged: a frozen dataclass, the field ``mean`` of methods."""
+
+    def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
+        """A new average.
+
+        ``previous`` is the model that clients started from. None stands for zeros in the shapes and
+        types of the first tree, as for updates and scores, which start from nothing.
+        """
+
+
+@dataclass(frozen=True)
+class WeightedMean:
+    r"""The mean over those who have a parameter, weighted by examples.
+
+    :math:`\bar w_j = \sum_k n_k m_{kj} w_{kj} \big/ \sum_k n_k m_{kj}` (without masks FedAvg,
+    McMahan et al. 2017, Alg. 1; with masks Hermes, Li et al. 2021). :math:`w_k` -> ``tree``,
+    :math:`n_k` -> ``weight``, :math:`m_k` -> ``mask``. Only sums are kept, in double precision, so
+    that the mean of one client, or of equal clients, is that client to the bit. One client is
+    enough to move it anywhere.
+
+    >>> mean = WeightedMean().start({"w": torch.tensor([7.0, 7.0, 7.0])})
+    >>> mean.add({"w": torch.tensor([2.0, 0.0, 0.0])}, 1, {"w": torch.tensor([True, False, False])})
+    >>> mean.add({"w": torch.tensor([8.0, 3.0, 0.0])}, 2, {"w": torch.tensor([True, True, False])})
+    >>> mean.value()["w"]
+    tensor([6., 3., 7.])
+    """
+
+    def start(self, previous: Mapping[str, Tensor] | None = None) -> Average:
+        """A mean of nobody yet."""
+        return WeightedSums(previous)
+
+
+class WeightedSums:
+    """The running sums of a weighted mean."""
+
+    def __init__(self, previous: Mapping[str, Tensor] | None) -> None:
+        self._previous = previous
+        self._sums: Tree = {}
+        self._weights: dict[str, float | Tensor] = {}
+        """By leaf: one number while nobody's mask named it, then one per coordinate."""
+
+    def add(
+        self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Add one client's tree to the sums."""
+        self._previous = previous_of(self._previous, tree, weight)
+        if not weight:
+            return
+        for name, leaf in tree.items():
+            kept = None if mask is None else mask.get(name)
+            values = leaf.double()
+            if kept is not None:
+                # Masked values need not be 0, nor even finite: replace them, do not multiply.
+                values = values.masked_fill(~kept, 0.0)
+            if name in self._sums:
+                self._sums[name].add_(values, alpha=weight)
+            else:
+                self._sums[name] = values * weight
+            self._weights[name] = _more(self._weights.get(name, 0.0), weight, kept)
+
+    def value(self) -> Tree:
+        """The mean so far."""
+        previous = known(self._previous)
+        mean: Tree = {}
+        for name, old in previous.items():
+            if name not in self._sums:
+                mean[name] = old
+                continue
+            weight = self._weights[name]
+            if isinstance(weight, float):
+                mean[name] = (self._sums[name] / weight).to(old.dtype)
+                continue
+            somebody_has_it = weight > 0
+            # Where nobody has it, divide by 1 instead of 0 and take the previous value.
+            quotient = self._sums[name] / torch.where(somebody_has_it, weight, 1.0)
+            mean[name] = torch.where(somebody_has_it, quotient.to(old.dtype), old)
         return mean
+
+
+def _more(total: float | Tensor, weight: float, kept: Tensor | None) -> float | Tensor:
+    """The weight of a leaf with one client more, who has it where ``kept``, or all of it."""
+    if kept is None:
+        return total + float(weight)
+    return total + kept.double() * weight
+
+
+# ---- what all rules share ------------------------------------------------------------------------
+
+
+def previous_of(
+    previous: Mapping[str, Tensor] | None, tree: Mapping[str, Tensor], weight: float
+) -> Mapping[str, Tensor]:
+    """The tree that an average starts from, once a client's tree is there; refuses a wrong one."""
+    if not weight >= 0:
+        raise ValueError(f"a client's weight is {weight}; it must be 0 or more")
+    if previous is None:
+        return trees.map(torch.zeros_like, tree)
+    unexpected = tree.keys() - previous.keys()
+    if unexpected:
+        raise ValueError(
+            f"a client sent tensors that the previous model lacks: {sorted(unexpected)}"
+        )
+    return previous
+
+
+def known(previous: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+    """The tree that an average started from; refuses to say where there is none."""
+    if previous is None:
+        raise ValueError("an average of nothing: no tree was added, and none came before")
+    return previous

@@ -23,6 +23,7 @@ from ..core import Carry, Client, Outcome, Report, Start
 from ..errors import check
 from ..nets import Net
 from ..trees import Tree
+from .aggregate import Averaging
 from .local import LocalTraining
 
 
@@ -63,9 +64,11 @@ def client_shares(
     return {k: width_for(start.clients[k], options) for k in clients}
 
 
-def average_overlap(state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
+def average_overlap(
+    state: SharedWidths, reports: Iterable[Report], rule: Averaging
+) -> SharedWidths:
     """The next model: every parameter averaged over the clients that have it."""
-    model = mean_of(state.model, reports, groups_from_plain(state.structure))
+    model = mean_of(state.model, reports, groups_from_plain(state.structure), rule)
     return replace(state, round=state.round + 1, model=model)
 
 

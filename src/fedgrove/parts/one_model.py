@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..core import Carry, Client, Outcome, Packet, Report, Start, Task
 from ..trees import Tree
-from .aggregate import Mean
+from .aggregate import Averaging
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def train_cohort(state: OneModel, cohort: Sequence[int]) -> list[Task]:
     return [Task(client, deliver_model(state)) for client in cohort]
 
 
-def average(state: OneModel, reports: Iterable[Report]) -> OneModel:
-    """The next model: the mean of the reported ones, weighted by examples, report by report."""
-    mean = Mean()
+def average(state: OneModel, reports: Iterable[Report], rule: Averaging) -> OneModel:
+    """The next model: the mean of the reported ones by a rule, report by report."""
+    mean = rule.start(state.model)
     for report in reports:
         mean.add(report.give["model"].values, report.examples)
     return OneModel(state.round + 1, mean.value())

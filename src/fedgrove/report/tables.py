@@ -25,6 +25,8 @@ FIGURES = (
     "paper\nMiB",
     "seconds",
 )
+TROUBLES = ("lost", "refused")
+"""Columns of how many answers never reached the model, by why."""
 NAMES = ("run", "method", "data", "partition", "scenario", "split", "seed", "rounds")
 """Columns that tell runs apart; they are shown when there are several runs."""
 
@@ -96,14 +98,17 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
     # Where no run was fine-tuned, a column of zeros would say nothing either.
     is_tuned = any(row.length for row in rows)
     left = [*names, "fine-tuned"] if is_tuned else names
-    table = plain_table(left, FIGURES)
+    # Columns that only some runs need: most lose nothing.
+    troubles = [key for key in TROUBLES if any(summary.get(key) for summary in summaries)]
+    table = plain_table(left, [*FIGURES, *troubles])
     for i, row in enumerate(rows):
         cells = [str(row.summary.get(name, "")) for name in names]
         if is_tuned:
             cells.append(f"{row.length or 0} epochs")
         # A single row is trivially the best: marking it would say nothing.
         is_marked = several_rows and i in best
-        table.add_row(*cells, *_figures(row, is_marked))
+        counts = [str(sum((row.summary.get(key) or {}).values())) for key in troubles]
+        table.add_row(*cells, *_figures(row, is_marked), *counts)
 
     out = console(file)
     out.print(table)

@@ -140,7 +140,7 @@ class Batched:
         work_key = (id(run), task.verb)
         if work_key not in works:
             works[work_key] = self._work_of(run, task.verb)
-        memory = run.memory.read(task.memory)
+        memory = run.memory.read(task.to, task.memory)
         dtype = next(iter(run.params.values())).dtype
         carry = initial_carry(task, memory, dtype)
         return Job(run, task, run.client(task, memory), carry, works[work_key])

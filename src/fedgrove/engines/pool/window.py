@@ -100,10 +100,7 @@ class Window:
     def _close(self, job: int, outcome: Answer) -> None:
         run, task = self.open.pop(job)
         self.running.discard(job)
-        # Counted here and not in the worker: the cost depends on the masks that the client has been
-        # sent so far, which the server keeps track of.
-        down = count_down(task, run.method.codec, run.held, self.sent)
-        self.done[job] = ((run, task), replace(outcome, cost={"down": down, **outcome.cost}))
+        self.done[job] = ((run, task), outcome)
         self._release(job)
 
     def _release(self, job: int) -> None:
@@ -123,9 +120,12 @@ class Window:
 
     def take(self) -> tuple[Job, Answer]:
         """The next answer in job order."""
-        answer = self.done.pop(self.next_answer)
+        (run, task), outcome = self.done.pop(self.next_answer)
         self.next_answer += 1
-        return answer
+        # Counted here and not in the worker: the cost depends on the masks that clients have been
+        # sent so far, which the server keeps track of; and in job order, as in every engine.
+        down = count_down(task, run.method.codec, run.held, self.sent)
+        return (run, task), replace(outcome, cost={"down": down, **outcome.cost})
 
     def free_blocks(self) -> None:
         """Free all shared memory."""

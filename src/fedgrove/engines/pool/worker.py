@@ -99,7 +99,7 @@ def answer(run: Run, envelope: Envelope, blocks: list[Block], reply: str) -> byt
             (tree,) = shared.get(block)
             forest.append(tree)
         task: Task = replace(envelope.body, send=packets_of(envelope, forest))
-        memory = run.memory.read(task.memory)
+        memory = run.memory.read(task.to, task.memory)
         try:
             report, remembered = perform(run, task, memory)
         except Exception as error:
