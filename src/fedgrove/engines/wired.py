@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
-from ..core import Answer, Cost, Job, Task
+from ..core import Answer, Cost, Job, Lost, Task
 from ..errors import EngineError, NotHeld, WireError
 from ..runs.run import Run
 from ..wire.codec import Codec, Known, digest_of
@@ -57,7 +57,10 @@ class Wired:
             report, remembered = perform(run, received, memory)
         except Exception as error:
             return replace(crashed(task, error), cost=_cost(spent))
-        report = with_memory(run, received, report, remembered)
+        outcome = with_memory(run, received, report, remembered)
+        if isinstance(outcome, Lost):
+            return replace(outcome, cost=_cost(spent))
+        report = outcome
 
         # Up. Both sides know the masks of the task itself.
         try:

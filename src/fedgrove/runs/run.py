@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,6 +56,10 @@ class Run:
             recipe = recipe_of(self.federation.defaults)
             # The class is frozen; this is its one default that depends on another field.
             object.__setattr__(self, "method", with_recipe(self.method, recipe))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the fields. What was computed from them is computed again."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
     def infos(self) -> dict[int, Info]:

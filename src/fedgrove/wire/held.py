@@ -92,6 +92,10 @@ class Held:
         self._recent: dict[Any, tuple[tuple[weakref.ref[Tensor], ...], bytes]] = {}
         self._open: dict[bytes, Known] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled. Ids mean nothing in another process, so what goes by them stays here."""
+        return {**vars(self), "_recent": {}, "_open": {}}
+
     def known(self, client: int, packet: str, mask: Mask) -> Known | None:
         """What a packet with this mask may refer to; None if it has to be sent whole."""
         digest = self.digests.get(client, {}).get(packet)
