@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ import torch
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.choice import FilterL1
-from fedgrove.core import AnyMethod, Answer, Engine, Info, Report, Task
+from fedgrove.core import Answer, AnyMethod, Engine, Info, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
 from fedgrove.nets import Net, build
+from fedgrove.runs.admission import Admission
+from fedgrove.runs.checksums import digest, listed, read_list
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
@@ -97,6 +99,9 @@ def play(run: Run, engine: Engine) -> Any:
         exchange = loop.send(answers(run, engine, exchange.tasks))
         if exchange.attempt == 3:
             raise EngineError(exchange.why_abandoned)
+        if not exchange.why_abandoned:
+            # No method's own report may be taken for a lie.
+            assert not exchange.tally.refused, exchange.tally
     return exchange.state
 
 
@@ -112,12 +117,21 @@ def reports(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[Report]
         yield answer
 
 
+def admitted(run: Run, engine: Engine, tasks: Sequence[Task]) -> list[Report]:
+    """The reports, all of which pass the gate; what clients remember is accepted, as in the loop."""
+    admission = Admission(run, tasks)
+    passed = list(admission.reports(answers(run, engine, tasks)))
+    assert len(passed) == len(tasks), admission.tally
+    admission.settle()
+    return passed
+
+
 def remembered(run: Run) -> dict[str, torch.Tensor]:
     """All that clients remember, as one tree."""
     return {
         f"{client}/{name}/{leaf}": value
-        for client, file in sorted(run.memory.files.items())
-        for name, tree in run.memory.read(file).items()
+        for client, version in sorted(run.memory.files.items())
+        for name, tree in run.memory.read(client, version).items()
         for leaf, value in tree.items()
     }
 
@@ -146,6 +160,12 @@ def started(*words: str) -> subprocess.Popen[str]:
         # Where the tests run in the background Ctrl-C is ignored, and a child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def list_again(folder: Path) -> None:
+    """Make checksums.txt agree with files that a test has changed on purpose."""
+    digests = {name: digest((folder / name).read_bytes()) for name in read_list(folder)}
+    (folder / "checksums.txt").write_bytes(listed(digests))
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import federation
+from tests.conftest import federation, list_again
 
 import fedgrove as fg
 from fedgrove import api, methods
@@ -90,7 +90,14 @@ def test_a_run_leaves_a_whole_folder(tmp_path: Path) -> None:
     seen: list[Any] = []
     result = quick(tmp_path / "run", finetune=(0, 1), watch=seen.append)
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names == {"config.toml", "metrics.jsonl", "checkpoint", "models", "summary.json"}
+    assert names == {
+        "config.toml",
+        "metrics.jsonl",
+        "checkpoint",
+        "models",
+        "checksums.txt",
+        "summary.json",
+    }
     assert result.summary.keys() >= PROMISED
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary
     assert seen == result.folder.metrics()
@@ -189,24 +196,35 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     spoilt = LocalTraining(1, 8, SGD(lr=1e30))
     with pytest.raises(
         EngineError,
-        match=r"no usable report.*0 of 2 rounds are saved; resume with: fedgrove resume ",
+        match=r"^round 0 was abandoned 3 times: 0 of \d clients sent a usable report.*"
+        r"0 of 2 rounds are saved; resume with: fedgrove resume ",
     ):
         quick(tmp_path / "run", method=methods.FedAvg(local=spoilt))
     assert RunFolder.open(tmp_path / "run").summary is None
 
 
-def test_a_failed_temporary_run_does_not_point_to_a_folder_that_is_gone() -> None:
+def test_a_failed_temporary_run_leaves_nothing_and_points_to_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spoilt = methods.FedAvg(local=LocalTraining(1, 8, SGD(lr=1e30)))
     with pytest.raises(EngineError) as caught:
         api.run(spoilt, data=tiny(), rounds=1, engine="serial")
-    sentence = str(caught.value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        del caught
-        gc.collect()
-    # a folder that is deleted with the error cannot be resumed, so the sentence must not say so
-    named = re.search(r"fedgrove resume (\S+)", sentence)
-    assert named is None or Path(named[1]).exists()
+    assert str(caught.value).endswith("Nothing was kept: a run that can be resumed needs out=DIR.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_temporary_run_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(line: Any) -> None:
+        assert list(tmp_path.glob("fedgrove-*/run/checkpoint/latest.json"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt, match="Nothing was kept"):
+        api.run("fedavg", data=tiny(), rounds=2, engine="serial", watch=stop)
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- resume --------------------------------------------------------------------------------------
@@ -377,11 +395,28 @@ def test_a_run_is_built_and_its_method_started_once(
 
 def test_a_run_folder_of_another_format_is_refused(tmp_path: Path) -> None:
     result = quick(tmp_path / "run", rounds=1)
-    (result.folder.path / "summary.json").unlink()
     config = result.folder.path / "config.toml"
     config.write_text(config.read_text().replace("format = 2\n", ""))
+    list_again(result.folder.path)
+    (result.folder.path / "summary.json").unlink()
     with pytest.raises(
         InputError, match=r"config.toml of format 1; this version of fedgrove reads format 2"
+    ):
+        api.resume(tmp_path / "run", data=tiny())
+
+
+def test_a_checkpoint_of_another_format_is_refused_before_anything_is_built(
+    tmp_path: Path,
+) -> None:
+    result = quick(tmp_path / "run", rounds=1)
+    (result.folder.path / "summary.json").unlink()
+    latest = result.folder.path / "checkpoint/latest.json"
+    old = json.loads(latest.read_text())
+    for key in ("sha256", "format", "synced"):
+        del old[key]
+    latest.write_text(json.dumps(old))
+    with pytest.raises(
+        InputError, match=r"latest\.json is a checkpoint of format 1.*start it again\.$"
     ):
         api.resume(tmp_path / "run", data=tiny())
 

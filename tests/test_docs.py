@@ -177,7 +177,8 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
         recipe_of(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
     )
     for text in found.get("set") or ():
-        assign(method, text, recipe)
+        # One after another, as on the command line: a part may come first and then its fields.
+        method = assign(method, text, recipe)
 
 
 def test_there_are_commands_to_parse_and_a_wrong_one_does_not() -> None:
@@ -291,6 +292,7 @@ def test_every_method_but_local_has_a_paper_page() -> None:
 def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
+    files |= {"checksums.txt", "lock"}
     assert column("docs/runs.md") == set(summary) | files
 
 

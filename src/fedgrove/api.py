@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,20 @@ from .config.experiment import (
 )
 from .config.plan import Plan, plan
 from .config.settings import coerce
-from .config.toml import check_format, from_toml
+from .config.sweep import FILE as SWEEP_FILE
+from .config.toml import check_format, check_trust, from_toml
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
-from .errors import EngineError, FedgroveError, InputError
+from .errors import DamageError, EngineError, FedgroveError, InputError
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
 from .runs.folder import RunFolder
+from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.result import Failure, Result
+from .runs.store import cannot_write
 
 __all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
 
@@ -165,23 +168,28 @@ def train(
 ) -> Result:
     """Make the run folder and run to the end. Everything is checked before the folder is made.
 
-    Without ``out`` the folder is temporary, and goes when the result goes.
+    Without ``out`` the folder is temporary, and goes when the result goes, or with an error.
     """
     if federations is None:
         federations = Federations()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
             planned = plan(experiment, Path(out), federations)
-            return _finish(planned, planned.create_folder(), chosen, progress, watch)
-        scratch = tempfile.mkdtemp(prefix="fedgrove-")
+            folder = planned.create_folder()
+            with _locked(folder):
+                return _finish(planned, folder, chosen, progress, watch)
+        try:
+            scratch = tempfile.mkdtemp(prefix="fedgrove-")
+        except OSError as error:
+            raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
             planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
+            with locked(folder.path):
+                result = _finish(planned, folder, chosen, progress, watch, is_temporary=True)
         except BaseException:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        # A run that fails from here on keeps its folder, since it can be resumed from there.
-        result = _finish(planned, folder, chosen, progress, watch)
         weakref.finalize(result, shutil.rmtree, scratch, ignore_errors=True)
         return result
 
@@ -197,25 +205,39 @@ def resume(
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
+    trust: bool = False,
     progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
-    ``net=``.
+    ``net=``. A run whose config.toml names a file of code (``net = "x.py:Net"``) needs ``trust``:
+    that file is run. If the last checkpoint is damaged, the one before is taken.
     """
     folder = RunFolder.open(Path(path))
-    if folder.summary is not None:
-        raise InputError(
-            f"the run in {path} is finished; there is nothing to resume. "
-            f"See: fedgrove compare {path}"
-        )
-    check_format(folder.config, folder.path)
-    experiment = from_toml(folder.config, method=method, data=data, net=net)
-    planned = plan(experiment, folder.path, Federations(data_dir))
-    with _engine(engine, device, precision, timeout) as chosen:
-        return _finish(planned, folder, chosen, progress, watch)
+    with _locked(folder):
+        # Behind the lock: another process may just have finished it.
+        if folder.summary is not None:
+            raise InputError(
+                f"the run in {path} is finished; there is nothing to resume. "
+                f"See: fedgrove compare {path}"
+            )
+        check_format(folder.config, folder.path)
+        folder.check_format()
+        # What is given takes the place of what is named.
+        check_trust(folder.config, folder.path, trust or net is not None)
+        experiment = from_toml(folder.config, method=method, data=data, net=net)
+        planned = plan(experiment, folder.path, Federations(data_dir))
+        with _engine(engine, device, precision, timeout) as chosen:
+            return _finish(planned, folder, chosen, progress, watch)
+
+
+def _locked(folder: RunFolder) -> AbstractContextManager[None]:
+    """The lock of a run; one of a sweep is refused while the sweep is trained."""
+    parent = folder.path.parent
+    is_of_a_sweep = (parent / SWEEP_FILE).is_file()
+    return locked(folder.path, parent if is_of_a_sweep else None)
 
 
 @contextmanager
@@ -234,12 +256,24 @@ def _engine(
 
 
 def _finish(
-    planned: Plan, folder: RunFolder, engine: Engine, progress: bool, watch: Watch | None
+    planned: Plan,
+    folder: RunFolder,
+    engine: Engine,
+    progress: bool,
+    watch: Watch | None,
+    is_temporary: bool = False,
 ) -> Result:
     """Run to the end from the folder's last checkpoint."""
     rounds = planned.run.rounds
+
+    def what_now() -> str:
+        if is_temporary:
+            return "Nothing was kept: a run that can be resumed needs out=DIR."
+        saved = folder.rounds_saved()
+        return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"
+
     try:
-        with watching(rounds, folder.metrics(), quiet=not progress) as show:
+        with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)
@@ -249,12 +283,10 @@ def _finish(
             member = planned.member(folder, watch_line)
             summary = train_alone(member, with_faults(engine, [planned.run]))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"Interrupted. {_how_to_resume(folder, rounds)}") from None
+        raise KeyboardInterrupt(f"Interrupted. {what_now()}") from None
+    except DamageError:
+        # Its sentence says what to do; to resume is what failed.
+        raise
     except (FedgroveError, OSError) as error:
-        raise EngineError(f"{error} {_how_to_resume(folder, rounds)}") from error
+        raise EngineError(f"{error} {what_now()}") from error
     return Result(summary, folder)
-
-
-def _how_to_resume(folder: RunFolder, rounds: int) -> str:
-    saved = folder.rounds_saved()
-    return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"

@@ -14,8 +14,24 @@ class InputError(FedgroveError, ValueError):
     """A name, value or file that cannot be used. The command line prints it, exit code 2."""
 
 
+class DamageError(InputError):
+    """A file of a run folder that is missing, or is not what was written."""
+
+
+class FolderWarning(UserWarning):
+    """What was found wrong in a run folder and could be put right."""
+
+
 class WireError(FedgroveError, ValueError):
     """Bytes that are not what they claim to be."""
+
+
+class NotHeld(WireError):
+    """Bytes that refer to a mask their reader does not hold; ``packets``: which of a message do."""
+
+    def __init__(self, sentence: str, packets: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.packets = packets
 
 
 class EngineError(FedgroveError, RuntimeError):

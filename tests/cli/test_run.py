@@ -227,3 +227,27 @@ def test_as_a_process_ctrl_c_says_how_to_go_on(here: Path) -> None:
     assert process.returncode == 130
     assert err.splitlines()[-1].endswith("rounds are saved; resume with: fedgrove resume long")
     assert "Traceback" not in err
+
+
+# ---- averages that survive liars -----------------------------------------------------------------
+
+
+def test_a_robust_mean_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trimmed = ["--set", "mean=TrimmedMean", "--set", "mean.share=0.3"]
+    assert main(["run", "fedavg", *SMALL, *trimmed, "--out", "trimmed", "--json"]) == 0
+    config = tomllib.loads((here / "trimmed/config.toml").read_text())
+    assert config["method"]["mean"] == {"type": "TrimmedMean", "share": 0.3}
+    assert main(["run", "fedavg", *SMALL, "--set", "mean=Median", "--out", "median", "--json"]) == 0
+    config = tomllib.loads((here / "median/config.toml").read_text())
+    assert config["method"]["mean"] == {"type": "Median"}
+    capsys.readouterr()
+
+    assert main(["run", "fedavg", *SMALL, "--set", "mean=Mode", "--json"]) == 2
+    assert "mean is 'Mode'; it must be one of WeightedMean, Median," in capsys.readouterr().err
+    wrong = ["--set", "mean=TrimmedMean", "--set", "mean.share=0.5"]
+    assert main(["run", "fedavg", *SMALL, *wrong, "--json"]) == 2
+    assert "mean.share is 0.5; it must be in [0, 0.5)." in capsys.readouterr().err
+    assert main(["list", "parts"]) == 0
+    line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("mean"))
+    names = "WeightedMean, Median, TrimmedMean, ClippedMean, MultiKrum, GeometricMedian"
+    assert line.split(maxsplit=1)[1].strip() == names

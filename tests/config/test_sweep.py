@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation
+from tests.conftest import federation, list_again
 
 import fedgrove as fg
 from fedgrove import api
 from fedgrove.config import experiment as experiment_module
 from fedgrove.config.experiment import Experiment, Federations
 from fedgrove.config.sweep import experiments_of, plan_all, read, resume, sweep
-from fedgrove.core import Report, Task
+from fedgrove.core import Answer, Job, Report, Task
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import EngineError, InputError
@@ -129,7 +130,7 @@ class Counting(Serial):
         self.maps: list[list[tuple[int, str]]] = []
         self.bad, self.once_at, self.jobs = bad, once_at, 0
 
-    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Run, Report]]:
+    def map(self, jobs: Iterable[tuple[Run, Task]]) -> Iterator[tuple[Job, Answer]]:
         self.maps.append([])
         return super().map(self._seen(jobs))
 
@@ -203,7 +204,10 @@ def test_a_member_that_fails_does_not_touch_the_others(
     ends = sweep(made, tmp_path / "all", engine=engine)
     bad = ends[1]
     assert isinstance(bad, Failure)
-    assert "no usable report came back" in bad.why
+    assert bad.why.startswith(
+        "round 0 was abandoned 3 times: 0 of 2 clients sent a usable report, and the quorum is 1: "
+        "client 0 sent model with values that are not finite in fc1.weight;"
+    )
     assert {name: contents(tmp_path / "all" / name) for name in four()} == each
     assert read(tmp_path / "all")["members"]["bad-s0"] == {"state": "failed", "why": bad.why}
     assert states(tmp_path / "all") == {**dict.fromkeys(made, "done"), "bad-s0": "failed"}
@@ -334,6 +338,25 @@ def test_a_kill_while_the_folders_are_made(each: dict[str, Any], tmp_path: Path)
     assert {name: contents(out / name) for name in four()} == each
 
 
+def test_a_damaged_run_leaves_the_others_alone(each: dict[str, Any], tmp_path: Path) -> None:
+    out = tmp_path / "all"
+    with pytest.raises(Killed):
+        sweep(four(), out, engine="serial", watch=stop_after(12))
+    first, *others = four()
+    for path in (out / first / "checkpoint").glob("state.*"):
+        path.write_bytes(b"")
+    ends = dict(zip(four(), sweep(four(), out, engine="serial"), strict=True))
+    assert isinstance(ends[first], Failure)
+    assert re.search(r"state\.\S+ is damaged.*Nothing was changed", ends[first].why)
+    assert {name: contents(out / name) for name in others} == {n: each[n] for n in others}
+    # A finished one whose result is damaged is not trained again, and said to have failed.
+    (out / others[0] / "summary.json").write_text("{}")
+    ends = dict(zip(four(), sweep(four(), out, engine="serial"), strict=True))
+    assert isinstance(ends[others[0]], Failure)
+    assert "summary.json does not match" in ends[others[0]].why
+    assert states(out)[others[0]] == "failed"
+
+
 def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
     said = rf"^Interrupted\. 0 of 4 runs are finished; resume with: fedgrove resume {tmp_path / 'all'}$"
     with pytest.raises(KeyboardInterrupt, match=said):
@@ -351,12 +374,15 @@ def test_a_sweep_from_before_a_word_existed_is_gone_on_with(tmp_path: Path) -> N
     for name in made:
         config = tmp_path / "all" / name / "config.toml"
         config.write_text(config.read_text().replace("standardise = true\n", ""))
+        list_again(config.parent)
     again = sweep(made, tmp_path / "all", engine="serial")
     assert [end.summary for end in again] == [end.summary for end in ends]
     config.write_text(config.read_text().replace("[run]", "[run]\nstandardise = false"))
+    list_again(config.parent)
     with pytest.raises(InputError, match="holds another sweep"):
         sweep(made, tmp_path / "all", engine="serial")
     config.write_text(config.read_text().replace("standardise", "standardize"))
+    list_again(config.parent)
     with pytest.raises(InputError, match="holds another sweep"):
         sweep(made, tmp_path / "all", engine="serial")
 

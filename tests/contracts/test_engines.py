@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run, play, remembered, reports, small, tensors
+from tests.conftest import admitted, make_run, play, remembered, reports, small, tensors
 from torch.func import vmap
 
 from fedgrove import methods, trees
@@ -39,7 +39,7 @@ def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
         state = play(run, engine)
         scores = [
             (r.of, dict(r.metrics), r.cost)
-            for r in reports(run, engine, evaluation(run, state, "finetune"))
+            for r in admitted(run, engine, evaluation(run, state, "finetune"))
         ]
         found.append((tensors(state), remembered(run), scores))
         engine.close()

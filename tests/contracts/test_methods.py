@@ -82,7 +82,7 @@ def test_zeros_under_a_mask_have_no_sign(method, net: str, tmp_path: Path) -> No
         answers = list(reports(run, Serial(), exchange.tasks))
         for message in [task.send for task in exchange.tasks] + [r.give for r in answers]:
             packets += message.values()
-        exchange = loop.send(answers)
+        exchange = loop.send(zip(exchange.tasks, answers, strict=True))
     for task in evaluation(run, exchange.state):
         packets += task.send.values()
 

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, play, reports
+from tests.conftest import answers, make_run, play, reports
 from torch import Tensor, nn
 from torch.func import vmap
 
 from fedgrove import engines, methods, trees
-from fedgrove.core import Packet, Task
+from fedgrove.core import Lost, Packet, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.steps import BatchPlan, Stack
 from fedgrove.engines.batched.templates import from_template, to_template
-from fedgrove.errors import EngineError, InputError
+from fedgrove.errors import InputError
 from fedgrove.nets import Net, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Proximal
@@ -172,7 +172,9 @@ def test_what_runs_have_in_common_is_trained_once(
             jobs += [(runs[name], task) for task in exchange.tasks]
         done = list(engine.map(jobs))
         for name, loop in loops.items():
-            exchanges[name] = loop.send([report for run, report in done if run is runs[name]])
+            exchanges[name] = loop.send(
+                [(task, answer) for (run, task), answer in done if run is runs[name]]
+            )
     # The first pruning step of a, b and c is one; in the second c has another density, and is wider
     # from then on, in a stack of its own; d shares nothing.
     assert sizes == [4 * distinct for distinct in (2, 2, 3, 2, 1, 2, 1)]
@@ -311,8 +313,16 @@ def test_one_client_that_does_not_fit_is_named(
 
     monkeypatch.setattr(batched_engine, "train_stack", never)
     run = make_run(methods.FedAvg(), tmp_path)
-    with pytest.raises(EngineError, match="client 2 alone needs more memory than cpu has"):
-        list(reports(run, Batched(), [Task(2, {"model": Packet(run.params)})]))
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in (1, 2)]
+    for (task, answer), client in zip(answers(run, Batched(), tasks), (1, 2), strict=True):
+        assert task.to == client
+        assert isinstance(answer, Lost)
+        assert (answer.of, answer.reason) == (client, "crashed")
+        assert answer.detail.startswith(
+            f"client {client} could not train: client {client} alone needs more memory than cpu has"
+        )
+        # The task was sent, and nothing came back.
+        assert set(answer.cost) == {"down"}
 
 
 @pytest.mark.parametrize(
@@ -391,7 +401,7 @@ def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> Non
     ]
     jobs = [(run, Task(k, {"model": Packet(run.params)})) for run in runs for k in (0, 1)]
     together = list(Batched().map(jobs))
-    for (run, mine), (_, alone) in zip(together, Serial().map(jobs), strict=True):
+    for ((run, _), mine), (_, alone) in zip(together, Serial().map(jobs), strict=True):
         finite = all(bool(v.isfinite().all()) for v in mine.give["model"].values.values())
         assert finite == (run is not runs[1])
         if finite:

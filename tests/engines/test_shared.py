@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgrove import trees
-from fedgrove.engines.pool.shared import ALIGN, Block, drop, get, put
+from fedgrove.engines.pool.shared import ALIGN, Block, SharedMemoryFull, drop, fresh_name, get, put
 
 TYPES = [
     torch.bool,
@@ -125,6 +127,24 @@ def test_a_block_that_is_gone_is_no_matter() -> None:
     drop("psm_never_was")
     with pytest.raises(FileNotFoundError):
         get(block)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="memory is not limited here")
+def test_more_than_there_is_room_for_is_refused_before_anything_is_written() -> None:
+    """One block larger than all of /dev/shm: it is asked for at once, so nothing is filled."""
+    space = os.statvfs("/dev/shm")
+    size = space.f_frsize * (space.f_blocks + 1)
+    # One number that is repeated: the tree itself takes no memory.
+    tree = {"w": torch.zeros(1, dtype=torch.uint8).expand(size)}
+    name = fresh_name()
+    sentence = f"shared memory has no room for {size / 2**20:.1f} MiB (No space left on device);"
+    with pytest.raises(SharedMemoryFull, match=re.escape(sentence)) as caught:
+        put([tree], name)
+    assert str(caught.value).endswith("; free some of /dev/shm, or take --engine serial.")
+    assert not (Path("/dev/shm") / name).exists()
+    after = os.statvfs("/dev/shm")
+    # Other processes may take a little at the same time.
+    assert after.f_bavail > space.f_bavail // 2
 
 
 def double(block: Block, pipe) -> None:

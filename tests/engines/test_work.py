@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run
+from tests.conftest import answers, make_run, reports
 
 from fedgrove import methods, trees
 from fedgrove.core import (
@@ -17,6 +19,7 @@ from fedgrove.core import (
     Client,
     Edit,
     Give,
+    Lost,
     Measure,
     Outcome,
     Packet,
@@ -24,8 +27,11 @@ from fedgrove.core import (
     Stage,
     Task,
     Train,
+    no_packets,
 )
+from fedgrove.engines import Serial
 from fedgrove.engines.work import initial_carry, numbered, one_thread, own_randomness, perform
+from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
@@ -166,8 +172,13 @@ def test_a_client_that_keeps_nothing_new_changes_nothing(tmp_path: Path) -> None
 
 
 def test_work_without_a_give_reports_nothing(tmp_path: Path) -> None:
-    report, kept = perform(staged(tmp_path), Task(1), {})
+    run = staged(tmp_path)
+    report, kept = perform(run, Task(1), {})
     assert (report, kept) == (Report(1, {}, 13), {})
+    # Nor is it a report that could be folded.
+    for other in (run, staged(tmp_path, Edit(nothing))):
+        with pytest.raises(EngineError, match=r"^the work of 'train' does not end with Give"):
+            other.holds(Task(1))
 
 
 def test_an_edit_more_or_less_does_not_change_what_a_train_draws(tmp_path: Path) -> None:
@@ -202,6 +213,96 @@ def test_two_trains_in_a_row_draw_other_batches(tmp_path: Path) -> None:
     run = staged(tmp_path, *stages, Edit(lambda c, k: (found.append(c), c)[1]))
     perform(run, Task(0, {"model": Packet(run.params)}), {})
     assert trees.distance(found[0]["a"], found[0]["local"]) > 1e-6
+
+
+# ---- one answer per task -------------------------------------------------------------------------
+
+
+def fails(error: Exception) -> Edit:
+    def fail(carry: Carry, client: Client) -> Carry:
+        if client.id == 1:
+            raise error
+        return {**carry, "local": carry["model"]}
+
+    return Edit(fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            ValueError("a wrong shape."),
+            r"client 1 could not train: ValueError: a wrong shape "
+            r"\(at test_work\.py, line \d+\)\.",
+        ),
+        # One that fedgrove means is a sentence of its own.
+        (
+            InputError("lr is 0; it must be more."),
+            r"client 1 could not train: lr is 0; it must be more\.",
+        ),
+    ],
+)
+def test_what_a_client_raises_is_its_answer(
+    error: Exception, sentence: str, tmp_path: Path
+) -> None:
+    run = staged(tmp_path, fails(error), Give(give_all))
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in (0, 1, 2)]
+    found = list(answers(run, Serial(), tasks))
+    assert [task for task, _ in found] == tasks
+    good, lost, other = (answer for _, answer in found)
+    assert isinstance(good, Report)
+    assert isinstance(other, Report)
+    assert isinstance(lost, Lost)
+    assert (lost.of, lost.reason) == (1, "crashed")
+    assert re.fullmatch(sentence, lost.detail)
+    # Its task was sent all the same.
+    assert lost.cost.keys() == {"down"}
+    assert sum(lost.cost["down"].values()) == sum(good.cost["down"].values())
+
+
+def test_a_client_that_takes_too_long_is_lost(tmp_path: Path) -> None:
+    def dawdle(carry: Carry, client: Client) -> Carry:
+        if client.id == 1:
+            time.sleep(0.6)
+        return {**carry, "local": carry["model"]}
+
+    run = staged(tmp_path, Edit(dawdle), Give(give_all))
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in (0, 1)]
+    (_, good), (_, lost) = answers(run, Serial(timeout=0.5), tasks)
+    assert isinstance(good, Report)
+    assert isinstance(lost, Lost)
+    assert (lost.reason, lost.detail) == ("late", "client 1 did not answer within 0.5 s.")
+
+
+def test_a_reply_that_cannot_be_written_is_lost(tmp_path: Path) -> None:
+    def odd(carry: Carry, client: Client) -> Outcome:
+        return Outcome({"model": Packet({"w": "not a tensor"})})  # type: ignore[dict-item]
+
+    run = staged(tmp_path, Give(odd))
+    ((_, lost),) = answers(run, Serial(), [Task(0)])
+    assert isinstance(lost, Lost)
+    assert lost.reason == "unreadable"
+    assert lost.detail.startswith("the reply of client 0 cannot be read: ")
+
+
+def test_what_a_client_remembers_is_written_and_named_but_not_yet_accepted(tmp_path: Path) -> None:
+    def count(carry: Carry, client: Client) -> Outcome:
+        before = carry.get("seen", {"n": torch.zeros(1)})
+        return Outcome(memory={"seen": {"n": before["n"] + 1}})
+
+    run = staged(tmp_path, Give(count, no_packets))
+    (first,) = reports(run, Serial(), [Task(0)])
+    (same,) = reports(run, Serial(), [Task(0)])
+    assert run.memory.files == {}
+    assert first.memory is not None
+    (second,) = reports(run, Serial(), [Task(0, round=1, memory=first.memory)])
+    for report, n in ((first, 1), (same, 1), (second, 2)):
+        assert run.memory.read(report.memory)["seen"]["n"].item() == n
+    # The version that the server knows of is still there, to go back to.
+    assert second.memory != first.memory
+    (again,) = reports(run, Serial(), [Task(0, round=1, memory=second.memory)])
+    assert again.memory != second.memory
+    assert run.memory.read(second.memory)["seen"]["n"].item() == 2
 
 
 def test_threads_and_randomness_are_left_as_they_were(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.conftest import list_again
 from torch import Tensor, nn
 
 from fedgrove import trees
@@ -76,6 +77,7 @@ def prune(run: RunFolder, net: Net, client: int = 0) -> trees.Tree:
     path = run.path / "models" / f"client-{client:05d}.safetensors"
     tree = trees.masked(read_tree(path), every_other(net))
     write_tree(path, tree)
+    list_again(run.path)
     return tree
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conftest import list_again
 from tests.export.made import (
     NETS,
     finished,
@@ -49,7 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[Path], object], str]] = {
     ),
     "no run": ({}, lambda path: (path / "config.toml").unlink(), r"not a run folder"),
     "no models": ({}, lambda path: shutil.rmtree(path / "models"), r"no models/index.json"),
-    "spoilt": ({}, spoil, r"client-00000.safetensors cannot be read"),
+    "spoilt": ({}, spoil, r"client-00000.safetensors does not match .*checksums\.txt"),
 }
 
 
@@ -72,6 +73,7 @@ def test_a_model_of_another_net_is_refused(digits: Path, tmp_path: Path) -> None
     shutil.copytree(digits, path, ignore=shutil.ignore_patterns("export"))
     tree = read_tree(path / "models" / "client-00000.safetensors")
     write_tree(path / "models" / "client-00000.safetensors", {**tree, "head.bias": torch.zeros(7)})
+    list_again(path)
     with pytest.raises(InputError, match=r"'head.bias' .* is \(7,\); it must be \(10,\)"):
         fg.export_model(path, client=0)
     assert not (path / "export").exists()

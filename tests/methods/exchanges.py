@@ -46,7 +46,10 @@ def exchanges(
     while exchange.tasks:
         before, tasks = exchange.state, exchange.tasks
         answers = keep(list(reports(run, Serial(), tasks)))
-        exchange = loop.send(answers)
+        asked = {task.to: task for task in tasks}
+        exchange = loop.send([(asked[report.of], report) for report in answers])
+        assert not exchange.why_abandoned, exchange.why_abandoned
+        assert not exchange.tally.refused, exchange.tally
         yield before, tasks, answers, exchange.state
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run, play, reports
+from tests.conftest import admitted, make_run, play, reports
 from tests.methods.exchanges import CALM, SIZES, Filter, counts, exchanges, tiny, verbs
 
 from fedgrove import methods, trees
@@ -273,28 +273,38 @@ def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(
 def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(0, 1, 2), start=0.5)
     state = play(run, Serial())
-    for report in reports(run, Serial(), evaluation(run, state, "finetune")):
+    for report in admitted(run, Serial(), evaluation(run, state, "finetune")):
         mask = state.masks[state.groups[report.of]]
-        own = run.memory.read(run.memory.files[report.of])["own"]
+        own = run.memory.read(report.of, run.memory.files[report.of])["own"]
         assert all(bool((own[k][~m] == 0).all()) for k, m in mask.items())
         # It was tuned.
         assert not trees.equal(own, state.models[state.groups[report.of]])
         assert report.metrics["density"] == pytest.approx(0.3, abs=1 / run.net.layout.prunable_size)
 
 
-def test_what_a_client_sends_outside_the_mask_does_not_count(tmp_path: Path) -> None:
-    def overstep(answers: list[Report]) -> list[Report]:
-        changed = []
-        for report in answers:
-            if "model" in report.give:
-                everywhere = {k: v + 1 for k, v in report.give["model"].values.items()}
-                report = replace(report, give={**report.give, "model": Packet(everywhere)})
-            changed.append(report)
-        return changed
+def test_what_a_client_sends_outside_the_mask_is_refused_and_would_not_count(
+    tmp_path: Path,
+) -> None:
+    def overstep(report: Report) -> Report:
+        everywhere = {k: v + 1 for k, v in report.give["model"].values.items()}
+        return replace(report, give={**report.give, "model": Packet(everywhere)})
 
-    for *_, after in exchanges(tiny(tmp_path, phases=(0, 0, 2), every=5), overstep):
+    run = tiny(tmp_path, phases=(0, 0, 2), every=5)
+    seen = 0
+    for before, tasks, answers, _ in exchanges(run):
+        if not before.masks:
+            continue
+        lies = [overstep(report) for report in answers]
+        for task, lie in zip(tasks, lies, strict=True):
+            refusal = run.gate.refuses(lie, task, run.holds(task), run.infos[task.to])
+            assert refusal is not None
+            assert refusal.reason == "mask"
+        # A fold that gets them all the same takes what lies under the mask.
+        after = run.method.fold(before, lies)
         for g, mask in after.masks.items():
             assert all(bool((after.models[g][k][~m] == 0).all()) for k, m in mask.items())
+            seen += 1
+    assert seen >= 2
 
 
 def test_churn_changes_places_and_regrown_weights_start_at_zero(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
     for before, tasks, _, after in exchanges(run):
         kept: trees.Tree = {}
         frozen = freeze(after, kept)
-        files = {k: run.memory.read(name) for k, name in run.memory.files.items()}
+        files = {k: run.memory.read(k, name) for k, name in run.memory.files.items()}
         points.append((frozen, {k: v.clone() for k, v in kept.items()}, files))
         stages.append((before.round, *verbs(tasks)))
         end = after

@@ -12,8 +12,15 @@ from tests.conftest import make_run, play, remembered
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
-from fedgrove.methods.clusterfl import cluster_labels, leading_eigenvectors, shares
+from fedgrove.methods.clusterfl import (
+    State,
+    cluster_labels,
+    group_average,
+    leading_eigenvectors,
+    shares,
+)
 from fedgrove.parts.objective import Clustered
+from fedgrove.parts.robust import ClippedMean, Median
 from fedgrove.runs.rounds import plan
 
 F64 = torch.float64
@@ -78,6 +85,19 @@ def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
     rows = torch.stack([first + way, first - way, first + way, first - way])
     for k, task in enumerate(plan(run, replace(state, rows=rows))):
         assert (trees.flat(task.send["model"].values) - rows[k]).abs().max() < 1e-9
+
+
+def test_a_rule_averages_the_clients_group_by_hand() -> None:
+    """Group 0 holds 1, 2 and 90, group 1 holds 7: the median of the first is 2, of the other 7.
+
+    Clipped around client 0's own 1, the updates 0, 1 and 89 have the median 1: (1 + 2 + 2)/3.
+    """
+    rows = torch.tensor([[1.0], [2.0], [7.0], [90.0]], dtype=F64)
+    start = {"w": torch.zeros(1, dtype=F64)}
+    state = State(0, (0, 1, 2, 3), start, rows, {0: 0, 1: 0, 2: 1, 3: 0})
+    assert [group_average(state, k, Median())["w"].item() for k in range(4)] == [2, 2, 7, 2]
+    clipped = group_average(state, 0, ClippedMean())["w"].item()
+    assert abs(clipped - 5 / 3) < 1e-12
 
 
 def without_tree_names(memories: trees.Tree) -> trees.Tree:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run, reports
+from tests.conftest import answers, make_run, reports
 
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
@@ -25,19 +25,19 @@ def test_one_dense_round_then_a_fixed_mask_and_few_levels(
     exchange = next(loop)
     while exchange.tasks:
         before = exchange.state
-        answers = list(reports(run, Serial(), exchange.tasks))
+        found = list(reports(run, Serial(), exchange.tasks))
         for task in exchange.tasks:
             assert (task.send["model"].mask is None) == (before.round == 0)
-        weight = sum(r.examples for r in answers)
+        weight = sum(r.examples for r in found)
         model = {k: v.clone() for k, v in before.model.items()}
-        for r in answers:
+        for r in found:
             packet = r.give["update"]
             assert all(len(v.unique()) <= levels for v in packet.values.values())
             # All bits are made use of.
             assert max(len(v.unique()) for v in packet.values.values()) > levels // 2
             assert all(bool((packet.values[k][~m] == 0).all()) for k, m in before.mask.items())
             model = {k: v + packet.values[k] * r.examples / weight for k, v in model.items()}
-        exchange = loop.send(answers)
+        exchange = loop.send(zip(exchange.tasks, found, strict=True))
         masks.append(exchange.state.mask)
         assert trees.distance(trees.masked(model, masks[-1]), exchange.state.model) < 1e-12
         if before.round == 0:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.conftest import make_run, play, reports
+from tests.conftest import answers, make_run, play
 
 from fedgrove import methods, trees
 from fedgrove.core import Task
@@ -75,7 +75,7 @@ def test_a_client_uses_its_personal_model_and_only_the_groups_travels(tmp_path: 
     state = play(run, Serial())
     trained = sorted(run.memory.files)
     for k in trained:
-        memory = run.memory.read(run.memory.files[k])
+        memory = run.memory.read(k, run.memory.files[k])
         assert set(memory) == {"personal"}
         assert not trees.equal(memory["personal"], state.models[0])
         carry = {"model": state.models[0], **memory}

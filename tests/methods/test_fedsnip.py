@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.conftest import make_run, reports
+from tests.conftest import answers, make_run, reports
 
 from fedgrove import methods, seeds, trees
 from fedgrove.core import Measure, Task
@@ -58,11 +58,11 @@ def test_the_mask_is_that_of_a_random_batch_of_every_client_and_stays(tmp_path: 
     assert int((kept != wanted).sum()) <= 2
     while exchange.tasks:
         assert {task.to for task in exchange.tasks} < set(run.infos)
-        answers = list(reports(run, Serial(), exchange.tasks))
-        for report in answers:
+        found = list(reports(run, Serial(), exchange.tasks))
+        for report in found:
             values = report.give["model"].values
             assert all(bool((values[k][~m] == 0).all()) for k, m in mask.items())
-        exchange = loop.send(answers)
+        exchange = loop.send(zip(exchange.tasks, found, strict=True))
         assert trees.equal(exchange.state.mask, mask)
         assert all(bool((exchange.state.model[k][~m] == 0).all()) for k, m in mask.items())
     assert exchange.state.round == run.rounds

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.conftest import make_run, play, reports
+from tests.conftest import answers, make_run, play, reports
 
 from fedgrove import methods
 from fedgrove.core import Info, Packet, Report, Start
@@ -42,12 +42,12 @@ def test_density_is_exact_in_every_round_and_report(tmp_path: Path) -> None:
     loop = rounds(run)
     exchange = next(loop)
     while exchange.tasks:
-        answers = list(reports(run, Serial(), exchange.tasks))
-        for report in answers:
+        found = list(reports(run, Serial(), exchange.tasks))
+        for report in found:
             packet = report.give["model"]
             assert {k: int(m.sum()) for k, m in packet.mask.items()} == wanted
             assert all(bool((packet.values[k][~m] == 0).all()) for k, m in packet.mask.items())
-        exchange = loop.send(answers)
+        exchange = loop.send(zip(exchange.tasks, found, strict=True))
         assert {k: int(m.sum()) for k, m in exchange.state.mask.items()} == wanted
 
 
@@ -62,7 +62,7 @@ def test_serial_and_pool_count_the_same_bytes_and_parts_add_up(tmp_path: Path) -
         loop = rounds(run)
         exchange = next(loop)
         while exchange.tasks:
-            exchange = loop.send(ledger.tally(reports(run, engine, exchange.tasks)))
+            exchange = loop.send(ledger.tally(answers(run, engine, exchange.tasks)))
         engine.close()
         totals.append(ledger.totals())
         parts.append(ledger.parts())
@@ -95,7 +95,7 @@ def test_sparse_is_smaller_than_dense(tmp_path: Path) -> None:
         )
         ledger = Ledger()
         loop = rounds(run)
-        loop.send(ledger.tally(reports(run, Serial(), next(loop).tasks)))
+        loop.send(ledger.tally(answers(run, Serial(), next(loop).tasks)))
         sizes[type(codec).__name__] = ledger.totals()["bytes_up"]
     assert sizes["Smallest"] < sizes["Bitmap"] < sizes["Dense"]
 

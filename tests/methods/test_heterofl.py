@@ -22,6 +22,7 @@ from fedgrove.methods import FedAvg, HeteroFL
 from fedgrove.nets import Net
 from fedgrove.parts.device_widths import client_shares
 from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.parts.robust import Median
 from fedgrove.runs.rounds import evaluation, plan
 
 NET = Net(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), (1,))
@@ -65,6 +66,25 @@ def test_a_fold_by_hand() -> None:
     ):
         assert found[name].flatten().tolist() == [4, 4, 5, 5], name
     assert found["3.bias"].tolist() == [4]
+
+
+def test_a_fold_by_the_median_by_hand() -> None:
+    """Client k sends k everywhere, 4 is a liar: units 0 and 1 are of 0..3 and his, med = 2; units 2
+    and 3 of the wide 1 and 3 alone, (1 + 3)/2 = 2."""
+    method = HeteroFL(widths=(0.5, 1.0), mean=Median())
+    start = replace(START, clients={k: Info(10 + k) for k in range(5)})
+    state = method.init(start)
+    done = []
+    for k in range(5):
+        packet = method.deliver(state, k)["model"]
+        value = 1e30 if k == 4 else float(k)
+        values = {n: torch.full_like(v, value) for n, v in packet.values.items()}
+        values = trees.masked(values, packet.mask or {})
+        done.append(Report(k, {"model": replace(packet, values=values)}, 10 + k))
+    found = method.fold(state, done).model
+    for name in ("0.weight", "0.bias", "1.weight", "1.running_mean", "1.running_var", "3.weight"):
+        assert found[name].flatten().tolist() == [2, 2, 2, 2], name
+    assert found["3.bias"].tolist() == [2]
 
 
 def test_sub_models_are_nested_and_stay_as_wide(tmp_path: Path) -> None:

@@ -52,8 +52,8 @@ def test_every_client_trains_the_model_with_the_lowest_loss(tmp_path: Path) -> N
     while exchange.tasks:
         before = exchange.state
         assert all(set(task.send) == {"model0", "model1", "model2"} for task in exchange.tasks)
-        answers = list(reports(run, Serial(), exchange.tasks))
-        for report in answers:
+        found = list(reports(run, Serial(), exchange.tasks))
+        for report in found:
             data = run.federation.clients[report.of].train
             losses = [
                 float(F.cross_entropy(run.net(model, data.x, train=False).logits, data.y))
@@ -61,8 +61,8 @@ def test_every_client_trains_the_model_with_the_lowest_loss(tmp_path: Path) -> N
             ]
             assert report.metrics["group"] == losses.index(min(losses))
             assert set(report.give) == {"model"}
-        exchange = loop.send(answers)
-        chosen = {int(r.metrics["group"]) for r in answers}
+        exchange = loop.send(zip(exchange.tasks, found, strict=True))
+        chosen = {int(r.metrics["group"]) for r in found}
         assert all(exchange.state.models[j] is before.models[j] for j in {0, 1, 2} - chosen)
         assert all(exchange.state.models[j] is not before.models[j] for j in chosen)
 

@@ -186,7 +186,7 @@ def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Pat
     run = run_of(method, tmp_path)
     for _, _, _, after in exchanges(run):
         for task in evaluation(run, after):
-            report, kept = perform(run, task, run.memory.read(run.memory.files[task.to]))
+            report, kept = perform(run, task, run.memory.read(task.to, run.memory.files[task.to]))
             expected = 12 * SHORT["densities"][min(after.round, 3) - 1]
             mask = channel_mask(run.net, _channels(run, task.to))
             assert sum(int(c.sum()) for c in _channels(run, task.to).values()) == round(expected)
@@ -197,7 +197,7 @@ def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Pat
 
 
 def _channels(run: Run, client: int) -> trees.Tree:
-    return run.memory.read(run.memory.files[client])["channels"]
+    return run.memory.read(client, run.memory.files[client])["channels"]
 
 
 def test_a_pruned_channel_may_come_back(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_without_recovery_what_is_gone_is_0_and_is_not_trained(tmp_path: Path) -
     run = run_of(hermes_that_moves(False), tmp_path, rounds=5)
     for _, _, _, _ in exchanges(run):
         for k in run.federation.clients:
-            personal = run.memory.read(run.memory.files[k])["personal"]
+            personal = run.memory.read(k, run.memory.files[k])["personal"]
             for name, kept in channel_mask(run.net, _channels(run, k)).items():
                 assert (personal[name][~kept] == 0).all()
 

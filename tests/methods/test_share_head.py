@@ -39,7 +39,7 @@ def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) ->
     assert seen == 2
     assert len(_used_heads(run, after)) == len(run.infos)
     for task in evaluation(run, after):
-        kept = run.memory.read(run.memory.files[task.to])["personal"]["head.bias"]
+        kept = run.memory.read(task.to, run.memory.files[task.to])["personal"]["head.bias"]
         assert tuple(kept.tolist()) in _used_heads(
             run, after
         )  # as it was left after its last training
@@ -57,7 +57,7 @@ def _used_heads(run: Run, state: Any) -> set[tuple[float, ...]]:
     """The last biases that clients use."""
     found = set()
     for task in evaluation(run, state):
-        memory = run.memory.read(run.memory.files[task.to])
+        memory = run.memory.read(task.to, run.memory.files[task.to])
         carry = own({**memory, "model": task.send["model"].values}, run.client(task, {}))
         found.add(tuple(carry["model"]["head.bias"].tolist()))
     return found

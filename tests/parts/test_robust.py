@@ -167,7 +167,7 @@ def test_multi_krum_by_hand() -> None:
     assert average(MultiKrum(0.2, keep=1), None, *clients) == [1]
     assert average(MultiKrum(0.2, keep=2), None, *clients) == [1.75]
     # No more than n - f, and weights are not looked at.
-    heavy: list[Client] = [([v], 1000 if v == 100 else 1, None) for v in (0.0, 1.0, 3.0, 4.0, 100)]
+    heavy: list[Client] = [([0.0], 50, None), *alike(1, 3, 4), ([100.0], 1000, None)]
     assert average(MultiKrum(0.2, keep=9), None, *heavy) == [2]
 
 
@@ -225,6 +225,9 @@ def test_geometric_median_by_hand() -> None:
     # On a line it is the weighted median: weights 5, 2, 2 at 0, 1, 10. More than half is at 0.
     clients: list[Client] = [([0.0], 5, None), ([1.0], 2, None), ([10.0], 2, None)]
     assert average(GeometricMedian(), None, *clients) == pytest.approx([0], abs=1e-3)
+    # It begins at the weighted median, and weight 3 of 5 at 0 leaves it there.
+    clients = [([0.0], 3, None), *alike(1, 10)]
+    assert average(GeometricMedian(iterations=1), None, *clients) == [0]
     # Fermat's point of (0, 0), (1, 0), (0, 1): x = y = (3 - sqrt 3)/6, where the sides are seen
     # under 120 degrees.
     corners: list[Client] = [([0.0, 0.0], 1, None), ([1.0, 0.0], 1, None), ([0.0, 1.0], 1, None)]

@@ -10,11 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import federation, make_run, play, reports
+from tests.conftest import admitted, answers, federation, make_run, play, reports
 from torch import nn
 
 from fedgrove import methods, trees
-from fedgrove.core import Batch, Carry, Client, Edit, Give, Packet, Report, Stage, Task, Train
+from fedgrove.core import (
+    Batch,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Packet,
+    Report,
+    Stage,
+    Task,
+    Train,
+    no_packets,
+)
 from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError
@@ -22,9 +34,10 @@ from fedgrove.nets import Net
 from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.one_model import send_model as send
+from fedgrove.runs.admission import Admission
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
-from fedgrove.runs.rounds import draw_cohort, evaluation, gated, plan, rounds
+from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
 from fedgrove.runs.run import build, recipe_of
 from fedgrove.runs.scoring import correct, kept
 from fedgrove.runs.store import Memory
@@ -65,49 +78,73 @@ def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path
         if report.of != 1:
             mean.add(report.give["model"].values, report.examples)
     assert trees.identical(last.state.model, mean.value())
-    assert last.refused == (
-        "client 1 sent model with values that are not finite in fc1.weight; a lower lr or a gradient clip may help.",
-    )
+    assert last.tally.lost == {}
+    assert last.tally.refused == {"not finite": [1]}
+    assert last.tally.sentences == {
+        "not finite": "client 1 sent model with values that are not finite in fc1.weight; "
+        "a lower lr or a gradient clip may help."
+    }
 
 
 def test_refusals_are_counted_in_metrics_and_summary(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", "")
     run = make_run(Poisoned(bad=(1, 2)), tmp_path / "run" / "checkpoint", cohort=4, rounds=2)
     summary = train_alone(Member(run, folder, 1), Serial())
-    assert [[reason[:8] for reason in line["refused"]] for line in folder.metrics()] == [
-        ["client 1", "client 2"]
-    ] * 2
-    assert summary["refused"] == 4
+    sentence = (
+        "client 1 sent model with values that are not finite in fc1.weight; "
+        "a lower lr or a gradient clip may help."
+    )
+    for line in folder.metrics():
+        assert line["refused"] == {"not finite": [1, 2]}
+        assert line["why"] == {"not finite": sentence}
+        assert "lost" not in line
+        assert "abandoned" not in line
+    assert len(folder.metrics()) == 2
+    assert (summary["refused"], summary["lost"]) == ({"not finite": 4}, {})
+    assert "4 answers refused: not finite 4" in summary["notes"]
     assert 0 <= summary["accuracy_mean"] <= 1
     # what a refused client sent was sent all the same: four reports of the same length
     another = RunFolder.create(tmp_path / "other", "")
     healthy = make_run(methods.FedAvg(), tmp_path / "other" / "checkpoint", cohort=4, rounds=2)
     other = train_alone(Member(healthy, another, 1), Serial())
     assert summary["bytes_up"] == other["bytes_up"]
-    assert other["refused"] == 0
-    assert all("refused" not in line for line in another.metrics())
+    assert (other["refused"], other["lost"], other["abandoned"]) == ({}, {}, 0)
+    assert other["notes"] == []
+    for line in another.metrics():
+        assert not {"refused", "lost", "why", "abandoned"} & line.keys()
 
 
 @pytest.mark.parametrize("engine", [Serial, lambda: Pool(workers=2)], ids=["serial", "pool"])
 def test_nothing_but_spoilt_reports_ends_the_run_with_a_sentence(
     engine: Any, tmp_path: Path
 ) -> None:
-    run = make_run(Poisoned(bad=(0, 1, 2, 3)), tmp_path, cohort=4)
+    folder = RunFolder.create(tmp_path / "run", "")
+    run = make_run(Poisoned(bad=(0, 1, 2, 3)), tmp_path / "run" / "checkpoint", cohort=4)
     chosen = engine()
-    with pytest.raises(
-        EngineError, match=r"no usable report came back.*: client 3 sent model with values"
-    ):
-        play(run, chosen)
+    with pytest.raises(EngineError) as caught:
+        train_alone(Member(run, folder), chosen)
     chosen.close()
+    assert str(caught.value) == (
+        "round 0 was abandoned 3 times: 0 of 4 clients sent a usable report, and the quorum is 1: "
+        "client 0 sent model with values that are not finite in fc1.weight; a lower lr or a "
+        "gradient clip may help. A lower --quorum, or a longer --timeout, may help."
+    )
+    assert folder.summary is None
 
 
-def test_no_report_at_all_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
-    loop = rounds(make_run(methods.FedAvg(), tmp_path))
-    next(loop)
-    with pytest.raises(
-        EngineError, match=r"^no usable report came back, so there is nothing to fold\.$"
-    ):
-        loop.send([])
+def test_no_report_at_all_is_an_exchange_that_is_abandoned_with_a_sentence(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path)
+    loop = rounds(run)
+    first = next(loop)
+    again = loop.send([])
+    assert again.state is first.state
+    assert (first.attempt, again.attempt) == (0, 1)
+    clients = [task.to for task in first.tasks]
+    assert again.tally.lost == {"unanswered": clients}
+    assert again.why_abandoned == (
+        "0 of 3 clients sent a usable report, and the quorum is 1: "
+        f"the engine gave no answer for client {clients[0]}."
+    )
 
 
 def test_a_report_that_lacks_a_layer_is_refused_too(tmp_path: Path) -> None:
@@ -116,26 +153,52 @@ def test_a_report_that_lacks_a_layer_is_refused_too(tmp_path: Path) -> None:
     good, other = reports(run, Serial(), exchange.tasks)
     (name, _), *rest = other.give["model"].values.items()
     short = replace(other, give={"model": Packet(dict(rest))})
-    last = loop.send([good, short])
-    assert len(last.refused) == 1
-    assert name in last.refused[0]
+    last = loop.send(zip(exchange.tasks, [good, short], strict=True))
+    assert last.state.round == 1
+    assert last.tally.refused == {"tensors": [other.of]}
+    assert f"{name} on one side only" in last.tally.sentences["tensors"]
+
+
+@dataclass(frozen=True)
+class Wordless(methods.FedAvg):
+    """Answers hold nothing."""
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        return (Give(send, no_packets),)
 
 
 def test_the_gate_lets_reports_through_one_by_one(tmp_path: Path) -> None:
+    """Where nothing has a length, and where enough lengths are known, no report waits."""
+    run = make_run(Wordless(), tmp_path)
+    assert passed_when(run, [{}] * 3) == [1, 2, 3]
     run = make_run(methods.FedAvg(), tmp_path)
-    asked = []
+    model = {"model": Packet(run.params)}
+    # The first ones wait for each other.
+    assert passed_when(run, [model] * 3) == [3, 3, 3]
+    run.lengths.by_kind["train/model"] = [1.0] * 9
+    assert passed_when(run, [model] * 3) == [1, 2, 3]
+    # Nine together are enough to know.
+    many = make_run(methods.FedAvg(), tmp_path, sizes=(9,) * 12, cohort=12)
+    assert passed_when(many, [model] * 12) == [9] * 9 + [10, 11, 12]
+
+
+def passed_when(run: Any, packets: Sequence[dict[str, Packet]]) -> list[int]:
+    """How many answers were asked for when each report passed the gate."""
+    tasks = plan(run, run.initial_state)
+    asked = 0
 
     def stream() -> Any:
-        for k in (0, 1):
-            asked.append(k)
-            yield Report(k, {}, run.infos[k].examples)
+        nonlocal asked
+        for task, give in zip(tasks, packets, strict=True):
+            asked += 1
+            yield task, Report(task.to, give, run.infos[task.to].examples)
 
-    refused: list[str] = []
-    passed = gated(run, stream(), refused)
-    assert next(passed).of == 0
-    assert asked == [0]
-    assert [r.of for r in passed] == [1]
-    assert refused == []
+    admission = Admission(run, tasks)
+    when = []
+    for _ in admission.reports(stream()):
+        when.append(asked)
+    assert admission.tally.line() == {}
+    return when
 
 
 # ---- the loop ------------------------------------------------------------------------------------
@@ -172,6 +235,8 @@ def test_going_on_from_a_state_gives_the_same_result(tmp_path: Path) -> None:
         ({"cohort": 0}, "cohort is 0; it must be between 1 and the number of clients, 4."),
         ({"cohort": 5}, "cohort is 5; it must be between 1 and the number of clients, 4."),
         ({"finetune": ()}, r"finetune is \(\); it must be lengths of 0 or more epochs."),
+        ({"quorum": 1.5}, r"quorum is 1\.5; it must be a share between 0 and 1."),
+        ({"quorum": -0.1}, r"quorum is -0\.1; it must be a share between 0 and 1."),
         ({"finetune": (0, -1)}, r"finetune is \(0, -1\); it must be lengths of 0 or more epochs."),
     ],
 )
@@ -202,14 +267,17 @@ def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: 
     run = make_run(methods.FedAvg(), tmp_path, finetune=(0, 2))
     state = run.method.init(run.start)
     before = {r.of: dict(r.metrics) for r in reports(run, Serial(), evaluation(run, state))}
-    for report in reports(run, Serial(), evaluation(run, state, "finetune")):
+    for report in admitted(run, Serial(), evaluation(run, state, "finetune")):
         assert report.give == {}
         assert report.metrics["test0"] == before[report.of]["test0"]
         assert report.metrics["validation_loss2"] != report.metrics["validation_loss0"]
         assert report.metrics["params"] == run.net.layout.size
         assert report.metrics["density"] == 1
         assert (
-            trees.distance(run.memory.read(run.memory.files[report.of])["own"], run.params) > 1e-4
+            trees.distance(
+                run.memory.read(report.of, run.memory.files[report.of])["own"], run.params
+            )
+            > 1e-4
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove import trees
-from fedgrove.errors import InputError
+from fedgrove.errors import DamageError, EngineError, InputError
 from fedgrove.runs.store import (
     Memory,
+    divided,
     freeze,
+    joined,
+    memory_file,
+    read_named,
     read_tree,
-    read_trees,
     thaw,
     write_bytes,
     write_tree,
-    write_trees,
 )
 
 TYPES = [
@@ -78,8 +81,8 @@ def test_several_trees_in_one_file(tmp_path: Path) -> None:
         "kept": {"fc/1.weight": torch.ones(2), "b": torch.zeros(1)},
         "own": {"b": torch.tensor(5)},
     }
-    write_trees(tmp_path / "t", forest)
-    back = read_trees(tmp_path / "t")
+    write_tree(tmp_path / "t", joined(forest))
+    back = divided(read_tree(tmp_path / "t"))
     assert list(back) == ["kept", "own"]
     assert all(trees.identical(back[k], forest[k]) for k in forest)
 
@@ -91,11 +94,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     write_bytes(path, b"old")
     with monkeypatch.context() as patch:
         patch.setattr("os.replace", lambda a, b: (_ for _ in ()).throw(OSError("killed")))
-        with pytest.raises(OSError, match="killed"):
+        with pytest.raises(EngineError, match=r"f could not be written: killed"):
             write_bytes(path, b"new")
-        with pytest.raises(OSError, match="killed"):
+        with pytest.raises(EngineError, match="killed"):
             write_tree(path, {"w": torch.ones(1)})
     assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
     write_bytes(path, b"new")
     assert path.read_bytes() == b"new"
 
@@ -215,49 +219,53 @@ def kept(value: float) -> dict[str, trees.Tree]:
 
 def test_a_version_counts_once_it_is_accepted(tmp_path: Path) -> None:
     memory = Memory(tmp_path / "deep" / "folder")
-    assert memory.read(memory.files.get(3)) == {}
-    name = memory.write(3, 1, "train", kept(1.0))
+    assert memory.read(3, memory.files.get(3)) == {}
+    version = memory.write(3, 1, "train", kept(1.0))
     assert memory.files == {}
-    memory.accept(3, name)
+    memory.accept(3, version)
     memory.accept(4, None)
-    assert memory.files == {3: name}
-    assert memory.read(name)["own"]["w"].item() == 1.0
+    assert memory.files == {3: version}
+    assert re.fullmatch(r"1\.train\.[0-9a-f]{16}", version)
+    assert memory.read(3, version)["own"]["w"].item() == 1.0
 
 
-def test_versions_of_rounds_and_verbs_do_not_overwrite_each_other(tmp_path: Path) -> None:
+def test_versions_of_rounds_verbs_and_attempts_do_not_overwrite_each_other(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    names = [
-        memory.write(k, t, verb, kept(100 * k + 10 * t + len(verb)))
-        for k in (0, 1)
-        for t in (0, 1)
-        for verb in ("train", "finetune")
-    ]
-    assert len(set(names)) == 8
-    assert memory.read(names[0])["own"]["w"].item() == 5.0
-    assert memory.read(names[-1])["own"]["w"].item() == 118.0
+    written = {}
+    for client in (0, 1):
+        for round in (0, 1, 11):
+            for verb in ("train", "train:evidence", "finetune"):
+                # Several attempts at one exchange, say.
+                for _ in range(3):
+                    value = float(len(written))
+                    version = memory.write(client, round, verb, kept(value))
+                    written[client, version] = value
+    assert len(written) == 2 * 3 * 3 * 3
+    for (client, version), value in written.items():
+        assert memory.read(client, version)["own"]["w"].item() == value
 
 
 def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) -> None:
+    """An exchange that is not a round leaves the round as it was."""
     memory = Memory(tmp_path)
-    memory.accept(0, memory.write(0, 0, "train", kept(1.0)))
-    committed = dict(memory.files)
-    memory.write(
-        0, 0, "train", kept(2.0), current=memory.files[0]
-    )  # an exchange that is not a round leaves the round as it was
-    assert Memory(tmp_path, committed).read(committed[0])["own"]["w"].item() == 1.0
+    for number in range(4):
+        before = memory.files.get(0)
+        version = memory.write(0, 0, "train", kept(number), current=before)
+        assert version != before
+        if before is not None:
+            assert memory.read(0, before)["own"]["w"].item() == number - 1
+        memory.accept(0, version)
 
 
-def test_sweep_deletes_what_nobody_has_and_nothing_else(tmp_path: Path) -> None:
-    memory = Memory(tmp_path)
-    first, second = memory.write(0, 0, "train", kept(1.0)), memory.write(0, 1, "train", kept(2.0))
-    other = memory.write(1, 0, "train", kept(3.0))
-    (tmp_path / "latest.json").write_text("{}")
-    (tmp_path / "client-00009.000000.train.safetensors.part").write_text("a killed worker's")
-    memory.accept(0, second)
-    memory.sweep()
-    assert sorted(p.name for p in tmp_path.iterdir()) == [second, "latest.json"]
-    assert first not in memory.files.values()
-    assert other not in memory.files.values()
+@pytest.mark.parametrize(
+    "version", ["../1.train", "1/train", "/etc/passwd", "..", "1.train\0", "", "1 train", "a" * 101]
+)
+def test_a_version_is_never_a_path(version: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no version of what a client remembers"):
+        memory_file(0, version)
+    if version:
+        with pytest.raises(InputError):
+            Memory(tmp_path).read(0, version)
 
 
 def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
@@ -266,5 +274,45 @@ def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
     committed = dict(memory.files)
     memory.accept(0, memory.write(0, 1, "train", kept(2.0)))
     again = Memory(tmp_path, committed)
-    assert again.read(again.files[0])["own"]["w"].item() == 1.0
-    assert committed == {0: "client-00000.000000.train.safetensors"}
+    assert again.read(0, again.files[0])["own"]["w"].item() == 1.0
+
+
+def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    version = memory.write(0, 0, "train", kept(1.0))
+    path = tmp_path / memory_file(0, version)
+    before = path.stat().st_mtime_ns
+    assert memory.write(0, 0, "train", kept(1.0), current=version) == version
+    assert path.stat().st_mtime_ns == before
+
+
+def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    version = memory.write(0, 0, "train", kept(1.0))
+    path = tmp_path / memory_file(0, version)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DamageError, match=rf"{path.name} is damaged: it is not what was written"):
+        memory.read(0, version)
+    path.unlink()
+    with pytest.raises(DamageError, match=rf"{path.name} is missing"):
+        memory.read(0, version)
+
+
+@pytest.mark.parametrize("name", ["../{}", "/{}", "a/{}", "..", "", "zero\0"])
+def test_a_name_that_leads_out_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+    outside = Memory(tmp_path / "outside")
+    written = memory_file(0, outside.write(0, 0, "train", kept(1.0)))
+    (tmp_path / "memory").mkdir()
+    with pytest.raises(DamageError):
+        read_named(tmp_path / "memory", name.format(f"outside/{written}"))
+
+
+def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    outside = Memory(tmp_path / "outside")
+    version = outside.write(0, 0, "train", kept(1.0))
+    name = memory_file(0, version)
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / name).symlink_to(tmp_path / "outside" / name)
+    with pytest.raises(DamageError, match="outside of"):
+        Memory(tmp_path / "memory").read(0, version)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from fedgrove.core import Report
+from fedgrove.core import Lost, Report, Task
 from fedgrove.wire.ledger import Ledger, causes
 
 
 def test_ledger_adds_by_direction_and_part() -> None:
     ledger = Ledger()
-    reports = [
-        Report(0, cost={"up": {"values": 10, "header": 2}, "down": {"values": 5}}),
-        Report(1, cost={"up": {"values": 1, "mask": 4}}),
-        Report(2),
+    answers = [
+        (Task(0), Report(0, cost={"up": {"values": 10, "header": 2}, "down": {"values": 5}})),
+        (Task(1), Lost(1, "late", cost={"up": {"values": 1, "mask": 4}})),
+        (Task(2), Report(2)),
     ]
-    assert list(ledger.tally(iter(reports))) == reports
+    assert list(ledger.tally(iter(answers))) == answers
     # up: values 10 + 1, header 2, mask 4: 17; down: 5
     assert ledger.totals() == {"bytes_up": 17, "bytes_down": 5}
     assert ledger.parts() == {
@@ -26,7 +26,7 @@ def test_ledger_adds_by_direction_and_part() -> None:
 
 def test_ledger_counts_what_passed_not_what_is_to_come() -> None:
     ledger = Ledger()
-    stream = ledger.tally(Report(k, cost={"up": {"values": 1}}) for k in range(3))
+    stream = ledger.tally((Task(k), Report(k, cost={"up": {"values": 1}})) for k in range(3))
     next(stream)
     assert ledger.totals()["bytes_up"] == 1
 

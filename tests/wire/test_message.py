@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 
 from fedgrove import trees
 from fedgrove.core import Packet, Report, Task
-from fedgrove.errors import WireError
+from fedgrove.errors import NotHeld, WireError
 from fedgrove.wire import message
-from fedgrove.wire.codec import Bitmap, Dense, Smallest
-from fedgrove.wire.message import read_report, read_task, write_report, write_task
+from fedgrove.wire.codec import Bitmap, Delta, Dense, Known, Smallest
+from fedgrove.wire.message import (
+    Lacks,
+    read_answer,
+    read_report,
+    read_task,
+    write_lacks,
+    write_report,
+    write_task,
+)
 
 VALUES = {
     "w": torch.arange(6.0).view(2, 3),
@@ -71,6 +79,44 @@ def test_a_report_comes_back(codec) -> None:
     back = read_report(write_report(REPORT, codec), codec)
     assert (back.of, back.examples, back.metrics) == (3, 20, {"loss": 0.25, "steps": 4})
     assert same(dict(back.give), dict(REPORT.give))
+
+
+def test_the_version_of_memory_and_the_attempt_travel() -> None:
+    task = Task(3, round=12, attempt=2, memory="11.train")
+    assert read_task(write_task(task, Dense()), Dense()) == task
+    report = Report(3, {}, 5, memory="12.train.2")
+    assert read_report(write_report(report, Dense()), Dense()) == report
+
+
+def test_what_a_version_adds_to_a_header() -> None:
+    # ,"memory":"11.train" is 1 + 8 + 1 + 10 = 20 characters, ,"attempt":2 is 1 + 9 + 1 + 1 = 12
+    plain = len(write_task(Task(3, round=12), Dense()))
+    assert len(write_task(Task(3, round=12, memory="11.train"), Dense())) == plain + 20
+    assert len(write_task(Task(3, round=12, attempt=2), Dense())) == plain + 12
+
+
+def test_a_client_says_what_it_lacks() -> None:
+    lacks = Lacks(3, ("model", "other"))
+    data = write_lacks(lacks, Dense())
+    # 47 characters (0x2f, a slash)
+    assert data == b'/\0\0\0{"of":3,"lacks":["model","other"],"packets":[]}'
+    assert read_answer(data, Dense()) == lacks
+    assert read_answer(write_report(Report(3, {}, 5), Dense()), Dense()) == Report(3, {}, 5)
+
+
+def test_a_message_that_refers_to_masks_names_the_packets_that_do() -> None:
+    codec = Delta()
+    known = Known.of(MASK)
+    send = {"a": MASKED, "b": Packet(VALUES), "c": MASKED, "d": MASKED}
+    data = write_task(Task(1, send), codec, {"a": known, "c": known})
+    with pytest.raises(NotHeld, match="lacks the masks that a, c refer to") as caught:
+        read_task(data, codec)
+    assert caught.value.packets == ("a", "c")
+    other = Known.of({"w": ~MASK["w"]})
+    with pytest.raises(NotHeld) as caught:
+        read_task(data, codec, {"a": known, "c": other})
+    assert caught.value.packets == ("c",)
+    assert same(dict(read_task(data, codec, {"a": known, "c": known}).send), send)
 
 
 def test_messages_without_packets() -> None:
@@ -150,7 +196,8 @@ JSON = st.recursive(
     ),
     max_leaves=5,
 )
-KEYS = ("to", "verb", "round", "settings", "of", "examples", "metrics", "packets")
+KEYS = ("to", "verb", "round", "attempt", "memory", "settings", "packets")
+KEYS += ("of", "examples", "metrics", "lacks")
 
 
 @settings(max_examples=300, deadline=None)
@@ -158,6 +205,7 @@ KEYS = ("to", "verb", "round", "settings", "of", "examples", "metrics", "packets
 def test_any_head_is_read_or_refused_but_nothing_else(head: Any) -> None:
     _harmless(read_task, with_head(head), Dense())
     _harmless(read_report, with_head(head), Dense())
+    _harmless(read_answer, with_head(head), Dense())
 
 
 def _harmless(read: Any, data: bytes, codec: Any) -> None:
@@ -165,7 +213,7 @@ def _harmless(read: Any, data: bytes, codec: Any) -> None:
         result = read(data, codec)
     except WireError:
         return
-    assert isinstance(result, Task | Report)
+    assert isinstance(result, Task | Report | Lacks)
 
 
 def good_task(**changes: Any) -> dict[str, Any]:

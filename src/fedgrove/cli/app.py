@@ -138,6 +138,7 @@ def resume(
     precision: o.Precision = "fp32",
     timeout: o.Timeout = None,
     data_dir: o.DataDir = None,
+    trust: o.Trust = False,
     json: o.Json = False,
 ) -> None:
     """Resume an interrupted run or sweep; the result is the one it would have had."""
@@ -152,6 +153,7 @@ def resume(
         precision=precision,
         timeout=timeout,
         data_dir=data_dir,
+        trust=trust,
         progress=not json,
     )
     _show(result, json)
@@ -281,4 +283,5 @@ def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
     summary = folder.summary
     if summary is not None:
         return {"run": path, "finished": True, **words, **summary}
+    folder.check()
     return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

@@ -66,6 +66,7 @@ def export(
     align: Align = 1,
     out: Folder = None,
     data_dir: o.DataDir = None,
+    trust: o.Trust = False,
     json: o.Json = False,
 ) -> None:
     """Write a client's own model, really shrunk, for a device, with a model card.
@@ -87,6 +88,7 @@ def export(
         "align": align,
         "out": out,
         "data_dir": data_dir,
+        "trust": trust,
     }
     if client is None:
         exports = list(make.export_all(run, **arguments))

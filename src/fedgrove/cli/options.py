@@ -68,6 +68,13 @@ Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Run the code that config.toml names, as net = FILE.py:Class; else it is refused.",
+    ),
+]
 Bytes = Annotated[
     bool,
     typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count."),

@@ -119,10 +119,16 @@ def resume_sweep(out: str, words: Mapping[str, Any], json: bool) -> None:
     from ..config import sweep as library
     from . import arguments
 
-    experiments = library.experiments_of(out)
+    experiments = library.experiments_of(out, words["trust"])
     total = sum(experiment.rounds or 0 for experiment in experiments.values())
     with arguments.engine(words) as chosen:
-        run = partial(library.resume, out, engine=chosen, data_dir=words.get("data_dir"))
+        run = partial(
+            library.resume,
+            out,
+            engine=chosen,
+            data_dir=words.get("data_dir"),
+            trust=words["trust"],
+        )
         _run_and_show(Path(out), experiments, total, run, json)
 
 
@@ -203,7 +209,7 @@ def watched(
     merged = Merged()
     past = []
     for name in names:
-        for line in RunFolder(out / name).metrics():
+        for line in RunFolder(out / name).metrics_to_show():
             past.append(merged(name, line))
     with watching(total, past, quiet=quiet) as watch:
         ends = run(watch=lambda line: watch(merged(line["run"], line)))

@@ -3,12 +3,12 @@
 ::
 
     sweep.json        the grid, and how each run stands: done, failed (and why) or unfinished
+    lock              while a process trains the sweep
     NAME/             a run folder (see :mod:`fedgrove.runs.folder`), the same as of a run alone
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,17 @@ from typing import Any
 from .. import engines
 from ..core import Engine
 from ..engines.faulty import with_faults
-from ..errors import InputError, check
+from ..errors import DamageError, EngineError, InputError, check
+from ..runs import checksums
 from ..runs.folder import RunFolder
+from ..runs.lock import FILE as LOCK
+from ..runs.lock import check_free, locked
 from ..runs.lockstep import Watch, ignore, together
 from ..runs.result import Failure, Result
-from ..runs.store import write_bytes
+from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, plan
-from .toml import check_format, from_toml, same
+from .toml import check_format, check_trust, from_toml, same
 
 FILE = "sweep.json"
 
@@ -52,8 +55,15 @@ def sweep(
     plans = plan_all(experiments, folder, federations)
     chosen = engines.choose(engine) if isinstance(engine, str) else engine
     try:
-        folders = _open_folders(folder, plans)
-        return _train(folder, plans, folders, chosen, watch or ignore, grid or {})
+        # Also before the lock: it is a file, and nothing is written to a folder of others.
+        _check_folder(folder, plans)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
+        with locked(folder):
+            folders = _open_folders(folder, plans)
+            return _train(folder, plans, folders, chosen, watch or ignore, grid or {})
     finally:
         if isinstance(engine, str):
             chosen.close()
@@ -64,11 +74,17 @@ def resume(
     *,
     engine: str | Engine = "auto",
     data_dir: str | Path | None = None,
+    trust: bool = False,
     watch: Watch | None = None,
 ) -> list[Result | Failure]:
-    """Resume an interrupted sweep; a run that had failed tries its last exchange again."""
+    """Resume an interrupted sweep; a run that had failed tries its last exchange again.
+
+    Runs whose config.toml names a file of code need ``trust``: that file is run.
+    """
     try:
-        experiments = experiments_of(out)
+        experiments = experiments_of(out, trust)
+    except DamageError:
+        raise
     except InputError as error:
         raise InputError(
             f"{error} Or call fedgrove.config.sweep.sweep again with the same experiments."
@@ -84,16 +100,24 @@ def read(out: str | Path) -> dict[str, Any]:
         raise InputError(
             f"{out} holds no sweep: it has no {FILE}. `fedgrove sweep --out DIR` makes one."
         )
-    content: dict[str, Any] = json.loads(path.read_text())
+    content = checksums.read_sealed(checksums.inside(Path(out), FILE), new_keys=())
+    members = content.get("members")
+    if set(content) != {"grid", "members"} or not isinstance(members, dict):
+        raise checksums.damaged(path, "it does not describe a sweep")
+    for name in members:
+        if not checksums.is_plain(name):
+            raise checksums.damaged(path, f"it names a run '{name}', which is not in its folder")
+        checksums.inside(Path(out), name)
     return content
 
 
-def experiments_of(out: str | Path) -> dict[str, Experiment]:
-    """The experiments of a sweep, rebuilt from its run folders."""
+def experiments_of(out: str | Path, trust: bool = False) -> dict[str, Experiment]:
+    """The experiments of a sweep, rebuilt from its run folders; ``trust`` is for code they name."""
     experiments = {}
     for name in read(out)["members"]:
         folder = RunFolder.open(Path(out) / name)
         check_format(folder.config, folder.path)
+        check_trust(folder.config, folder.path, trust)
         experiments[name] = from_toml(folder.config)
     return experiments
 
@@ -114,11 +138,8 @@ def plan_all(
 # ---- folders -------------------------------------------------------------------------------------
 
 
-def _open_folders(out: Path, plans: Mapping[str, Plan]) -> dict[str, RunFolder]:
-    """A folder for every run; one that exists must hold the same run.
-
-    All is checked before anything is made.
-    """
+def _check_folder(out: Path, plans: Mapping[str, Plan]) -> dict[str, str]:
+    """Refuse a folder that holds something else; the config.toml of each run."""
     configs = {name: planned.config for name, planned in plans.items()}
     if not _holds_this_sweep(out, configs):
         holds_a_run = (out / FILE).is_file() or (out / "config.toml").is_file()
@@ -127,16 +148,29 @@ def _open_folders(out: Path, plans: Mapping[str, Plan]) -> dict[str, RunFolder]:
             f"{out} holds another sweep or other files, and nothing is overwritten. "
             f"Give another --out{way_out}"
         )
+    return configs
+
+
+def _open_folders(out: Path, plans: Mapping[str, Plan]) -> dict[str, RunFolder]:
+    """A folder for every run; one that exists must hold the same run, and nobody may train in it.
+
+    All is checked before anything is made.
+    """
+    configs = _check_folder(out, plans)
+    for name in configs:
+        check_free(out / name)
+    for path in out.glob(f"*{PARTIAL}"):
+        path.unlink()
     folders = {}
     for name, config in configs.items():
         path = out / name
         if not path.exists():
             folders[name] = RunFolder.create(path, config)
             continue
+        folders[name] = RunFolder(path)
         if not (path / "config.toml").is_file():
             # A kill came between the folder and its first file.
-            write_bytes(path / "config.toml", config.encode())
-        folders[name] = RunFolder(path)
+            folders[name].begin(config)
     return folders
 
 
@@ -149,7 +183,7 @@ def _holds_this_sweep(out: Path, configs: Mapping[str, str]) -> bool:
     # A kill while the folders were made leaves some of them, and no sweep.json.
     if (out / FILE).is_file() and set(read(out)["members"]) != set(configs):
         return False
-    names = {path.name for path in out.iterdir()} - {FILE, FILE + ".part"}
+    names = _names_in(out) - {FILE}
     if not names <= set(configs):
         return False
     return all(_holds_this_run(out / name, configs[name]) for name in names)
@@ -160,7 +194,13 @@ def _holds_this_run(path: Path, config: str) -> bool:
     if (path / "config.toml").is_file():
         check_format(RunFolder(path).config, path)
         return same(RunFolder(path).config, config)
-    return path.is_dir() and {p.name for p in path.iterdir()} <= {"config.toml.part"}
+    return path.is_dir() and _names_in(path) <= {checksums.FILE}
+
+
+def _names_in(folder: Path) -> set[str]:
+    """What a folder holds, but for the traces of a process that was killed."""
+    names = {path.name for path in folder.iterdir()} - {LOCK}
+    return {name for name in names if not name.endswith(PARTIAL)}
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -177,23 +217,29 @@ def _train(
     ends: dict[str, Result | Failure] = {}
     members = []
     for name, folder in folders.items():
-        summary = folder.summary
+        try:
+            summary = folder.summary
+        except DamageError as error:
+            ends[name] = Failure(str(error), folder)
+            continue
         if summary is not None:
             ends[name] = Result(summary, folder)
         else:
             members.append(plans[name].member(folder, watch, name))
-    _write(out, grid, folders, ends)
     try:
+        _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
         for member in together(members, faulty):
             ends[member.name] = ended(member)
             _write(out, grid, folders, ends)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EngineError) as stop:
         finished = sum(isinstance(end, Result) for end in ends.values())
-        raise KeyboardInterrupt(
-            f"Interrupted. {finished} of {len(folders)} runs are finished; resume with: "
-            f"fedgrove resume {out}"
-        ) from None
+        what_now = (
+            f"{finished} of {len(folders)} runs are finished; resume with: fedgrove resume {out}"
+        )
+        if isinstance(stop, EngineError):
+            raise EngineError(f"{stop} {what_now}") from stop
+        raise KeyboardInterrupt(f"Interrupted. {what_now}") from None
     return [ends[name] for name in folders]
 
 
@@ -204,8 +250,8 @@ def _write(
     ends: Mapping[str, Result | Failure],
 ) -> None:
     members = {name: state(ends.get(name)) for name in folders}
-    text = json.dumps({"grid": grid, "members": members}, indent=1) + "\n"
-    write_bytes(out / FILE, text.encode())
+    content = checksums.sealed({"grid": grid, "members": members}, indent=1)
+    write_bytes(checksums.inside(out, FILE), content, sync=True)
 
 
 def state(end: Result | Failure | None) -> dict[str, str]:

@@ -34,6 +34,7 @@ from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, unknown
+from ..nets.custom import is_spec
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
@@ -151,6 +152,37 @@ def check_format(text: str, folder: Path) -> None:
             f"{FORMAT}, in which some names and defaults changed. Resume the run with the version "
             "that wrote it, or start it again."
         )
+
+
+def check_trust(text: str, folder: Path, trust: bool) -> None:
+    """Refuse to run the code that a run folder's config.toml names, unless it is trusted.
+
+    To name code on the command line is to trust it; a folder may come from somebody else.
+    """
+    if trust:
+        return
+    for word, spec in named_code(text).items():
+        path = Path(spec.rpartition(":")[0] or spec)
+        raise InputError(
+            f'{folder / "config.toml"} has {word} = "{spec}", so the code in {path.absolute()} '
+            "would be run. If you trust it, say so with --trust (in Python: trust=True)."
+        )
+
+
+def named_code(text: str) -> dict[str, str]:
+    """What a config.toml names that is code in a file, as ``x.py:Net``, by its word.
+
+    >>> named_code('[run]\\nnet = "x.py:Net"\\ndata = "own.npz"')
+    {'net': 'x.py:Net'}
+    """
+    document = _parsed(text)
+    words = dict(read_words(text))
+    table = document.get("method")
+    if isinstance(table, dict):
+        words["method.type"] = table.get("type")
+    return {
+        word: value for word, value in words.items() if isinstance(value, str) and is_spec(value)
+    }
 
 
 def same(one: str, other: str) -> bool:

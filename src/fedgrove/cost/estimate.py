@@ -17,9 +17,10 @@ from ..data import ClientData, Defaults, Examples, Federation
 from ..engines.work import perform
 from ..errors import check
 from ..parts.local import LocalTraining
+from ..runs.checksums import SHORT
 from ..runs.rounds import plan
 from ..runs.run import Run, build, recipe_of
-from ..runs.store import Memory
+from ..runs.store import Memory, version_of
 from ..wire.codec import Bitmap, Dense
 from ..wire.count import BroadcastCosts, count_down, count_up
 from ..wire.ledger import Ledger
@@ -140,24 +141,28 @@ def _play(run: Run) -> Ledger:
         for task in plan(run, state):
             key = _kind(task)
             if key not in done:
-                report, _ = perform(run, task, {})
+                report, remembered = perform(run, task, {})
+                if remembered:
+                    # Nothing is written: only the version travels, and the last is the longest.
+                    report = replace(report, memory=version_of(run.rounds, task.verb, "0" * SHORT))
                 done[key] = (report, _longest(run, task, report))
             report, costs = done[key]
             total.add(costs)
+            run.memory.accept(task.to, report.memory)
             answers.append(replace(report, of=task.to))
         state = run.method.fold(state, answers)
     return total
 
 
 def _kind(task: Task) -> Any:
-    """What the lengths of a task and its report depend on: packets, masks, verb and numbers."""
+    """What the lengths of both messages depend on: packets, masks, verb, version and numbers."""
     numbers = tuple(sorted((name, str(value)) for name, value in task.settings.items()))
     packets = []
     for name, packet in task.send.items():
         mask_shapes = _shapes(packet.mask or {})
         ones = tuple(int(leaf.count_nonzero()) for leaf in (packet.mask or {}).values())
         packets.append((name, _shapes(packet.values), mask_shapes, ones))
-    return task.verb, numbers, tuple(packets)
+    return task.verb, task.memory, numbers, tuple(packets)
 
 
 def _shapes(tree: Mapping[str, Tensor]) -> Any:

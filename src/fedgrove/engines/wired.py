@@ -1,7 +1,8 @@
 """Serial, but every message becomes bytes and is read back: what a network would carry.
 
 Each side uses only what it sent or received itself. Codecs are lossless, so the results are those
-of :class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts.
+of :class:`~fedgrove.engines.serial.Serial`, and the bytes are those it counts; but a client that
+lost the masks it held says so, and is sent its task again.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
-from ..core import SCORING_VERBS, Answer, Job, Packet, Task
-from ..errors import EngineError
+from ..core import Answer, Cost, Job, Lost, Task
+from ..errors import EngineError, NotHeld, WireError
 from ..runs.run import Run
-from ..wire.codec import Known
-from ..wire.count import BroadcastCosts, count_down, count_up
-from ..wire.held import Held
-from ..wire.message import read_report, read_task, write_report, write_task
+from ..wire.codec import Codec, Known, digest_of
+from ..wire.count import BroadcastCosts, count_down, count_up, known_of_report, known_of_task, noted
+from ..wire.held import Contents
+from ..wire.ledger import Ledger
+from ..wire.message import Lacks, read_answer, read_task, write_lacks, write_report, write_task
 from .work import crashed, late, perform, unreadable, with_memory
 
 
@@ -33,7 +35,7 @@ class Wired:
 
     def __post_init__(self) -> None:
         # What the clients themselves hold, apart from what the server believes (run.held).
-        self._clients: WeakKeyDictionary[Run, dict[int, Held]] = WeakKeyDictionary()
+        self._clients: WeakKeyDictionary[Run, dict[int, _Masks]] = WeakKeyDictionary()
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
         """Do each job when its answer is asked for."""
@@ -46,79 +48,113 @@ class Wired:
         """A task to its client and the answer back, both as bytes."""
         started = time.monotonic()
         codec = run.method.codec
-        client_held = self._held_by(run, task.to)
-        self._forget_what_the_client_lacks(run, task, client_held)
+        spent = Ledger()
+        received = self._deliver(run, task, broadcasts, spent)
 
-        # Down. What is known is looked up before `count_down` notes the masks as held.
-        believed = _known(run.held, task.to, task.send)
-        task_bytes = write_task(task, codec, believed)
-        received = read_task(task_bytes, codec, _known(client_held, task.to, task.send))
-        down = count_down(task, codec, run.held, broadcasts)
-        _check_count("task", task_bytes, down)
-        if task.verb not in SCORING_VERBS:
-            for name, packet in received.send.items():
-                client_held.note(task.to, name, packet.mask)
-
-        # On the client.
-        memory = run.memory.read(received.memory)
+        # On the client, which goes back to the version of its memory that the header names.
+        memory = run.memory.read(received.to, received.memory)
         try:
             report, remembered = perform(run, received, memory)
         except Exception as error:
-            return replace(crashed(task, error), cost={"down": down})
-        report = with_memory(run, received, report, remembered)
+            return replace(crashed(task, error), cost=_cost(spent))
+        outcome = with_memory(run, received, report, remembered)
+        if isinstance(outcome, Lost):
+            return replace(outcome, cost=_cost(spent))
+        report = outcome
 
         # Up. Both sides know the masks of the task itself.
         try:
             up = count_up(task, report, codec, run.held)
-            masks_received = _masks_sent(received, client_held)
-            for name, packet in report.give.items():
-                if packet.mask is None:
-                    # Without a mask of its own a packet has nothing to refer to.
-                    masks_received[name] = None
+            masked = [name for name, packet in report.give.items() if packet.mask is not None]
+            masks_received = known_of_report(received, masked, codec, digest_of)
             report_bytes = write_report(report, codec, masks_received)
-            answer = read_report(report_bytes, codec, _masks_sent(task, run.held))
+            masks_sent = known_of_report(task, task.send, codec, run.held.digest)
+            answer = read_answer(report_bytes, codec, masks_sent)
+            if isinstance(answer, Lacks):
+                raise WireError("it is no report.")
         except Exception as error:
-            return replace(unreadable(task, error), cost={"down": down})
+            return replace(unreadable(task, error), cost=_cost(spent))
         _check_count("report", report_bytes, up)
+        spent.add({"up": up})
         if self.timeout is not None and time.monotonic() - started > self.timeout:
-            return replace(late(task, self.timeout), cost={"down": down, "up": up})
-        return replace(answer, cost={"down": down, "up": up})
+            return replace(late(task, self.timeout), cost=_cost(spent))
+        return replace(answer, cost=_cost(spent))
 
-    def _held_by(self, run: Run, client: int) -> Held:
-        """What a client holds; one met for the first time holds what the checkpoint says."""
+    def _deliver(self, run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> Task:
+        """The task as its client reads it; a client that lacks a mask says so, and gets it whole.
+
+        What either side sends is added to ``spent``.
+        """
+        codec = run.method.codec
+        masks = self._masks_of(run, task)
+        try:
+            return masks.receive(_send(run, task, broadcasts, spent), codec)
+        except NotHeld as error:
+            lacks_bytes = write_lacks(Lacks(task.to, error.packets), codec)
+        # On the server, which learns that it was wrong about the client; then nothing is sure.
+        spent.add({"up": {"header": len(lacks_bytes)}})
+        assert isinstance(read_answer(lacks_bytes, codec), Lacks)
+        run.held.forget(task.to)
+        return masks.receive(_send(run, task, broadcasts, spent), codec)
+
+    def _masks_of(self, run: Run, task: Task) -> _Masks:
+        """What the client of a task holds.
+
+        The clients of a run that is resumed are new here, where real ones would have kept their
+        masks: these start with what the checkpoint says of them.
+        """
         clients = self._clients.setdefault(run, {})
-        if client not in clients:
-            masks = {key: mask for key, mask in run.held.masks.items() if key[0] == client}
-            clients[client] = Held(masks)
-        return clients[client]
+        masks = clients.setdefault(task.to, _Masks())
+        if not masks.restarted:
+            for name, known in known_of_task(task, run.method.codec, run.held).items():
+                if known is not None and name not in masks.by_packet:
+                    masks.keep(name, known)
+        return masks
 
-    @staticmethod
-    def _forget_what_the_client_lacks(run: Run, task: Task, client_held: Held) -> None:
-        """After a map that broke the server is rolled back, and the client may hold newer masks."""
-        for name in task.send:
-            believed = run.held.known(task.to, name)
-            actual = client_held.known(task.to, name)
-            if believed is not None and (actual is None or actual.digest != believed.digest):
-                run.held.masks.pop((task.to, name))
+    def restart(self, run: Run, client: int) -> None:
+        """A client starts anew: the masks that it held are gone, and nobody tells the server."""
+        self._clients.setdefault(run, {})[client] = _Masks(restarted=True)
 
     def close(self) -> None:
         """Forget what clients hold."""
         self._clients.clear()
 
 
-def _known(held: Held, client: int, packets: Mapping[str, Packet]) -> dict[str, Known | None]:
-    known: dict[str, Known | None] = {}
-    for name, packet in packets.items():
-        known[name] = None if packet.mask is None else held.known(client, name)
-    return known
+@dataclass
+class _Masks:
+    """What a client holds itself: the mask of the last packet of each name, and its digest."""
+
+    restarted: bool = False
+    by_packet: dict[str, tuple[bytes, Contents]] = field(default_factory=dict)
+
+    def keep(self, packet: str, known: Known) -> None:
+        """Hold a mask in place of the last one."""
+        if packet in self.by_packet and self.by_packet[packet][0] == known.digest:
+            return
+        self.by_packet[packet] = (known.digest, Contents.of(known.mask))
+
+    def receive(self, data: bytes, codec: Codec) -> Task:
+        """Read a task and keep its masks; raises NotHeld if it refers to others."""
+        known = {}
+        for name, (digest, contents) in self.by_packet.items():
+            known[name] = Known(contents.mask(), digest)
+        task = read_task(data, codec, known)
+        for name in noted(task, codec):
+            mask = task.send[name].mask
+            assert mask is not None
+            self.keep(name, Known(mask, digest_of(mask)))
+        return task
 
 
-def _masks_sent(task: Task, held: Held) -> dict[str, Known | None]:
-    """The masks of the task's packets, which the answer's packets of the same name may refer to."""
-    known: dict[str, Known | None] = {}
-    for name, packet in task.send.items():
-        known[name] = None if packet.mask is None else held.digest(packet.mask)
-    return known
+def _send(run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> bytes:
+    """A task as the server writes it."""
+    codec = run.method.codec
+    # What is known is looked up before `count_down` notes the masks as held.
+    data = write_task(task, codec, known_of_task(task, codec, run.held))
+    down = count_down(task, codec, run.held, broadcasts)
+    _check_count("task", data, down)
+    spent.add({"down": down})
+    return data
 
 
 def _check_count(what: str, data: bytes, cost: Mapping[str, int]) -> None:
@@ -126,3 +162,7 @@ def _check_count(what: str, data: bytes, cost: Mapping[str, int]) -> None:
     counted = sum(cost.values())
     if counted != len(data):
         raise EngineError(f"a {what} of {len(data)} bytes was counted as {counted} bytes.")
+
+
+def _cost(spent: Ledger) -> Cost:
+    return {"down": spent.down, "up": spent.up} if spent.up else {"down": spent.down}

@@ -53,7 +53,7 @@ def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) ->
 
 def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
     """Do a task in this process, from the client's memory to the bytes of its report."""
-    memory = run.memory.read(task.memory)
+    memory = run.memory.read(task.to, task.memory)
     started = time.monotonic()
     try:
         report, remembered = perform(run, task, memory)
@@ -67,14 +67,21 @@ def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | No
     return with_cost(run, task, outcome, broadcasts)
 
 
-def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Report:
+def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:
     """The report, once what the client remembers is written as a new version.
 
     It counts when the round loop accepts the report, not before.
     """
     if not remembered:
         return report
-    version = run.memory.write(task.to, task.round, task.verb, remembered, task.memory)
+    try:
+        version = run.memory.write(task.to, task.round, task.verb, remembered, task.memory)
+    except (FedgroveError, OSError):
+        # A full disk is not the client's fault, and ends the run.
+        raise
+    except Exception as error:
+        # Such as a tree that is none.
+        return crashed(task, error)
     return replace(report, memory=version)
 
 

@@ -53,6 +53,7 @@ def export_model(
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
+    trust: bool = False,
 ) -> Exported:
     """Write a client's own model, really shrunk, as ONNX or ExecuTorch, with a model card.
 
@@ -60,10 +61,10 @@ def export_model(
     takes raw inputs and standardises them itself, unless ``standardised``. With ``align`` a shrunk
     layer keeps as many zero channels as make its width a multiple of that: larger, and often
     faster. ``data`` and ``net`` are for runs on what was made in Python, which config.toml cannot
-    rebuild.
+    rebuild. ``trust`` is for runs whose config.toml names a file of code: it is run.
     """
     options = ExportOptions(to, int8, standardised, align)
-    return _export(opened(run, data, net, data_dir), client, options, out)
+    return _export(opened(run, data, net, data_dir, trust), client, options, out)
 
 
 def export_all(
@@ -77,11 +78,12 @@ def export_all(
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
+    trust: bool = False,
 ) -> Iterator[Exported]:
     """:func:`export_model` for every client of a run; each is written when it is yielded."""
     # Not a generator function: wrong arguments are refused at the call, not at the first client.
     options = ExportOptions(to, int8, standardised, align)
-    source = opened(run, data, net, data_dir)
+    source = opened(run, data, net, data_dir, trust)
     return (_export(source, client, options, out) for client in sorted(source.files))
 
 
@@ -115,19 +117,18 @@ def _commit(folder: Path, files: Mapping[str, bytes]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            # write_bytes() writes to a .part file first; a failure may leave either behind.
-            written.append(folder / f"{name}.part")
             written.append(folder / name)
             write_bytes(folder / name, content)
-    except OSError as error:
+    except (OSError, EngineError) as error:
         for path in written:
             path.unlink(missing_ok=True)
         for path in new_folders:
             if path.is_dir():
                 path.rmdir()
-        raise InputError(
-            f"{folder} cannot be written to: {error.strerror or error}; give another --out."
-        ) from None
+        reason = str(error)
+        if isinstance(error, OSError):
+            reason = f"{error.strerror or error}."
+        raise InputError(f"{folder} cannot be written to: {reason} Give another --out.") from None
 
 
 # ---- one client ----------------------------------------------------------------------------------

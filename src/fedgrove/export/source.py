@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +13,15 @@ from torch import Tensor, nn
 from .. import nets
 from ..channels.shrink import cut, structured
 from ..config.experiment import Experiment
-from ..config.toml import from_toml, read_words
+from ..config.toml import check_trust, from_toml, read_words
 from ..data import ClientData, Federation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
+from ..runs.checksums import damaged, is_plain, parsed
 from ..runs.folder import RunFolder
 from ..runs.result import Result
-from ..runs.store import read_tree
+from ..runs.store import tree_of
 from ..trees import Tree
 
 
@@ -60,12 +60,8 @@ class Source:
                 f"its {len(self.files)} clients are {min(self.files)} to {max(self.files)}."
             )
         path = self.folder.path / "models" / self.files[client]
-        # safetensors has errors of its own for a file that is none of its files.
-        try:
-            tree = {name: value.float() for name, value in read_tree(path).items()}
-        except Exception as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"{path} cannot be read ({reason}); run it again.") from None
+        content = self.folder.read(f"models/{self.files[client]}")
+        tree = {name: value.float() for name, value in tree_of(content, path).items()}
         for name, shape in self.net.layout.shapes.items():
             given: object = "missing"
             if name in tree:
@@ -90,10 +86,12 @@ def opened(
     data: Federation | None = None,
     net: nn.Module | None = None,
     data_dir: str | Path | None = None,
+    trust: bool = False,
 ) -> Source:
     """A finished run with its data rebuilt from config.toml.
 
-    Data or a net made in Python cannot be rebuilt, so the caller hands them over again.
+    Data or a net made in Python cannot be rebuilt, so the caller hands them over again. A net in a
+    file of code needs ``trust``, or a result of this process, or the net itself.
     """
     if isinstance(run, Result):
         folder = run.folder
@@ -116,6 +114,8 @@ def opened(
                 f"fedgrove.export_model(run, {key}=...)"
             )
 
+    is_trusted = trust or net is not None or isinstance(run, Result)
+    check_trust(folder.config, folder.path, is_trusted)
     # A finished model can be exported whatever trained it, so any method will do; the run's own may
     # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
@@ -138,8 +138,14 @@ def _model_files(folder: RunFolder) -> dict[int, str]:
             f"{folder.path} has no models/index.json, so its models cannot be matched to clients; "
             "run it again."
         )
-    index = json.loads(path.read_text())
-    return {int(client): str(name) for client, name in index.items()}
+    index = parsed(folder.read("models/index.json"), path)
+    try:
+        files = {int(client): name for client, name in index.items()}
+    except (AttributeError, ValueError):
+        raise damaged(path, "it does not name clients") from None
+    if not files or not all(is_plain(name) for name in files.values()):
+        raise damaged(path, "it does not name files of its folder")
+    return files
 
 
 def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, Tree]:

@@ -15,6 +15,8 @@ from torch import nn
 
 from ..errors import InputError, unknown
 
+_PREFIX = "fedgrove_user_"
+"""What the module names of users' files start with."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -46,7 +48,7 @@ def find(spec: str) -> type[nn.Module]:
     if not path.endswith(".py") or not name:
         raise InputError(f"net '{spec}' names no class; write path/file.py:Class.")
     networks: dict[str, type[nn.Module]] = {}
-    for key, value in vars(_imported(Path(path))).items():
+    for key, value in vars(import_file(Path(path))).items():
         is_network = isinstance(value, type) and issubclass(value, nn.Module)
         # A file with "from torch.nn import Module" holds that one too.
         if is_network and value is not nn.Module:
@@ -56,7 +58,16 @@ def find(spec: str) -> type[nn.Module]:
     return networks[name]
 
 
-def _imported(path: Path) -> ModuleType:
+def imported_files() -> list[Path]:
+    """The users' files that were imported so far; another process needs them for their classes."""
+    files = []
+    for name, module in sys.modules.items():
+        if name.startswith(_PREFIX) and module.__file__ is not None:
+            files.append(Path(module.__file__))
+    return files
+
+
+def import_file(path: Path) -> ModuleType:
     """The file as a module.
 
     Its name is made from the file's text: the same text is imported once, under the same name in
@@ -65,7 +76,7 @@ def _imported(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of a Python file that exists.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    name = f"fedgrove_user_{path.stem}_{digest[:16]}"
+    name = f"{_PREFIX}{path.stem}_{digest[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

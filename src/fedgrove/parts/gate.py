@@ -103,7 +103,7 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
         return Refusal("malformed", f"{client} answered with a {kind}, which is no report.")
     if report.of != task.to:
         return Refusal("client", f"{client} was asked, and the report is of client {report.of}.")
-    if report.memory is not None and not _is_plain_name(report.memory):
+    if report.memory is not None and not is_plain_name(report.memory):
         return Refusal("malformed", f"{client} names {report.memory!r} as what it remembers.")
     if report.examples != info.examples:
         return Refusal(
@@ -127,9 +127,10 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
     return None
 
 
-def _is_plain_name(version: str) -> bool:
+def is_plain_name(version: str) -> bool:
     """Whether a version of memory is a name and not a path that leads elsewhere."""
-    return bool(re.fullmatch(r"[\w:.-]{1,100}", version)) and ".." not in version
+    plain = re.fullmatch(r"[\w:.-]{1,100}", version, re.ASCII)
+    return plain is not None and ".." not in version
 
 
 def _refuses_metrics(
@@ -213,7 +214,7 @@ def _is_finite(value: Tensor) -> bool:
 # ---- how long are updates ------------------------------------------------------------------------
 
 Lengths = Mapping[str, tuple[float, float]]
-"""By packet: the length of the update, and of the model it changes (0 where none was sent)."""
+"""By packet: the length of the update, and of the model it changes (0 where nothing was sent)."""
 
 
 def kind_of(task: Task, packet: str) -> str:
@@ -222,27 +223,47 @@ def kind_of(task: Task, packet: str) -> str:
 
 
 def lengths_of(report: Report, task: Task) -> Lengths:
-    """The Euclidean length of what each packet changes, or of what it holds if it is new."""
+    """The Euclidean length of what each packet changes, or of what it holds if it is new.
+
+    A new packet is an update of the model under another name, or evidence of it, so it is measured
+    beside all that was sent. One without floating-point numbers has no length.
+    """
     lengths = {}
     for name, packet in report.give.items():
-        sent = task.send.get(name)
-        before: Mapping[str, Tensor] = {} if sent is None else sent.values
-        update_squares = 0.0
-        model_squares = 0.0
-        for leaf_name, leaf in packet.values.items():
-            if not leaf.is_floating_point():
-                continue
-            if leaf_name in before:
-                model_squares += _squares(before[leaf_name])
-                leaf = leaf.double() - before[leaf_name].double()
-            update_squares += _squares(leaf)
-        lengths[name] = (math.sqrt(update_squares), math.sqrt(model_squares))
+        floats = {k: leaf for k, leaf in packet.values.items() if leaf.is_floating_point()}
+        if not floats:
+            continue
+        if name in task.send:
+            before = task.send[name].values
+            model = _norms(before[k] for k in floats if k in before)
+        else:
+            before = {}
+            model = _norms(leaf for sent in task.send.values() for leaf in sent.values.values())
+        update = _norms(_change(leaf, before.get(k)) for k, leaf in floats.items())
+        # Not a sum of squares, which may be too large for a number.
+        lengths[name] = (math.hypot(*update), math.hypot(*model))
     return lengths
 
 
-def _squares(leaf: Tensor) -> float:
-    # In double precision: the square of a finite float32 may be too large for one.
-    return float(torch.linalg.vector_norm(leaf, dtype=torch.float64)) ** 2
+def _change(leaf: Tensor, before: Tensor | None) -> Tensor:
+    """What an update adds to what was sent; all of it where nothing like it was sent."""
+    if before is None or before.shape != leaf.shape:
+        return leaf
+    return leaf - before
+
+
+def _norms(leaves: Iterable[Tensor]) -> list[float]:
+    norms = []
+    for leaf in leaves:
+        if not leaf.is_floating_point():
+            continue
+        norm = float(torch.linalg.vector_norm(leaf))
+        if not math.isfinite(norm):
+            # The square of a finite float32 may be too large for one; float64 takes ten times as
+            # long.
+            norm = float(torch.linalg.vector_norm(leaf, dtype=torch.float64))
+        norms.append(norm)
+    return norms
 
 
 class RecentLengths:

@@ -133,7 +133,8 @@ class TrimmedMean:
 
     def _trimmed(self, values: Tensor, weights: Tensor) -> Tensor:
         has_it = weights > 0
-        count = has_it.sum(0)
+        # In double: a share of whole numbers would be taken in single precision.
+        count = has_it.sum(0).double()
         cut = (self.share * count + ROUNDING).floor()
         # Infinite where somebody has no value: these come last and no rank below `count` is theirs.
         ordered = values.masked_fill(~has_it, torch.inf).sort(0).values
@@ -150,11 +151,10 @@ class ClippedMean:
 
     :math:`w = p + \sum_k n_k \min(1, B/|w_k - p|)(w_k - p) \big/ \sum_k n_k`: p -> ``previous``,
     B -> ``bound``, by default the median of the clients' lengths. Updates that are no longer than B
-    count as in the weighted mean; if all are so, this is the weighted mean to the bit. However many
-    lie, no step is longer than B; as long as fewer than half of the clients lie, the default B is
-    no longer than the longest honest update. It bounds how far a liar pulls and does not silence
-    him: a small pull in every round remains. Nor does it fit where a client's model is far from
-    ``previous`` for good reasons.
+    count as in the weighted mean; if all are so, this is the weighted mean to the bit. Where all
+    clients have all parameters, no step is longer than B, however many lie; and as long as fewer
+    than half of them lie, the default B is no longer than the longest honest update. It bounds how
+    far a liar pulls and does not silence him: a small pull in every round remains.
 
     >>> average = ClippedMean(bound=1.0).start({"w": torch.tensor([0.0])})
     >>> for w in (0.5, 1e30):

@@ -50,6 +50,11 @@ class Tally:
         return parts
 
 
+def unanswered(task: Task) -> Lost:
+    """The engine passed a task over."""
+    return Lost(task.to, "unanswered", f"the engine gave no answer for client {task.to}.")
+
+
 class Admission:
     """The answers to one exchange's tasks, on their way to the method's ``fold``.
 
@@ -62,7 +67,8 @@ class Admission:
         self._run = run
         self._unanswered = {id(task): task for task in tasks}
         self._asked = len(tasks)
-        self._needed = max(1, math.ceil(quorum * len(tasks)))
+        # 0.28 of 25 tasks is 7, though the product is a little more.
+        self._needed = max(1, math.ceil(quorum * len(tasks) - 1e-9))
         self._admitted: list[tuple[Task, str | None, Lengths]] = []
         self._recent = RecentLengths(run.lengths.by_kind)
 
@@ -83,6 +89,8 @@ class Admission:
             if self._recent.knows(task, lengths) or len(waiting) == FEW:
                 yield from self._release(waiting)
         yield from self._release(waiting)
+        for task in list(self._unanswered.values()):
+            self._admit(task, unanswered(task))
         if len(self._admitted) < self._needed:
             raise TooFewReports(self._what_is_missing())
 

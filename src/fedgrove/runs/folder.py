@@ -1,28 +1,60 @@
-"""A run folder: never overwritten, never half-written.
+"""A run folder: never overwritten, never half-written, and what is damaged is noticed.
 
 ::
 
     config.toml       the resolved configuration: rebuilds the run by type name
     metrics.jsonl     one object per exchange
-    checkpoint/       the last folded state, and what clients remember
+    checkpoint/       the last folded state, and what clients remember; the same of a time before
     models/           *.safetensors, and index.json: which client uses which
+    checksums.txt     of config.toml; at the end, of everything but checkpoint/
     summary.json      written last
+    lock              while a process trains in the folder (see :mod:`fedgrove.runs.lock`)
+
+A checkpoint is a manifest (latest.json, previous.json) and the files that it names, which are
+written before it and never changed. How a file is checked: :mod:`fedgrove.runs.checksums`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import time
+import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import DamageError, FedgroveError, FolderWarning, InputError
+from ..parts.gate import is_plain_name
 from ..trees import Tree
+from . import checksums
+from .checksums import damaged, digest, inside
 from .run import Run
-from .store import freeze, read_tree, thaw, write_bytes, write_tree
+from .store import (
+    PARTIAL,
+    cannot_write,
+    freeze,
+    memory_file,
+    read_named,
+    sync,
+    thaw,
+    tree_bytes,
+    write_bytes,
+    write_named,
+)
 
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
+FORMAT = 2
+"""Of checkpoints: raised when a manifest changes; those of another format are refused. Before there
+was a format, files had no checksums."""
+SYNC_EVERY = 10.0
+"""Seconds: a checkpoint is forced to the disk, which takes a while, no more often than this.
+
+Only such a one is kept as the previous one. So a power cut, after which newer files may be empty,
+costs no more than these seconds and a round.
+"""
 
 
 class RunFolder:
@@ -30,6 +62,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._synced_at = -SYNC_EVERY
+        self._model_digests: dict[str, str] = {}
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
@@ -42,8 +76,23 @@ class RunFolder:
             raise InputError(
                 f"the run folder {path} cannot be made: {error.strerror or error}."
             ) from None
-        write_bytes(path / "config.toml", config.encode())
-        return cls(path)
+        folder = cls(path)
+        try:
+            folder.begin(config)
+        except FedgroveError:
+            # Or the same command would be refused when there is space again.
+            with suppress(OSError):
+                (path / checksums.FILE).unlink(missing_ok=True)
+                path.rmdir()
+            raise
+        return folder
+
+    def begin(self, config: str) -> None:
+        """Write the first files of a run into its folder."""
+        # Its checksum first: a config.toml without one has lost it.
+        digests = {"config.toml": digest(config.encode())}
+        write_bytes(self._inside(checksums.FILE), checksums.listed(digests), sync=True)
+        write_bytes(self._inside("config.toml"), config.encode(), sync=True)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -55,117 +104,333 @@ class RunFolder:
             )
         return cls(path)
 
+    def _inside(self, name: str) -> Path:
+        return inside(self.path, name)
+
+    def read(self, name: str) -> bytes:
+        """The bytes of a file that checksums.txt lists: ``config.toml``, or one of a finished run.
+
+        What is missing or not what was written is refused.
+        """
+        if not (self.path / checksums.FILE).exists() and self._is_from_before_checksums():
+            return checksums.read(self._inside(name))
+        return checksums.read_listed(self.path, name, checksums.read_list(self.path))
+
+    def _is_from_before_checksums(self) -> bool:
+        try:
+            manifest = checksums.read_json(self._latest)
+        except DamageError:
+            # Before its first checkpoint a run has nothing to lose.
+            return not self._latest.exists()
+        return isinstance(manifest, dict) and "format" not in manifest
+
     @property
     def config(self) -> str:
         """The text of config.toml."""
-        return (self.path / "config.toml").read_text()
+        try:
+            return self.read("config.toml").decode()
+        except UnicodeDecodeError:
+            raise damaged(self.path / "config.toml", "it is not text") from None
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The result, once there is one."""
         path = self.path / "summary.json"
-        if not path.is_file():
+        if not path.exists():
             return None
-        figures: dict[str, Any] = json.loads(path.read_text())
+        figures = checksums.parsed(self.read("summary.json"), path)
+        if not isinstance(figures, dict):
+            raise damaged(path)
         return figures
+
+    # ---- metrics ---------------------------------------------------------------------------------
+
+    @property
+    def _metrics_path(self) -> Path:
+        return self._inside("metrics.jsonl")
+
+    def _lines(self) -> list[bytes]:
+        if not self._metrics_path.exists():
+            return []
+        return checksums.read(self._metrics_path).splitlines(keepends=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One object per exchange so far."""
-        # A last line without its newline was cut short by a kill, and does not count.
-        return [json.loads(line) for line in self._lines() if line.endswith(b"\n")]
+        lines = self._lines()
+        if (self.path / "summary.json").exists():
+            self.read("metrics.jsonl")
+        else:
+            manifest = self._newest_manifest()
+            if manifest is not None:
+                self._check_lines(lines, manifest)
+        return self._parsed(lines)
 
-    def _lines(self) -> list[bytes]:
-        path = self.path / "metrics.jsonl"
-        if not path.is_file():
+    def metrics_to_show(self) -> list[dict[str, Any]]:
+        """The same for a progress line: unchecked, up to the first line that cannot be read."""
+        try:
+            return self._parsed(self._lines())
+        except DamageError:
             return []
-        return path.read_bytes().splitlines(keepends=True)
+
+    def _parsed(self, lines: list[bytes]) -> list[dict[str, Any]]:
+        # A last line without its newline was cut short by a kill, and does not count.
+        return [
+            checksums.parsed(line, self._metrics_path) for line in lines if line.endswith(b"\n")
+        ]
+
+    def _check_lines(self, lines: list[bytes], manifest: Mapping[str, Any]) -> bytes:
+        """The lines that a manifest counts."""
+        committed = b"".join(lines[: manifest["lines"]])
+        if digest(committed) != manifest["metrics"]:
+            if not self._metrics_path.exists():
+                raise DamageError(
+                    f"{self._metrics_path} is missing; restore it from a copy, or run it again."
+                )
+            raise damaged(self._metrics_path)
+        return committed
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Add a line to metrics.jsonl; it counts once the next checkpoint is written."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self._metrics_path
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            # Not half a line.
+            with suppress(OSError):
+                os.truncate(path, size)
+            raise cannot_write(path, error) from None
 
     # ---- checkpoints -----------------------------------------------------------------------------
 
     @property
     def _checkpoint(self) -> Path:
-        return self.path / CHECKPOINT
+        return self._inside(CHECKPOINT)
 
     @property
-    def _manifest_path(self) -> Path:
-        return self._checkpoint / "latest.json"
+    def _latest(self) -> Path:
+        return self._inside(f"{CHECKPOINT}/latest.json")
+
+    @property
+    def _previous(self) -> Path:
+        return self._inside(f"{CHECKPOINT}/previous.json")
 
     def save(self, run: Run, state: Any, attempt: int = 0) -> None:
         """Commit a state, what clients remember and hold, and the metrics so far, all at once."""
         tensors: Tree = {}
-        # Shared by both calls: a mask that a state and many clients hold is written once.
+        # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
         frozen_state = freeze(state, tensors, numbers)
-        frozen_held = freeze(run.held.masks, tensors, numbers)
-        lines = len(self._lines())
-        tensor_file = f"state.{lines:06d}.safetensors"
-        self._checkpoint.mkdir(exist_ok=True)
-        write_tree(self._checkpoint / tensor_file, tensors)
-        manifest = {
-            "round": state.round,
-            "attempt": attempt,
-            "lengths": run.lengths.by_kind,
-            "state": frozen_state,
-            "held": frozen_held,
-            "tensors": tensor_file,
-            "memory": run.memory.files,
-            "lines": lines,
-        }
-        # From this rename on the new checkpoint counts; what only the old one named can go.
-        write_bytes(self._manifest_path, json.dumps(manifest).encode())
-        run.memory.sweep()
-        for path in self._checkpoint.glob("state.*"):
-            if path.name != tensor_file:
-                path.unlink()
+        frozen_held = freeze(run.held.state(), tensors, numbers)
+        lines = self._lines()
+        try:
+            self._checkpoint.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self._checkpoint, error) from None
+        stem = f"state.{len(lines):06d}"
+        self._commit(
+            {
+                "round": state.round,
+                "attempt": attempt,
+                "lengths": run.lengths.by_kind,
+                "state": frozen_state,
+                "held": frozen_held,
+                "tensors": write_named(self._checkpoint, stem, tensors),
+                "memory": {str(client): version for client, version in run.memory.files.items()},
+                "lines": len(lines),
+                "metrics": digest(b"".join(lines)),
+            }
+        )
+
+    def _commit(self, content: Mapping[str, Any]) -> None:
+        """Make a manifest the latest one; all that it names is written."""
+        old = self._manifest_or_none(self._latest)
+        previous = self._manifest_or_none(self._previous)
+        is_due = time.monotonic() - self._synced_at >= SYNC_EVERY
+        new = {"format": FORMAT, "synced": is_due, **content}
+        if is_due:
+            self._sync(new, [m for m in (old, previous) if m is not None and m["synced"]])
+        # From this rename on the new checkpoint counts.
+        write_bytes(self._latest, checksums.sealed(new), sync=is_due)
+        if old is not None and (old["synced"] or previous is None):
+            # After the other, or for a moment both would be the same, and one damage too many.
+            previous = old
+            write_bytes(self._previous, checksums.sealed(old), sync=True)
+            sync(self._checkpoint)
+        # What no manifest names can go now.
+        self._delete_all_but(_files_of(new) | _files_of(previous))
+
+    def _sync(self, new: Mapping[str, Any], on_disk: list[dict[str, Any]]) -> None:
+        """Force a checkpoint to the disk, but for the files of those that are there already."""
+        names = _files_of(new)
+        for manifest in on_disk:
+            names -= _files_of(manifest)
+        for name in sorted(names):
+            sync(self._checkpoint / name)
+        if self._metrics_path.exists():
+            sync(self._metrics_path)
+        sync(self._checkpoint)
+        sync(self.path)
+        self._synced_at = time.monotonic()
+
+    def _delete_all_but(self, names: set[str]) -> None:
+        """Delete what a killed process left behind, and what only an older manifest named."""
+        left_over = [*self._checkpoint.glob("state.*"), *self._checkpoint.glob("client-*")]
+        left_over += self._checkpoint.glob(f"*{PARTIAL}")
+        left_over += self.path.glob(f"*{PARTIAL}")
+        for path in left_over:
+            if path.name not in names:
+                # Something else may have deleted it; and it does no harm.
+                with suppress(OSError):
+                    path.unlink()
 
     def restore(self, run: Run) -> tuple[Any, int]:
         """Take the run back to its last checkpoint: its state and the attempt at the next exchange.
 
         The state is None if there is no checkpoint.
 
-        What clients remember and hold is restored too; metrics of rounds that did not count are
-        cut off.
+        If the last one is damaged, to the one before. What clients remember and hold is restored
+        too; metrics of rounds that did not count are cut off.
         """
-        manifest = self._manifest()
-        committed_lines = self._lines()[: manifest.get("lines", 0)]
-        write_bytes(self.path / "metrics.jsonl", b"".join(committed_lines))
-        if not manifest:
+        manifest = self._settle()
+        if manifest is None:
             return None, 0
-        for client, file in manifest["memory"].items():
-            run.memory.accept(int(client), file)
-        tensors = read_tree(self._checkpoint / manifest["tensors"])
-        run.held.masks.update(thaw(manifest["held"], tensors))
-        run.lengths.by_kind.update(manifest["lengths"])
-        state = thaw(manifest["state"], tensors, like=run.initial_state)
-        return state, manifest["attempt"]
+        try:
+            for client, version in manifest["memory"].items():
+                run.memory.accept(int(client), version)
+            tensors = read_named(self._checkpoint, manifest["tensors"])
+            run.held.restore(thaw(manifest["held"], tensors))
+            run.lengths.by_kind.update(manifest["lengths"])
+            state = thaw(manifest["state"], tensors, like=run.initial_state)
+            return state, int(manifest["attempt"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if isinstance(error, FedgroveError):
+                raise
+            raise damaged(self._latest, "it does not describe a checkpoint") from error
+
+    def _settle(self) -> dict[str, Any] | None:
+        """Choose the checkpoint to continue from, and make the folder agree with it.
+
+        The manifest of the chosen one; None at the beginning of a run.
+        """
+        lines = self._lines()
+        if not self._latest.exists() and not self._previous.exists():
+            # A run that was killed in its first exchange may have logged that one.
+            if len(lines) > 1:
+                raise DamageError(
+                    f"{self._latest} is missing, and {self._metrics_path} is not of a run that "
+                    "has just begun; restore the folder from a copy, or run it again."
+                )
+            manifest, committed = None, b""
+        else:
+            manifest, committed = self._chosen(lines)
+        if b"".join(lines) != committed:
+            write_bytes(self._metrics_path, committed)
+        previous = self._manifest_or_none(self._previous)
+        self._delete_all_but(_files_of(manifest) | _files_of(previous))
+        return manifest
+
+    def _chosen(self, lines: list[bytes]) -> tuple[dict[str, Any], bytes]:
+        """The latest checkpoint and its metrics; the previous one if the latest is damaged."""
+        try:
+            return self._checked(self._latest, lines)
+        except DamageError as error:
+            latest_is_damaged = error
+        if not self._previous.exists():
+            raise DamageError(
+                f"{latest_is_damaged} There is no checkpoint before it. Nothing was changed."
+            ) from None
+        try:
+            manifest, committed = self._checked(self._previous, lines)
+        except DamageError as error:
+            reason = f"The checkpoint before it cannot be used either: {error}"
+            if str(error) == str(latest_is_damaged):
+                reason = "The checkpoint before it needs that file too."
+            raise DamageError(f"{latest_is_damaged} {reason} Nothing was changed.") from None
+        warnings.warn(
+            f"{latest_is_damaged} The run goes on from the checkpoint before, of round "
+            f"{manifest['round']}.",
+            FolderWarning,
+            stacklevel=2,
+        )
+        # First this, then the metrics: a kill in between leaves lines that do not count.
+        write_bytes(self._latest, checksums.sealed(manifest), sync=True)
+        return manifest, committed
+
+    def _checked(self, path: Path, lines: list[bytes]) -> tuple[dict[str, Any], bytes]:
+        """A manifest and the metrics it counts, when all its files are what was written."""
+        manifest = self._manifest(path)
+        for name in sorted(_files_of(manifest)):
+            checksums.read_named(self._checkpoint, name)
+        return manifest, self._check_lines(lines, manifest)
 
     def rounds_saved(self) -> int:
-        """How many rounds the last checkpoint holds."""
-        return int(self._manifest().get("round", 0))
+        """How many rounds the last checkpoint that can be read holds."""
+        for path in (self._latest, self._previous):
+            manifest = self._manifest_or_none(path)
+            if manifest is not None:
+                return int(manifest["round"])
+        return 0
 
-    def _manifest(self) -> dict[str, Any]:
-        if not self._manifest_path.is_file():
-            return {}
-        manifest: dict[str, Any] = json.loads(self._manifest_path.read_text())
+    def check_format(self) -> None:
+        """Refuse checkpoints of another version."""
+        for path in (self._latest, self._previous):
+            # What is damaged is for restore() to tell.
+            with suppress(DamageError):
+                self._manifest(path)
+
+    def check(self) -> None:
+        """Refuse an unfinished run of which no checkpoint can be read."""
+        self._newest_manifest()
+
+    def _newest_manifest(self) -> dict[str, Any] | None:
+        """The last manifest that can be read; None before the first checkpoint."""
+        if not self._latest.exists() and not self._previous.exists():
+            return None
+        try:
+            return self._manifest(self._latest)
+        except DamageError as error:
+            previous = self._manifest_or_none(self._previous)
+            if previous is None:
+                raise
+            warnings.warn(f"{error} The one before is used.", FolderWarning, stacklevel=2)
+            return previous
+
+    def _manifest(self, path: Path) -> dict[str, Any]:
+        manifest = checksums.read_sealed(path, new_keys=("format", "synced"))
+        format = manifest.get("format", 1)
+        if format != FORMAT:
+            raise InputError(
+                f"{path} is a checkpoint of format {format}; this version of fedgrove reads format "
+                f"{FORMAT}. Resume the run with the version that wrote it, or start it again."
+            )
+        if not _is_whole(manifest):
+            raise damaged(path, "it does not describe a checkpoint")
         return manifest
+
+    def _manifest_or_none(self, path: Path) -> dict[str, Any] | None:
+        try:
+            return self._manifest(path)
+        except InputError:
+            return None
 
     # ---- results ---------------------------------------------------------------------------------
 
     def save_models(self, run: Run, state: Any) -> None:
         """Each client's own model where it has one, otherwise the delivered model, written once."""
-        folder = self.path / "models"
-        folder.mkdir(exist_ok=True)
+        folder = self._inside("models")
+        try:
+            folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(folder, error) from None
         index: dict[str, str] = {}
         shared: dict[int, str] = {}
+        self._model_digests = {}
         # All at once, so that each is alive as long as its id is a key.
         delivered = {k: run.method.deliver(state, k).get("model") for k in run.infos}
         for client, packet in delivered.items():
-            own = run.memory.read(run.memory.files.get(client)).get("own")
+            own = run.memory.read(client, run.memory.files.get(client)).get("own")
             if own is not None:
                 tree = own
                 name = f"client-{client:05d}.safetensors"
@@ -175,14 +440,62 @@ class RunFolder:
             else:
                 continue
             index[str(client)] = name
-            if not (folder / name).exists():
-                write_tree(folder / name, tree)
-        write_bytes(folder / "index.json", json.dumps(index, indent=1).encode())
+            # Even over a file that is there: a process that was killed may have left it.
+            if f"models/{name}" not in self._model_digests:
+                self._write_model(name, tree_bytes(tree))
+        self._write_model("index.json", json.dumps(index, indent=1).encode())
+        for path in folder.glob(f"*{PARTIAL}"):
+            path.unlink()
+
+    def _write_model(self, name: str, data: bytes) -> None:
+        write_bytes(self._inside(f"models/{name}"), data, sync=True)
+        self._model_digests[f"models/{name}"] = digest(data)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the result."""
-        text = json.dumps(summary, indent=1) + "\n"
-        write_bytes(self.path / "summary.json", text.encode())
+        text = (json.dumps(summary, indent=1) + "\n").encode()
+        digests = {
+            "config.toml": self._config_digest(),
+            "metrics.jsonl": digest(b"".join(self._lines())),
+            **self._model_digests,
+            "summary.json": digest(text),
+        }
+        # Before the summary, with which they begin to be looked at.
+        write_bytes(self._inside(checksums.FILE), checksums.listed(digests), sync=True)
+        write_bytes(self._inside("summary.json"), text, sync=True)
+        sync(self.path)
+
+    def _config_digest(self) -> str:
+        """Of when the run began: a config.toml that was changed since must not pass for whole."""
+        try:
+            return checksums.read_list(self.path)["config.toml"]
+        except (DamageError, KeyError):
+            return digest(checksums.read(self._inside("config.toml")))
+
+
+def _is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest has what is read of it before the run is known."""
+    memory = manifest.get("memory")
+    if not isinstance(memory, dict) or not isinstance(manifest.get("tensors"), str):
+        return False
+    names_versions = all(
+        client.isdecimal() and isinstance(version, str) and is_plain_name(version)
+        for client, version in memory.items()
+    )
+    numbers = ("round", "attempt", "lines", "synced")
+    has_numbers = all(isinstance(manifest.get(key), int) for key in numbers)
+    has_rest = {"state", "held", "lengths", "metrics"} <= manifest.keys()
+    return names_versions and has_numbers and has_rest
+
+
+def _files_of(manifest: Mapping[str, Any] | None) -> set[str]:
+    """The names of the files of a checkpoint."""
+    if manifest is None:
+        return set()
+    names = {manifest["tensors"]}
+    for client, version in manifest["memory"].items():
+        names.add(memory_file(client, version))
+    return names
 
 
 def exists(path: Path) -> InputError:

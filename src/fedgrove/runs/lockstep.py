@@ -10,15 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core import Answer, Engine, Job, Lost, Task, WithFigures
+from ..core import Answer, Engine, Job, Task, WithFigures
 from ..errors import EngineError, FedgroveError
-from ..trees import Mask
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
-from .admission import Admission, TooFewReports
+from .admission import Admission, TooFewReports, unanswered
 from .folder import RunFolder
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
@@ -55,25 +54,25 @@ class Member:
     """The line of metrics.jsonl that is being made."""
     _loop: Generator[Exchange, Answers, None] = field(init=False)
     _first_attempt: int = field(default=0, init=False)
-    _held_before: dict[tuple[int, str], Mask] = field(default_factory=dict, init=False)
+    _held_before: dict[str, Any] = field(default_factory=dict, init=False)
 
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
         state, attempt = self.folder.restore(self.run)
+        self._first_attempt = attempt
         self._start_loop(state, attempt)
 
     def _start_loop(self, state: Any, attempt: int) -> None:
         self._loop = rounds(self.run, state, attempt)
-        self._first_attempt = attempt
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
         """Note what clients hold before a map, for :meth:`roll_back`."""
-        self._held_before = dict(self.run.held.masks)
+        self._held_before = self.run.held.state()
 
     def roll_back(self) -> None:
         """Undo what a broken map did; what clients remember was not accepted yet."""
-        self.run.held.masks = self._held_before
+        self.run.held.restore(self._held_before)
         self._start_loop(self.exchange.state, self.exchange.attempt)
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
@@ -94,6 +93,9 @@ class Member:
             self.line["figures"] = dict(self.run.method.figures(self.exchange.state))
         if self.exchange.why_abandoned:
             self.line["abandoned"] = self.exchange.why_abandoned
+        else:
+            # The next exchange has all its attempts before it, also in a resumed run.
+            self._first_attempt = 0
 
     @property
     def scores_are_due(self) -> bool:
@@ -241,7 +243,7 @@ class _Stream:
         of them, comes as it is, and the gate refuses it. An answer of one of the runs that come
         ``later`` ends the part.
         """
-        unanswered = deque(tasks)
+        waiting = deque(tasks)
         while True:
             self._look_ahead()
             if self._next is None:
@@ -253,13 +255,13 @@ class _Stream:
             if answered_run is not run:
                 # A second answer to a run that was served before.
                 continue
-            if any(task is other for other in unanswered):
-                while unanswered[0] is not task:
-                    yield _unanswered(run, unanswered.popleft())
-                unanswered.popleft()
+            if any(task is other for other in waiting):
+                while waiting[0] is not task:
+                    yield _passed_over(run, waiting.popleft())
+                waiting.popleft()
             yield task, answer
-        for task in unanswered:
-            yield _unanswered(run, task)
+        for task in waiting:
+            yield _passed_over(run, task)
 
     def _look_ahead(self) -> None:
         if self._next is not None:
@@ -278,11 +280,10 @@ class _Stream:
             self.broken = error
 
 
-def _unanswered(run: Run, task: Task) -> tuple[Task, Answer]:
-    """A task that the engine passed over; it was sent all the same."""
+def _passed_over(run: Run, task: Task) -> tuple[Task, Answer]:
+    """A task that the engine gave no answer for; it was sent all the same."""
     cost = {"down": count_down(task, run.method.codec, run.held, BroadcastCosts())}
-    sentence = f"the engine gave no answer for client {task.to}."
-    return task, Lost(task.to, "unanswered", sentence, cost)
+    return task, replace(unanswered(task), cost=cost)
 
 
 Take = Callable[[Member, Sequence[Task], Answers], None]

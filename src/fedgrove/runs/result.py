@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import InputError
 from .folder import RunFolder
+from .store import cannot_write
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class Result:
             raise InputError(
                 f"the run folder {target} exists; runs are never overwritten: give another name."
             )
-        shutil.copytree(self.folder.path, target)
+        try:
+            shutil.copytree(self.folder.path, target)
+        except OSError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            raise cannot_write(target, error) from None
         return RunFolder(target)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -59,6 +59,10 @@ class Run:
             # The class is frozen; this is its one default that depends on another field.
             object.__setattr__(self, "method", with_recipe(self.method, recipe))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: the fields. What was computed from them is computed again."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
     @cached_property
     def infos(self) -> dict[int, Info]:
         """What the server knows of each client."""
@@ -112,7 +116,8 @@ class Run:
 
     def holds(self, task: Task) -> Holds:
         """What the answer to a task holds, as its last stage says."""
-        last = self.work(task.verb)[-1]
+        stages = self.work(task.verb)
+        last = stages[-1] if stages else None
         if not isinstance(last, Give):
             raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
         return last.holds(task, self.net)

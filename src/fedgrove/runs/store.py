@@ -1,65 +1,149 @@
 """Trees on disk: safetensors files, a method's state without pickle, and what clients remember.
 
 Nothing here is ever half-written: a file is written under another name and then renamed, and only
-what the checkpoint's manifest names counts.
+what the checkpoint's manifest names counts. A file that cannot be written, as on a full disk, is an
+:class:`~fedgrove.errors.EngineError` and leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import EngineError, InputError
+from ..parts.gate import is_plain_name
 from ..trees import Tree
+from . import checksums
+from .checksums import damaged
+
+PARTIAL = ".part"
+"""How the name of a file ends that is being written."""
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    partial = path.with_name(path.name + ".part")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
+    """Write a file so that it is there whole or not at all.
+
+    With ``sync`` it is on the disk before it has its name: a power cut leaves it whole too.
+    """
+    # A worker that outlives its killed server may still write the same file: each process has a
+    # name of its own for it.
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    finally:
+        # Where it was renamed there is none any more.
+        with suppress(OSError):
+            partial.unlink()
 
 
-def write_tree(path: Path, tree: Mapping[str, Tensor]) -> None:
-    """Write named tensors as one safetensors file."""
-    partial = path.with_name(path.name + ".part")
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    # Windows cannot open a folder, and keeps names safe by itself.
+    if os.name == "nt" and path.is_dir():
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> EngineError:
+    """The sentence for a file that could not be written, for one of the reasons a disk has."""
+    advice = _ADVICE.get(error.errno or 0, "make sure that it can be written to.")
+    return EngineError(f"{path} could not be written: {error.strerror or error}; {advice}")
+
+
+_ADVICE = {
+    errno.ENOSPC: "free some space on its disk.",
+    errno.EDQUOT: "free some of your space on its disk.",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f).",
+    errno.EIO: "the disk has errors: check it.",
+}
+
+
+def tree_bytes(tree: Mapping[str, Tensor]) -> bytes:
+    """Named tensors as the content of one safetensors file."""
     # Leaves may be views of one flat vector, which safetensors refuses: each gets its own storage.
     leaves = {name: leaf.detach().clone().contiguous() for name, leaf in tree.items()}
     # safetensors sorts names; their order, on which sums depend to the bit, goes into the metadata.
     # One key only: it writes several in no fixed order, and the same run must give the same bytes.
-    save_file(leaves, partial, metadata={"order": json.dumps(list(tree))})
-    os.replace(partial, path)
+    return save(leaves, metadata={"order": json.dumps(list(tree))})
+
+
+def tree_of(data: bytes, path: Path) -> Tree:
+    """The tree of a file whose bytes are read already, in the order it was written."""
+    try:
+        leaves = load(data)
+        # load() gives no metadata: the header is JSON behind its length in 8 bytes.
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        order = json.loads(header.get("__metadata__", {}).get("order", "null"))
+        return {name: leaves[name] for name in order or leaves}
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise damaged(path, str(error).splitlines()[0]) from None
+
+
+def write_tree(path: Path, tree: Mapping[str, Tensor]) -> None:
+    """Write named tensors as one safetensors file."""
+    write_bytes(path, tree_bytes(tree))
 
 
 def read_tree(path: Path) -> Tree:
     """Read what :func:`write_tree` wrote, in the order it was written."""
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        order = json.loads(metadata.get("order", "null"))
-        return {name: file.get_tensor(name) for name in order or file.keys()}
+    return tree_of(checksums.read(path), path)
 
 
-def write_trees(path: Path, forest: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Write several named trees as one file; tree and leaf are joined by a slash."""
-    joined: Tree = {}
-    for tree_name, tree in forest.items():
-        for name, leaf in tree.items():
-            joined[f"{tree_name}/{name}"] = leaf
-    write_tree(path, joined)
+def write_named(folder: Path, stem: str, tree: Mapping[str, Tensor], current: str = "") -> str:
+    """Write a tree as a file whose name holds its checksum, and return the name.
+
+    The ``current`` file is left as it is where the tree is the same.
+    """
+    data = tree_bytes(tree)
+    name = checksums.named(stem, data)
+    if name != current:
+        write_bytes(folder / name, data)
+    return name
 
 
-def read_trees(path: Path) -> dict[str, Tree]:
-    """Read what :func:`write_trees` wrote."""
+def read_named(folder: Path, name: str) -> Tree:
+    """Read what :func:`write_named` wrote."""
+    return tree_of(checksums.read_named(folder, name), folder / name)
+
+
+def joined(forest: Mapping[str, Mapping[str, Tensor]]) -> Tree:
+    """Several named trees as one; tree and leaf are joined by a slash."""
+    tree: Tree = {}
+    for tree_name, leaves in forest.items():
+        for name, leaf in leaves.items():
+            tree[f"{tree_name}/{name}"] = leaf
+    return tree
+
+
+def divided(tree: Mapping[str, Tensor]) -> dict[str, Tree]:
+    """The trees again that :func:`joined` joined."""
     forest: dict[str, Tree] = {}
-    for key, leaf in read_tree(path).items():
+    for key, leaf in tree.items():
         tree_name, _, name = key.partition("/")
         forest.setdefault(tree_name, {})[name] = leaf
     return forest
@@ -153,18 +237,19 @@ def _check_fields(body: Mapping[str, Any], like: Any) -> None:
 class Memory:
     """What clients keep between rounds: one file per client, a new version per write.
 
-    Workers read and write the files themselves; only file names travel. A version counts once the
-    checkpoint's manifest names it. A killed round leaves versions that no manifest names; the next
-    commit deletes them. The folder is made with the first file.
+    Workers read and write the files themselves; only versions travel: short names with a checksum
+    in them, as "12.train.0123456789abcdef".
+    A version counts once the checkpoint's manifest names it. A killed round leaves versions that no
+    manifest names; the next commit deletes them. The folder is made with the first file.
     """
 
     def __init__(self, folder: Path, files: Mapping[int, str] | None = None) -> None:
         self.folder = folder
         self.files: dict[int, str] = dict(files or {})
 
-    def read(self, name: str | None) -> dict[str, Tree]:
+    def read(self, client: int, version: str | None) -> dict[str, Tree]:
         """The trees of one version; empty for a client that has never kept anything."""
-        return read_trees(self.folder / name) if name else {}
+        return divided(read_named(self.folder, memory_file(client, version))) if version else {}
 
     def write(
         self,
@@ -174,24 +259,33 @@ class Memory:
         forest: Mapping[str, Tree],
         current: str | None = None,
     ) -> str:
-        """Write a new version and return its name; it never overwrites the ``current`` one."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        stem = f"client-{client:05d}.{round:06d}.{verb}"
-        name = f"{stem}.safetensors"
-        if name == current:
-            # The same exchange, done again after an interruption.
-            name = f"{stem}.2.safetensors"
-        write_trees(self.folder / name, forest)
-        return name
+        """Write a new version and return its name; it never overwrites another one."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(self.folder, error) from None
+        data = tree_bytes(joined(forest))
+        version = version_of(round, verb, checksums.digest(data))
+        if version != current:
+            write_bytes(self.folder / memory_file(client, version), data)
+        return version
 
-    def accept(self, client: int, name: str | None) -> None:
+    def accept(self, client: int, version: str | None) -> None:
         """The client's newest version, from now on."""
-        if name:
-            self.files[client] = name
+        if version:
+            self.files[client] = version
 
-    def sweep(self) -> None:
-        """Delete the versions that no client has any more."""
-        current = set(self.files.values())
-        for path in self.folder.glob("client-*"):
-            if path.name not in current:
-                path.unlink()
+
+def version_of(round: int, verb: str, digest: str) -> str:
+    """The version of what a client remembers after an exchange: no two contents share one."""
+    return f"{round}.{verb}.{digest[: checksums.SHORT]}"
+
+
+def memory_file(client: int | str, version: str) -> str:
+    """The file of a version, which may come from a message and must not lead elsewhere."""
+    if not is_plain_name(version):
+        raise InputError(
+            f"{version!r} is no version of what a client remembers; one looks like "
+            "'12.train.0123456789abcdef'."
+        )
+    return f"client-{int(client):05d}.{version}.safetensors"

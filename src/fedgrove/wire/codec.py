@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core import Packet
-from ..errors import InputError, WireError, check
+from ..errors import InputError, NotHeld, WireError, check
 from ..trees import Mask
 from .container import DIGEST, MaskForm, pack, unpack
 from .forms import Allow, Leaf, read_leaf, to_bits, write_leaf
@@ -53,15 +53,20 @@ class Known:
     @staticmethod
     def of(mask: Mapping[str, Tensor]) -> Known:
         """What a receiver knows once ``mask`` has arrived; both sides compute it themselves."""
-        digest = blake2b(digest_size=DIGEST)
-        # By sorted names: the two sides may hold the same mask in another order.
-        for name in sorted(mask):
-            shape = ",".join(map(str, mask[name].shape))
-            digest.update(f"{name}\0{shape}\0".encode())
-            digest.update(np.packbits(to_bits(mask[name]), bitorder="little").data)
         # A copy: the digest must still describe it after the caller changes the original in place.
         copied = {k: v.detach().clone() for k, v in mask.items()}
-        return Known(copied, digest.digest())
+        return Known(copied, digest_of(copied))
+
+
+def digest_of(mask: Mapping[str, Tensor]) -> bytes:
+    """The name of a mask's contents: equal masks have equal digests."""
+    digest = blake2b(digest_size=DIGEST)
+    # By sorted names: the two sides may hold the same mask in another order.
+    for name in sorted(mask):
+        shape = ",".join(map(str, mask[name].shape))
+        digest.update(f"{name}\0{shape}\0".encode())
+        digest.update(np.packbits(to_bits(mask[name]), bitorder="little").data)
+    return digest.digest()
 
 
 class Codec(Protocol):
@@ -292,6 +297,11 @@ def _allow(codec: Chainable) -> Allow:
     return codec.allow
 
 
+def refers_to_masks(codec: Codec) -> bool:
+    """Whether a codec can refer to a mask that its receiver holds; one of your own may."""
+    return not isinstance(codec, Chainable) or _allow(codec).known
+
+
 def _encode(packet: Packet, known: Known | None, allow: Allow) -> Encoded:
     _check_packet(packet)
     mask = packet.mask or {}
@@ -344,7 +354,7 @@ def _decode(
 ) -> tuple[Packet, tuple[Line, ...]]:
     opened = unpack(data, like)
     if opened.known is not None and (known is None or known.digest != opened.known):
-        raise WireError(
+        raise NotHeld(
             "the payload refers to a mask this receiver does not hold; a full resend is needed."
         )
     body = opened.body

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from ..core import SCORING_VERBS, Packet, Report, Task
+from ..trees import Mask
 from . import message
-from .codec import Codec, Known
+from .codec import Codec, Known, refers_to_masks
 from .held import Held
 from .message import Cost
 
@@ -33,36 +36,57 @@ class BroadcastCosts:
         return self._costs[key][1]
 
 
+def known_of_task(task: Task, codec: Codec, held: Held) -> dict[str, Known | None]:
+    """What the packets of a task may refer to: masks that its client holds from earlier ones."""
+    known: dict[str, Known | None] = {}
+    for name, packet in task.send.items():
+        known[name] = None
+        if packet.mask is not None and refers_to_masks(codec):
+            known[name] = held.known(task.to, name, packet.mask)
+    return known
+
+
+def known_of_report(
+    task: Task, names: Iterable[str], codec: Codec, digest: Callable[[Mask], bytes]
+) -> dict[str, Known | None]:
+    """What packets of these names in a report may refer to: the masks that the task sent them."""
+    known: dict[str, Known | None] = {}
+    for name in names:
+        packet = task.send.get(name)
+        known[name] = None
+        if packet is not None and packet.mask is not None and refers_to_masks(codec):
+            known[name] = Known(packet.mask, digest(packet.mask))
+    return known
+
+
 def count_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> Cost:
     """The length of a task, by part; afterwards the client holds its masks."""
+    known = known_of_task(task, codec, held)
 
     def packet_cost(name: str, packet: Packet) -> Cost:
-        known = None
-        if packet.mask is not None:
-            known = held.known(task.to, name)
-        return sent.cost(codec, packet, known)
+        return sent.cost(codec, packet, known[name])
 
     cost = message.measure(message.task_head(task), task.send, packet_cost)
-    # Scoring leaves no trace: how often clients are evaluated must not change what training costs.
-    if task.verb not in SCORING_VERBS:
-        for name, packet in task.send.items():
-            held.note(task.to, name, packet.mask)
+    for name in noted(task, codec):
+        held.note(task.to, name, task.send[name].mask)
     return cost
 
 
-def count_up(task: Task, report: Report, codec: Codec, held: Held) -> Cost:
-    """The length of a report, by part.
+def noted(task: Task, codec: Codec) -> list[str]:
+    """The packets whose masks both sides remember."""
+    # Scoring leaves no trace: how often clients are evaluated must not change what training costs.
+    if task.verb in SCORING_VERBS or not refers_to_masks(codec):
+        return []
+    return [name for name, packet in task.send.items() if packet.mask is not None]
 
-    The server knows the mask of the packet of the same name that it sent.
-    """
+
+def count_up(task: Task, report: Report, codec: Codec, held: Held) -> Cost:
+    """The length of a report, by part."""
+    # A packet without a mask of its own has nothing to refer with.
+    masked = [name for name, packet in report.give.items() if packet.mask is not None]
+    known = known_of_report(task, masked, codec, held.digest)
 
     def packet_cost(name: str, packet: Packet) -> Cost:
-        sent_mask = None
-        if name in task.send:
-            sent_mask = task.send[name].mask
-        known = None
-        if packet.mask is not None and sent_mask is not None:
-            known = held.digest(sent_mask)
-        return codec.cost(packet, known)
+        return codec.cost(packet, known.get(name))
 
     return message.measure(message.report_head(report), report.give, packet_cost)

@@ -1,7 +1,9 @@
 """Tasks and reports as bytes: a JSON header with the lengths, then each packet as encoded.
 
 ``length of the header (4 bytes, little-endian) | header | packet | packet ...``; the header holds
-verb, client, round, numbers, and ``packets: [[name, length], ...]``.
+verb, client, round, numbers, the version of what the client remembers, and ``packets: [[name,
+length], ...]``. A client that cannot read a task because it does not hold a mask answers with
+:class:`Lacks`, and is sent the task again, whole.
 """
 
 from __future__ import annotations
@@ -9,10 +11,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..core import Packet, Report, Task
-from ..errors import WireError
+from ..errors import NotHeld, WireError
 from .codec import Codec, Known
 
 Knows = Mapping[str, Known | None]
@@ -23,26 +26,31 @@ MAX_HEAD = 1 << 20
 """The longest header a reader accepts, in bytes."""
 
 
+@dataclass(frozen=True)
+class Lacks:
+    """A client's answer to a task that it cannot read: it lacks the masks of these packets."""
+
+    of: int
+    packets: tuple[str, ...]
+
+
 def task_head(task: Task) -> dict[str, Any]:
     """The header of a task, without the lengths of its packets."""
-    return {
-        "to": task.to,
-        "verb": task.verb,
-        "round": task.round,
-        "attempt": task.attempt,
-        "memory": task.memory,
-        "settings": dict(task.settings),
-    }
+    head: dict[str, Any] = {"to": task.to, "verb": task.verb, "round": task.round}
+    # What most tasks do not have is left out.
+    if task.attempt:
+        head["attempt"] = task.attempt
+    if task.memory is not None:
+        head["memory"] = task.memory
+    return head | {"settings": dict(task.settings)}
 
 
 def report_head(report: Report) -> dict[str, Any]:
     """The header of a report, without the lengths of its packets."""
-    return {
-        "of": report.of,
-        "examples": report.examples,
-        "memory": report.memory,
-        "metrics": dict(report.metrics),
-    }
+    head: dict[str, Any] = {"of": report.of, "examples": report.examples}
+    if report.memory is not None:
+        head["memory"] = report.memory
+    return head | {"metrics": dict(report.metrics)}
 
 
 # ---- writing -------------------------------------------------------------------------------------
@@ -90,7 +98,11 @@ def _head_bytes(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
 def read(
     data: bytes, codec: Codec, known: Knows = NOTHING
 ) -> tuple[dict[str, Any], dict[str, Packet]]:
-    """The header and the packets of a message; every length is checked before it is used."""
+    """The header and the packets of a message; every length is checked before it is used.
+
+    Raises :class:`~fedgrove.errors.NotHeld` with the names of all packets that refer to a mask
+    which is not ``known``.
+    """
     if len(data) < 4:
         raise WireError(
             f"a message of {len(data)} bytes is shorter than its own length field; it was cut"
@@ -137,10 +149,20 @@ def read(
         )
 
     packets: dict[str, Packet] = {}
+    lacking: list[str] = []
     at = body_start
     for name, length in lengths:
-        packets[name] = codec.decode(data[at : at + length], known.get(name))
+        try:
+            packets[name] = codec.decode(data[at : at + length], known.get(name))
+        except NotHeld:
+            lacking.append(name)
         at += length
+    if lacking:
+        raise NotHeld(
+            f"the reader of a message lacks the masks that {', '.join(lacking)} refer to; send it"
+            " again, whole.",
+            tuple(lacking),
+        )
     return head, packets
 
 
@@ -162,8 +184,8 @@ def read_task(data: bytes, codec: Codec, known: Knows = NOTHING) -> Task:
             settings=dict(head["settings"]),
             verb=str(head["verb"]),
             round=int(head["round"]),
-            attempt=int(head["attempt"]),
-            memory=_version(head["memory"]),
+            attempt=int(head.get("attempt", 0)),
+            memory=_version(head),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(
@@ -179,6 +201,26 @@ def write_report(report: Report, codec: Codec, known: Knows = NOTHING) -> bytes:
 def read_report(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report:
     """A report from bytes."""
     head, packets = read(data, codec, known)
+    return _report(head, packets)
+
+
+def write_lacks(lacks: Lacks, codec: Codec) -> bytes:
+    """What a client lacks, as bytes."""
+    return write({"of": lacks.of, "lacks": list(lacks.packets)}, {}, codec)
+
+
+def read_answer(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report | Lacks:
+    """What a client answers: a report, or what it lacks to read its task."""
+    head, packets = read(data, codec, known)
+    if "lacks" not in head:
+        return _report(head, packets)
+    try:
+        return Lacks(int(head["of"]), tuple(str(name) for name in head["lacks"]))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"the header of an answer is malformed: {error}.") from None
+
+
+def _report(head: dict[str, Any], packets: dict[str, Packet]) -> Report:
     try:
         metrics = {str(k): float(v) for k, v in dict(head["metrics"]).items()}
         return Report(
@@ -186,7 +228,7 @@ def read_report(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report:
             give=packets,
             examples=int(head["examples"]),
             metrics=metrics,
-            memory=_version(head["memory"]),
+            memory=_version(head),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise WireError(
@@ -194,6 +236,7 @@ def read_report(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report:
         ) from None
 
 
-def _version(given: Any) -> str | None:
+def _version(head: dict[str, Any]) -> str | None:
     """The version of a client's memory, as a header names it."""
+    given = head.get("memory")
     return None if given is None else str(given)

@@ -11,7 +11,8 @@ How an exchange runs through this package:
    on the CPU. Train and Measure run stacked (``_run_stacked``): ``split_into_stacks``
    (:mod:`.stacking`) puts trees of one shape together, ``_stack_size`` says how many clients fit
    into memory, and ``_run_or_halve`` runs the stage, on either half of the stack if the memory does
-   not suffice after all.
+   not suffice after all. A client whose work raises an error is lost, and nobody else
+   (``_run_or_lose``).
 4. ``_train`` brings the clients to a common width (``width_adapters``), stacks their carries
    (``stack_carries``), leaves out jobs that would end the same (``find_duplicates``), finds the
    examples on the device (:mod:`.device_data`) and lays them out in batches (``BatchPlan``).
@@ -139,23 +140,31 @@ class Batched:
         work_key = (id(run), task.verb)
         if work_key not in works:
             works[work_key] = self._work_of(run, task.verb)
-        memory = run.memory.read(task.memory)
+        memory = run.memory.read(task.to, task.memory)
         dtype = next(iter(run.params.values())).dtype
         carry = initial_carry(task, memory, dtype)
         return Job(run, task, run.client(task, memory), carry, works[work_key])
 
     def _finish_job(self, job: Job, sent: BroadcastCosts) -> Answer:
         """The answer; what the client remembers is written, and bytes are counted."""
-        if job.lost is not None:
-            return with_cost(job.run, job.task, job.lost, sent)
-        outcome = job.outcome
-        report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
-        if outcome.memory:
-            memory = {**job.client.memory, **outcome.memory}
-            report = with_memory(job.run, job.task, report, memory)
+        answer = self._answer_of(job)
         if not self.count_bytes:
-            return report
-        return with_cost(job.run, job.task, report, sent)
+            return answer
+        return with_cost(job.run, job.task, answer, sent)
+
+    def _answer_of(self, job: Job) -> Answer:
+        if job.lost is not None:
+            return job.lost
+        outcome = job.outcome
+        remembered = {}
+        try:
+            report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
+            if outcome.memory:
+                remembered = {**job.client.memory, **outcome.memory}
+        except Exception as error:
+            # As where the last stage gives something else than an outcome.
+            return crashed(job.task, error)
+        return with_memory(job.run, job.task, report, remembered)
 
     # ---- which jobs go together ------------------------------------------------------------------
 
@@ -222,18 +231,25 @@ class Batched:
                 stack = stack[size:]
 
     def _run_or_lose(self, run_stage: StackedStage, jobs: list[Job], number: int) -> None:
-        """A stage on a stack; where it fails, one by one, so that only those at fault are lost."""
+        """A stage on a stack; where it fails, on either half of it, until those at fault are alone.
+
+        Only they are lost.
+        """
+        carries = [job.carry for job in jobs]
         try:
             self._run_or_halve(run_stage, jobs, number)
+            return
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].lost = crashed(jobs[0].task, error)
                 return
-        else:
-            return
         # Outside the handler: the exception holds the frames that failed, and so their tensors.
-        for job in jobs:
-            self._run_or_lose(run_stage, [job], number)
+        # Where memory was short, some of these may have done the stage already.
+        for job, carry in zip(jobs, carries, strict=True):
+            job.carry = carry
+        half = len(jobs) // 2
+        self._run_or_lose(run_stage, jobs[:half], number)
+        self._run_or_lose(run_stage, jobs[half:], number)
 
     # ---- how many fit ----------------------------------------------------------------------------
 
@@ -245,7 +261,11 @@ class Batched:
         """
         if self._device.type != "cuda":
             return len(jobs)
-        key = self._memory_key(jobs, number)
+        try:
+            key = self._memory_key(jobs, number)
+        except Exception:
+            # The first client's carry holds something else than trees: `_run_or_lose` finds it.
+            return len(jobs)
         if key not in self._stack_sizes and len(jobs) > PROBE_CLIENTS:
             try:
                 per_client = self._bytes_per_client(run_stage, jobs, number)

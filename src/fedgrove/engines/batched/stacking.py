@@ -16,6 +16,7 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
+from ..work import crashed
 from .steps import Passes
 from .templates import to_template
 
@@ -53,21 +54,28 @@ WIDTH_CLASSES = 8
 def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
     """Jobs whose trees have the same names and shapes, and whose smaller nets are about as wide.
 
-    Sets every job's ``thin`` for this stage.
+    Sets every job's ``thin`` for this stage. A job whose carry holds something else than trees is
+    lost.
     """
     stacks: dict[Any, list[Job]] = {}
     for job in jobs:
-        key: tuple[Any, ...]
-        if isinstance(stage, Train):
-            job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
-            start = shapes_of(job.carry.get(stage.start))
-            mask = shapes_of(job.carry.get(stage.mask))
-            key = (start, mask, width_class(job.thin))
-        else:
-            job.thin = None
-            key = (shapes_of(job.carry.get(stage.of)), width_class(None))
+        try:
+            key = _stack_key(job, stage)
+        except Exception as error:
+            job.lost = crashed(job.task, error)
+            continue
         stacks.setdefault(key, []).append(job)
     return list(stacks.values())
+
+
+def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
+    if isinstance(stage, Measure):
+        job.thin = None
+        return (shapes_of(job.carry.get(stage.of)), width_class(None))
+    job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
+    start = shapes_of(job.carry.get(stage.start))
+    mask = shapes_of(job.carry.get(stage.mask))
+    return (start, mask, width_class(job.thin))
 
 
 def width_class(thin: Thin | None) -> int:

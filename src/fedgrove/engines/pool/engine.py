@@ -12,28 +12,33 @@ not answer in time is ended. Either way the job is lost at worst, and never the 
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
-import signal
-import threading
+import pickle
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import torch
-
-from ...core import Answer, Job, Lost, Packet, Report, Task
-from ...errors import EngineError, FedgroveError
+from ...core import Answer, Job, Lost
+from ...errors import EngineError, unknown
 from ...runs.run import Run
-from ...trees import Tree
-from ...wire.count import BroadcastCosts, count_down, count_up
-from ..work import crashed, explained, late, perform, unreadable, with_memory
+from ..work import late
 from . import shared
-from .shared import Block
+from .message import strip
+from .packing import PackedRuns, pack
+from .window import Window
+from .worker import serve, signals_held
+
+START_SECONDS = 120.0
+"""How long a worker may take to start: a spawned one imports torch, perhaps many at once."""
+STARTS = 3
+"""The pool gives up once so many workers, one after another, have ended before they started."""
 
 
 def cores() -> int:
@@ -45,13 +50,10 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-@dataclass(frozen=True)
-class Envelope:
-    """A task or report without its tensors, which travel as a list of trees in shared memory."""
-
-    body: Any
-    packets: tuple[tuple[str, int, int | None], ...]
-    """(packet name, index of the tree of its values, index of the tree of its mask)."""
+def default_start() -> str:
+    """How processes begin here: fork, unless the system has none or, as macOS, warns of it."""
+    has_fork = "fork" in mp.get_all_start_methods()
+    return "fork" if has_fork and sys.platform != "darwin" else "spawn"
 
 
 @dataclass(eq=False)
@@ -60,10 +62,12 @@ class Worker:
 
     process: BaseProcess
     pipe: Connection
+    since: float
+    """When it was started, or given its job."""
+    ready: bool = False
+    """Whether it has said that it has started."""
     job: int | None = None
     """The job it is working on."""
-    since: float = 0.0
-    """When it was given that job."""
     reply: str | None = None
     """The name of the shared block that its answer will be in."""
 
@@ -73,90 +77,165 @@ class Pool:
     """The engine: ``workers`` processes, by default one per core.
 
     A job that is not answered within ``timeout`` seconds is lost. ``start`` is how processes begin:
-    fork, which shares data without a copy, or spawn where there is no fork.
+    ``fork``, which shares data without a copy, or ``spawn``, which sends each worker a copy.
     """
 
     workers: int = 0
     timeout: float | None = None
-    start: str = ""
+    start: str = field(default_factory=default_start)
     name: str = field(default="pool", init=False)
     _runs: list[Run] = field(default_factory=list, init=False)
+    _packed_runs: PackedRuns | None = field(default=None, init=False)
     _team: list[Worker] = field(default_factory=list, init=False)
+    _failed_starts: int = field(default=0, init=False)
+    _window: Window | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.start not in ("fork", "spawn"):
+            raise unknown("start method", self.start, ["fork", "spawn"])
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
         """Do the jobs on the workers; answers come in job order."""
         size = self.workers or cores()
+        if self._window is not None:
+            # Another map was left in the middle: its workers would answer to this one.
+            self.close()
         # Four jobs per worker keep all of them busy while the answer of a long job is awaited.
-        window = _Window(iter(jobs), max(16, 4 * size))
+        window = Window(iter(jobs), max(16, 4 * size))
+        self._window = window
         try:
             while window.fill():
                 while window.next_answer in window.done:
                     yield window.take()
                     window.fill()
+                if self._window is not window:
+                    raise EngineError("the pool was closed, or given other jobs, during a map.")
                 if not window.open:
                     continue
-                self._start_workers(window, size)
+                self._know_runs(window)
+                self._hire_for(window, size)
                 self._hand_out(window)
                 self._collect(window)
         except BaseException:
             # Also for Ctrl-C, and for a caller that stops early (GeneratorExit): workers in the
             # middle of a job would otherwise answer the next call.
-            self.close()
+            if self._window is window:
+                self.close()
             raise
         finally:
             window.free_blocks()
+            if self._window is window:
+                self._window = None
 
-    def _start_workers(self, window: _Window, size: int) -> None:
-        """Fork workers that know all runs of the window.
+    def close(self) -> None:
+        """End the workers, and free what lies in shared memory."""
+        self._dismiss()
+        if self._window is not None:
+            self._window.free_blocks()
+            self._window = None
 
-        They inherit data and network without a copy, but only of runs that exist when they start.
+    # ---- workers come and go ---------------------------------------------------------------------
+
+    def _know_runs(self, window: Window) -> None:
+        """End workers that do not know all runs of the window, once they are idle.
+
+        Workers get data and network when they start, and know no run that comes later.
         """
         new_runs: list[Run] = []
         for run, _ in window.open.values():
             if run not in self._runs and run not in new_runs:
                 new_runs.append(run)
-        if self._team and not new_runs:
-            return
-        for worker in self._team:
-            if worker.job is not None:
-                # Replaced once all are idle; until then no job of the new runs is handed out.
-                return
-        self.close()
-        self._runs = [*self._runs, *new_runs]
-        # Before the fork, so that all processes share one tracker. A worker with a tracker of its
-        # own would, on exit, remove blocks that others still read.
-        resource_tracker.ensure_running()
-        for _ in range(size):
+        # Until all are idle no job of the new runs is handed out.
+        all_idle = all(worker.job is None for worker in self._team)
+        if new_runs and all_idle:
+            self._dismiss()
+            self._runs = [*self._runs, *new_runs]
+
+    def _hire_for(self, window: Window, size: int) -> None:
+        """Start workers as long as there are more jobs than workers without one."""
+        idle = sum(worker.job is None for worker in self._team)
+        while len(self._team) < size and idle < window.waiting(self._runs):
             self._team.append(self._hire())
+            idle += 1
 
     def _hire(self) -> Worker:
         """A new worker process that knows all runs."""
-        method = self.start or ("fork" if "fork" in mp.get_all_start_methods() else "spawn")
-        context = mp.get_context(method)
+        # Before the worker, so that all processes share one tracker. A worker with a tracker of its
+        # own would, on exit, remove blocks that others still read. Without signals, because the
+        # tracker must outlive a terminal that hangs up.
+        with signals_held():
+            resource_tracker.ensure_running()
+        context = mp.get_context(self.start)
         server_end, worker_end = context.Pipe()
         inherited: list[Connection] = []
-        if method == "fork":
-            # A spawned process inherits nothing, and has none of these to close.
+        runs: list[Run] | PackedRuns
+        if self.start == "fork":
+            runs = self._runs
             inherited = [worker.pipe for worker in self._team]
             inherited.append(server_end)
+        else:
+            # A spawned process inherits nothing.
+            runs = self._pack_runs()
         process = context.Process(  # type: ignore[attr-defined]
-            target=_serve, args=(worker_end, inherited, self._runs, os.getpid()), daemon=True
+            target=serve, args=(worker_end, inherited, runs, os.getpid()), daemon=True
         )
-        process.start()
-        # Only the worker may hold this end: then its death closes the pipe, and is noticed.
-        worker_end.close()
-        return Worker(process, server_end)
+        try:
+            # The worker decides for itself what it does on a signal, before it gets one.
+            with signals_held():
+                process.start()
+        except OSError as error:
+            server_end.close()
+            raise EngineError(
+                f"a worker process cannot be started ({error.strerror or error}); end other "
+                "processes, or take --engine serial."
+            ) from None
+        finally:
+            # Only the worker may hold this end: then its death closes the pipe, and is noticed.
+            worker_end.close()
+        return Worker(process, server_end, time.monotonic())
 
-    def _hand_out(self, window: _Window) -> None:
+    def _pack_runs(self) -> PackedRuns:
+        """All runs, for workers that inherit nothing; made once for those that start together."""
+        if self._packed_runs is None:
+            self._packed_runs = pack(self._runs)
+        return self._packed_runs
+
+    def _drop_packed_runs(self) -> None:
+        if self._packed_runs is not None:
+            shared.drop(self._packed_runs.block.name)
+            self._packed_runs = None
+
+    def _fire(self, worker: Worker) -> None:
+        """End one worker; another is hired when there is a job for it."""
+        self._team.remove(worker)
+        _end(worker)
+
+    def _dismiss(self) -> None:
+        """End all workers."""
+        # All at once, before the first one is waited for.
+        for worker in self._team:
+            worker.process.kill()
+        while self._team:
+            _end(self._team.pop())
+        self._drop_packed_runs()
+        self._failed_starts = 0
+
+    # ---- jobs out, answers in --------------------------------------------------------------------
+
+    def _hand_out(self, window: Window) -> None:
         """Give each idle worker a job, as long as there are jobs."""
         for worker in list(self._team):
-            if worker.job is not None:
+            if worker.job is not None or not worker.ready:
+                continue
+            if not worker.process.is_alive():
+                # It died without a job: nothing is lost.
+                self._fire(worker)
                 continue
             job = window.pick(self._runs)
             if job is None:
                 return
             run, task = window.open[job]
-            envelope, forest = _strip(task)
+            envelope, forest = strip(task)
             # Noted before anything is sent: should the worker be killed, it is known from these
             # that it was busy, and which block it may have left behind.
             worker.job = job
@@ -166,300 +245,115 @@ class Pool:
             try:
                 worker.pipe.send((self._runs.index(run), envelope, blocks, worker.reply))
             except OSError:
-                self._replace_dead(worker, window)
+                self._bury(worker, window)
 
-    def _collect(self, window: _Window) -> None:
+    def _collect(self, window: Window) -> None:
         """Wait for an answer, a death or the end of a worker's time, and take in what is there."""
-        busy = {worker.pipe: worker for worker in self._team if worker.job is not None}
-        for pipe in wait(list(busy), self._patience(busy.values())):
-            worker = busy[pipe]  # type: ignore[index]
+        awaited: dict[Any, Worker] = {}
+        for worker in self._team:
+            if worker.job is not None or not worker.ready:
+                awaited[worker.pipe] = worker
+        if not awaited:
+            # All were found dead when they were to be given a job; others are hired next.
+            return
+        for pipe in wait(list(awaited), self._patience()):
+            worker = awaited[pipe]
             try:
-                answer = worker.pipe.recv()
+                message = worker.pipe.recv_bytes()
             except (EOFError, OSError):
-                self._replace_dead(worker, window)
-                continue
+                self._bury(worker, window)
+            else:
+                self._take(worker, message, window)
+        self._end_late_workers(window)
+
+    def _take(self, worker: Worker, message: bytes, window: Window) -> None:
+        """A worker's message: that it has started, the answer to its job, or why neither can be."""
+        if worker.job is not None:
             job = worker.job
-            assert job is not None
             worker.job = None
-            window.finish(job, answer)
-        if self.timeout is not None:
-            self._end_late_workers(window, self.timeout)
+            window.finish(job, message)
+            shared.drop(worker.reply)
+            return
+        failed = pickle.loads(message)
+        if failed is not None:
+            raise EngineError(failed.sentence)
+        worker.ready = True
+        self._failed_starts = 0
+        if all(other.ready for other in self._team):
+            self._drop_packed_runs()
 
-    def _patience(self, busy: Iterable[Worker]) -> float | None:
+    def _deadline(self, worker: Worker) -> float:
+        """When a worker must have answered at the latest."""
+        if not worker.ready:
+            return worker.since + START_SECONDS
+        if worker.job is None or self.timeout is None:
+            return math.inf
+        return worker.since + self.timeout
+
+    def _patience(self) -> float | None:
         """Seconds until the first worker has had its time; None if that never comes."""
-        if self.timeout is None:
+        earliest = min(self._deadline(worker) for worker in self._team)
+        if earliest == math.inf:
             return None
-        earliest = min((worker.since for worker in busy), default=time.monotonic())
-        return max(0.0, earliest + self.timeout - time.monotonic())
+        return max(0.0, earliest - time.monotonic())
 
-    def _end_late_workers(self, window: _Window, timeout: float) -> None:
+    def _end_late_workers(self, window: Window) -> None:
         """End the workers that had their time, a stopped one too; their jobs are lost."""
         for worker in list(self._team):
-            if worker.job is None or time.monotonic() - worker.since < timeout:
+            if time.monotonic() < self._deadline(worker):
                 continue
             # What came in the meantime still counts.
             if worker.pipe.poll():
                 continue
+            if worker.job is None:
+                # It could not start.
+                self._bury(worker, window)
+                continue
+            self._fire(worker)
             _, task = window.open[worker.job]
-            window.lose(worker.job, late(task, timeout))
-            self._replace(worker)
+            assert self.timeout is not None
+            window.lose(worker.job, late(task, self.timeout))
 
-    def _replace_dead(self, worker: Worker, window: _Window) -> None:
-        """A new worker in place of one that died; its job is tried once more, then it is lost."""
+    def _bury(self, worker: Worker, window: Window) -> None:
+        """A worker has died: its job is tried once more, then it is lost."""
         # The pipe closes a little before the process has ended and its exit code is known.
         worker.process.join(1)
-        job = worker.job
-        assert job is not None
-        if job in window.tried_twice:
-            _, task = window.open[job]
-            sentence = (
-                f"worker process {worker.process.pid} died (exit code {worker.process.exitcode}) "
-                f"while it worked for client {task.to}, as one had before; it may have run out of "
-                "memory."
-            )
-            window.lose(job, Lost(task.to, "died", sentence))
+        died = f"process {worker.process.pid} died (exit code {worker.process.exitcode})"
+        # Before the job is closed, which frees what the worker may still be reading.
+        self._fire(worker)
+        if worker.job is None:
+            self._count_failed_start(died)
+        elif worker.job not in window.died_once:
+            window.died_once.add(worker.job)
+            window.running.discard(worker.job)
         else:
-            window.tried_twice.add(job)
-            window.running.discard(job)
-        self._replace(worker)
-
-    def _replace(self, worker: Worker) -> None:
-        """End a worker and hire another."""
-        worker.pipe.close()
-        # Not terminate(): a stopped process gets no other signal.
-        worker.process.kill()
-        worker.process.join()
-        shared.drop(worker.reply)
-        self._team[self._team.index(worker)] = self._hire()
-
-    def close(self) -> None:
-        """End the workers."""
-        for worker in self._team:
-            # An idle worker ends by itself when its pipe closes.
-            worker.pipe.close()
-            if worker.job is not None:
-                worker.process.terminate()
-        for worker in self._team:
-            worker.process.join(5)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            # The block of an answer that was never read; any other is gone already.
-            shared.drop(worker.reply)
-        self._team = []
-
-
-class _Window:
-    """The jobs in progress: open ones, finished ones, and what they have in shared memory."""
-
-    def __init__(self, jobs: Iterator[Job], size: int) -> None:
-        self.jobs = jobs
-        self.size = size
-        # Jobs are numbered from 0 in the order in which they come.
-        self.next_job = 0
-        self.next_answer = 0
-        self.open: dict[int, Job] = {}
-        self.running: set[int] = set()
-        self.tried_twice: set[int] = set()
-        self.done: dict[int, tuple[Job, Answer]] = {}
-        self.sent = BroadcastCosts()
-        # Shared trees, by id. A tree is kept alive as long as its id is a key: the id of a tree
-        # that is gone could be given to another.
-        self.blocks: dict[int, Block] = {}
-        self.users: dict[int, set[int]] = {}
-        self.trees: dict[int, Tree] = {}
-
-    def fill(self) -> bool:
-        """Take jobs until the window is full; False when no job and no answer is left."""
-        while self.next_job < self.next_answer + self.size:
-            job = next(self.jobs, None)
-            if job is None:
-                break
-            self.open[self.next_job] = job
-            self.next_job += 1
-        return bool(self.open or self.done)
-
-    def pick(self, runs: list[Run]) -> int | None:
-        """The longest open job of ``runs`` that is not running yet; it counts as running now.
-
-        Longest first: a long job that starts last would leave the other workers idle at the end.
-        """
-        longest = None
-        most_examples = -1
-        for job, (run, task) in self.open.items():
-            if job in self.running or run not in runs:
-                continue
-            examples = run.infos[task.to].examples
-            if examples > most_examples:
-                longest = job
-                most_examples = examples
-        if longest is not None:
-            self.running.add(longest)
-        return longest
-
-    def share(self, job: int, forest: list[Tree]) -> list[Block]:
-        """Put a job's trees into shared memory, each in a block of its own, once for all jobs."""
-        blocks = []
-        for tree in forest:
-            key = id(tree)
-            if key not in self.blocks:
-                self.blocks[key] = shared.put([tree])
-                self.trees[key] = tree
-            self.users.setdefault(key, set()).add(job)
-            blocks.append(self.blocks[key])
-        return blocks
-
-    def finish(self, job: int, reply: Any) -> None:
-        """Turn a worker's reply into the answer to its job."""
-        if isinstance(reply, _Failed):
-            raise EngineError(reply.sentence)
-        outcome: Answer = reply
-        if not isinstance(reply, Lost):
-            envelope, block = reply
-            outcome = replace(envelope.body, give=_packets(envelope, shared.get(block)))
-            shared.drop(block.name)
-        self._close(job, outcome)
-
-    def lose(self, job: int, lost: Lost) -> None:
-        """A job that will have no reply."""
-        self._close(job, lost)
-
-    def _close(self, job: int, outcome: Answer) -> None:
-        run, task = self.open.pop(job)
-        self.running.discard(job)
-        # Counted here and not in the worker: the cost depends on the masks that the client has been
-        # sent so far, which the server keeps track of.
-        down = count_down(task, run.method.codec, run.held, self.sent)
-        self.done[job] = ((run, task), replace(outcome, cost={"down": down, **outcome.cost}))
-        self._release(job)
-
-    def _release(self, job: int) -> None:
-        """Free the blocks that only finished jobs used, unless an open job will send the tree."""
-        wanted: set[int] = set()
-        for _, task in self.open.values():
-            _, forest = _strip(task)
-            wanted.update(id(tree) for tree in forest)
-        for key, jobs in list(self.users.items()):
-            if job not in jobs:
-                continue
-            jobs.discard(job)
-            if not jobs and key not in wanted:
-                shared.drop(self.blocks.pop(key).name)
-                del self.users[key]
-                del self.trees[key]
-
-    def take(self) -> tuple[Job, Answer]:
-        """The next answer in job order."""
-        answer = self.done.pop(self.next_answer)
-        self.next_answer += 1
-        return answer
-
-    def free_blocks(self) -> None:
-        """Free all shared memory."""
-        for block in self.blocks.values():
-            shared.drop(block.name)
-        self.blocks = {}
-
-
-@dataclass(frozen=True)
-class _Failed:
-    """What no other worker could do better, such as a full disk: it ends the run."""
-
-    sentence: str
-
-
-# ---- messages ------------------------------------------------------------------------------------
-
-
-def _strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
-    """A task or report without its tensors, and the trees that it held."""
-    packets: Mapping[str, Packet]
-    bare: Task | Report
-    if isinstance(body, Task):
-        packets = body.send
-        bare = replace(body, send={})
-    else:
-        packets = body.give
-        bare = replace(body, give={})
-    forest: list[Tree] = []
-    indices: list[tuple[str, int, int | None]] = []
-    for name, packet in packets.items():
-        values_index = len(forest)
-        forest.append(packet.values)
-        mask_index = None
-        if packet.mask is not None:
-            mask_index = len(forest)
-            forest.append(packet.mask)
-        indices.append((name, values_index, mask_index))
-    return Envelope(bare, tuple(indices)), forest
-
-
-def _packets(envelope: Envelope, forest: list[Tree]) -> dict[str, Packet]:
-    """The packets that :func:`_strip` took out of a message."""
-    packets = {}
-    for name, values_index, mask_index in envelope.packets:
-        mask = None if mask_index is None else forest[mask_index]
-        packets[name] = Packet(forest[values_index], mask)
-    return packets
-
-
-# ---- in the worker -------------------------------------------------------------------------------
-
-
-def _serve(pipe: Connection, inherited: list[Connection], runs: list[Run], server: int) -> None:
-    """The loop of a worker: receive a task, do it, answer; ends when the pipe closes."""
-    # Ctrl-C reaches every process of the terminal; it is for the server to handle.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Inherited by the fork. If workers held them open, no worker would see the pipe close when the
-    # server dies.
-    for server_end in inherited:
-        server_end.close()
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
-    torch.set_num_threads(1)
-    while True:
-        try:
-            run_index, envelope, blocks, reply = pipe.recv()
-        except (EOFError, OSError):
-            return
-        answer = _answer(runs[run_index], envelope, blocks, reply)
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
-
-
-def _end_with(server: int) -> None:
-    """End this process when the server has ended, also in the middle of a job."""
-    while os.getppid() == server:
-        time.sleep(1)
-    os._exit(1)
-
-
-def _answer(
-    run: Run, envelope: Envelope, blocks: list[Block], reply: str
-) -> tuple[Envelope, Block] | Lost | _Failed:
-    """Do one task: its report, and the block with the report's trees."""
-    try:
-        forest = []
-        for block in blocks:
-            # The server shares each tree of a task in a block of its own.
-            (tree,) = shared.get(block)
-            forest.append(tree)
-        task: Task = replace(envelope.body, send=_packets(envelope, forest))
-        memory = run.memory.read(task.memory)
-        try:
-            report, remembered = perform(run, task, memory)
-        except Exception as error:
-            return crashed(task, error)
-        report = with_memory(run, task, report, remembered)
-        try:
-            report = replace(
-                report, cost={"up": count_up(task, report, run.method.codec, run.held)}
+            _, task = window.open[worker.job]
+            sentence = (
+                f"worker {died} while it worked for client {task.to}, as one had before; it may "
+                "have run out of memory."
             )
-            body, report_forest = _strip(report)
-        except Exception as error:
-            return unreadable(task, error)
-        return body, shared.put(report_forest, reply)
-    except (FedgroveError, OSError) as error:
-        # Not the client's fault: memory that cannot be read, a full disk or shared memory.
-        return _Failed(explained(error))
+            window.lose(worker.job, Lost(task.to, "died", sentence))
+
+    def _count_failed_start(self, died: str) -> None:
+        """Give up where workers end again and again before they have started."""
+        self._failed_starts += 1
+        if self._failed_starts < STARTS:
+            return
+        advice = "take --engine serial."
+        if self.start == "spawn":
+            advice = (
+                'a script that trains must do so below `if __name__ == "__main__":`, since every '
+                f"worker imports it; otherwise {advice}"
+            )
+        raise EngineError(f"worker {died} before it had started, as others had; {advice}")
+
+
+def _end(worker: Worker) -> None:
+    """End a worker's process, and release all that the server has of it."""
+    worker.pipe.close()
+    # Not terminate(): a stopped process gets no other signal. Nothing a worker does needs tidying.
+    worker.process.kill()
+    worker.process.join()
+    worker.process.close()
+    # The block of an answer that was never read; any other is gone already.
+    shared.drop(worker.reply)

@@ -25,6 +25,10 @@ PREFIX = "fedgrove-"
 """What the names of all blocks start with."""
 
 
+class SharedMemoryFull(EngineError):
+    """There is no room for a block."""
+
+
 @dataclass(frozen=True)
 class Block:
     """Where trees lie in shared memory: the block's name, and the places of each tree's leaves.
@@ -93,8 +97,8 @@ def _reserved(name: str, size: int) -> SharedMemory:
     return memory
 
 
-def _full(size: int, error: OSError) -> EngineError:
-    return EngineError(
+def _full(size: int, error: OSError) -> SharedMemoryFull:
+    return SharedMemoryFull(
         f"shared memory has no room for {size / 2**20:.1f} MiB ({error.strerror or error}); free "
         "some of /dev/shm, or take --engine serial."
     )
