@@ -85,19 +85,22 @@ def test_kill_9_then_resume_is_the_uninterrupted_run(
     assert [json.loads(line)["round"] for line in lines] == list(range(1, 11))
 
 
-def test_a_killed_worker_leaves_a_checkpoint_and_a_sentence(
+def test_a_killed_worker_is_replaced_and_changes_nothing(
     whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     process = start(folder, "--engine", "pool")
     wait_for(folder, 2, process)
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    before = workers_of(process.pid)
+    os.kill(before[0], signal.SIGKILL)
+    wait_for(folder, 4, process)
+    after = workers_of(process.pid)
+    assert before[0] not in after
+    assert len(after) == len(before)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "died" in err
-    assert f"fedgrove resume {folder}" in err
+    assert process.returncode == 0, err
     assert "Traceback" not in err
-    assert resume(folder).returncode == 0
+    # Not even a lost task: the summary is part of what is compared.
     assert contents(folder) == whole
 
 
