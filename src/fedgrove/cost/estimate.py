@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..core import AnyMethod, Info, Report, Task
 from ..data import ClientData, Defaults, Examples, Federation
-from ..engines.work import perform
+from ..engines.work import perform, with_memory
 from ..errors import check
 from ..parts.local import LocalTraining
 from ..runs.rounds import plan
@@ -135,29 +135,38 @@ def _play(run: Run) -> Ledger:
     state = run.initial_state
     # Tasks that look alike are done once: their answers would be as long.
     done: dict[Any, tuple[Report, MessageCosts]] = {}
+    # What clients may remember by now, by its longest name: a task names it.
+    version: str | None = None
     while state.round < run.rounds:
         answers = []
-        for task in plan(run, state):
+        for planned in plan(run, state):
+            task = replace(planned, memory=version)
             key = _kind(task)
             if key not in done:
-                report, _ = perform(run, task, {})
+                report, remembered = perform(run, task, {})
+                report = with_memory(run, _with_longest_head(run, task), report, remembered)
                 done[key] = (report, _longest(run, task, report))
             report, costs = done[key]
             total.add(costs)
             answers.append(replace(report, of=task.to))
+        version = max([version, *(answer.memory for answer in answers)], key=_name_length)
         state = run.method.fold(state, answers)
     return total
 
 
+def _name_length(version: str | None) -> int:
+    return len(version or "")
+
+
 def _kind(task: Task) -> Any:
-    """What the lengths of a task and its report depend on: packets, masks, verb and numbers."""
+    """What the lengths of a task and its report depend on: packets, masks, verb, head."""
     numbers = tuple(sorted((name, str(value)) for name, value in task.settings.items()))
     packets = []
     for name, packet in task.send.items():
         mask_shapes = _shapes(packet.mask or {})
         ones = tuple(int(leaf.count_nonzero()) for leaf in (packet.mask or {}).values())
         packets.append((name, _shapes(packet.values), mask_shapes, ones))
-    return task.verb, numbers, tuple(packets)
+    return task.verb, task.memory, numbers, tuple(packets)
 
 
 def _shapes(tree: Mapping[str, Tensor]) -> Any:
@@ -166,15 +175,18 @@ def _shapes(tree: Mapping[str, Tensor]) -> Any:
 
 def _longest(run: Run, task: Task, report: Report) -> MessageCosts:
     """Both messages by part, with every number in their heads as long as it can get."""
-    largest_id = max(run.infos)
-    task = replace(task, to=largest_id, round=run.rounds)
-    report = replace(report, of=largest_id)
+    task = _with_longest_head(run, task)
+    report = replace(report, of=task.to)
     codec = run.method.codec
     down = dict(count_down(task, codec, run.held, BroadcastCosts()))
     up = dict(count_up(task, report, codec, run.held))
     down["header"] += _slack(task.settings)
     up["header"] += _slack(report.metrics)
     return {"down": down, "up": up}
+
+
+def _with_longest_head(run: Run, task: Task) -> Task:
+    return replace(task, to=max(run.infos), round=run.rounds)
 
 
 def _slack(numbers: Mapping[str, Any]) -> int:
