@@ -118,7 +118,9 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
         expected = ", ".join(holds.packets) or "nothing"
         given = ", ".join(report.give) or "nothing"
         return Refusal(
-            "packets", f"{client} sent {given} where the answer to {task.verb} holds {expected}."
+            "packets",
+            f"{client} sent {given} where the answer to {task.verb} holds {expected}; a method "
+            "says what its answers hold with Give(..., holds=...).",
         )
     for name, form in holds.packets.items():
         refusal = _refuses_packet(report.give[name], form)
