@@ -20,6 +20,7 @@ REFUSALS = {
     "client": "it names another client than the one that was asked",
     "duplicate": "the task was answered before, or never sent",
     "examples": "it claims other examples than the client enrolled with",
+    "memory": "it names a version of the client's memory that this task cannot have made",
     "metrics": "a number is missing, not finite or out of its range",
     "packets": "it holds other packets than the task asks for",
     "tensors": "a packet holds other tensors, types or shapes than the task asks for",
