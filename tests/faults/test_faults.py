@@ -35,6 +35,7 @@ WORD_OF = {
     "duplicate": "duplicate",
     "impostor": "client",
     "examples": "examples",
+    "memory": "memory",
     "metrics": "metrics",
     "rename": "packets",
     "tensor": "tensors",
@@ -132,6 +133,18 @@ def test_what_was_sent_to_lost_clients_is_counted(tmp_path: Path) -> None:
         assert lost is not None
         assert lost["bytes_down"] == clean["bytes_down"]
         assert (lost["bytes_up"] == clean["bytes_up"]) is pays_for_reply
+
+
+@pytest.mark.parametrize("name", ["fedsnip", "ca-afp", "feddrop"])
+def test_a_task_is_paid_for_once_where_masks_travel_too(name: str, tmp_path: Path) -> None:
+    """What a client holds decides what a task costs: counted once, and noted once."""
+    bytes_down = {}
+    for kind in ("crash", "silent", "duplicate", "none"):
+        faults = "" if kind == "none" else f"{kind}={SHARE}"
+        made = played(small(name), tmp_path / kind, faults)
+        bytes_down[kind] = [line["bytes_down"] for line in made.folder.metrics()]
+    assert bytes_down["silent"] == bytes_down["crash"]
+    assert bytes_down["duplicate"] == bytes_down["none"]
 
 
 def test_faults_follow_from_the_seed(tmp_path: Path) -> None:

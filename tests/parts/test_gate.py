@@ -32,6 +32,7 @@ MODEL = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
 TASK = Task(4, {"model": Packet(MODEL)})
 HOLDS = what_was_sent(TASK, NET)
 INFO = Info(20)
+SAY_SO = "a method says what its answers hold with Give(..., holds=...)."
 GOOD = Report(4, {"model": Packet(MODEL)}, 20)
 
 MASK = {"weight": torch.tensor([[True, True, False], [True, False, False]])}
@@ -113,19 +114,19 @@ SENTENCES: dict[str, list[tuple[object, Holds, str]]] = {
         (
             replace(GOOD, give={}),
             HOLDS,
-            "client 4 sent nothing where the answer to train holds model.",
+            "client 4 sent nothing where the answer to train holds model; " + SAY_SO,
         ),
         (
             replace(GOOD, give={"update": Packet(MODEL)}),
             HOLDS,
-            "client 4 sent update where the answer to train holds model.",
+            "client 4 sent update where the answer to train holds model; " + SAY_SO,
         ),
         (
             replace(GOOD, give={"model": Packet(MODEL), "extra": Packet({})}),
             HOLDS,
-            "client 4 sent model, extra where the answer to train holds model.",
+            "client 4 sent model, extra where the answer to train holds model; " + SAY_SO,
         ),
-        (GOOD, Holds(), "client 4 sent model where the answer to train holds nothing."),
+        (GOOD, Holds(), "client 4 sent model where the answer to train holds nothing; " + SAY_SO),
     ],
     "tensors": [
         (

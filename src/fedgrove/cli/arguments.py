@@ -62,7 +62,9 @@ def base_experiment(words: Mapping[str, Any], method: str) -> Experiment:
 
 def engine(words: Mapping[str, Any]) -> closing[Engine]:
     """The engine the words ask for, closed at the end."""
-    return closing(choose(words["engine"], words["device"], words["precision"], words["timeout"]))
+    return closing(
+        choose(words["engine"], words["device"], words["precision"], words.get("timeout"))
+    )
 
 
 def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:

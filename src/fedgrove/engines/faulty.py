@@ -15,6 +15,9 @@ from ..runs.run import Run
 from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down
 
+NEVER_ASKED = ("crash", "silent")
+"""Faults of clients that do nothing; the inner engine is spared their jobs."""
+
 
 @dataclass(eq=False)
 class Faulty:
@@ -39,18 +42,27 @@ class Faulty:
                 run, task = job
                 fault = run.faults.hit(run.seed, task)
                 due.append((job, fault))
-                if fault != "crash":
+                if fault not in NEVER_ASKED:
                     yield job
 
-        answers = self.inner.map(passed_on())
-        for job, answer in answers:
-            # Crashed clients stand in the queue before the job that was answered.
-            while due[0][0][1] is not job[1]:
-                yield self._crash(due.popleft()[0], broadcasts)
-            _, fault = due.popleft()
-            yield from self._answer(job, answer, fault)
-        while due:
-            yield self._crash(due.popleft()[0], broadcasts)
+        def those_never_asked() -> Iterator[tuple[Job, Answer]]:
+            """What stands first in the queue and was not passed on."""
+            while due and due[0][1] in NEVER_ASKED:
+                job, fault = due.popleft()
+                if fault == "crash":
+                    yield self._crash(job, broadcasts)
+
+        for job, answer in self.inner.map(passed_on()):
+            yield from those_never_asked()
+            _, task = job
+            is_next = bool(due) and due[0][0][1] is task
+            if is_next:
+                _, fault = due.popleft()
+                yield from self._answer(job, answer, fault)
+            else:
+                # The inner engine answers out of order, or again: that is not for us to mend.
+                yield job, answer
+        yield from those_never_asked()
 
     def _crash(self, job: Job, broadcasts: BroadcastCosts) -> tuple[Job, Answer]:
         run, task = job
@@ -68,7 +80,7 @@ class Faulty:
         elif fault == "duplicate":
             yield job, answer
             yield job, answer
-        elif fault != "silent":
+        else:
             yield job, spoilt(answer, run, task, fault)
 
     def close(self) -> None:
@@ -93,6 +105,8 @@ def spoilt(report: Report, run: Run, task: Task, fault: str) -> Any:
         return replace(report, of=others[0] if others else report.of + 1)
     if fault == "examples":
         return replace(report, examples=1000 * report.examples)
+    if fault == "memory":
+        return replace(report, memory=f"{task.round}.{task.verb}.0123456789abcdef")
     if fault == "metrics":
         return replace(report, metrics={**report.metrics, "loss": float("nan")})
     # The other faults are in the packets: a report without any has nothing to spoil.

@@ -53,18 +53,20 @@ def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) ->
 
 def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
     """Do a task in this process, from the client's memory to the bytes of its report."""
-    memory = run.memory.read(task.to, task.memory)
     started = time.monotonic()
+    memory = run.memory.read(task.to, task.memory)
     try:
         report, remembered = perform(run, task, memory)
     except Exception as error:
         outcome: Answer = crashed(task, error)
     else:
         outcome = with_memory(run, task, report, remembered)
-    # The work cannot be interrupted here: what took too long is lost once it is done.
-    if timeout is not None and time.monotonic() - started > timeout:
-        outcome = late(task, timeout)
-    return with_cost(run, task, outcome, broadcasts)
+    took_too_long = timeout is not None and time.monotonic() - started > timeout
+    counted = with_cost(run, task, outcome, broadcasts)
+    if timeout is not None and took_too_long:
+        # The work cannot be interrupted here: it is lost once it is done, and its reply paid for.
+        return replace(late(task, timeout), cost=counted.cost)
+    return counted
 
 
 def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:

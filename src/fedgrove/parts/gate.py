@@ -20,6 +20,7 @@ REFUSALS = {
     "client": "it names another client than the one that was asked",
     "duplicate": "the task was answered before, or never sent",
     "examples": "it claims other examples than the client enrolled with",
+    "memory": "it names a version of the client's memory that this task cannot have made",
     "metrics": "a number is missing, not finite or out of its range",
     "packets": "it holds other packets than the task asks for",
     "tensors": "a packet holds other tensors, types or shapes than the task asks for",
@@ -118,7 +119,9 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
         expected = ", ".join(holds.packets) or "nothing"
         given = ", ".join(report.give) or "nothing"
         return Refusal(
-            "packets", f"{client} sent {given} where the answer to {task.verb} holds {expected}."
+            "packets",
+            f"{client} sent {given} where the answer to {task.verb} holds {expected}; a method "
+            "says what its answers hold with Give(..., holds=...).",
         )
     for name, form in holds.packets.items():
         refusal = _refuses_packet(report.give[name], form)

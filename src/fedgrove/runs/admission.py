@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core import Answer, Lost, Report, Task
+from ..core import SCORING_VERBS, Answer, Lost, Report, Task
 from ..errors import FedgroveError
 from ..parts.gate import FEW, Lengths, RecentLengths, Refusal
+from .store import version_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -28,9 +29,9 @@ class Tally:
     sentences: dict[str, str] = field(default_factory=dict)
     """The first sentence of each word."""
 
-    def lose(self, lost: Lost) -> None:
+    def lose(self, client: int, lost: Lost) -> None:
         """Count a task that got no usable reply."""
-        self.lost.setdefault(lost.reason, []).append(lost.of)
+        self.lost.setdefault(lost.reason, []).append(client)
         self.sentences.setdefault(lost.reason, lost.detail)
 
     def refuse(self, client: int, refusal: Refusal) -> None:
@@ -58,8 +59,9 @@ def unanswered(task: Task) -> Lost:
 class Admission:
     """The answers to one exchange's tasks, on their way to the method's ``fold``.
 
-    Nothing of the run changes before :meth:`settle`: an exchange that is abandoned leaves the run
-    as it was.
+    State and memory do not change before :meth:`settle`: an exchange that is abandoned leaves them
+    as they were. What clients are taken to hold follows what was really sent, and is unknown for
+    those who were lost.
     """
 
     def __init__(self, run: Run, tasks: Sequence[Task], quorum: float = 0.0) -> None:
@@ -70,6 +72,7 @@ class Admission:
         # 0.28 of 25 tasks is 7, though the product is a little more.
         self._needed = max(1, math.ceil(quorum * len(tasks) - 1e-9))
         self._admitted: list[tuple[Task, str | None, Lengths]] = []
+        self._lost: list[Task] = []
         self._recent = RecentLengths(run.lengths.by_kind)
 
     def reports(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[Report]:
@@ -86,21 +89,24 @@ class Admission:
             waiting.append((task, report, lengths))
             # The first reports of their kind wait for each other, since only together do they say
             # what is usual. All later ones pass one by one.
-            if self._recent.knows(task, lengths) or len(waiting) == FEW:
+            all_known = all(self._recent.knows(task, lengths) for task, _, lengths in waiting)
+            if all_known or len(waiting) == FEW:
                 yield from self._release(waiting)
         yield from self._release(waiting)
         for task in list(self._unanswered.values()):
             self._admit(task, unanswered(task))
+        self._forget_what_lost_clients_hold()
         if len(self._admitted) < self._needed:
             raise TooFewReports(self._what_is_missing())
 
     def _admit(self, task: Task, answer: Answer) -> Report | None:
         """The report in an answer, if it is what was asked for; otherwise it is counted."""
         if isinstance(answer, Lost):
-            self._unanswered.pop(id(task), None)
-            self.tally.lose(answer)
-            # Nobody knows whether the task arrived.
-            self._run.held.forget(task.to)
+            # An error that follows the answer says nothing new.
+            if id(task) in self._unanswered:
+                del self._unanswered[id(task)]
+                self._lost.append(task)
+                self.tally.lose(task.to, answer)
             return None
         refusal = None
         if id(task) not in self._unanswered:
@@ -109,6 +115,8 @@ class Admission:
             del self._unanswered[id(task)]
             holds = self._run.holds(task)
             refusal = self._run.gate.refuses(answer, task, holds, self._run.infos[task.to])
+            if refusal is None:
+                refusal = self._refuses_memory(task, answer.memory)
         if refusal is not None:
             self.tally.refuse(task.to, refusal)
             return None
@@ -116,17 +124,53 @@ class Admission:
 
     def _release(self, waiting: list[tuple[Task, Report, Lengths]]) -> Iterator[Report]:
         """Let the reports pass whose updates are not too long; ``waiting`` is emptied."""
-        usual = self._recent.usual([(task, lengths) for task, _, lengths in waiting])
+        refused = self._too_long([(task, lengths) for task, _, lengths in waiting])
         for task, report, lengths in waiting:
-            refusal = self._run.gate.refuses_lengths(task, lengths, usual)
-            if refusal is not None:
-                self.tally.refuse(task.to, refusal)
+            if id(task) in refused:
+                self.tally.refuse(task.to, refused[id(task)])
                 continue
             if not self._run.lengths.knows(task, lengths):
                 self._recent.add(task, lengths)
             self._admitted.append((task, report.memory, lengths))
             yield report
         waiting.clear()
+
+    def _refuses_memory(self, task: Task, version: str | None) -> Refusal | None:
+        """Why a version of memory cannot be what this task made the client remember."""
+        if version is None:
+            return None
+        is_this_tasks = version.startswith(version_of(task.round, task.verb, ""))
+        if is_this_tasks and self._run.memory.has(task.to, version):
+            return None
+        sentence = f"client {task.to} names {version!r} as what it remembers, which is not there."
+        return Refusal("memory", sentence)
+
+    def _too_long(self, waiting: list[tuple[Task, Lengths]]) -> dict[int, Refusal]:
+        """The updates that are too long, by task.
+
+        Without those, what is usual is another length, and more may be too long: until none is.
+        """
+        refused: dict[int, Refusal] = {}
+        while True:
+            left = [(task, lengths) for task, lengths in waiting if id(task) not in refused]
+            usual = self._recent.usual(left)
+            before = len(refused)
+            for task, lengths in left:
+                refusal = self._run.gate.refuses_lengths(task, lengths, usual)
+                if refusal is not None:
+                    refused[id(task)] = refusal
+            if len(refused) == before:
+                return refused
+
+    def _forget_what_lost_clients_hold(self) -> None:
+        """Nobody knows whether their tasks arrived.
+
+        Once all tasks are sent, so that it does not depend on when an engine hears of a loss.
+        Scoring leaves no trace.
+        """
+        for task in self._lost:
+            if task.verb not in SCORING_VERBS:
+                self._run.held.forget(task.to)
 
     def _what_is_missing(self) -> str:
         reasons = "; ".join(self.tally.sentences.values())

@@ -21,6 +21,7 @@ KINDS = {
     "impostor": "the report names another client",
     "examples": "the report claims a thousand times the client's examples",
     "metrics": "the report's numbers are NaN",
+    "memory": "the report names a version of memory that is not there",
     "rename": "a packet has another name",
     "tensor": "a tensor of a packet is missing",
     "shape": "a tensor has another shape",

@@ -28,6 +28,7 @@ from typing import Any
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError
 from ..parts.gate import is_plain_name
 from ..trees import Tree
+from ..wire.held import Held
 from . import checksums
 from .checksums import damaged, digest, inside
 from .run import Run
@@ -294,6 +295,10 @@ class RunFolder:
         too; metrics of rounds that did not count are cut off.
         """
         manifest = self._settle()
+        # A run that was used before may hold what was never committed.
+        run.memory.files.clear()
+        run.lengths.by_kind.clear()
+        run.held.restore(Held().state())
         if manifest is None:
             return None, 0
         try:

@@ -112,11 +112,13 @@ class Member:
         try:
             reports = list(admission.reports(ledger.tally(answers)))
             self.line |= scores(reports)
-            if len(reports) < len(tasks):
-                self.line["scored"] = len(reports)
+            scored = len(reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.
-            self.line["scored"] = 0
+            scored = 0
+        if scored < len(tasks):
+            self.line["scored"] = scored
+            self.line["unscored"] = {**admission.tally.lost, **admission.tally.refused}
         self.line |= ledger.totals("bytes_evaluate")
 
     def commit(self, seconds: float) -> None:

@@ -13,6 +13,7 @@ Several generators and one ``engine.map`` make runs in lockstep.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,12 +59,16 @@ def rounds(run: Run, state: Any = None, attempt: int = 0) -> Generator[Exchange,
         tally = admission.tally
         try:
             # Lazy: reports pass the gate while `fold` draws them through it.
-            state = run.method.fold(state, admission.reports(answers))
+            reports = admission.reports(answers)
+            folded = run.method.fold(state, reports)
+            # A method that stops early has not seen all: the rest still counts towards the quorum.
+            deque(reports, maxlen=0)
         except TooFewReports as error:
             attempt += 1
             why_abandoned = str(error)
             continue
         admission.settle()
+        state = folded
         if isinstance(run.method, WithServerTraining):
             seed = seeds.derive(run.seed, state.round, "server")
             state = run.method.train_server(state, Server(run.nets, seed))

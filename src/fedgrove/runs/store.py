@@ -270,6 +270,10 @@ class Memory:
             write_bytes(self.folder / memory_file(client, version), data)
         return version
 
+    def has(self, client: int, version: str) -> bool:
+        """Whether a version was written."""
+        return (self.folder / memory_file(client, version)).is_file()
+
     def accept(self, client: int, version: str | None) -> None:
         """The client's newest version, from now on."""
         if version:
@@ -278,7 +282,9 @@ class Memory:
 
 def version_of(round: int, verb: str, digest: str) -> str:
     """The version of what a client remembers after an exchange: no two contents share one."""
-    return f"{round}.{verb}.{digest[: checksums.SHORT]}"
+    # Some systems allow no colon in a file's name.
+    plain_verb = verb.replace(":", "-")
+    return f"{round}.{plain_verb}.{digest[: checksums.SHORT]}"
 
 
 def memory_file(client: int | str, version: str) -> str:

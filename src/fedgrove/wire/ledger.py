@@ -20,9 +20,15 @@ class Ledger:
 
     def tally(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
         """Count the answers that pass through; a lost one was paid for too."""
+        tasks_paid_for: set[int] = set()
         for task, answer in answers:
             # What an engine passes on may be no answer at all; the gate refuses it later.
-            self.add(getattr(answer, "cost", {}))
+            cost = dict(getattr(answer, "cost", {}))
+            if id(task) in tasks_paid_for:
+                # A second answer: the task itself was sent once.
+                cost.pop("down", None)
+            tasks_paid_for.add(id(task))
+            self.add(cost)
             yield task, answer
 
     def add(self, cost: Mapping[str, Parts]) -> None:

@@ -142,8 +142,13 @@ class Batched:
             works[work_key] = self._work_of(run, task.verb)
         memory = run.memory.read(task.to, task.memory)
         dtype = next(iter(run.params.values())).dtype
-        carry = initial_carry(task, memory, dtype)
-        return Job(run, task, run.client(task, memory), carry, works[work_key])
+        client = run.client(task, memory)
+        try:
+            carry = initial_carry(task, memory, dtype)
+        except Exception as error:
+            # As where a task's settings are no numbers.
+            return Job(run, task, client, {}, works[work_key], lost=crashed(task, error))
+        return Job(run, task, client, carry, works[work_key])
 
     def _finish_job(self, job: Job, sent: BroadcastCosts) -> Answer:
         """The answer; what the client remembers is written, and bytes are counted."""
