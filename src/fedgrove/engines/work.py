@@ -37,7 +37,7 @@ from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down, count_up
 
 
-def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) -> Carry:
+def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype, marks: Tree) -> Carry:
     """The carry a task starts with (see :mod:`fedgrove.core`)."""
     carry: Carry = dict(memory)
     # After the memory: a packet wins over a remembered tree of the same name.
@@ -47,6 +47,8 @@ def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) ->
             carry[name + ".mask"] = packet.mask
     numbers = {"round": task.round, **task.settings}
     carry["settings"] = {name: torch.tensor(n, dtype=dtype) for name, n in numbers.items()}
+    if marks:
+        carry["client"] = marks
     carry["aux"] = {}
     return carry
 
@@ -134,7 +136,7 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
     """Do a task: the report, and what the client remembers from now on (empty if unchanged)."""
     client = run.client(task, dict(memory))
     dtype = next(iter(run.params.values())).dtype
-    carry = initial_carry(task, memory, dtype)
+    carry = initial_carry(task, memory, dtype, run.marks(client))
     outcome = Outcome()
     with one_thread(), own_randomness():
         for number, stage in numbered(run.work(task.verb)):

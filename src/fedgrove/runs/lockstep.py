@@ -111,7 +111,7 @@ class Member:
         admission = Admission(self.run, tasks)
         try:
             reports = list(admission.reports(ledger.tally(answers)))
-            self.line |= scores(reports)
+            self.line |= scores(self.run, reports)
             if len(reports) < len(tasks):
                 self.line["scored"] = len(reports)
         except TooFewReports:

@@ -142,8 +142,9 @@ class Batched:
             works[work_key] = self._work_of(run, task.verb)
         memory = run.memory.read(task.to, task.memory)
         dtype = next(iter(run.params.values())).dtype
-        carry = initial_carry(task, memory, dtype)
-        return Job(run, task, run.client(task, memory), carry, works[work_key])
+        client = run.client(task, memory)
+        carry = initial_carry(task, memory, dtype, run.marks(client))
+        return Job(run, task, client, carry, works[work_key])
 
     def _finish_job(self, job: Job, sent: BroadcastCosts) -> Answer:
         """The answer; what the client remembers is written, and bytes are counted."""
@@ -182,13 +183,13 @@ class Batched:
         return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
-        """What two nets must share to be run as one: layout, modules and types."""
+        """What two nets must share to be run as one: layout, modules, types and problem."""
         if id(net) not in self._net_keys:
             dtypes = tuple(v.dtype for v in net.params().values())
             # A module of the user's may have settings that its text does not show: it shares a
             # stack with itself alone.
             module = str(net.module) if nets.is_ours(net.module) else id(net)
-            self._net_keys[id(net)] = (net, (net.layout, module, dtypes))
+            self._net_keys[id(net)] = (net, (net.layout, module, dtypes, net.problem))
         return self._net_keys[id(net)][1]
 
     def _group_by_work(self, jobs: Sequence[Job]) -> list[list[Job]]:
