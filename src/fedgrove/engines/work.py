@@ -37,8 +37,10 @@ from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down, count_up
 
 
-def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype, marks: Tree) -> Carry:
-    """The carry a task starts with (see :mod:`fedgrove.core`)."""
+def initial_carry(
+    task: Task, memory: Mapping[str, Tree], dtype: torch.dtype, marks: Tree | None = None
+) -> Carry:
+    """The carry a task starts with (see :mod:`fedgrove.core`); ``marks`` are its "client"."""
     carry: Carry = dict(memory)
     # After the memory: a packet wins over a remembered tree of the same name.
     for name, packet in task.send.items():

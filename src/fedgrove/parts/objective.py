@@ -1,4 +1,4 @@
-"""What local training minimises. Objectives add: ``CrossEntropy() + Proximal(0.1)``.
+"""What local training minimises. Objectives add: ``ProblemLoss() + Proximal(0.1)``.
 
 An objective is called once per step with the output of that step's one forward pass and returns
 ``(loss, aux)``; ``aux`` is merged into ``carry["aux"]`` and comes back in the next step. What it
