@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor
 
 import fedgrove as fg
 from fedgrove import data, methods, nets, trees
+from fedgrove.config.toml import from_toml, to_toml
 from fedgrove.core import AnyMethod, Engine
 from fedgrove.data import Federation
 from fedgrove.engines import Pool, Serial
@@ -176,7 +178,12 @@ def three_kinds() -> Federation:
 def small_classes() -> Federation:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(90, 5))
-    return data.from_arrays(x, (x[:, 0] > 0).astype(int) + (x[:, 1] > 0), np.arange(90) % 3)
+    y = (x[:, 0] > 0).astype(int) + (x[:, 1] > 0)
+    # The first client has classes 1 and 2 alone, and says so.
+    client = np.where(y > 0, np.arange(90) % 3, 1 + np.arange(90) % 2)
+    federation = data.from_arrays(x, y, client)
+    first = replace(federation.clients[0], labels=(1, 2))
+    return replace(federation, clients={**federation.clients, 0: first})
 
 
 FEDERATIONS = {
@@ -370,6 +377,34 @@ def test_an_own_metric_and_an_own_loss() -> None:
     result = fg.run("fedavg", data=replace(federation, problem=problem), **words)
     assert result.summary["metric"] == "within"
     assert 0 <= result.summary["within_mean"] <= 1
+
+
+@pytest.mark.parametrize("kind", FEDERATIONS)
+def test_problems_can_be_sent_to_a_worker(kind: str) -> None:
+    problem = FEDERATIONS[kind]().problem
+    assert pickle.loads(pickle.dumps(problem)) == problem
+
+
+@pytest.mark.parametrize(("y", "metric"), [(0.5, "mae"), (0, "accuracy"), ((0, 1), "f1")])
+def test_a_file_of_ones_own_with_any_targets(y: Any, metric: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    targets = (x[:, :1] > np.array(y)).astype(int) if metric != "mae" else x[:, 0] + y
+    targets = targets[:, 0] if metric == "accuracy" else targets
+    np.savez(tmp_path / "mine.npz", x=x, y=targets, client=np.arange(60) % 3)
+    words: dict[str, Any] = {"rounds": 2, "finetune": [0, 1], "engine": "serial"}
+    out = tmp_path / "run"
+    result = fg.run("ca-afp", data=tmp_path / "mine.npz", out=out, progress=False, **words)
+    assert result.summary["metric"] == metric
+    assert math.isfinite(result.summary[f"{metric}_mean"])
+
+
+def test_a_config_of_before_named_cross_entropy_and_still_loads() -> None:
+    text = '[run]\nmethod = "fedavg"\n[method]\ntype = "FedAvg"\nobjective.type = "CrossEntropy"\n'
+    assert from_toml(text).method == methods.FedAvg(objective=CrossEntropy())
+    written = to_toml(fg.Experiment(methods.FedAvg()))
+    assert 'type = "ProblemLoss"' in written
+    assert from_toml(written).method == methods.FedAvg()
 
 
 def test_cross_entropy_is_refused_where_there_are_no_classes(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ class Metric:
 
     >>> exact = Metric("exact", lambda outputs, y: (outputs.round() == y).all(1), share=True)
     >>> outputs = torch.tensor([[1.1], [2.7]])
-    >>> exact.value({"value": 1.0, "total": 2.0})
-    0.5
+    >>> exact.sums(outputs, torch.tensor([[1.0], [2.0]]), weight=torch.ones(2))
+    {'value': tensor(1.)}
     """
 
     name: str

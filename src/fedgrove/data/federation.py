@@ -43,7 +43,9 @@ class ClientData:
     labels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.labels is None:
+        # In a mixed federation, targets of different kinds stand in the same columns; its clients
+        # were checked before they were mixed.
+        if self.labels is None or self.info.task:
             return
         for part in (self.train, self.validation, self.test):
             # Of several labels those that an example has, else the one.
