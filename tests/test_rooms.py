@@ -110,4 +110,12 @@ def test_imports_go_down(path: Path) -> None:
 
 def test_the_top_folder_is_the_entrance_only() -> None:
     files = {path.name for path in PACKAGE.glob("*.py")}
-    assert files == {"__init__.py", "api.py", "core.py", "errors.py", "seeds.py", "trees.py"}
+    assert files == {
+        "__init__.py",
+        "api.py",
+        "core.py",
+        "errors.py",
+        "problems.py",
+        "seeds.py",
+        "trees.py",
+    }

@@ -12,6 +12,7 @@ The carry of a task starts as::
     carry[m]            each tree m the client remembers from earlier rounds
                         (a packet of the same name wins)
     carry["settings"]   the task's numbers and the round, as tensors
+    carry["client"]     where a client has them: its own labels and its task, as tensors
     carry["aux"]        what objectives keep from step to step
 """
 
@@ -142,13 +143,15 @@ Answer = Report | Lost
 class Info:
     """What the server knows of a client: how many examples it has and what kind of device it is.
 
-    bandwidth is in Mbit/s, speed is relative to a reference device, memory is in bytes.
+    bandwidth is in Mbit/s, speed is relative to a reference device, memory is in bytes; task is the
+    data set it belongs to, in a federation that mixes several.
     """
 
     examples: int
     bandwidth: float = 52.5
     speed: float = 1.0
     memory: int = 1 << 30
+    task: str = ""
 
 
 class Batch(NamedTuple):

@@ -183,7 +183,7 @@ def test_what_cannot_be_rebuilt_is_refused_with_a_sentence(text: str, sentence: 
         ("pull.mu=0.5", Ditto(pull=Proximal(0.5))),
         (" mu = 0.5 ", Ditto(pull=Proximal(0.5))),
         ("codec=Smallest", Ditto(codec=Smallest())),
-        ("objective=CrossEntropy", Ditto()),
+        ("objective=CrossEntropy", Ditto(objective=CrossEntropy())),
         ("epochs=2", Ditto(local=LocalTraining(2, 16, Adam(1e-3)))),
         ("lr=0.01", Ditto(local=LocalTraining(5, 16, Adam(0.01)))),
         ("optimiser.lr=0.01", Ditto(local=LocalTraining(5, 16, Adam(0.01)))),

@@ -9,6 +9,7 @@ from fedgrove.data.dataset import Dataset, Pixels
 from fedgrove.data.generated import motion_dataset
 from fedgrove.data.scale import scaling
 from fedgrove.errors import InputError
+from fedgrove.problems import Unit
 
 
 def check_shape(f):
@@ -231,7 +232,13 @@ BAD = [
     (lambda: data.describe("digit"), "did you mean"),
     (lambda: data.from_arrays(X[:, 0], YY), "x is"),
     (lambda: data.from_arrays(X, YY[:-1]), "y is"),
-    (lambda: data.from_arrays(X, YY + 0.5), "y is"),
+    (lambda: data.from_arrays(X, np.where(YY > 0, np.nan, 1.5)), "y is .* NaN"),
+    (lambda: data.from_arrays(X, YY[:-1] + 0.5), "y is"),
+    (lambda: data.from_arrays(X, np.stack([YY, YY], 1) + 5), "0 or 1 for several labels"),
+    (lambda: data.from_arrays(X, YY[:, None]), "of whole numbers"),
+    (lambda: data.from_arrays(X, YY + 0.5, partition="dirichlet:1"), "deals by class"),
+    (lambda: data.from_arrays(X, YY + 0.5, scenario="noisy"), "changes classes"),
+    (lambda: data.load("rooms", partition="classes:2"), "deals by class"),
     (lambda: data.from_arrays(X, YY * 0), "two classes"),
     (lambda: data.from_arrays(X, YY, C[:5]), "client is"),
     (lambda: data.from_arrays(np.where(X > 2, np.nan, X), YY), "finite"),
@@ -264,6 +271,9 @@ def test_names_and_descriptions():
     assert {
         "digits",
         "motion",
+        "rooms",
+        "tags",
+        "diabetes",
         "uci-har",
         "wisdm",
         "wisdm51",
@@ -273,3 +283,41 @@ def test_names_and_descriptions():
         "cifar100",
     } == set(data.names())
     assert all("\n" not in data.describe(n) for n in data.names())
+
+
+# ---- what y is ------------------------------------------------------------------------------------
+
+
+def saved(tmp_path, y):
+    np.savez(tmp_path / "mine.npz", x=X, y=y, client=C)
+    return data.load(tmp_path / "mine.npz")
+
+
+def test_y_decides_what_the_problem_is(tmp_path):
+    whole = saved(tmp_path, YY)
+    assert (whole.problem.name, whole.clients[0].train.y.dtype) == ("classes", torch.int64)
+    one = saved(tmp_path, YY + 0.5)
+    assert (one.problem.name, one.classes, one.notes) == ("numbers", 1, ())
+    assert one.clients[0].train.y.shape[1:] == (1,)
+    two = saved(tmp_path, np.stack([YY + 0.5, YY - 0.5], 1))
+    assert (two.problem.name, two.classes, two.labels) == ("numbers", 2, ("y0", "y1"))
+    yes = saved(tmp_path, np.stack([YY > 0, YY > 1, YY > 2], 1))
+    assert (yes.problem.name, yes.classes, yes.notes) == ("labels", 3, ())
+
+
+def test_what_is_ambiguous_is_said(tmp_path):
+    (note,) = saved(tmp_path, YY.astype(float)).notes
+    assert "taken for numbers" in note
+    assert "astype(int)" in note
+    (note,) = saved(tmp_path, np.stack([YY > 0, YY > 1], 1).astype(float)).notes
+    assert "taken for several labels" in note
+
+
+def test_numbers_are_learnt_in_units_of_the_training_rows():
+    federation = data.from_arrays(X, 10.0 * YY + 0.5, C)
+    rows = torch.cat([client.train.y for client in federation.clients.values()]).double()
+    unit = federation.problem.loss.unit
+    assert unit.mean[0] == pytest.approx(float(rows.mean()))
+    assert unit.scale[0] == pytest.approx(float(rows.std(correction=0)))
+    plain = data.from_arrays(X, 10.0 * YY + 0.5, C, standardise=False)
+    assert plain.problem.loss.unit == Unit()

@@ -29,7 +29,7 @@ def test_lines_by_hand() -> None:
     # bytes 300 and 900: mean 600
     assert [(line.method, line.finetuned) for line in lines] == [("a", 0), ("a", 3)]
     first = lines[0]
-    assert first.accuracy == pytest.approx(60)
+    assert first.score == pytest.approx(60)
     assert first.deviation == pytest.approx(14.1421356)
     assert first.worst == pytest.approx(30)
     assert (first.density, first.bytes_sent) == (pytest.approx(0.3), 600)

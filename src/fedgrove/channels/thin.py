@@ -143,11 +143,12 @@ def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> 
     key = (widths, tuple(norms.items()))
     module = net.module
     shape = net.shape
+    problem = net.problem
     # Thin nets are remembered per net: a strong reference to it here would keep it alive for ever.
     owner = ref(net)
 
     def build() -> Net:
-        return Net(smaller(module, kept, norms), shape)
+        return Net(smaller(module, kept, norms), shape, problem)
 
     def make() -> Net:
         alive = owner()

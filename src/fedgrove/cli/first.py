@@ -136,21 +136,25 @@ def gained(runs: Mapping[str, Sequence[Summary]]) -> str:
     def mean(method: str, value: str) -> float:
         return float(sum(run[value] for run in runs[method]) / len(runs[method]))
 
-    def delivered(method: str) -> float:
+    def delivered(method: str) -> str:
         # As delivered: fine-tuning helps every method, and hides what federation gives.
-        accuracies: list[float] = []
+        scores: list[float] = []
         for run in runs[method]:
             shortest = next(iter(run["finetune"].values()))
-            accuracies.append(100 * shortest["accuracy_mean"])
-        return sum(accuracies) / len(accuracies)
+            metric = run.get("metric") or "accuracy"
+            scores.append(shortest[f"{metric}_mean"])
+        score = sum(scores) / len(scores)
+        if run.get("share", True):
+            return f"{100 * score:.1f} %"
+        return f"{metric} {score:.4g}"
 
     def sent(method: str) -> float:
         return mean(method, "bytes_up") + mean(method, "bytes_down")
 
     sizes = {"/".join(str(n) for n in run["group_sizes"]): None for run in runs["ca-afp"]}
     return (
-        f"ca-afp gives clients {delivered('ca-afp'):.1f} % where fedavg gives "
-        f"{delivered('fedavg'):.1f} % and training alone {delivered('local'):.1f} %, with "
+        f"ca-afp gives clients {delivered('ca-afp')} where fedavg gives "
+        f"{delivered('fedavg')} and training alone {delivered('local')}, with "
         f"{sent('ca-afp') / sent('fedavg'):.0%} of fedavg's bytes and "
         f"{mean('ca-afp', 'density'):.0%} of the weights; groups it found: {', '.join(sizes)}."
     )

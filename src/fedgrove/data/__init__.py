@@ -2,6 +2,7 @@
 
 from .federation import ClientData, Defaults, Examples, Federation
 from .loading import describe, from_arrays, load, names
+from .mix import mix
 
 __all__ = [
     "ClientData",
@@ -11,5 +12,6 @@ __all__ = [
     "describe",
     "from_arrays",
     "load",
+    "mix",
     "names",
 ]

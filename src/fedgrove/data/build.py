@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..errors import InputError, check, unknown
+from ..problems import CLASSES, LABELS, Problem, Unit, numbers
 from ..seeds import numpy_rng
 from . import partition as partitions
 from . import profile as profiles
@@ -63,6 +65,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     if kind == "blocks" and dataset.block is None:
         raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Take split random.")
     scenario = scenarios.parse(choices.scenario or "none")
+    _check_needs_classes(name, dataset, choices)
     scenarios.enough(scenario, len(dataset.labels))
 
     partitioned = _partitioned(name, dataset, choices, kind)
@@ -108,7 +111,45 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         scenario=choices.scenario or "none",
         split=kind,
         validation=choices.validation,
+        problem=_problem(dataset, usable, choices.standardise),
     )
+
+
+def _check_needs_classes(name: str, dataset: Dataset, choices: Choices) -> None:
+    """Refuse what goes by classes where the targets are none."""
+    if dataset.kind == "classes":
+        return
+    partition = partitions.parse(choices.partition or "natural")
+    if partition.kind not in ("natural", "iid"):
+        raise InputError(
+            f"partition {choices.partition} deals by class, and the targets of {name} are "
+            f"{dataset.kind}; take natural or iid."
+        )
+    if choices.scenario not in (None, "none"):
+        raise InputError(
+            f"scenario {choices.scenario} changes classes, and the targets of {name} are "
+            f"{dataset.kind}; take none."
+        )
+
+
+def _problem(dataset: Dataset, rows: Sequence[splits.Rows], standardise: bool) -> Problem:
+    """What the targets are; numbers are learnt in units of their spread."""
+    if dataset.kind == "classes":
+        return CLASSES
+    if dataset.kind == "labels":
+        return LABELS
+    assert dataset.targets is not None
+    columns = dataset.targets.shape[1]
+    if not standardise:
+        return numbers(Unit((0.0,) * columns, (1.0,) * columns))
+    # Of the training rows of all clients: a common unit, so that one model serves all. It takes
+    # two sums of each client to find it.
+    train = dataset.targets[np.concatenate([each.train for each in rows])].astype(np.float64)
+    mean = train.mean(axis=0)
+    deviation = train.std(axis=0)
+    varies = deviation > 1e-6 * (1 + np.abs(mean))
+    scale = np.where(varies, deviation, 1.0)
+    return numbers(Unit(tuple(mean.tolist()), tuple(scale.tolist())))
 
 
 def _partitioned(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
@@ -182,6 +223,13 @@ def _client(
             # One stream per part: sparing the test part does not change the training labels drawn.
             rng = numpy_rng(choices.seed, "labels", k, part)
             y = scenarios.corrupted(scenario, y, len(dataset.labels), rng)
-        parts[part] = Examples(scale(dataset.x[part_rows]), torch.from_numpy(y))
+        parts[part] = Examples(scale(dataset.x[part_rows]), _targets(dataset, part_rows, y))
     info = profiles.info(choices.profile or "uniform", len(rows.train), k, choices.seed)
     return ClientData(parts["train"], parts["validation"], parts["test"], info)
+
+
+def _targets(dataset: Dataset, rows: Ints, y: Ints) -> Tensor:
+    """The classes ``y``, or what there is in their place."""
+    if dataset.targets is None:
+        return torch.from_numpy(y)
+    return torch.from_numpy(dataset.targets[rows].astype(np.float32))

@@ -29,6 +29,8 @@ class Dataset:
     """A whole set, one row per example.
 
     x: raw inputs (n, *shape), channels first; y: labels (n,), indices into ``labels``.
+    kind: what the targets are: "classes", "labels" or "numbers".
+    targets: where they are not classes: (n, L), L as many as ``labels``; ``y`` is then all zeros.
     user: the person each row comes from, numbered from 0; None where a set has no users.
     block: what a `blocks` split holds out together, a chain of overlapping windows or a contiguous
         piece of a longer run; None where there are none, and ``refusal`` then says why.
@@ -46,6 +48,8 @@ class Dataset:
     reach: int = 0
     pixels: Pixels | None = None
     notes: tuple[str, ...] = ()
+    kind: str = "classes"
+    targets: Array | None = None
     refusal: str = "its examples are not windows of a series, so there is nothing to keep together"
 
 

@@ -9,12 +9,17 @@ import torch
 from torch import Tensor
 
 from ..core import Info
+from ..errors import InputError
+from ..problems import CLASSES, AnyProblem
 from .split import VALIDATION
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and their labels: ``x`` float (n, *shape), channels first; ``y`` int64 (n,)."""
+    """Inputs and their targets: ``x`` float (n, *shape), channels first.
+
+    ``y`` is int64 (n,) for classes, float (n, L) for several labels or numbers.
+    """
 
     x: Tensor
     y: Tensor
@@ -28,13 +33,29 @@ class ClientData:
     """The examples of one client and what the server knows of it.
 
     Automatic choices look at ``validation``, tables report ``test``; ``info.examples`` is
-    len(train).
+    len(train). ``labels`` are the classes that the client knows of: it never predicts another one.
     """
 
     train: Examples
     validation: Examples
     test: Examples
     info: Info
+    labels: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        # In a mixed federation, targets of different kinds stand in the same columns; its clients
+        # were checked before they were mixed.
+        if self.labels is None or self.info.task:
+            return
+        for part in (self.train, self.validation, self.test):
+            # Of several labels those that an example has, else the one.
+            present = part.y if part.y.dim() == 1 else (part.y > 0).any(0).nonzero().flatten()
+            others = set(present.tolist()) - set(self.labels)
+            if others:
+                raise InputError(
+                    f"a client has the labels {self.labels} and an example of {min(others)}; "
+                    "add the label, or leave the example out."
+                )
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,8 @@ class Federation:
 
     ``notes`` are caveats that belong in every table of results. ``partition``, ``scenario``,
     ``split`` and ``validation`` say how the data were dealt out, with the set's own choices filled
-    in.
+    in. ``problem`` says what the targets are; ``classes`` is how many outputs they take: classes,
+    labels or numbers, which ``labels`` names.
     """
 
     name: str
@@ -83,16 +105,21 @@ class Federation:
     scenario: str = "none"
     split: str = "random"
     validation: float = VALIDATION
+    problem: AnyProblem = CLASSES
 
     def to(self, dtype: torch.dtype) -> Federation:
-        """The same federation with every input in ``dtype`` (labels stay int64)."""
+        """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""
         return replace(self, clients={k: _cast(c, dtype) for k, c in self.clients.items()})
 
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:
+    def cast(part: Examples) -> Examples:
+        y = part.y.to(dtype) if part.y.is_floating_point() else part.y
+        return Examples(part.x.to(dtype), y)
+
     return replace(
         client,
-        train=replace(client.train, x=client.train.x.to(dtype)),
-        validation=replace(client.validation, x=client.validation.x.to(dtype)),
-        test=replace(client.test, x=client.test.x.to(dtype)),
+        train=cast(client.train),
+        validation=cast(client.validation),
+        test=cast(client.test),
     )

@@ -80,7 +80,7 @@ def arrays(
         raise InputError(
             f"{name} was not found: looked for {files} in {_listed(places)}. Get it from {source}, "
             f"put it in a folder and name that folder by FEDGROVE_DATA or --data-dir; "
-            f"digits and motion need no files."
+            f"digits, motion, rooms, tags and diabetes need no files."
         )
     paths, form = available
     return unpacked(name, paths, lambda: form.read(paths))

@@ -1,4 +1,4 @@
-"""Sets that need no files: scikit-learn's digits, and motion, which is generated."""
+"""Sets that need no files: scikit-learn's digits and diabetes; motion, rooms and tags are made."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ WINDOWS = 24
 """Windows per user and activity."""
 
 
+ROOM_USERS = 20
+"""Users of the sets of single rows, rooms and tags."""
+ROWS = 80
+"""Rows per user of these."""
+TAGS = ("red", "round", "soft", "sweet", "fresh")
+
+
 def digits_dataset() -> Dataset:
     """1,797 grey images, 8 x 8, values 0..16 (scikit-learn's copy of the UCI optical digits)."""
     # Imported here because scikit-learn takes a second to import and only this set needs it.
@@ -34,6 +41,92 @@ def digits_dataset() -> Dataset:
         tuple("0123456789"),
         # Mean and deviation over all images after division by 16, to four digits.
         pixels=Pixels(16.0, (0.30526,), (0.37603,)),
+    )
+
+
+def diabetes_dataset() -> Dataset:
+    """442 patients, 10 features, and how far the disease went in a year, 25 to 346 (scikit-learn).
+
+    (Efron et al., "Least angle regression", 2004.)
+    """
+    from sklearn.datasets import load_diabetes
+
+    diabetes = load_diabetes()
+    return Dataset(
+        diabetes.data.astype(np.float32),
+        np.zeros(len(diabetes.target), dtype=np.int64),
+        ("progression",),
+        kind="numbers",
+        targets=diabetes.target.astype(np.float32)[:, None],
+    )
+
+
+def rooms_dataset(users: int = ROOM_USERS) -> Dataset:
+    """Room temperatures an hour from now, in degrees; generated, not from the seed.
+
+    User u is of kind u mod 2: light houses follow the sun and the air outside, heavy ones hardly.
+    Features: indoors now, outdoors, sun, heating, wind, people, the hour as sine and cosine.
+    """
+    inputs = []
+    targets = []
+    for user in range(users):
+        rng = numpy_rng(0, "rooms", user)
+        n = ROWS
+        hour = rng.uniform(0, 2 * np.pi, n)
+        inside = rng.normal(20, 2, n)
+        outside = rng.normal(8, 6, n) + 4 * np.cos(hour)
+        sun = np.maximum(0, np.cos(hour) + rng.normal(0, 0.3, n))
+        heating = rng.uniform(0, 1, n)
+        wind = rng.exponential(1.0, n)
+        people = rng.poisson(1.5, n)
+        is_heavy = user % 2 == 1
+        leak = (0.03 if is_heavy else 0.15) * np.exp(rng.normal(0, 0.1))
+        warms = (0.5 if is_heavy else 3.0) * sun
+        after = inside + leak * (1 + 0.3 * wind) * (outside - inside) + warms
+        after += 1.5 * heating + 0.2 * people + rng.normal(0, 0.4, n)
+        columns = (inside, outside, sun, heating, wind, people, np.sin(hour), np.cos(hour))
+        inputs.append(np.stack(columns, axis=1))
+        targets.append(after)
+    owners = np.repeat(np.arange(users), ROWS)
+    return Dataset(
+        np.concatenate(inputs).astype(np.float32),
+        np.zeros(len(owners), dtype=np.int64),
+        ("temperature",),
+        owners,
+        notes=("generated, not measured",),
+        kind="numbers",
+        targets=np.concatenate(targets).astype(np.float32)[:, None],
+    )
+
+
+def tags_dataset(users: int = ROOM_USERS) -> Dataset:
+    """Items of 12 features that have any of 5 tags; generated, not from the seed.
+
+    A tag is there where the item's features lie on one side of a plane, with some noise. User u is
+    of kind u mod 2; kinds draw the planes of the last two tags the other way round.
+    """
+    planes = numpy_rng(0, "tags").normal(size=(12, len(TAGS)))
+    inputs = []
+    targets = []
+    for user in range(users):
+        rng = numpy_rng(0, "tags", user)
+        x = rng.normal(size=(ROWS, 12))
+        turned = planes.copy()
+        if user % 2 == 1:
+            turned[:, 3:] *= -1
+        # A shift to the left: a tag is the exception, not the rule.
+        height = x @ turned - 2.0 + rng.normal(0, 0.5, (ROWS, len(TAGS)))
+        inputs.append(x)
+        targets.append(height > 0)
+    owners = np.repeat(np.arange(users), ROWS)
+    return Dataset(
+        np.concatenate(inputs).astype(np.float32),
+        np.zeros(len(owners), dtype=np.int64),
+        TAGS,
+        owners,
+        notes=("generated, not measured",),
+        kind="labels",
+        targets=np.concatenate(targets).astype(np.float32),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,11 @@ def from_arrays(
 ) -> Federation:
     """The federation of your own arrays.
 
-    x (n, F), (n, C, L) or (n, C, H, W) are the inputs, y (n,) the labels, client (n,) the owner of
-    each row. ``block`` (n,) names what belongs together in time: whole blocks are held out, and
-    rows that follow each other within a block count as overlapping. Without ``client`` the rows are
-    dealt out (`iid` to 10 clients unless told otherwise). The other words are those of
+    x (n, F), (n, C, L) or (n, C, H, W) are the inputs, y the targets, client (n,) the owner of each
+    row. Whole numbers or words (n,) are classes, floats (n,) or (n, L) numbers, and 0 and 1 (n, L)
+    several labels. ``block`` (n,) names what belongs together in time: whole blocks are held out,
+    and rows that follow each other within a block count as overlapping. Without ``client`` the rows
+    are dealt out (`iid` to 10 clients unless told otherwise). The other words are those of
     :func:`load`.
     """
     choices = Choices(
@@ -144,11 +145,9 @@ def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
 
     n = len(x)
-    label = _column("y", y, n)
+    targets = _own_targets(y, n)
     user = None if client is None else _column("client", client, n)
     unit = None if block is None else _column("block", block, n)
-    labels = tuple(str(value) for value in np.unique(y).tolist())
-    check(len(labels) > 1, "y", f"{n} labels of {len(labels)} class", "of two classes or more")
     if unit is not None and user is not None:
         # Clients may number their blocks each from 0: block 0 of two clients is two blocks.
         unit = ids(unit * (user.max() + 1) + user)
@@ -160,7 +159,78 @@ def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     refusal = "the arrays came without block, which says which rows belong together in time"
     # A series is most likely a window of a longer one; other shapes are taken as they come.
     notes = (NO_BLOCKS,) if x.ndim == 3 and unit is None else ()
-    return Dataset(x, label, labels, user, unit, start, reach=2, notes=notes, refusal=refusal)
+    return Dataset(
+        x,
+        targets.y,
+        targets.labels,
+        user,
+        unit,
+        start,
+        reach=2,
+        notes=(*notes, *targets.notes),
+        kind=targets.kind,
+        targets=targets.columns,
+        refusal=refusal,
+    )
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """What a user's y was taken for."""
+
+    kind: str
+    y: Ints
+    labels: tuple[str, ...]
+    columns: Array | None = None
+    notes: tuple[str, ...] = ()
+
+
+def _own_targets(y: Array, n: int) -> _Targets:
+    """Classes, several labels or numbers, by the type and shape of y."""
+    given = f"{y.dtype} {y.shape}"
+    is_number = y.dtype.kind in "fiub"
+    is_table = y.ndim == 2 and len(y) == n and y.shape[1] > 0
+    if y.dtype.kind == "f":
+        allowed = f"of shape ({n},) or ({n}, L)"
+        check(is_table or y.shape == (n,), "y", given, allowed)
+        is_finite = bool(np.isfinite(y).all())
+        check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+    if is_table and is_number:
+        is_yes_or_no = bool(np.isin(y, (0, 1)).all())
+        if is_yes_or_no and y.shape[1] > 1:
+            return _own_labels(y)
+        if y.dtype.kind != "f":
+            allowed = "0 or 1 for several labels, or float for numbers; for classes of shape (n,)"
+            check(False, "y", f"{given} of whole numbers", allowed)
+    if y.dtype.kind == "f":
+        return _own_numbers(y.reshape(n, -1))
+    label = _column("y", y, n)
+    labels = tuple(str(value) for value in np.unique(y).tolist())
+    check(len(labels) > 1, "y", f"{n} labels of {len(labels)} class", "of two classes or more")
+    return _Targets("classes", label, labels)
+
+
+def _own_labels(y: Array) -> _Targets:
+    notes: tuple[str, ...] = ()
+    if y.dtype.kind == "f":
+        notes = (
+            "y is float and all 0 or 1: taken for several labels; for numbers replace the "
+            "federation's problem in Python by fedgrove.problems.numbers()",
+        )
+    labels = tuple(str(label) for label in range(y.shape[1]))
+    return _Targets("labels", np.zeros(len(y), dtype=np.int64), labels, y, notes)
+
+
+def _own_numbers(y: Array) -> _Targets:
+    check(len(y) > 1, "y", f"{len(y)} numbers", "two or more")
+    notes: tuple[str, ...] = ()
+    if bool((y == np.round(y)).all()):
+        notes = (
+            "y is float and all whole: taken for numbers; for classes save it as whole numbers, "
+            "y.astype(int)",
+        )
+    labels = tuple(f"y{column}" for column in range(y.shape[1]))
+    return _Targets("numbers", np.zeros(len(y), dtype=np.int64), labels, y, notes)
 
 
 def _column(name: str, values: Any, n: int) -> Ints:

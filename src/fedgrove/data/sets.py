@@ -11,7 +11,13 @@ from . import har, images
 from .dataset import Dataset, Pixels
 from .federation import Defaults
 from .files import Arrays, Form, arrays
-from .generated import digits_dataset, motion_dataset
+from .generated import (
+    diabetes_dataset,
+    digits_dataset,
+    motion_dataset,
+    rooms_dataset,
+    tags_dataset,
+)
 
 HAR = Defaults("har-cnn", cohort=10, rounds=50, epochs=3, batch=32, optimiser="Adam", lr=1e-3)
 GREY = Defaults(
@@ -25,6 +31,7 @@ GREY = Defaults(
     momentum=0.9,
     weight_decay=5e-4,
 )
+FEATURES = Defaults("mlp", cohort=10, rounds=20, epochs=5, batch=16, optimiser="Adam", lr=3e-3)
 COLOUR = Defaults("lenet", cohort=100, rounds=100, epochs=1, batch=64, optimiser="Adam", lr=1e-3)
 
 FASHION_LABELS = "T-shirt trouser pullover dress coat sandal shirt sneaker bag ankle-boot"
@@ -93,6 +100,28 @@ SETS = {
             "har-cnn", cohort=10, rounds=20, epochs=3, batch=16, optimiser="Adam", lr=1e-3
         ),
         partition="natural",
+    ),
+    "rooms": NamedSet(
+        about=(
+            "generated room temperatures to forecast (numbers), 8 features, 20 users of two kinds "
+            "(or as many as asked), built in"
+        ),
+        defaults=FEATURES,
+        partition="natural",
+    ),
+    "tags": NamedSet(
+        about=(
+            "generated items with any of 5 tags (several labels), 12 features, 20 users of two "
+            "kinds (or as many as asked), built in"
+        ),
+        defaults=FEATURES,
+        partition="natural",
+    ),
+    "diabetes": NamedSet(
+        about="442 patients, 10 features, disease progression after a year (numbers), built in",
+        defaults=FEATURES,
+        partition="iid",
+        clients=8,
     ),
     "uci-har": NamedSet(
         about="smartphone activity, 9x128, 6 activities, 30 users, 10,299 windows",
@@ -175,12 +204,22 @@ SETS = {
 }
 
 
+GIVEN: dict[str, Callable[[], Dataset]] = {"digits": digits_dataset, "diabetes": diabetes_dataset}
+"""Sets that come with scikit-learn."""
+MADE: dict[str, Callable[..., Dataset]] = {
+    "motion": motion_dataset,
+    "rooms": rooms_dataset,
+    "tags": tags_dataset,
+}
+"""Sets that are generated, for as many users as asked."""
+
+
 def dataset_of(name: str, clients: int | None, data_dir: str | Path | None) -> Dataset:
-    """Read or generate the set called ``name``; ``clients`` is how many users motion has."""
-    if name == "digits":
-        return digits_dataset()
-    if name == "motion":
-        return motion_dataset() if clients is None else motion_dataset(clients)
+    """Read or generate the set called ``name``; ``clients`` is how many users a made one has."""
+    if name in GIVEN:
+        return GIVEN[name]()
+    if name in MADE:
+        return MADE[name]() if clients is None else MADE[name](clients)
     known = SETS[name]
     assert known.dataset is not None
     # The activity sets have no checksum to check a download against, so no download.

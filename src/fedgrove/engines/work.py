@@ -37,8 +37,10 @@ from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down, count_up
 
 
-def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) -> Carry:
-    """The carry a task starts with (see :mod:`fedgrove.core`)."""
+def initial_carry(
+    task: Task, memory: Mapping[str, Tree], dtype: torch.dtype, marks: Tree | None = None
+) -> Carry:
+    """The carry a task starts with (see :mod:`fedgrove.core`); ``marks`` are its "client"."""
     carry: Carry = dict(memory)
     # After the memory: a packet wins over a remembered tree of the same name.
     for name, packet in task.send.items():
@@ -47,6 +49,8 @@ def initial_carry(task: Task, memory: Mapping[str, Tree], dtype: torch.dtype) ->
             carry[name + ".mask"] = packet.mask
     numbers = {"round": task.round, **task.settings}
     carry["settings"] = {name: torch.tensor(n, dtype=dtype) for name, n in numbers.items()}
+    if marks:
+        carry["client"] = marks
     carry["aux"] = {}
     return carry
 
@@ -136,7 +140,7 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
     """Do a task: the report, and what the client remembers from now on (empty if unchanged)."""
     client = run.client(task, dict(memory))
     dtype = next(iter(run.params.values())).dtype
-    carry = initial_carry(task, memory, dtype)
+    carry = initial_carry(task, memory, dtype, run.marks(client))
     outcome = Outcome()
     with one_thread(), own_randomness():
         for number, stage in numbered(run.work(task.verb)):

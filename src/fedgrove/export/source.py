@@ -18,6 +18,7 @@ from ..data import ClientData, Federation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
+from ..problems import CLASSES
 from ..runs.checksums import damaged, is_plain, parsed
 from ..runs.folder import RunFolder
 from ..runs.result import Result
@@ -58,6 +59,11 @@ class Source:
             raise InputError(
                 f"there is no client {client} in {self.folder.path}; "
                 f"its {len(self.files)} clients are {min(self.files)} to {max(self.files)}."
+            )
+        if self.data(client).labels is not None:
+            raise InputError(
+                f"client {client} has labels of its own, which a file cannot leave out; "
+                "export a client that knows all classes."
             )
         path = self.folder.path / "models" / self.files[client]
         content = self.folder.read(f"models/{self.files[client]}")
@@ -120,6 +126,11 @@ def opened(
     # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
     federation = experiment.federation(data_dir)
+    if federation.problem != CLASSES:
+        raise InputError(
+            f"the targets of {federation.name} are {federation.problem.name}, and only models that "
+            "name classes by accuracy can be exported; save the weights of models/ instead."
+        )
     raw = None
     data_have_a_name = not isinstance(experiment.data, Federation)
     if experiment.standardise and data_have_a_name:

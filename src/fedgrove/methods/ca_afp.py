@@ -64,7 +64,7 @@ from ..parts.evidence import Gather, Gradient, Sums, evidence_form, evidence_pac
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow
-from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import dense_bytes, send_model
 from ..parts.quantise import Half
 from ..parts.schedule import Churn
@@ -215,7 +215,7 @@ class CAAFP:
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     mean: Averaging = WeightedMean()
     """Of each group's models; evidence and the updates that form groups are taken as they come."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

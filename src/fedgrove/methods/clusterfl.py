@@ -36,7 +36,7 @@ from ..nets import Net
 from ..parts.aggregate import Averaging
 from ..parts.group import renumbered
 from ..parts.local import LocalTraining
-from ..parts.objective import Clustered, CrossEntropy, Objective
+from ..parts.objective import Clustered, Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
@@ -64,7 +64,7 @@ class ClusterFL:
     """None: u_k by the eigenvectors, as above. A rule: u_k is that average of the models of the
     client's group, which u_k is for an ideal F; clients count alike, and a rule that clips does so
     around the client's own model."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

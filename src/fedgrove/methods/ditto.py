@@ -3,8 +3,8 @@ Learning Through Personalization", ICML 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; w global, v_k personal::
 
-    w_k  = E epochs of min CE(w; D_k) from w                       -> Train(CrossEntropy)
-    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k    -> Train(CrossEntropy + Proximal)
+    w_k  = E epochs of min CE(w; D_k) from w                       -> Train(ProblemLoss)
+    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from v_k    -> Train(ProblemLoss + Proximal)
     w    = sum_k n_k w_k / sum_k n_k                               -> average
 
 The paper's lambda is our ``mu``. A client uses v_k; before it has one, w. Only w_k travels.
@@ -19,7 +19,7 @@ from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, St
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import (
     OneModel,
     average,
@@ -37,7 +37,7 @@ class Ditto:
 
     pull: Proximal = Proximal(mu=0.1)
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -43,7 +43,7 @@ from ..parts.allocate import GlobalRank
 from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
 from ..parts.mask import top
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
@@ -74,7 +74,7 @@ class EfficientFL:
     allocation: GlobalRank | Even = GlobalRank()
     mean: Averaging = WeightedMean()
     """Of the updates as they are sent, or of the models if ``bits`` is 0."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

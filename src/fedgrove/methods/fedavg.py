@@ -3,7 +3,7 @@ from Decentralized Data", AISTATS 2017, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`::
 
-    w_k  = E epochs of min CE(w; D_k) from w         -> Train(CrossEntropy)
+    w_k  = E epochs of min CE(w; D_k) from w         -> Train(ProblemLoss)
     w    = sum_k n_k w_k / sum_k n_k                 -> WeightedMean
 """
 
@@ -16,7 +16,7 @@ from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import (
     OneModel,
     average,
@@ -34,7 +34,7 @@ class FedAvg:
     """One model for all: the weighted mean of what the cohort trained."""
 
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -19,7 +19,7 @@ from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
 from ..parts.personal import complete, share_received
 from ..wire.codec import Codec, Dense
@@ -30,7 +30,7 @@ class FedBN:
     """One model for all, except its norm layers, which every client keeps to itself."""
 
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -7,7 +7,7 @@ Rounds 0..T_w - 1 with all clients in one group; then one exchange with everyone
 round; then by group::
 
     D_k  = one epoch from w, minus w; groups by cosine of D            -> AverageLinkage
-    w_k  = E epochs of min CE(w; D_k) from w_c                         -> Train(CrossEntropy)
+    w_k  = E epochs of min CE(w; D_k) from w_c                         -> Train(ProblemLoss)
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - w_c|^2 from v_k      -> Train(.. + Proximal)
     w_c  = sum_k n_k w_k / sum_k n_k over the group's clients in S_t   -> WeightedMean
 
@@ -44,7 +44,7 @@ from ..nets import Net
 from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import dense_bytes
 from ..parts.quantise import Half
 from ..trees import Tree
@@ -79,7 +79,7 @@ class FedCHAR:
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     mean: Averaging = WeightedMean()
     """Of each group; groups are formed from the updates as they come."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -35,7 +35,7 @@ from ..parts.device_widths import (
     submodel_bytes,
 )
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..seeds import torch_rng
 from ..wire.codec import Codec, Smallest
 
@@ -49,7 +49,7 @@ class FedDrop:
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

@@ -3,7 +3,7 @@ in Heterogeneous Networks", MLSys 2020, Eq. 2).
 
 Round :math:`t`, cohort :math:`S_t`::
 
-    w_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from w     -> Train(CrossEntropy + Proximal)
+    w_k  = E epochs of min CE(v; D_k) + mu/2 |v - w|^2 from w     -> Train(ProblemLoss + Proximal)
     w    = sum_k n_k w_k / sum_k n_k                              -> average
 """
 
@@ -16,7 +16,7 @@ from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective, Proximal
+from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import (
     OneModel,
     average,
@@ -35,7 +35,7 @@ class FedProx:
 
     pull: Proximal = Proximal(mu=0.01)
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -34,7 +34,7 @@ from ..parts.device_widths import (
     submodel_bytes,
 )
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..wire.codec import Codec, Smallest
 
 
@@ -45,7 +45,7 @@ class FedRolex:
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

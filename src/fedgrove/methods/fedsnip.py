@@ -46,7 +46,7 @@ from ..parts.allocate import GlobalRank, Uniform
 from ..parts.evidence import Gradient
 from ..parts.local import LocalTraining
 from ..parts.mask import top
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.quantise import Half
 from ..parts.score import sensitivity
@@ -76,7 +76,7 @@ class FedSNIP:
     allocation: GlobalRank | Uniform = GlobalRank()
     mean: Averaging = WeightedMean()
     """Of the models, and before them of the sensitivities that make the mask."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

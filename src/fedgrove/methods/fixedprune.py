@@ -39,7 +39,7 @@ from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
@@ -64,7 +64,7 @@ class FixedPrune:
     allocation: Uniform | GlobalRank = Uniform()
     mean: Averaging = WeightedMean()
     """Over the pruned models as they are sent: what a client pruned counts as 0."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

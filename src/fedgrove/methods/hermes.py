@@ -65,7 +65,7 @@ from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.gamma import GammaL1
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.schedule import stepwise
 from ..parts.slimming import (
     check_densities,
@@ -119,7 +119,7 @@ class Hermes:
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

@@ -35,7 +35,7 @@ from ..nets import Net
 from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.choose import Losses, choose, send_choice
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -56,7 +56,7 @@ class IFCA:
     clusters: int = 3
     mean: Averaging = WeightedMean()
     """Over those who chose a model."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

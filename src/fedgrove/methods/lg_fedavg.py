@@ -17,7 +17,7 @@ from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
 from ..parts.personal import complete, share_received
 from ..trees import pick
@@ -31,7 +31,7 @@ class LGFedAvg:
     shared: int = 2
     """How many of the last layers that have parameters are shared."""
     mean: Averaging = WeightedMean()
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.personal import complete, share_received
 from ..wire.codec import Codec, Dense
 
@@ -32,7 +32,7 @@ class State:
 class Local:
     """Every client for itself: the baseline the papers leave out."""
 
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 

@@ -76,7 +76,7 @@ from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.choose import Losses, choose
 from ..parts.gamma import GammaDistance, GammaL1
 from ..parts.local import LocalTraining
-from ..parts.objective import CrossEntropy, Objective
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.schedule import stepwise
 from ..parts.slimming import (
     check_densities,
@@ -142,7 +142,7 @@ class SAFL:
     pull: GammaDistance = GammaDistance(0.004, to="model")
     mean: Averaging = WeightedMean()
     """Of each cluster and of stage 2; the channels of a cluster are put to the vote."""
-    objective: Objective = CrossEntropy()
+    objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 

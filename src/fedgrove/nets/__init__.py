@@ -218,5 +218,5 @@ def _check_output(module: nn.Module, name: str, shape: tuple[int, ...], classes:
     if given != (2, classes):
         raise InputError(
             f"net '{name}' gave {given} for two inputs of shape {shape}; it must give "
-            f"{(2, classes)}, one logit per class: check its last layer."
+            f"{(2, classes)}, one for each class, label or number: check its last layer."
         )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError
+from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 from .layout import Layout, tensors_of
 
@@ -41,11 +42,15 @@ class Net:
     tensor([[7.]])
     """
 
-    def __init__(self, module: nn.Module, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, module: nn.Module, shape: tuple[int, ...], problem: AnyProblem = CLASSES
+    ) -> None:
         # A module that overrides train() gets to run it before the first step.
         self.module = module.train(module.training)
         self.shape = tuple(shape)
         """The shape of one input, without the batch dimension."""
+        self.problem = problem
+        """What its outputs are for: where objectives find the loss."""
         self.layout = Layout.of(module, shape)
         self._slots = _slots(module)
         self._channels_last = bool(getattr(module, "channels_last", False))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from ..core import Batch, Carry, Client, Outcome, Packet
 from ..nets import Net
@@ -25,11 +24,11 @@ class Losses:
     models: int
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        """The summed cross-entropy of each model."""
+        """The summed loss of each model."""
         losses = []
         for j in range(self.models):
             out = net(carry[f"model{j}"], batch.x, train=False)
-            per_example = F.cross_entropy(out.logits, batch.y, reduction="none")
+            per_example = net.problem.losses(out.logits, batch.y, carry.get("client", {}))
             # Padding has weight 0. A sum, not a mean: sums of batches of any size add up.
             losses.append((per_example * batch.weight).sum())
         return {"loss": torch.stack(losses)}

@@ -1,4 +1,4 @@
-"""What local training minimises. Objectives add: ``CrossEntropy() + Proximal(0.1)``.
+"""What local training minimises. Objectives add: ``ProblemLoss() + Proximal(0.1)``.
 
 An objective is called once per step with the output of that step's one forward pass and returns
 ``(loss, aux)``; ``aux`` is merged into ``carry["aux"]`` and comes back in the next step. What it
@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import trees
 from ..core import Batch, Carry
-from ..errors import check
+from ..errors import InputError, check
+from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 
 if TYPE_CHECKING:
@@ -77,9 +77,10 @@ class Sum(Objective):
 
 
 @dataclass(frozen=True)
-class CrossEntropy(Objective):
-    r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`.
+class ProblemLoss(Objective):
+    r"""The loss of what the data set is about: :math:`\sum_i v_i \ell(x_i, y_i) / \sum_i v_i`.
 
+    :math:`\ell` -> ``Problem.loss``: for classes cross-entropy, for numbers the squared error.
     :math:`v` -> ``batch.weight``, which is 0 for padding.
     """
 
@@ -87,8 +88,36 @@ class CrossEntropy(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """The mean over the examples that are not padding."""
-        per_example = F.cross_entropy(out.logits, batch.y, reduction="none")
+        own = carry.get("client", {})
+        per_example = out.net.problem.losses(out.logits, batch.y, own)
         return (per_example * batch.weight).sum() / batch.weight.sum(), {}
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Objective):
+    r"""Mean cross-entropy: :math:`-\sum_i v_i \log p(y_i \mid x_i) / \sum_i v_i`.
+
+    :math:`v` -> ``batch.weight``, which is 0 for padding. The same as :class:`ProblemLoss` where
+    targets are classes; elsewhere it is refused.
+    """
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        """The mean over the examples that are not padding."""
+        per_example = CLASSES.losses(out.logits, batch.y, carry.get("client", {}))
+        return (per_example * batch.weight).sum() / batch.weight.sum(), {}
+
+
+def check_fits(objective: Objective, problem: AnyProblem) -> None:
+    """Refuse cross-entropy where targets are not classes: torch would take them for shares."""
+    has_cross_entropy = any(isinstance(term, CrossEntropy) for term in _terms(objective))
+    is_of_classes = problem.name == CLASSES.name
+    if has_cross_entropy and not is_of_classes:
+        raise InputError(
+            f"the objective has CrossEntropy, and the targets of the data are {problem.name}; "
+            "take ProblemLoss, which is the loss of the data's own problem."
+        )
 
 
 @dataclass(frozen=True)

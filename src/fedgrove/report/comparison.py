@@ -16,16 +16,18 @@ COLOURS = ("#9d9d9d", "#f58518", "#4c78a8", "#54a24b", "#b279a2")
 
 
 class Line(NamedTuple):
-    """A method after so many epochs of fine-tuning: means over seeds, in percent and bytes."""
+    """A method after so many epochs of fine-tuning: means over seeds, shares in percent."""
 
     method: str
     finetuned: int
-    accuracy: float
+    score: float
     deviation: float | None
     """Sample standard deviation over seeds; None with one seed."""
     worst: float
     density: float
     bytes_sent: float
+    metric: str = "accuracy"
+    share: bool = True
 
 
 def compare(runs: Mapping[str, Sequence[Summary]]) -> list[Line]:
@@ -34,21 +36,26 @@ def compare(runs: Mapping[str, Sequence[Summary]]) -> list[Line]:
     for method, summaries in runs.items():
         # All runs of a comparison report the same lengths.
         for epochs in summaries[0]["finetune"]:
-            accuracies = [100 * s["finetune"][epochs]["accuracy_mean"] for s in summaries]
-            worst = [100 * s["finetune"][epochs]["accuracy_worst"] for s in summaries]
+            metric = summaries[0].get("metric") or "accuracy"
+            share = summaries[0].get("share", True)
+            factor = 100 if share else 1
+            scores = [factor * s["finetune"][epochs][f"{metric}_mean"] for s in summaries]
+            worst = [factor * s["finetune"][epochs][f"{metric}_worst"] for s in summaries]
             sent = [s["bytes_up"] + s["bytes_down"] for s in summaries]
             deviation = None
-            if len(accuracies) > 1:
-                deviation = statistics.stdev(accuracies)
+            if len(scores) > 1:
+                deviation = statistics.stdev(scores)
             lines.append(
                 Line(
                     method=method,
                     finetuned=int(epochs),
-                    accuracy=_mean(accuracies),
+                    score=_mean(scores),
                     deviation=deviation,
                     worst=_mean(worst),
                     density=_mean([s["density"] for s in summaries]),
                     bytes_sent=_mean(sent),
+                    metric=metric,
+                    share=share,
                 )
             )
     return lines
@@ -60,23 +67,38 @@ def _mean(values: Sequence[float]) -> float:
 
 
 LEFT = ("method",)
-RIGHT = ("fine-tuned", "accuracy %", "worst client %", "weights kept", "sent")
+
+
+def _right(lines: Sequence[Line]) -> list[str]:
+    """The columns of figures; all lines of a comparison have one metric."""
+    return ["fine-tuned", _named(lines), f"worst client{_percent(lines)}", "weights kept", "sent"]
+
+
+def _named(lines: Sequence[Line]) -> str:
+    metric = lines[0].metric if lines else "accuracy"
+    return f"{metric}{_percent(lines)}"
+
+
+def _percent(lines: Sequence[Line]) -> str:
+    is_share = lines[0].share if lines else True
+    return " %" if is_share else ""
 
 
 def print_comparison(lines: Sequence[Line], file: IO[str] | None = None) -> None:
     """Print the table."""
-    console(file).print(plain_table(LEFT, RIGHT, [_cells(line) for line in lines]))
+    console(file).print(plain_table(LEFT, _right(lines), [_cells(line) for line in lines]))
 
 
 def _cells(line: Line) -> list[str]:
-    accuracy = f"{line.accuracy:.1f}"
+    digits = ".1f" if line.share else ".4g"
+    score = f"{line.score:{digits}}"
     if line.deviation is not None:
-        accuracy += f" ± {line.deviation:.1f}"
+        score += f" ± {line.deviation:{digits}}"
     return [
         line.method,
         f"{line.finetuned} epochs",
-        accuracy,
-        f"{line.worst:.1f}",
+        score,
+        f"{line.worst:{digits}}",
         f"{line.density:.0%}",
         mib(round(line.bytes_sent)),
     ]
@@ -90,24 +112,25 @@ def write_comparison(
     page.paragraph(gained)
     if can_draw():
         page.figure(_figure(lines))
-    page.table([*LEFT, *RIGHT], [_cells(line) for line in lines])
-    page.paragraph(small="Accuracy: mean over clients, ± standard deviation over seeds.")
+    page.table([*LEFT, *_right(lines)], [_cells(line) for line in lines])
+    metric = (lines[0].metric if lines else "accuracy").capitalize()
+    page.paragraph(small=f"{metric}: mean over clients, ± standard deviation over seeds.")
     page.notes(notes)
     page.write(path)
 
 
 def _figure(lines: Sequence[Line]) -> Any:
-    """Bars of accuracy by method, one colour per length of fine-tuning, and of bytes sent."""
+    """Bars of the score by method, one colour per length of fine-tuning, and of bytes sent."""
     from plotly.subplots import make_subplots
 
-    titles = ("accuracy %", "bytes sent, MiB")
+    titles = (_named(lines), "bytes sent, MiB")
     figure = make_subplots(rows=1, cols=2, column_widths=[0.65, 0.35], subplot_titles=titles)
     lengths = list(dict.fromkeys(line.finetuned for line in lines))
     for i, length in enumerate(lengths):
         shown = [line for line in lines if line.finetuned == length]
         figure.add_bar(
             x=[line.method for line in shown],
-            y=[line.accuracy for line in shown],
+            y=[line.score for line in shown],
             error_y={"type": "data", "array": [line.deviation or 0 for line in shown]},
             name=f"after {length} epochs of fine-tuning",
             marker_color=COLOURS[i % len(COLOURS)],
@@ -124,6 +147,7 @@ def _figure(lines: Sequence[Line]) -> Any:
         row=1,
         col=2,
     )
-    figure.update_yaxes(range=[0, 100], row=1, col=1)
+    if lines[0].share:
+        figure.update_yaxes(range=[0, 100], row=1, col=1)
     figure.update_layout(height=420, legend={"orientation": "h", "y": -0.15})
     return figure

@@ -17,6 +17,8 @@ SAME = ("data", "partition", "scenario", "split", "validation", "clients")
 
 Then the same seed means the same data, shared out alike.
 """
+FORM = ("metric", "more_is_better", "share")
+"""What a summary says of its metric."""
 
 # ---- the figures ---------------------------------------------------------------------------------
 
@@ -25,16 +27,17 @@ def over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
     """One object per method and settings, from the runs' summaries by name.
 
     None stands for a run without a summary. Runs whose names differ only in the ending ``-sSEED``
-    belong together. ``accuracy_mean`` and ``accuracy_worst`` are means over seeds;
-    ``accuracy_mean_std`` is the sample standard deviation over seeds of the runs' accuracy_mean,
-    None with one seed. ``paired`` holds the differences to the objects before it.
+    belong together. ``accuracy_mean`` and ``accuracy_worst`` (of another metric, so called) are
+    means over seeds; ``accuracy_mean_std`` is the sample standard deviation over seeds of the runs'
+    accuracy_mean, None with one seed. ``paired`` holds the differences to the objects before it.
+    Mixed federations have no one metric, and are left out.
     """
     runs_by_label: dict[str, dict[int, Summary]] = {}
     started: dict[str, int] = {}
     for name, summary in members.items():
         label = label_of(name)
         started[label] = started.get(label, 0) + 1
-        if summary is not None:
+        if summary is not None and "tasks" not in summary:
             # By seed, because seeds are what pairs the runs of two labels.
             runs_by_label.setdefault(label, {})[summary["seed"]] = summary
 
@@ -63,24 +66,31 @@ def label_of(name: str) -> str:
 
 def _figures(label: str, runs: Mapping[int, Summary], started: int) -> dict[str, Any]:
     """The means over the runs of one label, given by seed; ``paired`` is still empty."""
-    means = [run["accuracy_mean"] for run in runs.values()]
+    first = next(iter(runs.values()))
+    metric = _metric(first)
+    means = [run[f"{metric}_mean"] for run in runs.values()]
     # One seed has no sample deviation; None keeps it apart from a deviation of 0.
     std = None
     if len(means) > 1:
         std = round(statistics.stdev(means), 8)
-    first = next(iter(runs.values()))
     return {
         "group": label,
         "method": first["method"],
         "seeds": sorted(runs),
         "missing": started - len(runs),
-        "accuracy_mean": round(_mean(runs, "accuracy_mean"), 8),
-        "accuracy_mean_std": std,
-        "accuracy_worst": round(_mean(runs, "accuracy_worst"), 8),
+        **{key: first[key] for key in FORM if key in first},
+        f"{metric}_mean": round(_mean(runs, f"{metric}_mean"), 8),
+        f"{metric}_mean_std": std,
+        f"{metric}_worst": round(_mean(runs, f"{metric}_worst"), 8),
         "bytes_up": round(_mean(runs, "bytes_up")),
         "bytes_down": round(_mean(runs, "bytes_down")),
         "paired": [],
     }
+
+
+def _metric(summary: Mapping[str, Any]) -> str:
+    """Which metric a summary reports; the first ones did not say, and were of accuracies."""
+    return str(summary.get("metric") or "accuracy")
 
 
 def _mean(runs: Mapping[int, Summary], key: str) -> float:
@@ -89,7 +99,7 @@ def _mean(runs: Mapping[int, Summary], key: str) -> float:
 
 
 def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[str, Any] | None:
-    """Mean difference of accuracy_mean over n shared seeds, its error and a paired t-test's p.
+    """Mean difference of the mean metric over n shared seeds, its error and a paired t-test's p.
 
     d_s = a_s - b_s;  SE = sd(d) / sqrt(n);  t = mean(d) / SE with n - 1 degrees of freedom,
     two-sided. None with fewer than two shared seeds; p is None where all differences are equal: t
@@ -104,15 +114,15 @@ def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[s
     for seed, run in runs.items():
         other = others.get(seed)
         if other is not None and _same_data(run, other):
-            ours.append(float(run["accuracy_mean"]))
-            theirs.append(float(other["accuracy_mean"]))
+            ours.append(float(run[f"{_metric(run)}_mean"]))
+            theirs.append(float(other[f"{_metric(other)}_mean"]))
     if len(ours) < 2:
         return None
 
     gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
     error = 0.0
     p = None
-    # Accuracies are written with eight digits: differences that vary by less are equal, and only
+    # Scores are written with eight digits: differences that vary by less are equal, and only
     # rounding would give them a t.
     if max(gaps) - min(gaps) > 1e-9:
         error = statistics.stdev(gaps) / math.sqrt(len(gaps))
@@ -126,7 +136,7 @@ def paired(runs: Mapping[int, Summary], others: Mapping[int, Summary]) -> dict[s
 
 
 def _same_data(run: Summary, other: Summary) -> bool:
-    return all(run.get(key) == other.get(key) for key in SAME)
+    return _metric(run) == _metric(other) and all(run.get(key) == other.get(key) for key in SAME)
 
 
 # ---- for a terminal ------------------------------------------------------------------------------
@@ -135,17 +145,22 @@ def _same_data(run: Summary, other: Summary) -> bool:
 def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print what :func:`over_seeds` returns: a row per method and settings, then a row per pair."""
     out = console(file)
-    rows = [_row(group) for group in groups]
-    out.print(plain_table(["over seeds"], ["seeds", "accuracy %", "worst %", "up", "down"], rows))
+    if not groups:
+        return
+    columns = ["seeds", *_columns(groups), "up", "down"]
+    out.print(plain_table(["over seeds"], columns, [_row(group) for group in groups]))
+    for metric in dict.fromkeys(_metric(group) for group in groups if not _more(group)):
+        out.print(f"{metric}: less is better, and the worst is the largest")
 
     pairs = []
     for group in groups:
         for pair in group["paired"]:
-            pairs.append(_pair(group["group"], pair))
+            pairs.append(_pair(group, pair))
     if not pairs:
         return
     out.print()
-    columns = ["seeds", "difference, points", "standard error", "p"]
+    unit = ", points" if all(_share(group) for group in groups) else ""
+    columns = ["seeds", f"difference{unit}", "standard error", "p"]
     out.print(plain_table(["paired by seed", "minus"], columns, pairs))
     caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
     out.print(f"p: two-sided paired t-test over seeds{caution}")
@@ -156,26 +171,49 @@ def _row(group: Mapping[str, Any]) -> list[str]:
     seeds = str(finished)
     if group["missing"]:
         seeds = f"{finished} of {finished + group['missing']}"
-    accuracy = f"{100 * group['accuracy_mean']:.2f}"
-    if group["accuracy_mean_std"] is not None:
-        accuracy += f" ± {100 * group['accuracy_mean_std']:.2f}"
+    metric = _metric(group)
+    mean = _shown(group, group[f"{metric}_mean"])
+    if group[f"{metric}_mean_std"] is not None:
+        mean += f" ± {_shown(group, group[f'{metric}_mean_std'])}"
     return [
         group["group"],
         seeds,
-        accuracy,
-        f"{100 * group['accuracy_worst']:.2f}",
+        mean,
+        _shown(group, group[f"{metric}_worst"]),
         mib(group["bytes_up"]),
         mib(group["bytes_down"]),
     ]
 
 
-def _pair(name: str, pair: Mapping[str, Any]) -> list[str]:
+def _columns(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of scores: by the metric's name if there is one."""
+    metrics = {_metric(group) for group in groups}
+    if len(metrics) > 1:
+        return ["mean", "worst"]
+    percent = " %" if _share(groups[0]) else ""
+    return [f"{metrics.pop()}{percent}", f"worst{percent}"]
+
+
+def _share(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("share", True))
+
+
+def _more(group: Mapping[str, Any]) -> bool:
+    return bool(group.get("more_is_better", True))
+
+
+def _shown(group: Mapping[str, Any], value: float, sign: str = "") -> str:
+    """A share in percent, any other number as it is."""
+    return f"{100 * value:{sign}.2f}" if _share(group) else f"{value:{sign}.4g}"
+
+
+def _pair(group: Mapping[str, Any], pair: Mapping[str, Any]) -> list[str]:
     p = "-" if pair["p"] is None else f"{pair['p']:.2g}"
     return [
-        name,
+        group["group"],
         pair["against"],
         str(pair["seeds"]),
-        f"{100 * pair['difference']:+.2f}",
-        f"{100 * pair['standard_error']:.2f}",
+        _shown(group, pair["difference"], "+"),
+        _shown(group, pair["standard_error"]),
         p,
     ]

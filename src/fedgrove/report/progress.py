@@ -40,7 +40,7 @@ class Seen:
     begun: float
     bytes: int = 0
     round: int = 0
-    accuracy: float | None = None
+    score: str = ""
     first: int = 0
     """The round before the first one seen live.
 
@@ -51,14 +51,14 @@ class Seen:
         """Take a line in."""
         self.bytes += line["bytes_up"] + line["bytes_down"]
         self.round = line["round"]
-        # Rounds that score no client leave the accuracy out; the last one known stays.
-        self.accuracy = line.get("accuracy_mean", self.accuracy)
+        # Rounds that score no client leave the score out; the last one known stays.
+        self.score = score_of(line) or self.score
 
     def words(self) -> str:
-        """Accuracy and bytes so far."""
-        if self.accuracy is None:
+        """Score and bytes so far."""
+        if not self.score:
             return mib(self.bytes)
-        return f"accuracy {100 * self.accuracy:.1f} %  {mib(self.bytes)}"
+        return f"{self.score}  {mib(self.bytes)}"
 
     def plain(self) -> str:
         """The whole state in one line."""
@@ -69,6 +69,28 @@ class Seen:
             left = spent / done * (self.rounds - self.round)
             line += f"  {left:.0f} s left"
         return line
+
+
+def score_of(line: Line) -> str:
+    """The mean score of a line in words; empty if nobody was scored.
+
+    >>> score_of({"accuracy_mean": 0.9}), score_of({"metric": "mae", "share": False, "mae_mean": 3})
+    ('accuracy 90.0 %', 'mae 3')
+    """
+    if "tasks" in line:
+        words = []
+        for name, task in line["tasks"].items():
+            words.append(f"{name} {_in_words(task['metric'], task['share'], task['mean'])}")
+        return ", ".join(words)
+    metric = line.get("metric", "accuracy")
+    mean = line.get(f"{metric}_mean")
+    if mean is None:
+        return ""
+    return _in_words(metric, line.get("share", True), mean)
+
+
+def _in_words(metric: str, share: bool, mean: float) -> str:
+    return f"{metric} {100 * mean:.1f} %" if share else f"{metric} {mean:.4g}"
 
 
 @contextmanager
@@ -137,19 +159,21 @@ def _plain(seen: Seen) -> Callable[[Line], None]:
 class Merged:
     """Lines of many runs as if they were one run's.
 
-    Its round is the sum of theirs, its accuracy their mean.
+    Its round is the sum of theirs, its score the mean of those with the same metric as the line's.
     """
 
     def __init__(self) -> None:
         self.last: dict[str, Line] = {}
-        self.accuracy: dict[str, float] = {}
+        self.means: dict[str, dict[str, float]] = {}
 
     def __call__(self, name: str, line: Line) -> Line:
         """A line of the run called ``name``, as a line of the one run."""
         self.last[name] = line
-        if "accuracy_mean" in line:
-            self.accuracy[name] = line["accuracy_mean"]
+        key = f"{line.get('metric', 'accuracy')}_mean"
+        means = self.means.setdefault(key, {})
+        if key in line:
+            means[name] = line[key]
         merged = {**line, "round": sum(last["round"] for last in self.last.values())}
-        if self.accuracy:
-            merged["accuracy_mean"] = sum(self.accuracy.values()) / len(self.accuracy)
+        if means:
+            merged[key] = sum(means.values()) / len(means)
         return merged

@@ -15,9 +15,6 @@ from rich.text import Text
 
 Summary = Mapping[str, Any]
 FIGURES = (
-    "accuracy\n%",
-    "worst\n%",
-    "worst\n10 %",
     "density",
     "params",
     "up",
@@ -31,14 +28,48 @@ NAMES = ("run", "method", "data", "partition", "scenario", "split", "seed", "rou
 """Columns that tell runs apart; they are shown when there are several runs."""
 
 
+class Scores(NamedTuple):
+    """What a summary says of one metric; None where nobody was scored yet."""
+
+    metric: str = "accuracy"
+    more_is_better: bool = True
+    share: bool = True
+    """Whether it is shown in percent."""
+    mean: float | None = None
+    std: float = 0.0
+    worst: float = 0.0
+    worst10: float = 0.0
+
+    @classmethod
+    def of(cls, summary: Summary, figures: Mapping[str, Any]) -> Scores:
+        """The scores among some figures, by the metric that the run's summary names."""
+        # A summary without a metric is of accuracies; that of a mixed federation has None.
+        metric = summary.get("metric") or "accuracy"
+        mean = figures.get(f"{metric}_mean")
+        form = (metric, summary.get("more_is_better", True), summary.get("share", True))
+        if mean is None:
+            return cls(*form)
+        rest = [figures[f"{metric}_{name}"] for name in ("std", "worst", "worst10")]
+        return cls(*form, mean, *rest)
+
+    @classmethod
+    def of_task(cls, task: Mapping[str, Any]) -> Scores:
+        """The scores of one task of a mixed federation."""
+        return cls(**{name: task[name] for name in cls._fields})
+
+    def shown(self, value: float) -> str:
+        """A value as tables have it: a share in percent, without the sign."""
+        return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
+
+
 class _Row(NamedTuple):
-    """A row of the table of runs: a run at one length of fine-tuning."""
+    """A row of the table of runs: a run at one length of fine-tuning, or one of its tasks."""
 
     summary: Summary
     length: str
     """Epochs of fine-tuning; empty where the run has no fine-tuning to tell apart."""
-    scores: Mapping[str, Any]
-    """The accuracies at this length."""
+    scores: Scores
+    task: str = ""
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -81,8 +112,8 @@ def mib(n: int) -> str:
 def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
     """Print a row per run and length of fine-tuning, then the notes of the data.
 
-    The best mean accuracy of each data set is marked. A summary without accuracies is an unfinished
-    run; its ``rounds_done`` are shown.
+    The best mean of each data set is marked. A summary without scores is an unfinished run; its
+    ``rounds_done`` are shown.
     """
     rows: list[_Row] = []
     for summary in summaries:
@@ -100,11 +131,21 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
     left = [*names, "fine-tuned"] if is_tuned else names
     # Columns that only some runs need: most lose nothing.
     troubles = [key for key in TROUBLES if any(summary.get(key) for summary in summaries)]
-    table = plain_table(left, [*FIGURES, *troubles])
+    metrics = _metrics(rows)
+    by_task = any(row.task for row in rows)
+    if by_task:
+        left = [*left, "task"]
+    if len(metrics) > 1:
+        left = [*left, "metric"]
+    table = plain_table(left, [*_score_columns(metrics), *FIGURES, *troubles])
     for i, row in enumerate(rows):
         cells = [str(row.summary.get(name, "")) for name in names]
         if is_tuned:
             cells.append(f"{row.length or 0} epochs")
+        if by_task:
+            cells.append(row.task)
+        if len(metrics) > 1:
+            cells.append(_named(row.scores))
         # A single row is trivially the best: marking it would say nothing.
         is_marked = several_rows and i in best
         counts = [str(sum((row.summary.get(key) or {}).values())) for key in troubles]
@@ -114,7 +155,11 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
     out.print(table)
     if several_rows and best:
         where = " on its data" if several_runs else ""
-        out.print(f"* the best mean accuracy{where}")
+        what = metrics[0].metric if len(metrics) == 1 else "of its metric"
+        out.print(f"* the best mean {what}{where}")
+    for scores in metrics:
+        if not scores.more_is_better:
+            out.print(f"{scores.metric}: less is better, and the worst is the largest")
     for note in _notes(summaries):
         out.print(note)
 
@@ -126,57 +171,95 @@ def _is_known(name: str, summaries: Sequence[Summary]) -> bool:
 def _rows(summary: Summary) -> list[_Row]:
     lengths = summary.get("finetune") or {}
     if len(lengths) > 1:
-        return [_Row(summary, length, scores) for length, scores in lengths.items()]
-    # With one length its accuracies stand in the summary itself. An unfinished run has neither.
+        rows = []
+        for length, figures in lengths.items():
+            rows += _rows_of_tasks(summary, length, figures)
+        return rows
+    # With one length its scores stand in the summary itself. An unfinished run has neither.
     length = next(iter(lengths), "0")
-    return [_Row(summary, "" if length == "0" else length, summary)]
+    return _rows_of_tasks(summary, "" if length == "0" else length, summary)
+
+
+def _rows_of_tasks(summary: Summary, length: str, figures: Mapping[str, Any]) -> list[_Row]:
+    if "tasks" not in figures:
+        return [_Row(summary, length, Scores.of(summary, figures))]
+    rows = []
+    for name, task in figures["tasks"].items():
+        rows.append(_Row(summary, length, Scores.of_task(task), name))
+    return rows
+
+
+def _metrics(rows: Sequence[_Row]) -> list[Scores]:
+    """The metrics of some rows, each once; accuracy where no run has scores yet."""
+    known: dict[str, Scores] = {}
+    for row in rows:
+        if row.scores.mean is not None:
+            known.setdefault(row.scores.metric, row.scores)
+    return list(known.values()) or [Scores()]
+
+
+def _named(scores: Scores) -> str:
+    if scores.mean is None:
+        return ""
+    return f"{scores.metric} %" if scores.share else scores.metric
+
+
+def _score_columns(metrics: Sequence[Scores]) -> list[str]:
+    """The names of the columns of scores."""
+    if len(metrics) > 1:
+        return ["mean", "worst", "worst\ntenth"]
+    scores = metrics[0]
+    if scores.share:
+        return [f"{scores.metric}\n%", "worst\n%", "worst\n10 %"]
+    return [scores.metric, "worst", "worst\ntenth"]
 
 
 def _best(rows: Sequence[_Row]) -> set[int]:
-    """The rows with the highest mean accuracy on the same data; ties are all best."""
-    highest: dict[tuple[Any, ...], float] = {}
+    """The rows with the best mean on the same data; ties are all best."""
+    best_means: dict[tuple[Any, ...], float] = {}
     for row in rows:
-        mean = row.scores.get("accuracy_mean")
+        mean = row.scores.mean
         if mean is not None:
+            choose = max if row.scores.more_is_better else min
             place = _place(row)
-            highest[place] = max(mean, highest.get(place, mean))
+            best_means[place] = choose(mean, best_means.get(place, mean))
     best = set()
     for i, row in enumerate(rows):
-        mean = row.scores.get("accuracy_mean")
-        if mean is not None and mean == highest[_place(row)]:
+        mean = row.scores.mean
+        if mean is not None and mean == best_means[_place(row)]:
             best.add(i)
     return best
 
 
 def _place(row: _Row) -> tuple[Any, ...]:
-    """The data of a row and how they are shared out: accuracies compare only where it is equal."""
+    """The data of a row and how they are shared out: scores compare only where it is equal."""
     return (
         row.summary.get("data"),
         row.summary.get("partition"),
         row.summary.get("scenario"),
         row.summary.get("split"),
+        row.task,
+        row.scores.metric,
     )
 
 
 def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
-    """The cells of the columns ``FIGURES``."""
+    """The cells of the scores and of the columns ``FIGURES``."""
     summary = row.summary
     scores = row.scores
-    if "accuracy_mean" not in scores:
+    if scores.mean is None:
         done = summary.get("rounds_done", 0)
         return [f"unfinished, {done} of {summary.get('rounds', '?')} rounds"]
-    accuracy: Text | str = (
-        f"{100 * scores['accuracy_mean']:.2f} ± {100 * scores['accuracy_std']:.2f}"
-    )
+    mean: Text | str = f"{scores.shown(scores.mean)} ± {scores.shown(scores.std)}"
     if is_marked:
         # The star is for files and pipes, where bold is lost.
-        accuracy = Text(f"{accuracy} *", style="bold")
+        mean = Text(f"{mean} *", style="bold")
     # A method of one's own has no paper to count by.
     paper = summary["bytes_paper"]
     return [
-        accuracy,
-        f"{100 * scores['accuracy_worst']:.2f}",
-        f"{100 * scores['accuracy_worst10']:.2f}",
+        mean,
+        scores.shown(scores.worst),
+        scores.shown(scores.worst10),
         f"{summary['density']:.3f}",
         f"{summary['params_mean']:,.0f}",
         mib(summary["bytes_up"]),

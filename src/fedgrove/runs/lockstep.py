@@ -111,7 +111,7 @@ class Member:
         admission = Admission(self.run, tasks)
         try:
             reports = list(admission.reports(ledger.tally(answers)))
-            self.line |= scores(reports)
+            self.line |= scores(self.run, reports)
             scored = len(reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from .. import nets, seeds
+from .. import nets, problems, seeds
 from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
 from ..parts.gate import Gate, RecentLengths
 from ..parts.local import SGD, Adam, LocalTraining
+from ..parts.objective import Objective, check_fits
 from ..trees import Tree
 from ..wire.held import Held
 from . import scoring
@@ -81,6 +82,8 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.derive(self.seed, "nets"))
             others = self.method.nets(self.net)
+        for net in others.values():
+            net.problem = self.net.problem
         return {**others, "model": self.net}
 
     @cached_property
@@ -105,6 +108,17 @@ class Run:
         purpose = task.verb.partition(":")[0]
         seed = seeds.derive(self.seed, task.round, task.to, purpose, *again(task.attempt))
         return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
+
+    def task_of(self, client: int) -> str:
+        """The task of a client in a mixed federation; else empty."""
+        return self.infos[client].task
+
+    def marks(self, client: Client) -> Tree:
+        """What the carry holds of a client: its own labels and its task, where there are such."""
+        federation = self.federation
+        return problems.client_marks(
+            federation.problem, federation.classes, client.data.labels, client.info.task
+        )
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does: the method's own verbs, and the two that every run has."""
@@ -173,11 +187,14 @@ def build(
         rounds = defaults.rounds
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
+    objective = getattr(method, "objective", None)
+    if isinstance(objective, Objective):
+        check_fits(objective, federation.problem)
     module = nets.build(net, federation.shape, federation.classes, seed)
     run = Run(
         method=method,
         federation=federation,
-        net=Net(module, federation.shape),
+        net=Net(module, federation.shape, federation.problem),
         memory=memory,
         rounds=rounds,
         cohort=cohort,

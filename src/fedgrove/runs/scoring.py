@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import methods, trees
@@ -32,7 +31,8 @@ from ..core import (
     bytes_of_paper,
 )
 from ..nets import Net
-from ..parts.objective import CrossEntropy
+from ..parts.objective import ProblemLoss
+from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
 
@@ -59,18 +59,17 @@ def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, .
             recipe = method.local
             if recipe is not None:
                 recipe = replace(recipe, epochs=epochs)
-            stages.append(Train(CrossEntropy(), recipe, end=f"tuned{epochs}"))
+            stages.append(Train(ProblemLoss(), recipe, end=f"tuned{epochs}"))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
     return (*stages, _give_scores(lengths, keep=True))
 
 
 def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
-    """The last stage: no packets, but an accuracy for each length of fine-tuning."""
-    accuracies = {f"test{epochs}": (0.0, 1.0) for epochs in lengths}
-    holds = Holds(metrics={**accuracies, "density": (0.0, 1.0), "params": (0.0, math.inf)})
+    """The last stage: no packets, but a value of the metric for each length of fine-tuning."""
 
     def what_is_given(task: Task, net: Net) -> Holds:
-        return holds
+        values = {f"test{epochs}": net.problem.range for epochs in lengths}
+        return Holds(metrics={**values, "density": (0.0, 1.0), "params": (0.0, math.inf)})
 
     return Give(_scores(lengths, keep), what_is_given)
 
@@ -97,7 +96,7 @@ class Predicted:
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """As :func:`correct`."""
-        return counts(self.method.predict(net, params, batch.x, carry), batch)
+        return counts(net, self.method.predict(net, params, batch.x, carry), batch, carry)
 
 
 def scorer(method: AnyMethod) -> Score:
@@ -109,19 +108,16 @@ def scorer(method: AnyMethod) -> Score:
 
 def correct(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
     """What one pass of the model gets right in a batch."""
-    return counts(net(params, batch.x, train=False).logits, batch)
+    return counts(net, net(params, batch.x, train=False).logits, batch, carry)
 
 
-def counts(logits: Tensor, batch: Batch) -> Tree:
-    """Over a batch: examples classified right, examples, and the sum of their losses."""
-    right = (logits.argmax(1) == batch.y).to(batch.weight.dtype)
-    loss = F.cross_entropy(logits, batch.y, reduction="none")
-    w = batch.weight
-    return {"correct": (right * w).sum(), "total": w.sum(), "loss": (loss * w).sum()}
+def counts(net: Net, logits: Tensor, batch: Batch, carry: Carry) -> Tree:
+    """Over a batch: what the metric is computed from, examples, and the sum of their losses."""
+    return net.problem.sums(logits, batch.y, batch.weight, carry.get("client", {}))
 
 
 def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Outcome]:
-    """The last stage: accuracies and losses as metrics, and with ``keep`` the model to remember."""
+    """The last stage: the metric and the loss, and with ``keep`` the model to remember."""
 
     def give(carry: Carry, client: Client) -> Outcome:
         mask = carry.get("model.mask")
@@ -136,13 +132,14 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
                 # since a 0 would count as a bad accuracy; every client must have test examples.
                 if not sums and split == "validation":
                     continue
-                total = float(sums["total"]) if sums else 0.0
-                accuracy = 0.0
+                value = 0.0
                 loss = 0.0
-                if total:
-                    accuracy = float(sums["correct"]) / total
-                    loss = float(sums["loss"]) / total
-                metrics[f"{split}{epochs}"] = accuracy
+                if sums:
+                    problem = client.net.problem
+                    numbers = problem.own_sums(sums, client.info.task)
+                    value = problem.of(client.info.task).metric.value(numbers)
+                    loss = numbers["loss"] / numbers["total"]
+                metrics[f"{split}{epochs}"] = value
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
                     metrics[f"{split}_loss{epochs}"] = loss
@@ -164,18 +161,22 @@ def kept(size: int, mask: Mapping[str, Tensor] | None) -> int:
 # ---- figures over clients ------------------------------------------------------------------------
 
 
-def spread(accuracies: Sequence[float], prefix: str = "accuracy") -> dict[str, float]:
+def spread(
+    values: Sequence[float], prefix: str = "accuracy", more_is_better: bool = True
+) -> dict[str, float]:
     """Mean, standard deviation over clients (the papers' "fairness"), worst client, worst tenth.
 
     The worst tenth holds at least one client: ⌈K/10⌉ of K.
 
     >>> spread([0.5, 1.0, 0.9], "a")
     {'a_mean': 0.8, 'a_std': 0.21602469, 'a_worst': 0.5, 'a_worst10': 0.5}
+    >>> spread([0.5, 1.0, 0.9], "e", more_is_better=False)["e_worst"]
+    1.0
     """
-    count = len(accuracies)
+    count = len(values)
     if not count:
         return {f"{prefix}_{key}": math.nan for key in ("mean", "std", "worst", "worst10")}
-    ranked = sorted(accuracies)
+    ranked = sorted(values, reverse=not more_is_better)
     # fsum: the result does not depend on the order of clients.
     mean = math.fsum(ranked) / count
     std = math.sqrt(math.fsum((a - mean) ** 2 for a in ranked) / count)
@@ -188,14 +189,45 @@ def spread(accuracies: Sequence[float], prefix: str = "accuracy") -> dict[str, f
     }
 
 
-def scores(reports: Sequence[Report]) -> dict[str, Any]:
+def scores(run: Run, reports: Sequence[Report]) -> dict[str, Any]:
     """What a line of metrics.jsonl says of an evaluation in which these clients answered."""
+    problem = run.federation.problem
+    density = {"density": round(_mean(reports, "density"), 8)}
+    if isinstance(problem, Tasks):
+        return {"tasks": _by_task(run, problem, reports, 0), **density}
+    # A line without a metric is of accuracies.
+    words = {} if problem.metric == ACCURACY else problem.metric.words
     return {
-        **spread(_metric(reports, "test0")),
+        **words,
+        **_spread_of(problem.metric, reports, 0),
         "validation_mean": _mean_of_those_who_say(reports, "validation0"),
         "loss_mean": _mean_of_those_who_say(reports, "test_loss0"),
-        "density": round(_mean(reports, "density"), 8),
+        **density,
     }
+
+
+def _spread_of(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[str, float]:
+    """The figures of one metric after so many epochs of fine-tuning."""
+    return spread(_metric(reports, f"test{epochs}"), metric.name, metric.more_is_better)
+
+
+def _by_task(
+    run: Run, problem: Tasks, reports: Sequence[Report], epochs: int
+) -> dict[str, dict[str, Any]]:
+    """The figures of each task of a mixed federation, over its own clients."""
+    found: dict[str, dict[str, Any]] = {}
+    for task in problem.tasks:
+        own = [report for report in reports if run.task_of(report.of) == task.name]
+        metric = task.problem.metric
+        figures = spread(_metric(own, f"test{epochs}"), "", metric.more_is_better)
+        found[task.name] = {
+            **metric.words,
+            "clients": len(own),
+            **{name.removeprefix("_"): figure for name, figure in figures.items()},
+            "validation_mean": _mean_of_those_who_say(own, f"validation{epochs}"),
+            "loss_mean": _mean_of_those_who_say(own, f"test_loss{epochs}"),
+        }
+    return found
 
 
 def _mean_of_those_who_say(reports: Sequence[Report], name: str) -> float | None:
@@ -233,7 +265,6 @@ def summarise(
     training = Ledger()
     for line in lines:
         training.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
-    after = {str(epochs): spread(_metric(reports, f"test{epochs}")) for epochs in run.finetune}
     # With several lengths of fine-tuning the last one gives the headline.
     last = run.finetune[-1]
     sizes = group_sizes(run, state)
@@ -254,9 +285,7 @@ def summarise(
         "cohort": run.cohort,
         "groups": len(sizes),
         "group_sizes": sizes,
-        **after[str(last)],
-        "validation_mean": _mean_of_those_who_say(reports, f"validation{last}"),
-        "finetune": after,
+        **_headline(run, federation.problem, reports),
         "density": round(_mean(reports, "density"), 8),
         "params": layout.size,
         "params_mean": _mean(reports, "params"),
@@ -271,7 +300,7 @@ def summarise(
         "lost": _counted(lines, "lost"),
         "refused": _counted(lines, "refused"),
         "abandoned": sum("abandoned" in line for line in lines),
-        "accuracy_clients": {
+        f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
         **_own_figures(run, state),
@@ -282,6 +311,27 @@ def summarise(
             *_not_folded(lines),
         ],
     }
+
+
+def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[str, Any]:
+    """The figures that a table shows, and those of every length of fine-tuning."""
+    last = str(run.finetune[-1])
+    if isinstance(problem, Tasks):
+        # Different metrics have no common mean.
+        by_task = {str(n): _by_task(run, problem, reports, n) for n in run.finetune}
+        finetune = {length: {"tasks": tasks} for length, tasks in by_task.items()}
+        return {"metric": None, "tasks": by_task[last], "finetune": finetune}
+    after = {str(n): _spread_of(problem.metric, reports, n) for n in run.finetune}
+    return {
+        **problem.metric.words,
+        **after[last],
+        "validation_mean": _mean_of_those_who_say(reports, f"validation{last}"),
+        "finetune": after,
+    }
+
+
+def _prefix(problem: AnyProblem) -> str:
+    return "metric" if isinstance(problem, Tasks) else problem.metric.name
 
 
 def _own_figures(run: Run, state: Any) -> dict[str, dict[str, float]]:

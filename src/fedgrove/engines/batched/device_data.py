@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...data import Federation
 
-SplitKey = tuple[str, tuple[int, ...], torch.dtype]
-"""Split, shape and type of an input: only examples that agree in these fit into one tensor."""
+SplitKey = tuple[str, tuple[int, ...], torch.dtype, tuple[int, ...], torch.dtype]
+"""Split, shape and type of an input and of a target: examples that agree fit into one tensor."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,9 @@ class DeviceData:
         """A split that holds at least these federations, which must agree in shape and type."""
         first_client = next(iter(federations[0].clients.values()))
         sample = getattr(first_client, split)
-        key = (split, tuple(sample.x.shape[1:]), sample.x.dtype)
+        x = sample.x
+        y = sample.y
+        key = (split, tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype)
         for federation in federations:
             loaded = self._splits.get(key)
             some_client = next(iter(federation.clients))

@@ -144,7 +144,7 @@ class Batched:
         dtype = next(iter(run.params.values())).dtype
         client = run.client(task, memory)
         try:
-            carry = initial_carry(task, memory, dtype)
+            carry = initial_carry(task, memory, dtype, run.marks(client))
         except Exception as error:
             # As where a task's settings are no numbers.
             return Job(run, task, client, {}, works[work_key], lost=crashed(task, error))
@@ -187,13 +187,13 @@ class Batched:
         return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
-        """What two nets must share to be run as one: layout, modules and types."""
+        """What two nets must share to be run as one: layout, modules, types and problem."""
         if id(net) not in self._net_keys:
             dtypes = tuple(v.dtype for v in net.params().values())
             # A module of the user's may have settings that its text does not show: it shares a
             # stack with itself alone.
             module = str(net.module) if nets.is_ours(net.module) else id(net)
-            self._net_keys[id(net)] = (net, (net.layout, module, dtypes))
+            self._net_keys[id(net)] = (net, (net.layout, module, dtypes, net.problem))
         return self._net_keys[id(net)][1]
 
     def _group_by_work(self, jobs: Sequence[Job]) -> list[list[Job]]:

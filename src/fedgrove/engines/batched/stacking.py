@@ -69,13 +69,15 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
 
 
 def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
+    # Clients with labels of their own and clients without do not stack.
+    marks = shapes_of(job.carry.get("client"))
     if isinstance(stage, Measure):
         job.thin = None
-        return (shapes_of(job.carry.get(stage.of)), width_class(None))
+        return (shapes_of(job.carry.get(stage.of)), marks, width_class(None))
     job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
     start = shapes_of(job.carry.get(stage.start))
     mask = shapes_of(job.carry.get(stage.mask))
-    return (start, mask, width_class(job.thin))
+    return (start, mask, marks, width_class(job.thin))
 
 
 def width_class(thin: Thin | None) -> int:
