@@ -1,7 +1,7 @@
 """Data: sets, partitions, scenarios, splits and device profiles."""
 
 from .federation import ClientData, Defaults, Examples, Federation
-from .loading import describe, from_arrays, load, names
+from .loading import describe, from_arrays, from_clients, load, names
 
 __all__ = [
     "ClientData",
@@ -10,6 +10,7 @@ __all__ = [
     "Federation",
     "describe",
     "from_arrays",
+    "from_clients",
     "load",
     "names",
 ]

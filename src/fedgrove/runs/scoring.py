@@ -233,7 +233,9 @@ def summarise(
     training = Ledger()
     for line in lines:
         training.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
-    after = {str(epochs): spread(_metric(reports, f"test{epochs}")) for epochs in run.finetune}
+    after: dict[str, dict[str, float]] = {}
+    if run.scored:
+        after = {str(n): spread(_metric(reports, f"test{n}")) for n in run.finetune}
     # With several lengths of fine-tuning the last one gives the headline.
     last = run.finetune[-1]
     sizes = group_sizes(run, state)
@@ -254,12 +256,13 @@ def summarise(
         "cohort": run.cohort,
         "groups": len(sizes),
         "group_sizes": sizes,
-        **after[str(last)],
+        "scored": len(reports),
+        **after.get(str(last), {}),
         "validation_mean": _mean_of_those_who_say(reports, f"validation{last}"),
         "finetune": after,
-        "density": round(_mean(reports, "density"), 8),
+        "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
-        "params_mean": _mean(reports, "params"),
+        "params_mean": _mean(reports, "params") if reports else None,
         "macs": layout.macs,
         **training.totals(),
         **training.parts(),
@@ -278,7 +281,8 @@ def summarise(
         "notes": [
             *federation.notes,
             *_lonely_groups(run, sizes),
-            *_unscored(len(reports), clients),
+            *_sampled(len(run.scored), clients),
+            *_unscored(len(reports), len(run.scored)),
             *_not_folded(lines),
         ],
     }
@@ -300,6 +304,15 @@ def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def _sampled(asked: int, clients: int) -> list[str]:
+    """A note where not all clients are scored, as was wanted."""
+    if asked == clients:
+        return []
+    if asked == 0:
+        return ["no client was scored (--score-on 0)"]
+    return [f"scored on a sample of {asked:,} of {clients:,} clients (--score-on)"]
+
+
 def _unscored(scored: int, clients: int) -> list[str]:
     """A note where some clients could not be scored at the end."""
     if scored == clients:
@@ -319,7 +332,7 @@ def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def group_sizes(run: Run, state: Any) -> list[int]:
-    """How many clients share each model, the largest group first.
+    """How many clients share each model, of those whose models are kept; the largest group first.
 
     A method whose state says who is in which group is believed. Otherwise clients that are
     delivered the same model are a group, and clients that only use their own are one each.
@@ -329,7 +342,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
         return sorted(Counter(groups.values()).values(), reverse=True)
     labels: list[int | bytes] = []
     known = trees.Digests()
-    for k in run.infos:
+    for k in run.served:
         packet = run.method.deliver(state, k).get("model")
         labels.append(k if packet is None else known.of(packet.values))
     return sorted(Counter(labels).values(), reverse=True)
@@ -338,7 +351,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
 def _lonely_groups(run: Run, sizes: Sequence[int]) -> list[str]:
     """A warning where a grouping left clients on their own."""
     alone = sizes.count(1)
-    groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.infos)
+    groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.served)
     if not alone or not groups_clients:
         return []
     subject = "a group has" if alone == 1 else f"{alone} groups have"

@@ -460,6 +460,8 @@ class Batched:
         return self._grouped_supported[net_key]
 
     def _load_data(self, jobs: Sequence[Job], split: str) -> DeviceSplit:
+        if any(job.run.federation.is_lazy for job in jobs):
+            return self._data.load_clients([job.client.data for job in jobs], split)
         return self._data.load([job.run.federation for job in jobs], split)
 
     def _offsets(self, jobs: Sequence[Job], data: DeviceSplit) -> list[int]:
@@ -468,7 +470,7 @@ class Batched:
         last_row = max(0, len(data.y) - 1)
         offsets = []
         for job in jobs:
-            offset = data.offsets[id(job.run.federation), job.task.to]
+            offset = data.offsets[id(job.client.data)]
             offsets.append(min(offset, last_row))
         return offsets
 

@@ -61,7 +61,7 @@ class Window:
         for job, (run, task) in self.open.items():
             if job in self.running or run not in runs:
                 continue
-            examples = run.infos[task.to].examples
+            examples = run.federation.info(task.to, task.round).examples
             if examples > most_examples:
                 longest = job
                 most_examples = examples
