@@ -264,6 +264,7 @@ def test_names_and_descriptions():
     assert {
         "digits",
         "motion",
+        "crowd",
         "uci-har",
         "wisdm",
         "wisdm51",

@@ -138,9 +138,9 @@ class Cast:
     make: Callable[..., ClientData]
     dtype: torch.dtype
 
-    def __call__(self, *arguments: int) -> ClientData:
-        """The client, of its number and perhaps the round."""
-        return _cast(self.make(*arguments), self.dtype)
+    def __call__(self, k: int, **when: int) -> ClientData:
+        """The client, perhaps of a round."""
+        return _cast(self.make(k, **when), self.dtype)
 
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:

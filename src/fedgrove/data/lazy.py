@@ -83,7 +83,7 @@ class LazyClients(Mapping[int, "ClientData"]):
         if key in self._made:
             self._made.move_to_end(key)
             return self._made[key]
-        data = self.make(k, round) if self.by_round else self.make(k)
+        data = self.make(k, round=round) if self.by_round else self.make(k)
         self._made[key] = data
         self._made_bytes += _bytes_of(data)
         # The newest stays, however large it is.

@@ -152,14 +152,14 @@ def from_clients(
     check(clients >= 1, "clients", clients, "1 or more")
     check(classes >= 2, "classes", classes, "2 or more")
     by_round = "round" in inspect.signature(client).parameters
-    lazy = LazyClients(client, clients, info, by_round)
-    first = lazy[0]
+    first = client(0, round=0) if by_round else client(0)
     if not isinstance(first, ClientData):
         raise InputError(
             f"client(0) gives a {type(first).__name__}; it must give a ClientData "
             "(fedgrove.data.ClientData)."
         )
-    known = lazy.info_of(0)
+    lazy = LazyClients(client, clients, info, by_round)
+    known = first.info if info is None else info(0)
     check(
         len(first.train) == first.info.examples == known.examples,
         "info(0).examples",

@@ -100,7 +100,7 @@ SETS = {
             "1,000 or as many as asked, a million too, built in"
         ),
         defaults=Defaults(
-            "mlp", cohort=100, rounds=20, epochs=2, batch=16, optimiser="Adam", lr=1e-3
+            "mlp", cohort=100, rounds=20, epochs=2, batch=16, optimiser="Adam", lr=1e-2
         ),
         partition="natural",
         clients=1000,

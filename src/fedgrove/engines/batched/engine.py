@@ -43,8 +43,22 @@ from torch import Tensor
 from torch.func import vmap
 
 from ... import nets, seeds, trees
-from ...core import Answer, Batch, Carry, Edit, Give, Measure, Report, Stage, Task, Train
+from ...core import (
+    Answer,
+    Batch,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Info,
+    Measure,
+    Report,
+    Stage,
+    Task,
+    Train,
+)
 from ...core import Job as CoreJob
+from ...data import ClientData, Examples
 from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
@@ -86,6 +100,10 @@ PROBE_CLIENTS = 16
 """Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
 MEMORY_SHARE = 0.5
 """The share of the free memory that a stack may take; the rest is for other stacks' graphs."""
+
+NO_EXAMPLES = Examples(torch.empty(0), torch.empty(0))
+NO_DATA = ClientData(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES, Info(0))
+"""Of a client whose own could not be made."""
 
 
 @dataclass(eq=False)
@@ -143,7 +161,14 @@ class Batched:
         memory = run.memory.read(task.to, task.memory)
         dtype = next(iter(run.params.values())).dtype
         carry = initial_carry(task, memory, dtype)
-        return Job(run, task, run.client(task, memory), carry, works[work_key])
+        try:
+            client = run.client(task, memory)
+        except Exception as error:
+            # Its data could not be made. None of its stages is run.
+            nobody = Client(task.to, Info(0), NO_DATA, memory, run.net, run.params, seed=0)
+            lost = crashed(task, error)
+            return Job(run, task, nobody, carry, works[work_key], lost=lost)
+        return Job(run, task, client, carry, works[work_key])
 
     def _finish_job(self, job: Job, sent: BroadcastCosts) -> Answer:
         """The answer; what the client remembers is written, and bytes are counted."""
