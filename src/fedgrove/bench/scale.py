@@ -2,24 +2,29 @@
 
 Every number of clients is run in processes of its own, in turns: ``python -m fedgrove.bench.scale
 JOB``, where JOB is a :class:`Job` as JSON. The memory is the peak of the process, or of it and its
-workers together, pages that several share counted once.
+workers together, pages that several share counted once. Seconds are counted twice: those of a
+clock, and those for which the process and its workers had a core, which depend less on what else
+the machine does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError, check
-from .starts import memory_of
+from .starts import descendants, memory_of
 
 SIZES = (1_000, 1_000_000)
 """Numbers of clients; the others are compared with the first."""
@@ -38,7 +43,7 @@ class Job:
     rounds: int
     score_on: int
     out: str
-    """The run folder to make; beside it a file with the process's own peak of memory."""
+    """The run folder to make; beside it a file with what the process says of itself."""
 
 
 def measure(
@@ -81,10 +86,11 @@ def summarise(
     rows: list[dict[str, Any]] = []
     for size, starts in measured.items():
         seconds = statistics.median(_fastest([start["seconds"] for start in starts]))
+        cpu = statistics.median(_fastest([start["cpu"] for start in starts]))
         # What newcomers cost, where a method has them join a group before a round.
         joining = _fastest([start["joining"] for start in starts])
         memory = statistics.median(start["memory"] for start in starts) / 2**20
-        first = rows[0] if rows else {"seconds": seconds, "memory_mib": memory}
+        first = rows[0] if rows else {"seconds": seconds, "cpu": cpu, "memory_mib": memory}
         rows.append(
             {
                 "method": method,
@@ -94,7 +100,9 @@ def summarise(
                 "times_memory": memory / first["memory_mib"],
                 "seconds": seconds,
                 "times_seconds": seconds / first["seconds"],
-                "joining_s": statistics.median(joining) if joining else None,
+                "cpu": cpu,
+                "times_cpu": cpu / first["cpu"],
+                "joining_cpu": statistics.median(joining) if joining else None,
             }
         )
     return rows
@@ -128,28 +136,44 @@ def run_process(job: Job) -> dict[str, Any]:
                 f"{process.returncode}: {said[-1]}"
             )
     lines = [json.loads(line) for line in Path(job.out, "metrics.jsonl").read_text().splitlines()]
-    own_peak = int(Path(job.out + ".memory").read_text())
-    return {**seconds_of(lines), "memory": max(peak, own_peak)}
+    own = json.loads(Path(job.out + ".json").read_text())
+    return {**seconds_of(lines, own["cpu"]), "memory": max(peak, own["memory"])}
 
 
-def seconds_of(lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+def seconds_of(
+    lines: Sequence[dict[str, Any]], cpu_so_far: Sequence[float]
+) -> dict[str, list[float]]:
     """The rounds after the first, and the exchanges in which newcomers join a group.
 
-    The exchange that forms the groups is left out: it is one, and as large as the method asks for.
+    ``cpu_so_far`` are the seconds on a core at the end of each exchange. The exchange that forms
+    the groups is left out: it is one, and as large as the method asks for.
 
     >>> line = {"counts": True, "seconds": 1.0}
-    >>> seconds_of([line, line, {"counts": False, "seconds": 9.0}, line])
-    {'seconds': [1.0, 1.0], 'joining': []}
+    >>> grouping = {"counts": False, "seconds": 9.0}
+    >>> seconds_of([line, line, grouping, line], [5.0, 6.0, 15.0, 17.0])
+    {'seconds': [1.0, 1.0], 'cpu': [1.0, 2.0], 'joining': []}
     """
-    seconds = [line["seconds"] for line in lines if line["counts"]]
-    others = [line["seconds"] for line in lines if not line["counts"]]
+    seconds = []
+    cpu = []
+    others = []
     # In the first round workers are started and kernels are tried.
-    return {"seconds": seconds[1:], "joining": others[1:]}
+    for line, (before, after) in zip(lines[1:], pairwise(cpu_so_far), strict=True):
+        if line["counts"]:
+            seconds.append(line["seconds"])
+            cpu.append(after - before)
+        else:
+            others.append(after - before)
+    return {"seconds": seconds, "cpu": cpu, "joining": others[1:]}
 
 
 def run_job(job: Job) -> None:
-    """Train, and write down the peak of this process's memory."""
+    """Train, and write down the peak of this process's memory and the seconds on a core."""
     from .. import api
+
+    cpu: list[float] = []
+
+    def note(line: Mapping[str, Any]) -> None:
+        cpu.append(cpu_seconds(os.getpid()))
 
     api.run(
         job.method,
@@ -164,8 +188,25 @@ def run_job(job: Job) -> None:
         device="cpu",
         out=job.out,
         progress=False,
+        watch=note,
     )
-    Path(job.out + ".memory").write_text(str(own_peak_memory()))
+    Path(job.out + ".json").write_text(json.dumps({"memory": own_peak_memory(), "cpu": cpu}))
+
+
+def cpu_seconds(root: int) -> float:
+    """For how long a process and its descendants have had a core; without /proc, the process."""
+    if not os.path.isdir("/proc"):
+        return time.process_time()
+    ticks = 0
+    for pid in descendants(root):
+        # One that has just ended is left out.
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            # Behind the name, which may hold spaces: fields 14 and 15 are of the user and the
+            # system.
+            fields = stat.rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def own_peak_memory() -> int:

@@ -73,10 +73,10 @@ ALONE_COLUMNS = {
 
 def print_scale(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print memory and seconds of a round, and how many times those of the fewest clients."""
-    right = ("clients", "peak MiB", "times", "round s", "times", "joining s")
+    right = ("clients", "peak MiB", "times", "round s", "times", "on cores s", "times", "joining s")
     table = plain_table(("method", "engine"), right)
     for row in rows:
-        joining = "-" if row["joining_s"] is None else f"{row['joining_s']:.2f}"
+        joining = "-" if row["joining_cpu"] is None else f"{row['joining_cpu']:.2f}"
         table.add_row(
             row["method"],
             row["engine"],
@@ -85,6 +85,8 @@ def print_scale(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) 
             f"{row['times_memory']:.2f}",
             f"{row['seconds']:.2f}",
             f"{row['times_seconds']:.2f}",
+            f"{row['cpu']:.2f}",
+            f"{row['times_cpu']:.2f}",
             joining,
         )
     console(file).print(table)
