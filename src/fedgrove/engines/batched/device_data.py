@@ -93,9 +93,9 @@ class DeviceData:
         shelf.offsets.clear()
         end = 0
         for identity, examples in distinct.items():
-            begin = end
+            shelf.offsets[identity] = end
             end += len(examples)
-            shelf.x[begin:end].copy_(examples.x)
-            shelf.y[begin:end].copy_(examples.y)
-            shelf.offsets[identity] = begin
+        # Joined first: one copy to the device in place of one per client.
+        shelf.x[:end].copy_(torch.cat([examples.x for examples in distinct.values()]))
+        shelf.y[:end].copy_(torch.cat([examples.y for examples in distinct.values()]))
         return shelf

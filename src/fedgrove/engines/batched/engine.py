@@ -419,8 +419,9 @@ class Batched:
         if self._graph_cache is None:
             trained = train_stack(stack)
         else:
-            # The address is that of the examples that a captured graph reads.
-            graph_key = (net_key, template, stack.shape_key, data.x.data_ptr())
+            # The addresses are those of the examples that a captured graph reads.
+            addresses = (data.x.data_ptr(), data.y.data_ptr())
+            graph_key = (net_key, template, stack.shape_key, addresses)
             trained = self._graph_cache.train(stack, graph_key)
 
         trees_by_name = {}
