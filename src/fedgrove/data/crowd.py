@@ -67,14 +67,14 @@ class CrowdClient:
         examples, test, validation = self._sizes(k)
         shares = rng.dirichlet(np.ones(CLASSES))
         pattern = rng.choice(CLASSES, examples, p=shares)
-        noise = rng.normal(0, NOISE, (examples, *SHAPE))
-        x = torch.from_numpy((_patterns()[pattern] + noise).astype(np.float32))
+        noise = NOISE * rng.standard_normal((examples, *SHAPE), dtype=np.float32)
+        x = torch.from_numpy(_patterns()[pattern] + noise)
         y = torch.from_numpy((pattern + k % KINDS) % CLASSES)
         # Drawn in no order, so that the first rows are as good a test part as any.
-        parts = torch.split(
-            torch.arange(examples), [test, validation, examples - test - validation]
-        )
-        tested, validated, trained = (Examples(x[rows], y[rows]) for rows in parts)
+        first = test + validation
+        tested = Examples(x[:test], y[:test])
+        validated = Examples(x[test:first], y[test:first])
+        trained = Examples(x[first:], y[first:])
         return ClientData(trained, validated, tested, self.info(k))
 
     def info(self, k: int) -> Info:
@@ -93,4 +93,4 @@ class CrowdClient:
 @cache
 def _patterns() -> Array:
     """The same for every seed, as the classes of a measured set would be."""
-    return numpy_rng(0, "crowd", "patterns").normal(0, 1, (CLASSES, *SHAPE))
+    return numpy_rng(0, "crowd", "patterns").standard_normal((CLASSES, *SHAPE), dtype=np.float32)
