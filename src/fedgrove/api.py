@@ -62,6 +62,7 @@ def run(
     seed: int = 0,
     set: Settings = (),
     evaluate: int = 1,
+    score_on: int | None = None,
     quorum: float = 0.0,
     norm_bound: float = NORM_BOUND,
     faults: str | None = None,
@@ -94,7 +95,9 @@ def run(
     standardise: whether each client standardises its own channels.
     seed: all randomness follows from it.
     set: a method's fields or its parts', ``{"mu": 0.1}`` or ``["mu=0.1"]``.
-    evaluate: score all clients every so many rounds; 0: only at the end.
+    evaluate: score clients every so many rounds; 0: only at the end.
+    score_on: how many clients are scored, fine-tuned and given a model file, drawn from the seed;
+        0: none is scored; None: all, or 1000 where there are more than 10,000.
     quorum: the share of the clients asked that must report, or the exchange is tried again; at
         least one must.
     norm_bound: refuse updates longer than so many times the recent median; 0: none.
@@ -126,6 +129,7 @@ def run(
         standardise=standardise,
         seed=seed,
         evaluate=evaluate,
+        score_on=score_on,
         quorum=quorum,
         norm_bound=norm_bound,
         faults=faults,

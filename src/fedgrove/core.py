@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -34,6 +35,7 @@ from typing import (
 import torch
 from torch import Tensor
 
+from .errors import check
 from .seeds import torch_rng
 from .trees import Mask, Tree
 
@@ -369,11 +371,39 @@ class Start:
     fresh: Callable[[int], Tree]
     nets: Mapping[str, Net] = field(default_factory=dict)
     """All networks of the method by name; ``net`` is the one called "model"."""
+    sample: Callable[[int], tuple[int, ...]] | None = None
+    """``sample(n)`` draws so many clients from the run's seed; None: the first ones are taken."""
 
     @property
     def layout(self) -> Layout:
         """The network's structure."""
         return self.net.layout
+
+    def some_clients(self, most: int) -> tuple[int, ...]:
+        """Whom to ask where all clients should be asked: all, in order, or a sample of ``most``."""
+        if len(self.clients) <= most:
+            return tuple(sorted(self.clients))
+        if self.sample is None:
+            return tuple(islice(self.clients, most))
+        return self.sample(most)
+
+    def all_clients(self, why: str) -> tuple[int, ...]:
+        """All clients in order, for a method that cannot do with a sample; ``why`` says so.
+
+        More than :data:`MOST_AT_ONCE` are refused.
+        """
+        check(
+            len(self.clients) <= MOST_AT_ONCE,
+            "clients",
+            len(self.clients),
+            f"at most {MOST_AT_ONCE} with a method that {why}; take another method, or fewer "
+            "clients",
+        )
+        return tuple(sorted(self.clients))
+
+
+MOST_AT_ONCE = 10_000
+"""So many clients may take part in one exchange, or have a place of their own in a state."""
 
 
 class State(Protocol):

@@ -274,6 +274,7 @@ def test_names_and_descriptions():
         "rooms",
         "tags",
         "diabetes",
+        "crowd",
         "uci-har",
         "wisdm",
         "wisdm51",

@@ -10,7 +10,7 @@ from typing import IO, Any
 from rich.table import Table
 
 from ..errors import InputError
-from ..report.tables import console, mib
+from ..report.tables import console, mib, plain_table
 from . import device, wire
 
 PARTS = {
@@ -69,6 +69,27 @@ ALONE_COLUMNS = {
 
 
 # ---- tables --------------------------------------------------------------------------------------
+
+
+def print_scale(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
+    """Print memory and seconds of a round, and how many times those of the fewest clients."""
+    right = ("clients", "peak MiB", "times", "round s", "times", "on cores s", "times", "joining s")
+    table = plain_table(("method", "engine"), right)
+    for row in rows:
+        joining = "-" if row["joining_cpu"] is None else f"{row['joining_cpu']:.2f}"
+        table.add_row(
+            row["method"],
+            row["engine"],
+            f"{row['clients']:,}",
+            f"{row['memory_mib']:.0f}",
+            f"{row['times_memory']:.2f}",
+            f"{row['seconds']:.2f}",
+            f"{row['times_seconds']:.2f}",
+            f"{row['cpu']:.2f}",
+            f"{row['times_cpu']:.2f}",
+            joining,
+        )
+    console(file).print(table)
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:

@@ -92,6 +92,7 @@ def run(
     out: o.Out = None,
     set: o.Set = None,
     evaluate: o.Evaluate = None,
+    score_on: o.ScoreOn = None,
     quorum: o.Quorum = None,
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,

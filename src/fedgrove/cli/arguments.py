@@ -36,6 +36,7 @@ WORDS = (
     "profile",
     "seed",
     "evaluate",
+    "score_on",
     "quorum",
     "norm_bound",
     "faults",

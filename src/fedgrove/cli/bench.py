@@ -29,6 +29,10 @@ Scene = Annotated[
 Repeats = Annotated[
     int, typer.Option("--repeats", help="Rounds measured of each variant, in turns.", metavar="N")
 ]
+Processes = Annotated[
+    int, typer.Option("--repeats", help="Processes of each kind, in turns.", metavar="N")
+]
+ScaleRounds = Annotated[int, typer.Option("--rounds", help="Rounds of a process.", metavar="N")]
 Starts = Annotated[
     int, typer.Option("--starts", help="Processes of each variant's own; 0: none.", metavar="N")
 ]
@@ -161,6 +165,21 @@ def wire(
         show.print_wire(rows, content)
     if plot:
         show.write_wire_page(rows, content, Path(plot))
+
+
+@bench.command()
+def scale(repeats: Processes = 2, rounds: ScaleRounds = 8, json: o.Json = False) -> None:
+    """Memory and seconds of a round with a million clients beside a thousand, a hundred in each
+    round; some minutes.
+    """
+    from ..bench import show
+    from ..bench.scale import measure
+
+    rows = measure(repeats=repeats, rounds=rounds, say=_print_progress)
+    if json:
+        _print_json(rows)
+    else:
+        show.print_scale(rows)
 
 
 def _print_times(rows: list[dict[str, Any]], json: bool) -> None:

@@ -58,8 +58,10 @@ def side_by_side(words: Mapping[str, Any]) -> None:
 
 def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str, Experiment]:
     """The experiments by name; what was not given is chosen so that there is something to see."""
-    from ..errors import InputError
+    from ..errors import InputError, check
 
+    is_scored = words.get("score_on") != 0
+    check(is_scored, "--score-on", 0, "1 or more without a METHOD, where accuracies are compared")
     seeds = SEEDS if words["seed"] is None else (words["seed"],)
     defaults = {
         "data": DATA,

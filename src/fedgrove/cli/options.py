@@ -147,7 +147,16 @@ Set = Annotated[
 ]
 Evaluate = Annotated[
     int | None,
-    option("--evaluate", "Score all clients every N rounds; 0: at the end.", "N", whole),
+    option("--evaluate", "Score clients every N rounds; 0: at the end.", "N", whole),
+]
+ScoreOn = Annotated[
+    int | None,
+    option(
+        "--score-on",
+        "Score so many clients, drawn from the seed; 0: none; else all, or 1000 of over 10,000.",
+        "N",
+        whole,
+    ),
 ]
 Quorum = Annotated[
     float | None,

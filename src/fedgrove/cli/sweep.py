@@ -82,6 +82,7 @@ def sweep(
     out: Out = None,
     vary: Vary = None,
     evaluate: o.Evaluate = None,
+    score_on: o.ScoreOn = None,
     quorum: o.Quorum = None,
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,

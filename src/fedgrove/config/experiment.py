@@ -32,6 +32,7 @@ NUMBER_WORDS = (
     "validation",
     "seed",
     "evaluate",
+    "score_on",
     "quorum",
     "norm_bound",
 )
@@ -60,7 +61,9 @@ class Experiment:
     standardise: bool = True
     seed: int = 0
     evaluate: int = 1
-    """Score all clients every so many rounds; 0: only at the end."""
+    """Score clients every so many rounds; 0: only at the end."""
+    score_on: int | None = None
+    """How many clients are scored, drawn from the seed; 0: none; None: all, or 1000 of many."""
     quorum: float = 0.0
     """The share of an exchange's clients that must report; at least one must."""
     norm_bound: float = NORM_BOUND
@@ -83,6 +86,8 @@ class Experiment:
             # The class is frozen, and a value of another type is brought to the field's own.
             object.__setattr__(self, word, coerce(word, value, kinds[word]))
         check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
+        sample_is_valid = self.score_on is None or self.score_on >= 0
+        check(sample_is_valid, "score_on", self.score_on, "0 or more clients")
         check(self.seed >= 0, "seed", self.seed, "0 or more")
         clients_are_valid = self.clients is None or self.clients >= 1
         check(clients_are_valid, "clients", self.clients, "1 or more")
@@ -112,6 +117,7 @@ class Experiment:
             cohort=self.cohort,
             seed=self.seed,
             finetune=self.finetune,
+            score_on=self.score_on,
             quorum=self.quorum,
             gate=Gate(self.norm_bound),
             faults=self.parsed_faults(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..core import AnyMethod, Info, Report, Task, bytes_of_paper
 from ..data import ClientData, Defaults, Examples, Federation
+from ..data.lazy import LazyClients
 from ..engines.work import perform
 from ..errors import check
 from ..parts.local import LocalTraining
@@ -114,12 +115,23 @@ def _stand_in_federation(
     client = ClientData(zeros, zeros, zeros, Info(EXAMPLES))
     return Federation(
         name="zeros",
-        clients=dict.fromkeys(range(clients), client),
+        clients=LazyClients(Same(client), clients),
         classes=classes,
         labels=tuple(str(label) for label in range(classes)),
         shape=shape,
         defaults=Defaults("mlp", cohort, rounds, 1, 2, "SGD", 0.1),
     )
+
+
+@dataclass(frozen=True)
+class Same:
+    """Makes every client alike."""
+
+    client: ClientData
+
+    def __call__(self, k: int) -> ClientData:
+        """The one there is."""
+        return self.client
 
 
 def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
@@ -171,7 +183,7 @@ def _shapes(tree: Mapping[str, Tensor]) -> Any:
 
 def _longest(run: Run, task: Task, report: Report) -> MessageCosts:
     """Both messages by part, with every number in their heads as long as it can get."""
-    largest_id = max(run.infos)
+    largest_id = run.federation.ids[-1]
     task = replace(task, to=largest_id, round=run.rounds)
     report = replace(report, of=largest_id)
     codec = run.method.codec

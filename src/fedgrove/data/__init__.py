@@ -1,7 +1,7 @@
 """Data: sets, partitions, scenarios, splits and device profiles."""
 
 from .federation import ClientData, Defaults, Examples, Federation
-from .loading import describe, from_arrays, load, names
+from .loading import describe, from_arrays, from_clients, load, names
 from .mix import mix
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Federation",
     "describe",
     "from_arrays",
+    "from_clients",
     "load",
     "mix",
     "names",

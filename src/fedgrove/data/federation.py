@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..core import Info
 from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
+from .lazy import LazyClients, LazyInfos
 from .split import VALIDATION
 
 
@@ -86,7 +88,11 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Federation:
-    """All clients of a data set, numbered 0..K-1.
+    """All clients of a data set, numbered 0..K-1, and what the server knows of them.
+
+    The server looks at ``infos`` and ``ids``; a client's data come from :meth:`client` when it has
+    something to do. ``clients`` is a dictionary, or a mapping that makes clients when asked
+    (:func:`fedgrove.data.from_clients`).
 
     ``notes`` are caveats that belong in every table of results. ``partition``, ``scenario``,
     ``split`` and ``validation`` say how the data were dealt out, with the set's own choices filled
@@ -109,7 +115,55 @@ class Federation:
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""
+        if isinstance(self.clients, LazyClients):
+            lazy = self.clients
+            cast = Cast(lazy.make, dtype)
+            clients = LazyClients(cast, lazy.count, lazy.info, lazy.by_round, lazy.kept)
+            return replace(self, clients=clients)
         return replace(self, clients={k: _cast(c, dtype) for k, c in self.clients.items()})
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether clients are made when they are asked for, and must not be held all at once."""
+        return not isinstance(self.clients, dict)
+
+    def client(self, k: int, round: int = 0) -> ClientData:
+        """The data of one client, in a round where they change from round to round."""
+        if isinstance(self.clients, LazyClients):
+            return self.clients.at(k, round)
+        return self.clients[k]
+
+    def info(self, k: int, round: int = 0) -> Info:
+        """What the server knows of one client, in a round."""
+        if isinstance(self.clients, LazyClients):
+            return self.clients.info_of(k, round)
+        return self.infos[k]
+
+    @cached_property
+    def infos(self) -> Mapping[int, Info]:
+        """What the server knows of each client."""
+        if self.is_lazy:
+            return LazyInfos(self.clients)
+        return {k: client.info for k, client in self.clients.items()}
+
+    @cached_property
+    def ids(self) -> Sequence[int]:
+        """The clients' numbers in order."""
+        if isinstance(self.clients, LazyClients):
+            return range(len(self.clients))
+        return sorted(self.clients)
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Makes a client's data, with inputs in ``dtype``."""
+
+    make: Callable[..., ClientData]
+    dtype: torch.dtype
+
+    def __call__(self, k: int, **when: int) -> ClientData:
+        """The client, perhaps of a round."""
+        return _cast(self.make(k, **when), self.dtype)
 
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:

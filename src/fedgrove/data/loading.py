@@ -1,18 +1,24 @@
-"""The two ways to make a federation: from a named set or file, and from your own arrays."""
+"""The ways to make a federation: a named set or file, your own arrays, or a function."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import check, unknown
+from ..core import Info
+from ..errors import InputError, check, unknown
+from ..problems import CLASSES, Problem
 from .build import Choices, build
+from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
-from .federation import Defaults, Federation
+from .federation import ClientData, Defaults, Federation
 from .files import need, npz
+from .lazy import LazyClients
 from .sets import SETS, dataset_of
 from .split import VALIDATION
 
@@ -80,6 +86,8 @@ def load(
     choices = replace(
         choices, partition=partition or known.partition, clients=clients or known.clients
     )
+    if data == "crowd":
+        return crowd(choices, known.defaults)
     # A generated set makes as many users as are wanted; dealt out artificially, the number of
     # clients says nothing about the users, and it keeps its usual number.
     users = clients if choices.partition == "natural" else None
@@ -123,6 +131,61 @@ def from_arrays(
         seed=seed,
     )
     return _from_own_arrays(np.asarray(x), np.asarray(y), client, block, name, choices)
+
+
+def from_clients(
+    client: Callable[..., ClientData],
+    clients: int,
+    *,
+    classes: int,
+    problem: Problem = CLASSES,
+    info: Callable[[int], Info] | None = None,
+    name: str = "clients",
+    labels: Sequence[str] | None = None,
+    defaults: Defaults | None = None,
+    notes: Sequence[str] = (),
+) -> Federation:
+    """The federation of clients 0..clients-1 that a function makes when they are needed.
+
+    ``client(k)`` gives the data of client k; ``client(k, round)``, with a parameter called round,
+    those of a round, where they drift or switch. The same arguments must always give the same data:
+    a client may be made more than once, and in another process. ``info(k)`` says what the server
+    knows, with as many examples as the client trains on; without it the data are made to find out.
+    ``problem`` says what the targets are; ``classes`` is how many outputs they take.
+    """
+    check(clients >= 1, "clients", clients, "1 or more")
+    fewest = 2 if problem.name == CLASSES.name else 1
+    check(classes >= fewest, "classes", classes, f"{fewest} or more")
+    by_round = "round" in inspect.signature(client).parameters
+    first = client(0, round=0) if by_round else client(0)
+    if not isinstance(first, ClientData):
+        raise InputError(
+            f"client(0) gives a {type(first).__name__}; it must give a ClientData "
+            "(fedgrove.data.ClientData)."
+        )
+    lazy = LazyClients(client, clients, info, by_round)
+    known = first.info if info is None else info(0)
+    check(
+        len(first.train) == first.info.examples == known.examples,
+        "info(0).examples",
+        known.examples,
+        f"what client 0 trains on and its own info says: {len(first.train)}",
+    )
+    shape = tuple(first.train.x.shape[1:])
+    if labels is None:
+        labels = [str(label) for label in range(classes)]
+    if defaults is None:
+        defaults = _own_defaults(shape)
+    return Federation(
+        name,
+        lazy,
+        classes=classes,
+        labels=tuple(labels),
+        shape=shape,
+        defaults=replace(defaults, cohort=min(defaults.cohort, clients)),
+        notes=tuple(notes),
+        problem=problem,
+    )
 
 
 def _from_own_arrays(

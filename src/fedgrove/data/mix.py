@@ -27,6 +27,12 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
     (5, (12,), 6, 'tags')
     """
     check(len(federations) > 1, "federations", list(federations), "two or more, by name")
+    for own_name, federation in federations.items():
+        if federation.is_lazy:
+            raise InputError(
+                f"the clients of {own_name} are made when they are needed; mix federations whose "
+                "clients are in memory, or make mixed ones by a function of your own."
+            )
     shape = _common_shape(federations)
     tasks = _tasks(federations)
     # Targets of one kind stay as they are; others stand in as many columns as the widest needs.

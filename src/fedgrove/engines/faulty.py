@@ -101,8 +101,8 @@ def spoilt(report: Report, run: Run, task: Task, fault: str) -> Any:
         # With its cost, as an engine would have counted it.
         return Garbage(report.cost)
     if fault == "impostor":
-        others = [k for k in run.infos if k != report.of]
-        return replace(report, of=others[0] if others else report.of + 1)
+        others = (k for k in run.infos if k != report.of)
+        return replace(report, of=next(others, report.of + 1))
     if fault == "examples":
         return replace(report, examples=1000 * report.examples)
     if fault == "memory":

@@ -88,8 +88,8 @@ def _origin(source: Source, exported: Exported) -> list[tuple[str, object]]:
         f"seed {summary['seed']}"
     )
     # The summary's keys are the epochs after which clients were scored; models are stored at the
-    # last of them.
-    epochs = list(summary["finetune"])[-1]
+    # last of them, or as they were delivered if nobody was scored.
+    epochs = next(reversed(summary["finetune"]), "0")
     dealt = (
         f"{source.federation.name}: partition {summary['partition']}, "
         f"scenario {summary['scenario']}, split {summary['split']}"

@@ -61,7 +61,7 @@ from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.evidence import Gather, Gradient, Sums, evidence_form, evidence_packet, variance, votes
-from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
+from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow
 from ..parts.objective import Objective, ProblemLoss, Proximal
@@ -80,6 +80,7 @@ class State:
     round: int
     phases: tuple[int, int, int]
     clients: tuple[int, ...]
+    """Those who are asked when the groups are formed: all, or a sample of many."""
     prunable: tuple[str, ...]
     models: dict[int, Tree]
     """By group; before the clustering there is one model for all, under 0."""
@@ -92,6 +93,8 @@ class State:
     centres: dict[int, Tensor]
     """By group: its mean update in the clustering, where late joiners find their group."""
     evidence: dict[int, Sums]
+    joined: int = -1
+    """The last round before which clients that were not asked joined a group."""
 
 
 # ---- where the run stands ------------------------------------------------------------------------
@@ -213,6 +216,8 @@ class CAAFP:
     every: int = 5
     pull: Proximal = Proximal(0.01, "reference")
     grouping: AverageLinkage | Bipartition = AverageLinkage()
+    ask: int = 1000
+    """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
     mean: Averaging = WeightedMean()
     """Of each group's models; evidence and the updates that form groups are taken as they come."""
     objective: Objective = ProblemLoss()
@@ -223,6 +228,7 @@ class CAAFP:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(self.start is None or 0 < self.start <= 1, "start", self.start, "in (0, 1]")
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
+        check(self.ask >= 1, "ask", self.ask, "1 or more clients")
         check(
             _are_phases(self.phases),
             "phases",
@@ -295,7 +301,7 @@ class CAAFP:
         return State(
             round=0,
             phases=self.lengths(start.rounds),
-            clients=tuple(sorted(start.clients)),
+            clients=start.some_clients(self.ask),
             prunable=start.layout.prunable,
             models={0: start.params},
             masks={},
@@ -318,6 +324,12 @@ class CAAFP:
         if not state.groups:
             # Alg. 1, lines 18-21: everyone, whoever is in the cohort.
             return [self._ask_for_update(state, client) for client in state.clients]
+        if state.joined < state.round:
+            # The groups were formed by a sample, so most clients of a cohort have none yet. They
+            # join in an exchange of their own, once before each round, and train in the round.
+            joining = strangers(cohort, state.groups, state.clients)
+            if joining:
+                return [self._ask_for_update(state, client) for client in joining]
         # Alg. 1, lines 32-35 and 58-62. A client that missed the clustering makes up for it in
         # place of this round's training. These clients come first: the order of tasks is the order
         # of reports.
@@ -366,6 +378,10 @@ class CAAFP:
         groups = dict(state.groups)
         for client, update in newcomers.updates.whole.items():
             groups[client] = nearest(update, state.centres)
+        joined = strangers([*groups], state.groups, state.clients)
+        if joined and not means and state.joined < state.round:
+            # No round either: the cohort comes again, and trains.
+            return replace(state, groups=groups, joined=state.round)
         state = replace(
             state, round=state.round + 1, models=models, groups=groups, evidence=evidence
         )
@@ -560,7 +576,7 @@ class CAAFP:
         dense = dense_bytes(net.layout.size, cohort, 1)
         total: float = dense * (warm_up + stabilise)
         if stabilise + pruning:
-            total += dense_bytes(net.layout.size, clients, 1)
+            total += dense_bytes(net.layout.size, min(clients, self.ask), 1)
         density = self.first
         for t in range(1, pruning + 1):
             if t > 1 and t in self.schedule.steps(pruning):

@@ -73,7 +73,7 @@ class ClusterFL:
 
     def init(self, start: Start) -> State:
         """All rows are equal."""
-        clients = tuple(sorted(start.clients))
+        clients = start.all_clients("holds a model of every client")
         return State(
             round=0,
             clients=clients,

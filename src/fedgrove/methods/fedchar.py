@@ -42,7 +42,7 @@ from ..core import (
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Average, Averaging, WeightedMean
-from ..parts.group import AverageLinkage, Bipartition, Updates, nearest
+from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import dense_bytes
@@ -58,6 +58,7 @@ class State:
 
     round: int
     clients: tuple[int, ...]
+    """Those who are asked when the groups are formed: all, or a sample of many."""
     models: dict[int, Tree]
     """By group; before the clustering there is one model for all, under 0."""
     groups: dict[int, int]
@@ -66,6 +67,8 @@ class State:
     """The model from which the updates were made."""
     centres: dict[int, Tensor]
     """By group: its mean update, where late joiners find their group."""
+    joined: int = -1
+    """The last round before which clients that were not asked joined a group."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class FedCHAR:
     clusters: int = 3
     pull: Proximal = Proximal(mu=0.1)
     grouping: AverageLinkage | Bipartition = AverageLinkage()
+    ask: int = 1000
+    """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
     mean: Averaging = WeightedMean()
     """Of each group; groups are formed from the updates as they come."""
     objective: Objective = ProblemLoss()
@@ -86,12 +91,13 @@ class FedCHAR:
     def __post_init__(self) -> None:
         check(self.warmup >= 0, "warmup", self.warmup, "0 or more rounds")
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
+        check(self.ask >= 1, "ask", self.ask, "1 or more clients")
 
     def init(self, start: Start) -> State:
         """One model for all."""
         return State(
             round=0,
-            clients=tuple(sorted(start.clients)),
+            clients=start.some_clients(self.ask),
             models={0: start.params},
             groups={},
             reference=start.params,
@@ -109,13 +115,19 @@ class FedCHAR:
         if not state.groups:
             model = Packet(state.models[0])
             return [Task(client, {"model": model}, verb="cluster") for client in state.clients]
+        reference = Packet(state.reference)
+        if state.joined < state.round:
+            # The groups were formed by a sample, so most clients of a cohort have none yet. They
+            # join in an exchange of their own, once before each round, and train in the round.
+            joining = strangers(cohort, state.groups, state.clients)
+            if joining:
+                return [Task(client, {"model": reference}, verb="cluster") for client in joining]
         tasks = []
         for client in cohort:
             if client in state.groups:
                 tasks.append(Task(client, self.deliver(state, client)))
             else:
                 # It missed the clustering, and makes up for it in place of this round's training.
-                reference = Packet(state.reference)
                 tasks.append(Task(client, {"model": reference}, verb="cluster"))
         return tasks
 
@@ -141,6 +153,10 @@ class FedCHAR:
         groups = dict(state.groups)
         for client, update in newcomers.whole.items():
             groups[client] = nearest(update, state.centres)
+        joined = strangers([*groups], state.groups, state.clients)
+        if joined and not means and state.joined < state.round:
+            # No round either: the cohort comes again, and trains.
+            return replace(state, groups=groups, joined=state.round)
         return replace(state, round=state.round + 1, models=models, groups=groups)
 
     def _form_groups(self, state: State, newcomers: Updates) -> State:

@@ -74,6 +74,8 @@ class FedSNIP:
 
     density: float = 0.3
     allocation: GlobalRank | Uniform = GlobalRank()
+    ask: int = 1000
+    """At most so many clients, drawn from the seed, are asked for sensitivities."""
     mean: Averaging = WeightedMean()
     """Of the models, and before them of the sensitivities that make the mask."""
     objective: Objective = ProblemLoss()
@@ -82,10 +84,11 @@ class FedSNIP:
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
+        check(self.ask >= 1, "ask", self.ask, "1 or more clients")
 
     def init(self, start: Start) -> State:
         """Dense, until all clients have been asked."""
-        return State(0, start.params, {}, tuple(sorted(start.clients)))
+        return State(0, start.params, {}, start.some_clients(self.ask))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""

@@ -139,7 +139,7 @@ class Hermes:
         check_start(start, len(self.schedule), self.score, self.devices, self.local)
         return State(
             round=0,
-            clients=tuple(sorted(start.clients)),
+            clients=start.all_clients("asks every client in every round of its first stage"),
             structure=groups_to_plain(groups_of(start.net)),
             model=trees.pick(start.params, travels(start.layout, self.share_head)),
             kept={},

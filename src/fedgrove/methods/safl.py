@@ -169,7 +169,7 @@ class SAFL:
                 models[j] = start.fresh(j)
         return State(
             round=0,
-            clients=tuple(sorted(start.clients)),
+            clients=start.all_clients("asks every client in every round of its first stage"),
             structure=groups_to_plain(groups_of(start.net)),
             models=models,
             channels={},

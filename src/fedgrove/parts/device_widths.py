@@ -54,7 +54,7 @@ def client_shares(
     start: Start, shares: Sequence[float], local: LocalTraining | None
 ) -> dict[int, float]:
     """Every client's share of channels: given in turn, or what its device can hold."""
-    clients = sorted(start.clients)
+    clients = start.all_clients("holds a width for every client")
     if shares:
         return {k: shares[i % len(shares)] for i, k in enumerate(clients)}
     if local is None:

@@ -189,6 +189,17 @@ def nearest(vector: Tensor, centres: Mapping[int, Tensor]) -> int:
     return list(centres)[int(distances.argmin())]
 
 
+def strangers(cohort: Sequence[int], groups: Mapping[int, int], asked: Sequence[int]) -> list[int]:
+    """Clients of the cohort without a group that were not asked when the groups were formed.
+
+    (Of many clients only a sample is asked. One that was asked and has no group missed it.)
+
+    >>> strangers([1, 5, 7], groups={5: 0}, asked=(1, 5))
+    [7]
+    """
+    return [client for client in cohort if client not in groups and client not in asked]
+
+
 def sketch(vector: Tensor, size: int = SKETCH) -> Tensor:
     r"""A count sketch: every number goes, with a random sign, into one of ``size`` sums.
 

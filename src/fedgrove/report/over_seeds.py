@@ -37,7 +37,8 @@ def over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
     for name, summary in members.items():
         label = label_of(name)
         started[label] = started.get(label, 0) + 1
-        if summary is not None and "tasks" not in summary:
+        # A run with --score-on 0 has nothing to compare.
+        if summary is not None and "tasks" not in summary and summary.get("scored") != 0:
             # By seed, because seeds are what pairs the runs of two labels.
             runs_by_label.setdefault(label, {})[summary["seed"]] = summary
 

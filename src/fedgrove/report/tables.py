@@ -247,6 +247,11 @@ def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
     """The cells of the scores and of the columns ``FIGURES``."""
     summary = row.summary
     scores = row.scores
+    if summary.get("scored") == 0:
+        sent = [mib(summary["bytes_up"]), mib(summary["bytes_down"])]
+        paper = summary["bytes_paper"]
+        paper_mib = "-" if paper is None else f"{paper / 2**20:,.1f}"
+        return ["not scored", "-", "-", "-", "-", *sent, paper_mib, f"{summary['seconds']:.1f}"]
     if scores.mean is None:
         done = summary.get("rounds_done", 0)
         return [f"unfinished, {done} of {summary.get('rounds', '?')} rounds"]

@@ -114,7 +114,8 @@ class Admission:
         else:
             del self._unanswered[id(task)]
             holds = self._run.holds(task)
-            refusal = self._run.gate.refuses(answer, task, holds, self._run.infos[task.to])
+            info = self._run.federation.info(task.to, task.round)
+            refusal = self._run.gate.refuses(answer, task, holds, info)
             if refusal is None:
                 refusal = self._refuses_memory(task, answer.memory)
         if refusal is not None:

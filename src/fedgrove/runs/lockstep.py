@@ -44,7 +44,7 @@ class Member:
     run: Run
     folder: RunFolder
     every: int = 1
-    """Score all clients every so many rounds; 0: only at the end."""
+    """Score clients every so many rounds; 0: only at the end."""
     watch: Watch = ignore
     name: str = ""
     summary: dict[str, Any] | None = None
@@ -99,8 +99,8 @@ class Member:
 
     @property
     def scores_are_due(self) -> bool:
-        """Whether all clients are to be scored after this exchange."""
-        if not self.every or not self.line["counts"]:
+        """Whether clients are to be scored after this exchange."""
+        if not self.every or not self.line["counts"] or not self.run.scored:
             return False
         done = self.line["round"]
         return bool(done % self.every == 0 or done == self.run.rounds)
@@ -214,7 +214,10 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
     def take(member: Member, tasks: Sequence[Task], answers: Answers) -> None:
         ledger = Ledger()
         admission = Admission(member.run, tasks)
-        reports = list(admission.reports(ledger.tally(answers)))
+        reports = []
+        # With --score-on 0 nobody is asked, and so nobody must answer.
+        if tasks:
+            reports = list(admission.reports(ledger.tally(answers)))
         # Fine-tuned models are what clients remember from here on.
         admission.settle()
         lines = member.folder.metrics()

@@ -99,14 +99,16 @@ def draw_cohort(run: Run, round: int, attempt: int = 0) -> list[int]:
     Another attempt draws others: those who could not be reached may still be away.
     """
     rng = seeds.numpy_rng(run.seed, round, "cohort", *again(attempt))
-    drawn = rng.choice(sorted(run.infos), run.cohort, replace=False)
-    return sorted(int(k) for k in drawn)
+    ids = run.federation.ids
+    # Places are drawn, not ids: for a few of a million this takes no longer than for a few of ten.
+    places = rng.choice(len(ids), run.cohort, replace=False)
+    return sorted(ids[int(place)] for place in places)
 
 
 def evaluation(run: Run, state: Any, verb: str = "evaluate") -> list[Task]:
-    """Tasks that have every client score the model it would use now."""
+    """Tasks that have every client that is scored score the model it would use now."""
     tasks = []
-    for k in run.infos:
+    for k in run.scored:
         model = run.method.deliver(state, k)
         tasks.append(stamped(run, Task(k, model, verb=verb), state.round))
     return tasks

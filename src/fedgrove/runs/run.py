@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,11 @@ from . import scoring
 from .faults import NO_FAULTS, Faults
 from .store import Memory
 
+SCORED_UP_TO = 10_000
+"""So many clients are all scored unless told otherwise."""
+SCORED_OF_MANY = 1000
+"""How many are scored where there are more."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -36,6 +41,8 @@ class Run:
     cohort: int = 10
     seed: int = 0
     finetune: tuple[int, ...] = (0,)
+    score_on: int | None = None
+    """How many clients are scored, drawn from the seed; 0: none; None: all, or 1000 of many."""
     quorum: float = 0.0
     """The share of an exchange's clients that must report; at least one must."""
     gate: Gate = field(default_factory=Gate)
@@ -54,6 +61,7 @@ class Run:
         )
         lengths_are_valid = bool(self.finetune) and min(self.finetune) >= 0
         check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
+        check(self.score_on is None or self.score_on >= 0, "score_on", self.score_on, "0 or more")
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
         if self.method.local is None:
             recipe = recipe_of(self.federation.defaults)
@@ -65,9 +73,40 @@ class Run:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
-    def infos(self) -> dict[int, Info]:
+    def infos(self) -> Mapping[int, Info]:
         """What the server knows of each client."""
-        return {k: client.info for k, client in self.federation.clients.items()}
+        return self.federation.infos
+
+    def sample(self, most: int) -> tuple[int, ...]:
+        """All clients, or so many of them, drawn from the seed, in order.
+
+        A smaller sample is part of a larger one: those who are scored have been asked by a method
+        that groups a sample of the clients, unless it asks fewer.
+        """
+        if most >= len(self.infos):
+            return tuple(self.federation.ids)
+        order = seeds.numpy_rng(self.seed, "sample").permutation(len(self.infos))
+        return tuple(sorted(self.federation.ids[int(place)] for place in order[:most]))
+
+    @cached_property
+    def scored(self) -> tuple[int, ...]:
+        """The clients that are scored, the same ones every time; all of them unless many."""
+        if self.score_on is None:
+            return self._usual_sample
+        if self.score_on >= len(self.infos):
+            return tuple(self.infos)
+        return self.sample(self.score_on)
+
+    @cached_property
+    def served(self) -> tuple[int, ...]:
+        """The clients whose models are kept: the scored ones, or some if none is scored."""
+        return self.scored or self._usual_sample
+
+    @property
+    def _usual_sample(self) -> tuple[int, ...]:
+        if len(self.infos) <= SCORED_UP_TO:
+            return tuple(self.infos)
+        return self.sample(SCORED_OF_MANY)
 
     @cached_property
     def params(self) -> Tree:
@@ -93,7 +132,7 @@ class Run:
         def fresh(j: int) -> Tree:
             return self.net.redraw(seeds.derive(self.seed, "net", j))
 
-        return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets)
+        return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets, self.sample)
 
     @cached_property
     def initial_state(self) -> Any:
@@ -102,7 +141,7 @@ class Run:
 
     def client(self, task: Task, memory: dict[str, Tree]) -> Client:
         """The client a task is for, with what it remembers."""
-        data = self.federation.clients[task.to]
+        data = self.federation.client(task.to, task.round)
         # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
         # something beside its training draws what it would draw without.
         purpose = task.verb.partition(":")[0]
@@ -167,6 +206,7 @@ def build(
     cohort: int | None = None,
     seed: int = 0,
     finetune: Sequence[int] = (0,),
+    score_on: int | None = None,
     quorum: float = 0.0,
     gate: Gate = Gate(),
     faults: Faults = NO_FAULTS,
@@ -200,6 +240,7 @@ def build(
         cohort=cohort,
         seed=seed,
         finetune=tuple(finetune),
+        score_on=score_on,
         quorum=quorum,
         gate=gate,
         faults=faults,

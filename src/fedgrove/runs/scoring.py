@@ -214,10 +214,13 @@ def _spread_of(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[s
 def _by_task(
     run: Run, problem: Tasks, reports: Sequence[Report], epochs: int
 ) -> dict[str, dict[str, Any]]:
-    """The figures of each task of a mixed federation, over its own clients."""
+    """The figures of each task of a mixed federation of which clients were scored."""
     found: dict[str, dict[str, Any]] = {}
     for task in problem.tasks:
         own = [report for report in reports if run.task_of(report.of) == task.name]
+        # Nobody of a task may be in a sample, or could be scored.
+        if not own:
+            continue
         metric = task.problem.metric
         figures = spread(_metric(own, f"test{epochs}"), "", metric.more_is_better)
         found[task.name] = {
@@ -285,10 +288,11 @@ def summarise(
         "cohort": run.cohort,
         "groups": len(sizes),
         "group_sizes": sizes,
+        "scored": len(reports),
         **_headline(run, federation.problem, reports),
-        "density": round(_mean(reports, "density"), 8),
+        "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
-        "params_mean": _mean(reports, "params"),
+        "params_mean": _mean(reports, "params") if reports else None,
         "macs": layout.macs,
         **training.totals(),
         **training.parts(),
@@ -307,7 +311,8 @@ def summarise(
         "notes": [
             *federation.notes,
             *_lonely_groups(run, sizes),
-            *_unscored(len(reports), clients),
+            *_sampled(len(run.scored), clients),
+            *_unscored(len(reports), len(run.scored)),
             *_not_folded(lines),
         ],
     }
@@ -316,6 +321,9 @@ def summarise(
 def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[str, Any]:
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
+    if not run.scored:
+        words = {"metric": None} if isinstance(problem, Tasks) else problem.metric.words
+        return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, Tasks):
         # Different metrics have no common mean.
         by_task = {str(n): _by_task(run, problem, reports, n) for n in run.finetune}
@@ -350,6 +358,15 @@ def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def _sampled(asked: int, clients: int) -> list[str]:
+    """A note where not all clients are scored, as was wanted."""
+    if asked == clients:
+        return []
+    if asked == 0:
+        return ["no client was scored (--score-on 0)"]
+    return [f"scored on a sample of {asked:,} of {clients:,} clients (--score-on)"]
+
+
 def _unscored(scored: int, clients: int) -> list[str]:
     """A note where some clients could not be scored at the end."""
     if scored == clients:
@@ -369,7 +386,7 @@ def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def group_sizes(run: Run, state: Any) -> list[int]:
-    """How many clients share each model, the largest group first.
+    """How many clients share each model, of those whose models are kept; the largest group first.
 
     A method whose state says who is in which group is believed. Otherwise clients that are
     delivered the same model are a group, and clients that only use their own are one each.
@@ -379,7 +396,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
         return sorted(Counter(groups.values()).values(), reverse=True)
     labels: list[int | bytes] = []
     known = trees.Digests()
-    for k in run.infos:
+    for k in run.served:
         packet = run.method.deliver(state, k).get("model")
         labels.append(k if packet is None else known.of(packet.values))
     return sorted(Counter(labels).values(), reverse=True)
@@ -388,7 +405,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
 def _lonely_groups(run: Run, sizes: Sequence[int]) -> list[str]:
     """A warning where a grouping left clients on their own."""
     alone = sizes.count(1)
-    groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.infos)
+    groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.served)
     if not alone or not groups_clients:
         return []
     subject = "a group has" if alone == 1 else f"{alone} groups have"

@@ -43,8 +43,22 @@ from torch import Tensor
 from torch.func import vmap
 
 from ... import nets, seeds, trees
-from ...core import Answer, Batch, Carry, Edit, Give, Measure, Report, Stage, Task, Train
+from ...core import (
+    Answer,
+    Batch,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Info,
+    Measure,
+    Report,
+    Stage,
+    Task,
+    Train,
+)
 from ...core import Job as CoreJob
+from ...data import ClientData, Examples
 from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
@@ -86,6 +100,10 @@ PROBE_CLIENTS = 16
 """Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
 MEMORY_SHARE = 0.5
 """The share of the free memory that a stack may take; the rest is for other stacks' graphs."""
+
+NO_EXAMPLES = Examples(torch.empty(0), torch.empty(0))
+NO_DATA = ClientData(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES, Info(0))
+"""Of a client whose own could not be made."""
 
 
 @dataclass(eq=False)
@@ -142,7 +160,12 @@ class Batched:
             works[work_key] = self._work_of(run, task.verb)
         memory = run.memory.read(task.to, task.memory)
         dtype = next(iter(run.params.values())).dtype
-        client = run.client(task, memory)
+        try:
+            client = run.client(task, memory)
+        except Exception as error:
+            # Its data could not be made. None of its stages is run.
+            nobody = Client(task.to, Info(0), NO_DATA, memory, run.net, run.params, seed=0)
+            return Job(run, task, nobody, {}, works[work_key], lost=crashed(task, error))
         try:
             carry = initial_carry(task, memory, dtype, run.marks(client))
         except Exception as error:
@@ -399,8 +422,9 @@ class Batched:
         if self._graph_cache is None:
             trained = train_stack(stack)
         else:
-            # The address is that of the examples that a captured graph reads.
-            graph_key = (net_key, template, stack.shape_key, data.x.data_ptr())
+            # The addresses are those of the examples that a captured graph reads.
+            addresses = (data.x.data_ptr(), data.y.data_ptr())
+            graph_key = (net_key, template, stack.shape_key, addresses)
             trained = self._graph_cache.train(stack, graph_key)
 
         trees_by_name = {}
@@ -465,6 +489,8 @@ class Batched:
         return self._grouped_supported[net_key]
 
     def _load_data(self, jobs: Sequence[Job], split: str) -> DeviceSplit:
+        if any(job.run.federation.is_lazy for job in jobs):
+            return self._data.load_clients([job.client.data for job in jobs], split)
         return self._data.load([job.run.federation for job in jobs], split)
 
     def _offsets(self, jobs: Sequence[Job], data: DeviceSplit) -> list[int]:
@@ -473,7 +499,7 @@ class Batched:
         last_row = max(0, len(data.y) - 1)
         offsets = []
         for job in jobs:
-            offset = data.offsets[id(job.run.federation), job.task.to]
+            offset = data.offsets[id(job.client.data)]
             offsets.append(min(offset, last_row))
         return offsets
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...core import Answer, Job, Lost
+from ...core import Answer, Job, Lost, Task
 from ...errors import EngineError
 from ...runs.run import Run
 from ...trees import Tree
@@ -14,6 +14,15 @@ from ..work import unreadable
 from . import shared
 from .message import Failed, read, strip
 from .shared import Block
+
+
+def _examples(run: Run, task: Task) -> int:
+    """How many examples a job is about."""
+    try:
+        return run.federation.info(task.to, task.round).examples
+    except Exception:
+        # A client that cannot be made is lost, and its worker says why.
+        return 0
 
 
 class Window:
@@ -61,7 +70,7 @@ class Window:
         for job, (run, task) in self.open.items():
             if job in self.running or run not in runs:
                 continue
-            examples = run.infos[task.to].examples
+            examples = _examples(run, task)
             if examples > most_examples:
                 longest = job
                 most_examples = examples

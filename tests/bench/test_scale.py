@@ -1,0 +1,62 @@
+"""A million clients beside a thousand."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import pytest
+
+from fedgrove.bench.scale import cpu_seconds, measure, own_peak_memory, summarise
+from fedgrove.bench.show import print_scale
+
+
+def test_rows_are_of_the_fastest_starts_beside_the_first_size() -> None:
+    measured = {
+        10: [{"seconds": [1.0, 3.0], "cpu": [1.0], "joining": [], "memory": 100 << 20}],
+        20: [
+            # The least of each round: 4, 6 and 1; their median is 4.
+            {"seconds": [4.0, 9.0, 1.0], "cpu": [3.0], "joining": [1.0], "memory": 110 << 20},
+            {"seconds": [5.0, 6.0, 7.0], "cpu": [2.5], "joining": [1.5], "memory": 130 << 20},
+        ],
+    }
+    first, second = summarise("fedavg", "serial", measured)
+    assert (first["seconds"], first["times_seconds"], first["joining_cpu"]) == (2.0, 1.0, None)
+    assert (second["seconds"], second["times_seconds"], second["joining_cpu"]) == (4.0, 2.0, 1.0)
+    assert (second["memory_mib"], second["times_memory"]) == (120.0, 1.2)
+    text = io.StringIO()
+    print_scale([first, second], text)
+    assert text.getvalue().split("\n")[2].split() == [
+        "fedavg", "serial", "20", "120", "1.20", "4.00", "2.00", "2.50", "2.50", "1.00"
+    ]  # fmt: skip
+
+
+def test_a_process_knows_its_peak() -> None:
+    before = own_peak_memory()
+    block = bytearray(64 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    assert own_peak_memory() >= before
+
+
+def test_seconds_on_a_core_are_those_of_work() -> None:
+    before = cpu_seconds(os.getpid())
+    time.sleep(0.3)
+    waited = cpu_seconds(os.getpid())
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    # In ticks of a hundredth of a second.
+    assert waited - before < 0.2
+    assert 0.25 < cpu_seconds(os.getpid()) - waited < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "ca-afp"])
+def test_a_million_clients_cost_what_a_thousand_do(method: str) -> None:
+    rows = measure([method], ["serial"], rounds=6, repeats=2)
+    million = rows[1]
+    assert million["clients"] == 1_000_000
+    assert million["times_memory"] <= 1.5
+    # On cores: a clock also counts what else the machine does.
+    assert million["times_cpu"] <= 1.2
