@@ -20,6 +20,7 @@ from ..trees import Tree
 from ..wire.held import Held
 from . import scoring
 from .faults import NO_FAULTS, Faults
+from .fits import check_fit
 from .store import Memory
 
 
@@ -187,5 +188,5 @@ def build(
         gate=gate,
         faults=faults,
     )
-    _ = run.initial_state
+    check_fit(run)
     return run

@@ -53,6 +53,7 @@ from ...trees import Tree
 from ...wire.count import BroadcastCosts
 from ..work import crashed, initial_carry, numbered, with_cost, with_memory
 from . import grouped
+from .alone import can_stack, run_alone
 from .device_data import DeviceData, DeviceSplit
 from .graphs import GraphCache
 from .stacking import (
@@ -113,6 +114,8 @@ class Batched:
         # By id; the net is held with its key, so that its id is not given to another.
         self._net_keys: dict[int, tuple[Net, Any]] = {}
         self._grouped_supported: dict[Any, bool] = {}
+        # By id, as above.
+        self._can_stack: dict[int, bool] = {}
         self._stack_sizes: dict[Any, int] = {}
         self._graph_cache: GraphCache | None = None
         if self.graphs and self._device.type == "cuda":
@@ -221,6 +224,12 @@ class Batched:
         self, run_stage: StackedStage, jobs: Sequence[Job], number: int, stage: Train | Measure
     ) -> None:
         """A Train or Measure stage, in as few stacks as shapes and memory allow."""
+        if not jobs:
+            return
+        if not self._stacks(jobs[0].run.nets[stage.net]):
+            for job in jobs:
+                run_alone(job, number)
+            return
         for stack in split_into_stacks(jobs, stage):
             # Possible duplicates side by side, so that they come into the same stack and are
             # trained once.
@@ -250,6 +259,28 @@ class Batched:
         half = len(jobs) // 2
         self._run_or_lose(run_stage, jobs[:half], number)
         self._run_or_lose(run_stage, jobs[half:], number)
+
+    def _stacks(self, net: Net) -> bool:
+        """Whether clients of this network can be run at once; tried once per network."""
+        # Also holds the net, so that its id is not given to another.
+        self._net_key(net)
+        if id(net) not in self._can_stack:
+            with preserved_rng(self._device):
+                self._can_stack[id(net)] = can_stack(net, self._device)
+        return self._can_stack[id(net)]
+
+    def notes(self, run: Run) -> list[str]:
+        """Which networks of a run were trained one client at a time."""
+        said = []
+        for net in run.nets.values():
+            if not self._can_stack.get(id(net), True):
+                name = type(net.module).__name__
+                said.append(
+                    f"clients with {name} were trained one after another, not at once: "
+                    "torch.func.vmap cannot run its forward pass (one that branches on data, "
+                    "mixes the examples of a batch, or calls what vmap has no rule for)"
+                )
+        return said
 
     # ---- how many fit ----------------------------------------------------------------------------
 
