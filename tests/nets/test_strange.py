@@ -231,13 +231,14 @@ class Centred(nn.Module):
 
 def test_a_net_that_mixes_examples_is_not_padded(tmp_path: Path) -> None:
     trees_by_engine = []
+    centred = Centred().double()
     engine: Any
     for engine in (Serial(), Batched()):
         run = build(
             METHODS["fedavg"],
             federation(SHAPE, (20, 13, 24, 17)),
             Memory(tmp_path / engine.name),
-            net=Centred().double(),
+            net=centred,
             rounds=2,
             cohort=3,
         )

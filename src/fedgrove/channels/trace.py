@@ -29,8 +29,10 @@ def trace(
     place: give a copy.
     """
     try:
-        graph = _dependency_graph(module, shape)
-        found = list(graph.get_all_groups())
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = _dependency_graph(module, shape)
+            found = list(graph.get_all_groups())
     except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UnfitError(
@@ -57,9 +59,7 @@ def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
     module.requires_grad_(True).eval()
     like = next(module.parameters())
     x = torch.zeros((1, *shape), dtype=like.dtype, device=like.device)
-    with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
+    return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
 
 
 class _Spot(NamedTuple):

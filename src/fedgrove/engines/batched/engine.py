@@ -32,6 +32,7 @@ differ, is trained once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -204,7 +205,13 @@ class Batched:
     # ---- stage by stage --------------------------------------------------------------------------
 
     def _run_chunk(self, jobs: Sequence[Job]) -> None:
-        with preserved_rng(self._device), precision_context(self._device, self.precision):
+        with (
+            preserved_rng(self._device),
+            precision_context(self._device, self.precision),
+            warnings.catch_warnings(),
+        ):
+            # A call that vmap has no rule for, as in attention, it loops over clients, and says so.
+            warnings.filterwarnings("ignore", message=".*performance drop")
             for group in self._group_by_work(jobs):
                 self._run_stages(group)
 
@@ -278,7 +285,7 @@ class Batched:
                 said.append(
                     f"clients with {name} were trained one after another, not at once: "
                     "torch.func.vmap cannot run its forward pass (one that branches on data, "
-                    "mixes the examples of a batch, or calls what vmap has no rule for)"
+                    "mixes the examples of a batch, or has recurrent layers)"
                 )
         return said
 
