@@ -77,8 +77,8 @@ def run(
 ) -> Result:
     """Train a federation. The words are those of ``fedgrove run``; None takes the data set's own.
 
-    method: a name (``fedgrove list methods``), perhaps with a preset (``ca-afp:paper``), or a
-        method made in Python.
+    method: a name (``fedgrove list methods``), perhaps with a preset (``ca-afp:paper``),
+        ``file.py:Class``, or a method made in Python.
     data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
@@ -216,8 +216,8 @@ def resume(
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
-    ``net=``. A run whose config.toml names a file of code (``net = "x.py:Net"``) needs ``trust``:
-    that file is run. If the last checkpoint is damaged, the one before is taken.
+    ``net=``. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
+    needs ``trust``: that file is run. If the last checkpoint is damaged, the one before is taken.
     """
     folder = RunFolder.open(Path(path))
     with _locked(folder):
@@ -230,7 +230,9 @@ def resume(
         check_format(folder.config, folder.path)
         folder.check_format()
         # What is given takes the place of what is named.
-        check_trust(folder.config, folder.path, trust or net is not None)
+        objects = {"net": net, "method": method}
+        given = [name for name, value in objects.items() if value is not None]
+        check_trust(folder.config, folder.path, trust, given)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
         planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:

@@ -516,6 +516,22 @@ class WithFigures(Protocol):
         """Numbers that go into metrics.jsonl and summary.json under ``figures``."""
 
 
+@runtime_checkable
+class WithNotes(Protocol):
+    """A method that has something to say of the network it is given."""
+
+    def notes(self, net: Net) -> list[str]:
+        """Sentences for ``summary["notes"]``."""
+
+
+@runtime_checkable
+class EngineWithNotes(Protocol):
+    """An engine that could not do all as it was asked to."""
+
+    def notes(self, run: Run) -> list[str]:
+        """What it did otherwise in this run, for ``summary["notes"]``."""
+
+
 class Engine(Protocol):
     """Does the work where the data are: all that differs between a laptop, a GPU and a network."""
 

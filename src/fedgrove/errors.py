@@ -14,6 +14,10 @@ class InputError(FedgroveError, ValueError):
     """A name, value or file that cannot be used. The command line prints it, exit code 2."""
 
 
+class UnfitError(InputError):
+    """A network that a method cannot use as it is; says why, and what would do."""
+
+
 class DamageError(InputError):
     """A file of a run folder that is missing, or is not what was written."""
 

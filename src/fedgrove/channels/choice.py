@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InputError, check
+from ..errors import UnfitError, check
 from ..trees import Tree
 from .groups import ChannelGroup, Channels, Role
 
@@ -39,9 +39,9 @@ class Gamma:
                     norms
                 )
         if not scores:
-            raise InputError(
-                "this net has no norm layers behind its channels; score them by FilterL1 or "
-                "FilterL2 instead."
+            raise UnfitError(
+                "it has no norm layers behind its channels; score them by FilterL1 or FilterL2 "
+                "instead (--set score=FilterL1)."
             )
         return scores
 

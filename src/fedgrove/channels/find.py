@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
+from ..errors import UnfitError
 from ..nets.layout import tensors_of
 from ..nets.net import Net
 from ..trees import Mask
@@ -36,6 +37,20 @@ def groups_of(net: Net) -> tuple[ChannelGroup, ...]:
     if net not in _GROUPS:
         _GROUPS[net] = _find(net)
     return _GROUPS[net]
+
+
+def removable_groups(net: Net) -> tuple[ChannelGroup, ...]:
+    """The groups of a net that has some; one without is refused, as it would stay whole."""
+    groups = groups_of(net)
+    if not groups:
+        raise UnfitError(
+            "it has no channels that can be removed. Such a channel is made by a convolution or a "
+            "linear layer and read by another, and nothing in between ties it to others (a "
+            "recurrent layer, attention, LayerNorm, a shared or frozen weight, a branch on data). "
+            "Take a net that has some, or a method that prunes single weights: ca-afp, fedsnip, "
+            "fixedprune."
+        )
+    return groups
 
 
 def channel_mask(net: Net, channels: Mapping[str, Tensor]) -> Mask:
@@ -93,10 +108,14 @@ def agrees(net: Net, groups: Sequence[ChannelGroup]) -> bool:
     masked = trees.masked(tree, expand(groups, net.layout.shapes, channels))
     try:
         thin = cut_groups(net, groups, checked(groups, channels))
-        with torch.no_grad():
-            full = net.run(masked, x, False)
-            small = thin.net.run(thin.narrow(masked), x, False)
-        scale = full.abs().max().clamp_min(1e-30)
-        return bool(((full - small).abs() <= TOLERANCE * scale).all())
+        # A forward pass that branches on data may go one way for x, and the other for -x.
+        for inputs in (x, -x):
+            with torch.no_grad():
+                full = net.run(masked, inputs, False)
+                small = thin.net.run(thin.narrow(masked), inputs, False)
+            scale = full.abs().max().clamp_min(1e-30)
+            if not bool(((full - small).abs() <= TOLERANCE * scale).all()):
+                return False
+        return True
     except Exception:  # a shape that no longer fits, in code that is not ours
         return False

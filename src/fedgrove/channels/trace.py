@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..errors import InputError
+from ..errors import UnfitError
 from .groups import ChannelGroup, Place, Role
 
 
@@ -28,11 +28,22 @@ def trace(
     apart (LayerNorm, recurrent layers, grouped convolutions) are left out. The module is traced in
     place: give a copy.
     """
-    graph = _dependency_graph(module, shape)
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = _dependency_graph(module, shape)
+            found = list(graph.get_all_groups())
+    except Exception as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UnfitError(
+            f"the channels of {type(module).__name__} could not be followed, "
+            f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
+            "operations, or use a method that prunes no channels."
+        ) from error
     position = {name: i for i, name in enumerate(order)}
     label = {part: name for name, part in module.named_modules()}
     groups: list[ChannelGroup] = []
-    for items in graph.get_all_groups():
+    for items in found:
         group = _group(items, graph, label, names, position)
         if group is not None:
             groups.append(group)
@@ -48,17 +59,7 @@ def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
     module.requires_grad_(True).eval()
     like = next(module.parameters())
     x = torch.zeros((1, *shape), dtype=like.dtype, device=like.device)
-    try:
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
-    except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise InputError(
-            f"the channels of {type(module).__name__} could not be followed, "
-            f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
-            "operations, or use a method that prunes no channels."
-        ) from error
+    return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
 
 
 class _Spot(NamedTuple):
@@ -104,6 +105,9 @@ def _group(
             makers.append(label[part])
         for spot in spots:
             tensor = getattr(part, spot.key, None)
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in names:
+                # It is frozen, and cannot lose a channel.
+                return None
             if tensor is None or id(tensor) not in names:
                 continue
             name = names[id(tensor)]
@@ -111,6 +115,9 @@ def _group(
             if place is None:
                 return None
             places[name, spot.dim] = place
+    if not makers:
+        # Made by a layer that we do not know.
+        return None
     first_maker = min(makers, key=lambda name: position[name])
     return ChannelGroup(first_maker, len(items[0].idxs), tuple(places.values()))
 

@@ -10,7 +10,7 @@ from ..core import Info
 from ..errors import InputError, check
 from ..nets import Net
 from .choice import nested
-from .find import groups_of
+from .find import removable_groups
 from .groups import Channels
 from .shrink import cut
 
@@ -30,12 +30,7 @@ def widths(
 ) -> tuple[Width, ...]:
     """What a training step needs in each of ``steps`` widths, 1/steps up to 1."""
     check(steps >= 1, "steps", steps, "1 or more")
-    groups = groups_of(net)
-    if not groups:
-        raise InputError(
-            "this net has no channels that can be removed, so it has one width; use a net with "
-            "hidden layers."
-        )
+    groups = removable_groups(net)
     options: list[Width] = []
     for i in range(1, steps + 1):
         share = i / steps

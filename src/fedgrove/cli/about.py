@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import platform
 import re
 import tempfile
@@ -58,7 +59,7 @@ def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) 
 
     instance = methods.make(method)
     recipe = Federations(data_dir).recipe(Experiment(instance, str(data)))
-    print(_module_docstring(type(instance).__module__))
+    print(_docstring(type(instance)))
     print(f"\n--set takes, with the recipe of {data}:\n")
     rows = []
     for path, value, allowed in settable(instance, recipe):
@@ -164,6 +165,11 @@ def _engines() -> list[tuple[str, str]]:
 
 def _module_docstring(module: str) -> str:
     return (importlib.import_module(module).__doc__ or "").strip()
+
+
+def _docstring(method: type) -> str:
+    """Of its file, and of the class where the file has none: a user's own may."""
+    return _module_docstring(method.__module__) or inspect.getdoc(method) or method.__name__
 
 
 def _extra(name: str, modules: str) -> str:

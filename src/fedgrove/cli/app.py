@@ -48,7 +48,7 @@ Chosen = Annotated[
     str | None,
     typer.Argument(
         metavar="[METHOD]",
-        help="NAME or NAME:PRESET, see: fedgrove list methods",
+        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
     ),
 ]

@@ -72,10 +72,8 @@ def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:
     """``--out``, or a name under runs that is not taken; a preset is told by its name."""
     if out is not None:
         return Path(out)
-    # Some systems allow no colon in a folder's name.
-    plain = method.replace(":", "-")
     data = Path(str(wanted.data)).stem
-    return fresh_name(Path("runs"), f"{plain}-{data}-s{wanted.seed}")
+    return fresh_name(Path("runs"), f"{methods.label_of(method)}-{data}-s{wanted.seed}")
 
 
 def cost_of_shape(words: Mapping[str, Any]) -> dict[str, Any]:

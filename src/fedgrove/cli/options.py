@@ -60,7 +60,9 @@ def option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
 Method = Annotated[
     str,
     typer.Argument(
-        metavar="METHOD", help="NAME or NAME:PRESET, see: fedgrove list methods", show_default=False
+        metavar="METHOD",
+        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
+        show_default=False,
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]

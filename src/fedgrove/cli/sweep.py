@@ -38,7 +38,10 @@ def seeds_of(text: str) -> Any:
 
 Methods = Annotated[
     list[str],
-    typer.Argument(metavar="METHOD...", help="NAME or NAME:PRESET, see: fedgrove list methods"),
+    typer.Argument(
+        metavar="METHOD...",
+        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
+    ),
 ]
 Seeds = Annotated[
     Any,

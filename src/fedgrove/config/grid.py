@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
 from .. import methods
 from ..core import AnyMethod
 from ..errors import InputError, check
+from ..nets.custom import is_spec
 from ..parts.local import LocalTraining
 from ..runs.run import with_recipe
 from .experiment import Experiment
@@ -39,8 +41,7 @@ def grid(
     """
     check(bool(names), "the list of methods", list(names), "one method or more")
     check(bool(seeds), "the list of seeds", list(seeds), "one seed or more")
-    # A label becomes a folder's name, which on some systems can hold no colon.
-    chosen = [Variant(name.replace(":", "-"), methods.make(name)) for name in names]
+    chosen = [Variant(_label(name, names), methods.make(name)) for name in names]
     every_variant = variants(chosen, texts, recipe)
     for one, other in combinations(every_variant, 2):
         if one.label != other.label and one.method == other.method:
@@ -57,6 +58,16 @@ def grid(
                 )
             experiments[name] = replace(base, method=method, seed=seed)
     return experiments
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    """The method's part of a folder's name; classes of one name are told apart by their files."""
+    label = methods.label_of(name)
+    is_shared = any(methods.label_of(other) == label for other in names if other != name)
+    if is_shared and is_spec(name):
+        file = Path(name.partition(".py:")[0]).name
+        return f"{file}-{label}"
+    return label
 
 
 def variants(

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import pkgutil
+import sys
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -47,6 +48,8 @@ class Setting(NamedTuple):
     path: str
     value: Any
     hint: Any
+    home: str = ""
+    """The module of the method: parts of the user's own are looked for there."""
 
 
 # ---- the table of allowed types ------------------------------------------------------------------
@@ -74,12 +77,28 @@ def part_types() -> tuple[type, ...]:
         modules.append(import_module(f"{parts.__name__}.{info.name}"))
     classes: list[type] = []
     for module in modules:
-        for name, value in vars(module).items():
-            is_public_class = isinstance(value, type) and not name.startswith("_")
-            # Not what a module only imports.
-            if is_public_class and value.__module__ == module.__name__ and _is_frozen(value):
-                classes.append(value)
+        classes.extend(_frozen_in(module))
     return tuple(classes)
+
+
+def _frozen_in(module: types.ModuleType) -> list[type]:
+    """The public frozen dataclasses that a module defines."""
+    classes = []
+    for name, value in vars(module).items():
+        is_public_class = isinstance(value, type) and not name.startswith("_")
+        # Not what a module only imports.
+        if is_public_class and value.__module__ == module.__name__ and _is_frozen(value):
+            classes.append(value)
+    return classes
+
+
+def _parts_near(home: str) -> tuple[type, ...]:
+    """All parts, and behind them those of the module of a user's method, which win by name."""
+    package = methods.__name__.partition(".")[0]
+    is_ours = home.partition(".")[0] == package
+    if is_ours or home not in sys.modules:
+        return part_types()
+    return (*part_types(), *_frozen_in(sys.modules[home]))
 
 
 def _is_frozen(cls: type) -> bool:
@@ -88,15 +107,17 @@ def _is_frozen(cls: type) -> bool:
     return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 
-def fitting(hint: Any) -> dict[str, type]:
+def fitting(hint: Any, home: str = "") -> dict[str, type]:
     """The parts that a field of this type takes, by name; all parts if the type is not known.
+
+    ``home`` is the module of a user's method, whose own parts are there too.
 
     >>> sorted(fitting(LocalTraining))
     ['LocalTraining']
     """
     wanted = [member for member in members(hint) if not is_leaf(member)]
     classes: dict[str, type] = {}
-    for cls in part_types():
+    for cls in _parts_near(home):
         if hint is Any or any(_accepts(member, cls) for member in wanted):
             classes[cls.__name__] = cls
     return classes
@@ -166,7 +187,7 @@ def is_leaf(hint: Any) -> bool:
     return hint in WORDS or hint is Any or get_origin(hint) is Literal
 
 
-def coerce(key: str, given: Any, hint: Any) -> Any:
+def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
     """A number, word or tuple of the field's type, from what was typed or read.
 
     >>> coerce("phases", "0,0,50", tuple[int, ...]), coerce("clip", "none", float | None)
@@ -186,7 +207,7 @@ def coerce(key: str, given: Any, hint: Any) -> Any:
         )
         if not typed_not_finite:
             return value
-    raise InputError(f"{key} is {given!r}; it must be {allowed(hint)}.")
+    raise InputError(f"{key} is {given!r}; it must be {allowed(hint, home)}.")
 
 
 def _spelled(given: Any, member: Any) -> Any:
@@ -200,14 +221,14 @@ def _spelled(given: Any, member: Any) -> Any:
     return given
 
 
-def allowed(hint: Any) -> str:
+def allowed(hint: Any, home: str = "") -> str:
     """What a field may hold, in words.
 
     >>> allowed(float | None), allowed(tuple[int, ...])
     ('a number or none', 'whole numbers with commas between')
     """
     alternatives: list[str] = []
-    names = [name for name, cls in fitting(hint).items() if _needs_only_a_name(cls)]
+    names = [name for name, cls in fitting(hint, home).items() if _needs_only_a_name(cls)]
     if len(names) == 1:
         alternatives.append(names[0])
     elif names:
@@ -245,24 +266,25 @@ def _leaf_in_words(leaf: Any) -> str:
 # ---- finding and setting -------------------------------------------------------------------------
 
 
-def walk(part: Any, path: str = "") -> Iterator[Setting]:
+def walk(part: Any, path: str = "", home: str = "") -> Iterator[Setting]:
     """Every field of a part and of the parts in it, outermost first."""
+    home = home or type(part).__module__
     for name, hint in hints(type(part)).items():
         value = getattr(part, name)
-        yield Setting(path + name, value, type(value) if hint is Any else hint)
+        yield Setting(path + name, value, type(value) if hint is Any else hint, home)
         if dataclasses.is_dataclass(value):
-            yield from walk(value, f"{path}{name}.")
+            yield from walk(value, f"{path}{name}.", home)
         elif isinstance(value, tuple):
-            yield from _walk_items(value, f"{path}{name}.", hint)
+            yield from _walk_items(value, f"{path}{name}.", hint, home)
 
 
-def _walk_items(items: tuple[Any, ...], path: str, hint: Any) -> Iterator[Setting]:
+def _walk_items(items: tuple[Any, ...], path: str, hint: Any, home: str) -> Iterator[Setting]:
     """The parts in a tuple, by their position: ``objective.terms.0``."""
     item_hint = (get_args(hint) or (Any,))[0]
     for i, item in enumerate(items):
         if dataclasses.is_dataclass(item):
-            yield Setting(f"{path}{i}", item, item_hint)
-            yield from walk(item, f"{path}{i}.")
+            yield Setting(f"{path}{i}", item, item_hint, home)
+            yield from walk(item, f"{path}{i}.", home)
 
 
 def settable(method: Any, recipe: LocalTraining | None = None) -> list[tuple[str, Any, str]]:
@@ -273,7 +295,10 @@ def settable(method: Any, recipe: LocalTraining | None = None) -> list[tuple[str
     ('pull.mu', 0.01, 'a number')
     """
     settings = walk(_with_default_recipe(method, recipe))
-    return [(setting.path, setting.value, allowed(setting.hint)) for setting in settings]
+    rows = []
+    for setting in settings:
+        rows.append((setting.path, setting.value, allowed(setting.hint, setting.home)))
+    return rows
 
 
 def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
@@ -346,15 +371,16 @@ def _find(method: Any, key: str) -> Setting:
 
 def _chosen(setting: Setting, given: Any) -> Any:
     """The value of a field from what was given: a part, a part's name, a number, text or a list."""
-    choices = fitting(setting.hint)
+    choices = fitting(setting.hint, setting.home)
     if dataclasses.is_dataclass(given):
         if type(given) not in choices.values():
             name = type(given).__name__
-            raise InputError(f"{setting.path} is a {name}; it must be {allowed(setting.hint)}.")
+            allowed_values = allowed(setting.hint, setting.home)
+            raise InputError(f"{setting.path} is a {name}; it must be {allowed_values}.")
         return given
     # By type first: what is not text may not be hashable.
     if not isinstance(given, str) or given not in choices:
-        return coerce(setting.path, given, setting.hint)
+        return coerce(setting.path, given, setting.hint, setting.home)
     cls = choices[given]
     if not _needs_only_a_name(cls):
         raise InputError(

@@ -16,14 +16,23 @@
     lr = 0.001
 
 Types come from one explicit table (:func:`fedgrove.config.settings.part_types`); nothing is
-evaluated as code.
+evaluated as code. A method of the user's own, and its own parts, go by their file::
+
+    [method]
+    type = "mine/fedem.py:FedEM"   the path as it was given
+
+    [code]                         the SHA-256 of each file that the method is made of
+    "mine/fedem.py" = "8e35..."
+
+Such a file is run only if it is trusted (:func:`check_trust`) and is still the same.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +43,7 @@ from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, unknown
-from ..nets.custom import is_spec
+from ..nets.custom import file_of, import_file, is_spec
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
@@ -54,8 +63,12 @@ def to_toml(experiment: Experiment) -> str:
     for word, value in vars(experiment).items():
         if word != "method" and value is not None:
             run[word] = _word(value)
-    method = _table(experiment.method, method_types().values())
-    return tomli_w.dumps({"format": FORMAT, "run": run, "method": method})
+    code: dict[str, str] = {}
+    method = _table(experiment.method, method_types().values(), code)
+    document = {"format": FORMAT, "run": run, "method": method}
+    if code:
+        document["code"] = code
+    return tomli_w.dumps(document)
 
 
 def _word(value: Any) -> Any:
@@ -69,23 +82,31 @@ def _word(value: Any) -> Any:
     return value
 
 
-def _table(part: Any, known: Collection[type]) -> dict[str, Any]:
+def _table(part: Any, known: Collection[type], code: dict[str, str]) -> dict[str, Any]:
+    """A part as a table; the users' files that it comes from are added to ``code``."""
     cls = type(part)
-    name = cls.__name__ if cls in known else f"{cls.__module__}:{cls.__qualname__}"
+    file = file_of(cls)
+    if cls in known:
+        name = cls.__name__
+    elif file is not None:
+        name = f"{file.path}:{cls.__qualname__}"
+        code[file.path] = file.sha256
+    else:
+        name = f"{cls.__module__}:{cls.__qualname__}"
     table: dict[str, Any] = {"type": name}
     for field in dataclasses.fields(part):
         value = getattr(part, field.name)
         is_default_none = value is None and field.default is None
         if field.init and not is_default_none:
-            table[field.name] = _value(value, field.name)
+            table[field.name] = _value(value, field.name, code)
     return table
 
 
-def _value(value: Any, key: str) -> Any:
+def _value(value: Any, key: str, code: dict[str, str]) -> Any:
     if dataclasses.is_dataclass(value):
-        return _table(value, part_types())
+        return _table(value, part_types(), code)
     if isinstance(value, tuple | list):
-        return [_value(item, key) for item in value]
+        return [_value(item, key, code) for item in value]
     if value is None:
         return NONE
     if isinstance(value, bool | int | float | str):
@@ -114,12 +135,12 @@ def from_toml(
     """The experiment that :func:`to_toml` wrote.
 
     ``data``, ``net`` and ``method`` take the place of what was made in Python and so cannot be
-    rebuilt by name.
+    rebuilt by name. A file of code that it names is run: :func:`check_trust` comes first.
     """
     document = _parsed(text)
     for name in document:
-        if name not in ("format", "run", "method"):
-            raise unknown("table of config.toml", name, ["run", "method"])
+        if name not in ("format", "run", "method", "code"):
+            raise unknown("table of config.toml", name, ["run", "method", "code"])
 
     kinds = hints(Experiment)
     words = read_words(text)
@@ -154,14 +175,17 @@ def check_format(text: str, folder: Path) -> None:
         )
 
 
-def check_trust(text: str, folder: Path, trust: bool) -> None:
+def check_trust(text: str, folder: Path, trust: bool, given: Collection[str] = ()) -> None:
     """Refuse to run the code that a run folder's config.toml names, unless it is trusted.
 
-    To name code on the command line is to trust it; a folder may come from somebody else.
+    To name code on the command line is to trust it; a folder may come from somebody else. What is
+    ``given`` ("net", "method") takes the place of what is named.
     """
     if trust:
         return
     for word, spec in named_code(text).items():
+        if word.partition(".")[0] in given:
+            continue
         path = Path(spec.rpartition(":")[0] or spec)
         raise InputError(
             f'{folder / "config.toml"} has {word} = "{spec}", so the code in {path.absolute()} '
@@ -175,14 +199,22 @@ def named_code(text: str) -> dict[str, str]:
     >>> named_code('[run]\\nnet = "x.py:Net"\\ndata = "own.npz"')
     {'net': 'x.py:Net'}
     """
-    document = _parsed(text)
     words = dict(read_words(text))
-    table = document.get("method")
-    if isinstance(table, dict):
-        words["method.type"] = table.get("type")
+    words.update(_types(_parsed(text).get("method"), "method"))
     return {
         word: value for word, value in words.items() if isinstance(value, str) and is_spec(value)
     }
+
+
+def _types(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The type of a table and of the tables in it, by their paths."""
+    if isinstance(value, dict):
+        yield f"{path}.type", value.get("type")
+        for key, item in value.items():
+            yield from _types(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _types(item, f"{path}.{i}")
 
 
 def same(one: str, other: str) -> bool:
@@ -190,13 +222,21 @@ def same(one: str, other: str) -> bool:
 
     One that was written before a word existed has its default; between formats defaults may have
     changed, so there no two are the same. Where data, network or method were made in Python, the
-    texts must be equal: nothing else is known of them.
+    texts must be equal: nothing else is known of them. No code is run.
     """
     if one == other:
         return True
-    if _parsed(one).get("format") != _parsed(other).get("format"):
+    first = _parsed(one)
+    second = _parsed(other)
+    if first.get("format") != second.get("format"):
         return False
     try:
+        if "code" in first or "code" in second:
+            tables_agree = all(first.get(key) == second.get(key) for key in ("method", "code"))
+            any_method = methods.FedAvg()
+            return tables_agree and (
+                from_toml(one, method=any_method) == from_toml(other, method=any_method)
+            )
         return from_toml(one) == from_toml(other)
     except InputError:  # made in Python, or by a version with other words
         return False
@@ -223,22 +263,27 @@ def _rebuilt_word(key: str, value: Any, hint: Any) -> Any:
 
 def _method(document: Mapping[str, Any], words: Mapping[str, Any]) -> Any:
     table = document.get("method")
+    code = document.get("code", {})
     if table is not None:
-        return _part(table, method_types(), "method")
+        return _part(table, method_types(), "method", code)
     if "method" not in words:
         raise InputError(
             "config.toml names no method; write method = NAME under [run], or a table [method]."
         )
-    return methods.find(str(words["method"]))()
+    word = str(words["method"])
+    return methods.make(word) if is_spec(word) else methods.find(word)()
 
 
-def _part(table: Any, known: Mapping[str, type], path: str) -> Any:
+def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any = None) -> Any:
+    """A part, or with no ``hint`` the method itself, from its table."""
     if not isinstance(table, dict) or not isinstance(table.get("type"), str):
         raise InputError(
             f"{path} is {table!r}; it must be a table with a type: {', '.join(known)}."
         )
     name = table["type"]
-    if ":" in name:
+    if is_spec(name):
+        known = {name: _class_of_file(name, path, code, hint)}
+    elif ":" in name:
         raise InputError(
             f"{path} is {name}, which is not part of fedgrove and is never imported by name; "
             "resume it from Python with: fedgrove.resume(path, method=...)"
@@ -246,16 +291,46 @@ def _part(table: Any, known: Mapping[str, type], path: str) -> Any:
     if name not in known:
         raise unknown(f"type for {path}", name, known)
     fields = {key: value for key, value in table.items() if key != "type"}
-    return _built(known[name], fields, path)
+    return _built(known[name], fields, path, code)
 
 
-def _built(cls: type, fields: Mapping[str, Any], path: str) -> Any:
+def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
+    """The class of a method or part that is in a file of the user's own, if it is still the same.
+
+    The result is to be the one that the run would have had: another text would give another.
+    """
+    file, _, name = spec.rpartition(":")
+    place = Path(file)
+    otherwise = "or resume from Python with: fedgrove.resume(path, method=...)"
+    if not place.is_file():
+        raise InputError(
+            f"{path} is {spec}, and there is no file {place.absolute()}; go to the folder where "
+            f"the run was started, {otherwise}"
+        )
+    known = code.get(file) if isinstance(code, dict) else None
+    now = hashlib.sha256(place.read_bytes()).hexdigest()
+    if known is not None and now != known:
+        raise InputError(
+            f"{place.absolute()} has changed since the run was started (its SHA-256 was "
+            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; restore the "
+            f"file, start the run again, {otherwise}"
+        )
+    if hint is None:
+        return methods.find_own(file, name)
+    module = import_file(place).__name__
+    choices = fitting(hint, module)
+    if name not in choices or choices[name].__module__ != module:
+        raise unknown(f"type for {path} in {file}", name, choices)
+    return choices[name]
+
+
+def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
     kinds = hints(cls)
     values = {}
     for key, value in fields.items():
         if key not in kinds:
             raise unknown(f"field of {path}, a {cls.__name__},", key, kinds)
-        values[key] = _rebuilt(value, kinds[key], f"{path}.{key}")
+        values[key] = _rebuilt(value, kinds[key], f"{path}.{key}", code)
     try:
         return cls(**values)
     except TypeError as error:
@@ -264,13 +339,14 @@ def _built(cls: type, fields: Mapping[str, Any], path: str) -> Any:
         raise InputError(f"{path}.{error}") from None
 
 
-def _rebuilt(value: Any, hint: Any, path: str) -> Any:
+def _rebuilt(value: Any, hint: Any, path: str, code: Any) -> Any:
     if isinstance(value, dict):
-        return _part(value, fitting(hint), path)
+        return _part(value, fitting(hint), path, code, hint)
     if isinstance(value, list):
         # A tuple of parts is rebuilt part by part; one of numbers or words at once.
         containers = [member for member in members(hint) if get_args(member)]
         if containers and not is_leaf(containers[0]):
             item_hint = get_args(containers[0])[0]
-            return tuple(_rebuilt(item, item_hint, f"{path}.{i}") for i, item in enumerate(value))
+            items = enumerate(value)
+            return tuple(_rebuilt(item, item_hint, f"{path}.{i}", code) for i, item in items)
     return coerce(path, value, hint)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import trees
-from ..core import Answer, Engine, Job, Lost, Packet, Report, Task
+from ..core import Answer, Engine, EngineWithNotes, Job, Lost, Packet, Report, Task
 from ..runs.run import Run
 from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down
@@ -82,6 +82,10 @@ class Faulty:
             yield job, answer
         else:
             yield job, spoilt(answer, run, task, fault)
+
+    def notes(self, run: Run) -> list[str]:
+        """The inner engine's."""
+        return self.inner.notes(run) if isinstance(self.inner, EngineWithNotes) else []
 
     def close(self) -> None:
         """Close the inner engine."""

@@ -144,15 +144,8 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
     outcome = Outcome()
     with one_thread(), own_randomness():
         for number, stage in numbered(run.work(task.verb)):
-            if isinstance(stage, Train):
-                # Dropout draws from torch's global generator, seeded anew per stage: the same
-                # bits in any process.
-                torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-                net = run.nets[stage.net]
-                batches = local.epochs(net, stage, client, number)
-                carry = trained(net, stage, carry, batches)
-            elif isinstance(stage, Measure):
-                carry = {**carry, stage.name: _measured(run, stage, carry, client, number)}
+            if isinstance(stage, Train | Measure):
+                carry = worked(run, stage, carry, client, number)
             elif isinstance(stage, Edit):
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
@@ -162,6 +155,18 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
         remembered = {**memory, **outcome.memory}
     report = Report(task.to, outcome.give, client.info.examples, outcome.metrics)
     return report, remembered
+
+
+def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) -> Carry:
+    """A Train or Measure stage, the ``number``-th of its kind; torch's generator is moved."""
+    if isinstance(stage, Train):
+        # Dropout draws from torch's global generator, seeded anew per stage: the same bits in any
+        # process.
+        torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
+        net = run.nets[stage.net]
+        return trained(net, stage, carry, local.epochs(net, stage, client, number))
+    assert isinstance(stage, Measure)
+    return {**carry, stage.name: _measured(run, stage, carry, client, number)}
 
 
 def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:

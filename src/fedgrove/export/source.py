@@ -120,8 +120,10 @@ def opened(
                 f"fedgrove.export_model(run, {key}=...)"
             )
 
-    is_trusted = trust or net is not None or isinstance(run, Result)
-    check_trust(folder.config, folder.path, is_trusted)
+    is_trusted = trust or isinstance(run, Result)
+    # The method is not made again here, so that its code is not run.
+    not_run = ["method"] if net is None else ["method", "net"]
+    check_trust(folder.config, folder.path, is_trusted, not_run)
     # A finished model can be exported whatever trained it, so any method will do; the run's own may
     # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())

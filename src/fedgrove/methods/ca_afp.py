@@ -63,7 +63,7 @@ from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.evidence import Gather, Gradient, Sums, evidence_form, evidence_packet, variance, votes
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
 from ..parts.local import LocalTraining
-from ..parts.mask import prune, regrow
+from ..parts.mask import prune, regrow, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import dense_bytes, send_model
 from ..parts.quantise import Half
@@ -302,7 +302,7 @@ class CAAFP:
             round=0,
             phases=self.lengths(start.rounds),
             clients=start.some_clients(self.ask),
-            prunable=start.layout.prunable,
+            prunable=weights_to_prune(start.layout, self.density),
             models={0: start.params},
             masks={},
             groups={},

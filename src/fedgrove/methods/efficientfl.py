@@ -42,7 +42,7 @@ from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank
 from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
-from ..parts.mask import top
+from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..parts.quantise import Uniform
@@ -85,7 +85,7 @@ class EfficientFL:
 
     def init(self, start: Start) -> State:
         """Dense, for one round."""
-        return State(0, start.params, {}, start.layout.prunable)
+        return State(0, start.params, {}, weights_to_prune(start.layout, self.density))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""

@@ -39,6 +39,12 @@ class FedBN:
         norms = start.layout.norms
         return OneModel(0, {name: v for name, v in start.params.items() if name not in norms})
 
+    def notes(self, net: Net) -> list[str]:
+        """Without norm layers nothing is a client's own."""
+        if net.layout.norms:
+            return []
+        return ["the net has no norm layers, so that fedbn shares all of it: this is fedavg"]
+
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client gets the shared part."""
         return deliver_model(state)

@@ -45,7 +45,7 @@ from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.evidence import Gradient
 from ..parts.local import LocalTraining
-from ..parts.mask import top
+from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.quantise import Half
@@ -88,6 +88,8 @@ class FedSNIP:
 
     def init(self, start: Start) -> State:
         """Dense, until all clients have been asked."""
+        # Raises where there is nothing to prune.
+        weights_to_prune(start.layout, self.density)
         return State(0, start.params, {}, start.some_clients(self.ask))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:

@@ -38,7 +38,7 @@ from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank, Uniform
 from ..parts.local import LocalTraining
-from ..parts.mask import top
+from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.score import Magnitude
@@ -79,7 +79,7 @@ class FixedPrune:
 
     def init(self, start: Start) -> State:
         """The pruned initial model."""
-        packet = self.prune(start.params, start.layout.prunable)
+        packet = self.prune(start.params, weights_to_prune(start.layout, self.density))
         return State(0, packet.values, packet.mask or {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
-from ..errors import check
+from ..errors import UnfitError, check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
@@ -40,6 +40,12 @@ class LGFedAvg:
 
     def init(self, start: Start) -> OneModel:
         """The last layers are shared."""
+        layers = start.layout.trained_layers
+        if len(layers) < self.shared:
+            raise UnfitError(
+                f"the last {self.shared} layers are shared, and it has {len(layers)} with "
+                f"parameters. Share fewer (--set shared={len(layers)}), or take a deeper net."
+            )
         return OneModel(0, pick(start.params, start.layout.last(self.shared)))
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:

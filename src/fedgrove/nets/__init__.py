@@ -16,7 +16,7 @@ from ..errors import InputError, check, unknown
 from . import custom, norms
 from .har import HarCnn
 from .images import BnCnn, LeafCnn, LeNet, MnistCnn
-from .layout import probe
+from .layout import probe, tensors_of
 from .mlp import Mlp
 from .net import Net, Output
 from .resnet import ResNet18
@@ -139,7 +139,10 @@ def build(
         torch.default_generator.manual_seed(seed)
         module = _make(net, shape, classes, options)
         norms.settle(module)
+        _check_tensors(module, name)
         _check_output(module, name, shape, classes)
+        if not is_ours(module):
+            _check_training(module, name, shape, classes)
     return module
 
 
@@ -211,9 +214,53 @@ def _built_in(name: str) -> _BuiltIn:
     return _NETS[name]
 
 
+def _check_tensors(module: nn.Module, name: str) -> None:
+    """Refuse parameters that cannot be trained, averaged or sent."""
+    tensors = tensors_of(module)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InputError(
+            f"net '{name}' has no parameter that is trained; it must have one with "
+            "requires_grad=True."
+        )
+    for key, tensor in tensors.items():
+        if tensor.is_complex():
+            raise InputError(
+                f"net '{name}' has '{key}' of type {tensor.dtype}; parameters are real: hold the "
+                "real and the imaginary part as two, and join them with torch.complex."
+            )
+
+
+def _check_training(module: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+    """Try a gradient in train mode, on a copy: its forward pass may be another one there."""
+    trial = copy.deepcopy(module).train()
+    like = next(iter(tensors_of(trial).values()))
+    x = torch.randn((2, *shape), dtype=like.dtype, device=like.device)
+    parameters = [parameter for parameter in trial.parameters() if parameter.requires_grad]
+    try:
+        out = trial(x)
+        _check_logits(out, f"{name}, in train mode,", shape, classes)
+        torch.autograd.grad(out.sum(), parameters, allow_unused=True)
+    except InputError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise InputError(
+            f"net '{name}' cannot be trained: a batch of two with a gradient raised "
+            f"{type(error).__name__}: {reason}; try it by itself with loss.backward()."
+        ) from error
+
+
 def _check_output(module: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
     """Run the network once on two inputs, and refuse what is not two rows of logits."""
-    out = probe(module, shape, batch=2)
+    _check_logits(probe(module, shape, batch=2), name, shape, classes)
+
+
+def _check_logits(out: Any, name: str, shape: tuple[int, ...], classes: int) -> None:
+    if isinstance(out, tuple | list):
+        raise InputError(
+            f"net '{name}' gave a {type(out).__name__} of {len(out)} for two inputs of shape "
+            f"{shape}; it must give the logits alone, {(2, classes)}: return only these."
+        )
     given = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
     if given != (2, classes):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The user's own networks: ``path/file.py:Class``."""
+"""Users' own files of code, ``path/file.py:Class``, and the networks in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,12 +17,28 @@ from ..errors import InputError, unknown
 
 _PREFIX = "fedgrove_user_"
 """What the module names of users' files start with."""
+
+
+class UserFile(NamedTuple):
+    """A user's file: its path as it was given, and the SHA-256 of the text that was imported."""
+
+    path: str
+    sha256: str
+
+
+_FILES: dict[str, UserFile] = {}
+"""By the name of the module that was made of it."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def is_spec(net: str) -> bool:
-    """Whether ``net`` names a file and a class in it."""
-    return ".py:" in net or net.endswith(".py")
+def is_spec(word: str) -> bool:
+    """Whether ``word`` names a file and a class in it."""
+    return ".py:" in word or word.endswith(".py")
+
+
+def file_of(cls: type) -> UserFile | None:
+    """The user's file that a class was imported from; None if it is from somewhere else."""
+    return _FILES.get(cls.__module__)
 
 
 def load(spec: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> nn.Module:
@@ -77,6 +93,8 @@ def import_file(path: Path) -> ModuleType:
         raise InputError(f"there is no file {path}; give the path of a Python file that exists.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     name = f"{_PREFIX}{path.stem}_{digest[:16]}"
+    # The path of the last time: the file may have been moved, and still be the same text.
+    _FILES[name] = UserFile(str(path), digest)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -90,7 +108,7 @@ def import_file(path: Path) -> ModuleType:
     sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         # Half-run: the next attempt must not get it.
         del sys.modules[name]
         raise InputError(

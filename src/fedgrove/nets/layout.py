@@ -30,8 +30,9 @@ class Layer:
     kind: Kind
     params: tuple[str, ...]
     buffers: tuple[str, ...]
-    weight: str | None
-    """The weight that may be pruned: of conv and linear layers only."""
+    weights: tuple[str, ...]
+    """What may be pruned: the weights of conv and linear layers, and the matrices of recurrent and
+    attention layers."""
     bias: str | None
     macs: int
     """Multiply-accumulates per sample, over all calls; 0 if the layer is never called."""
@@ -63,6 +64,10 @@ class Layout:
     buffers: tuple[str, ...]
     batch_norm: bool
     """Whether a norm layer takes statistics over a batch, and so cannot train on a batch of one."""
+    writes_input: bool = False
+    """Whether the forward pass writes into its input."""
+    frozen: tuple[str, ...] = ()
+    """Parameters without a gradient (``requires_grad=False``): they stay in the module."""
 
     @classmethod
     def of(cls, module: nn.Module, shape: tuple[int, ...]) -> Layout:
@@ -70,8 +75,9 @@ class Layout:
         tensors = tensors_of(module)
         names = tuple(tensors)
         # tensors_of puts the parameters first.
-        count = len(list(module.parameters()))
-        layers = _observe_layers(module, shape, tensors)
+        count = sum(parameter.requires_grad for parameter in module.parameters())
+        layers, writes_input = _observe_layers(module, shape, tensors)
+        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
         has_batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
@@ -81,6 +87,8 @@ class Layout:
             params=names[:count],
             buffers=names[count:],
             batch_norm=keeps_statistics or has_batch_norm,
+            writes_input=writes_input,
+            frozen=tuple(frozen),
         )
 
     @property
@@ -90,8 +98,18 @@ class Layout:
 
     @property
     def prunable(self) -> tuple[str, ...]:
-        """The weights of conv and linear layers, in order of execution."""
-        return _unique(layer.weight for layer in self.layers if layer.weight is not None)
+        """The weights of conv, linear, recurrent and attention layers, in order of execution."""
+        names: list[str] = []
+        for layer in self.layers:
+            names.extend(layer.weights)
+        return _unique(names)
+
+    @property
+    def never_pruned(self) -> tuple[str, ...]:
+        """Parameters of two dimensions or more that no layer known here holds."""
+        shapes = self.shapes
+        prunable = set(self.prunable)
+        return tuple(k for k in self.params if len(shapes[k]) > 1 and k not in prunable)
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -200,9 +218,14 @@ class Layout:
         shapes = self.shapes
         return sum(math.prod(shapes[name]) for name in which)
 
+    @property
+    def trained_layers(self) -> list[Layer]:
+        """The layers that run and have parameters."""
+        return [layer for layer in self.layers if layer.params and layer.activations]
+
     def _trained(self, n: int) -> list[Layer]:
         """The layers that run and have parameters, of which ``n`` are wanted."""
-        layers = [layer for layer in self.layers if layer.params and layer.activations]
+        layers = self.trained_layers
         allowed = f"from 0 to {len(layers)}, the layers of this net that have parameters"
         check(0 <= n <= len(layers), "n", n, allowed)
         return layers
@@ -219,9 +242,15 @@ class Layout:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters, then the float buffers of a ``state_dict``, by name; shared ones once."""
+    """The parameters, then the float buffers of a ``state_dict``, by name; shared ones once.
+
+    Parameters that are frozen (``requires_grad=False``) stay in the module, as a constant does.
+    """
     saved = module.state_dict().keys()
-    tensors: dict[str, Tensor] = dict(module.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            tensors[name] = parameter
     for name, buffer in module.named_buffers():
         if name in saved and buffer.is_floating_point():
             tensors[name] = buffer
@@ -233,12 +262,19 @@ def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:
 
     Train modes and torch's random state are left as they were.
     """
+    return _probe(module, shape, batch)[0]
+
+
+def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, bool]:
+    """The output, and whether the module wrote into its input."""
     like = next(iter(tensors_of(module).values()), torch.zeros(()))
     modes = [(part, part.training) for part in module.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             zeros = torch.zeros((batch, *shape), dtype=like.dtype, device=like.device)
-            return module.eval()(zeros)
+            output = module.eval()(zeros)
+            # torch counts the writes to a tensor, through views of it too.
+            return output, zeros._version > 0
     except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise InputError(
@@ -256,8 +292,8 @@ def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:
 
 def _observe_layers(
     module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
-) -> tuple[Layer, ...]:
-    """The layers in order of execution, with what they cost."""
+) -> tuple[tuple[Layer, ...], bool]:
+    """The layers in order of execution, with what they cost; whether the input was written to."""
     holders: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
         own_tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -280,7 +316,7 @@ def _observe_layers(
         handles.append(part.register_forward_pre_hook(before))
         handles.append(part.register_forward_hook(after))
     try:
-        probe(module, shape)
+        _, writes_input = _probe(module, shape, batch=1)
     finally:
         for handle in handles:
             handle.remove()
@@ -293,27 +329,32 @@ def _observe_layers(
         layer = _layer(name, holders[name], name_by_id, macs[name], activations[name])
         if layer.names:
             layers.append(layer)
-    return tuple(layers)
+    return tuple(layers), writes_input
 
 
 def _layer(
     name: str, module: nn.Module, name_by_id: Mapping[int, str], macs: int, activations: int
 ) -> Layer:
-    params = {key: name_by_id[id(p)] for key, p in module.named_parameters(recurse=False)}
+    params = {}
+    for key, parameter in module.named_parameters(recurse=False):
+        # A frozen parameter has no name.
+        if id(parameter) in name_by_id:
+            params[key] = name_by_id[id(parameter)]
     # Integer buffers, and those a state_dict leaves out, have no name.
     buffers = _unique(
         name_by_id[id(b)] for b in module.buffers(recurse=False) if id(b) in name_by_id
     )
     kind = _kind(module)
-    weight = None
-    if kind in ("conv", "linear"):
-        weight = params.get("weight")
+    weights = []
+    for key in _weight_keys(module, kind):
+        if key in params:
+            weights.append(params[key])
     return Layer(
         name=name,
         kind=kind,
         params=tuple(params.values()),
         buffers=buffers,
-        weight=weight,
+        weights=tuple(weights),
         bias=params.get("bias"),
         macs=macs,
         activations=activations,
@@ -330,6 +371,20 @@ def _kind(module: nn.Module) -> Kind:
             return "norm"
         case _:
             return "other"
+
+
+def _weight_keys(module: nn.Module, kind: Kind) -> list[str]:
+    """Under which attributes a module may hold weights that can be pruned."""
+    if kind in ("conv", "linear"):
+        return ["weight"]
+    match module:
+        case nn.RNNBase() | nn.RNNCellBase():
+            # Called weight_ih_l0, weight_hh_l0, weight_ih_l0_reverse, ...
+            return [key for key, _ in module.named_parameters() if key.startswith("weight_")]
+        case nn.MultiheadAttention():
+            return ["in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"]
+        case _:
+            return []
 
 
 def _macs(module: nn.Module, args: tuple[Any, ...], output: Any) -> int:

@@ -88,6 +88,9 @@ class Net:
         if self.module.training != train:
             self.module.train(train)
         new = self._values(tree)
+        if self.layout.writes_input:
+            # Its caller may need the input again, and under grad or vmap must not see it change.
+            x = x.clone()
         if self._channels_last and x.device.type == "cpu":
             x = channels_last(x)
             new = [channels_last(value) for value in new]

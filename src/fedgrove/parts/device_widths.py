@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ..channels.find import groups_of
+from ..channels.find import groups_of, removable_groups
 from ..channels.submodel import (
     PlainGroups,
     groups_from_plain,
@@ -46,7 +46,9 @@ def initial_widths(
     start: Start, shares: Sequence[float], local: LocalTraining | None
 ) -> SharedWidths:
     """The network's initial parameters, and every client's share."""
-    structure = groups_to_plain(groups_of(start.net))
+    everybody_has_all = bool(shares) and min(shares) == 1
+    find = groups_of if everybody_has_all else removable_groups
+    structure = groups_to_plain(find(start.net))
     return SharedWidths(0, structure, start.params, client_shares(start, shares, local))
 
 

@@ -7,8 +7,23 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..errors import check
+from ..errors import UnfitError, check
+from ..nets.layout import Layout
 from ..trees import Mask
+
+
+def weights_to_prune(layout: Layout, density: float) -> tuple[str, ...]:
+    """The names of a net's prunable weights; a net that has none stays dense, and is refused.
+
+    (Not with a ``density`` of 1, which prunes nothing.)
+    """
+    if not layout.prunable and density < 1:
+        raise UnfitError(
+            "it has no weights that can be pruned, those of convolutions and of linear, recurrent "
+            "and attention layers. Take a net with such layers, or a method that does not prune "
+            "(fedavg, ditto)."
+        )
+    return layout.prunable
 
 
 def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..channels.find import groups_of
+from ..channels.find import removable_groups
 from ..channels.groups import Channels
 from ..channels.submodel import (
     PlainGroups,
@@ -55,7 +55,7 @@ def check_start(
     )
     if pruning_rounds:
         # Raises where there is nothing to score.
-        score(start.params, groups_of(start.net))
+        score(start.params, removable_groups(start.net))
     if devices:
         check(
             pruning_rounds > 0,

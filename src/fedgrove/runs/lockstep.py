@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core import Answer, Engine, Job, Task, WithFigures
+from ..core import Answer, Engine, EngineWithNotes, Job, Task, WithFigures
 from ..errors import EngineError, FedgroveError
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
+from . import fits
 from .admission import Admission, TooFewReports, unanswered
 from .folder import RunFolder
 from .rounds import Answers, Exchange, evaluation, rounds
@@ -222,7 +223,11 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
         admission.settle()
         lines = member.folder.metrics()
         state = member.exchange.state
-        figures[member] = summarise(member.run, lines, engine.name, state, reports, ledger)
+        summary = summarise(member.run, lines, engine.name, state, reports, ledger)
+        summary["notes"] += fits.notes(member.run, state, summary["density"])
+        if isinstance(engine, EngineWithNotes):
+            summary["notes"] += engine.notes(member.run)
+        figures[member] = summary
 
     share(engine, members, ask, take)
     seconds = (time.perf_counter() - started) / len(members)

@@ -21,6 +21,7 @@ from ..trees import Tree
 from ..wire.held import Held
 from . import scoring
 from .faults import NO_FAULTS, Faults
+from .fits import check_fit
 from .store import Memory
 
 SCORED_UP_TO = 10_000
@@ -245,5 +246,5 @@ def build(
         gate=gate,
         faults=faults,
     )
-    _ = run.initial_state
+    check_fit(run)
     return run

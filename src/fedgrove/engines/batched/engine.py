@@ -32,6 +32,7 @@ differ, is trained once.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,7 @@ from ...trees import Tree
 from ...wire.count import BroadcastCosts
 from ..work import crashed, initial_carry, numbered, with_cost, with_memory
 from . import grouped
+from .alone import can_stack, run_alone
 from .device_data import DeviceData, DeviceSplit
 from .graphs import GraphCache
 from .stacking import (
@@ -131,6 +133,8 @@ class Batched:
         # By id; the net is held with its key, so that its id is not given to another.
         self._net_keys: dict[int, tuple[Net, Any]] = {}
         self._grouped_supported: dict[Any, bool] = {}
+        # By id, as above.
+        self._can_stack: dict[int, bool] = {}
         self._stack_sizes: dict[Any, int] = {}
         self._graph_cache: GraphCache | None = None
         if self.graphs and self._device.type == "cuda":
@@ -229,7 +233,13 @@ class Batched:
     # ---- stage by stage --------------------------------------------------------------------------
 
     def _run_chunk(self, jobs: Sequence[Job]) -> None:
-        with preserved_rng(self._device), precision_context(self._device, self.precision):
+        with (
+            preserved_rng(self._device),
+            precision_context(self._device, self.precision),
+            warnings.catch_warnings(),
+        ):
+            # A call that vmap has no rule for, as in attention, it loops over clients, and says so.
+            warnings.filterwarnings("ignore", message=".*performance drop")
             for group in self._group_by_work(jobs):
                 self._run_stages(group)
 
@@ -249,6 +259,12 @@ class Batched:
         self, run_stage: StackedStage, jobs: Sequence[Job], number: int, stage: Train | Measure
     ) -> None:
         """A Train or Measure stage, in as few stacks as shapes and memory allow."""
+        if not jobs:
+            return
+        if not self._stacks(jobs[0].run.nets[stage.net]):
+            for job in jobs:
+                run_alone(job, number)
+            return
         for stack in split_into_stacks(jobs, stage):
             # Possible duplicates side by side, so that they come into the same stack and are
             # trained once.
@@ -278,6 +294,28 @@ class Batched:
         half = len(jobs) // 2
         self._run_or_lose(run_stage, jobs[:half], number)
         self._run_or_lose(run_stage, jobs[half:], number)
+
+    def _stacks(self, net: Net) -> bool:
+        """Whether clients of this network can be run at once; tried once per network."""
+        # Also holds the net, so that its id is not given to another.
+        self._net_key(net)
+        if id(net) not in self._can_stack:
+            with preserved_rng(self._device):
+                self._can_stack[id(net)] = can_stack(net, self._device)
+        return self._can_stack[id(net)]
+
+    def notes(self, run: Run) -> list[str]:
+        """Which networks of a run were trained one client at a time."""
+        said = []
+        for net in run.nets.values():
+            if not self._can_stack.get(id(net), True):
+                name = type(net.module).__name__
+                said.append(
+                    f"clients with {name} were trained one after another, not at once: "
+                    "torch.func.vmap cannot run its forward pass (one that branches on data, "
+                    "mixes the examples of a batch, or has recurrent layers)"
+                )
+        return said
 
     # ---- how many fit ----------------------------------------------------------------------------
 
