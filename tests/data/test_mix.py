@@ -59,3 +59,5 @@ def test_what_cannot_be_mixed_is_refused():
     mixed = data.mix({"a": rooms, "b": data.load("tags", clients=2)})
     with pytest.raises(InputError, match="a is a mixed federation itself"):
         data.mix({"a": mixed, "b": rooms})
+    with pytest.raises(InputError, match="the clients of crowd are made when they are needed"):
+        data.mix({"crowd": data.load("crowd", clients=2), "digits": digits})

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.conftest import answers, make_run, play, tensors
 
 import fedgrove
-from fedgrove import data, methods, seeds
-from fedgrove.core import AnyMethod, Engine
+from fedgrove import data, methods, problems, seeds
+from fedgrove.core import AnyMethod, Engine, Info
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
@@ -222,6 +222,58 @@ def test_no_scores_at_all() -> None:
     assert "not scored" in text.getvalue()
     assert "no client was scored (--score-on 0)" in text.getvalue()
     assert over_seeds({"fedavg-s0": summary}) == []
+
+
+def measured(k: int) -> ClientData:
+    """A client with a number to predict; there is no client 3."""
+    if k == 3:
+        raise OSError("no such file")
+    x = torch.randn(30, 6, generator=torch.Generator().manual_seed(k))
+    rows = [Examples(x[a:b], 2 * x[a:b, :1]) for a, b in ((0, 20), (20, 22), (22, 30))]
+    return ClientData(*rows, Info(20))
+
+
+@pytest.mark.parametrize("engine", ["pool", "batched"])
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "ca-afp"])
+def test_numbers_of_clients_made_when_needed(method: str, engine: str) -> None:
+    problem = problems.numbers()
+    federation = data.from_clients(
+        measured, 6, classes=1, problem=problem, info=lambda k: Info(20), name="measured"
+    )
+    words = {"method": method, "cohort": 6, "evaluate": 1}
+    expected = run(federation, **words)
+    found = run(federation, **words, engine=engine)
+    # Client 3 can neither train nor be scored, in the lines and in the summary alike.
+    for line in found.folder.metrics():
+        if line["counts"]:
+            assert (line["scored"], line["unscored"]) == (5, {"crashed": [3]})
+    assert found.summary["scored"] == 5
+    assert "1 of 6 clients could not be scored at the end" in found.summary["notes"]
+    assert found.summary["mae_mean"] == pytest.approx(expected.summary["mae_mean"], rel=1e-4)
+
+
+def test_samples_of_mixed_tasks() -> None:
+    """A task of which nobody is in the sample has no figures; without a sample there are none."""
+    parts = {"rooms": data.load("rooms", clients=5), "tags": data.load("tags", clients=1)}
+    mixed = data.mix(parts)
+    one = run(mixed, score_on=1, evaluate=1)
+    (scored,) = one.summary["metric_clients"]
+    # Client 5 is the one of tags.
+    task = "tags" if scored == "5" else "rooms"
+    assert list(one.summary["tasks"]) == list(one.folder.metrics()[0]["tasks"]) == [task]
+    none = run(mixed, score_on=0).summary
+    assert "tasks" not in none
+    assert (none["metric"], none["scored"], none["metric_clients"]) == (None, 0, {})
+    text = io.StringIO()
+    print_summaries([none], text)
+    assert "not scored" in text.getvalue()
+
+
+def test_a_table_without_scores_names_the_metric() -> None:
+    text = io.StringIO()
+    print_summaries([run(data.load("rooms", clients=5), score_on=0).summary], text)
+    assert "mae" in text.getvalue()
+    assert "accuracy" not in text.getvalue()
 
 
 def test_a_sample_is_resumed(tmp_path: Path) -> None:

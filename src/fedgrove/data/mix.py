@@ -31,7 +31,7 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
         if federation.is_lazy:
             raise InputError(
                 f"the clients of {own_name} are made when they are needed; mix federations whose "
-                "clients are in memory, or make mixed ones by a function of your own."
+                "clients are in memory."
             )
     shape = _common_shape(federations)
     tasks = _tasks(federations)

@@ -190,11 +190,13 @@ def _rows_of_tasks(summary: Summary, length: str, figures: Mapping[str, Any]) ->
 
 
 def _metrics(rows: Sequence[_Row]) -> list[Scores]:
-    """The metrics of some rows, each once; accuracy where no run has scores yet."""
+    """The metrics of some rows, each once; where no run has scores, that of the first."""
     known: dict[str, Scores] = {}
     for row in rows:
         if row.scores.mean is not None:
             known.setdefault(row.scores.metric, row.scores)
+    if not known and rows:
+        return [rows[0].scores]
     return list(known.values()) or [Scores()]
 
 
