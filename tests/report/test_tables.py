@@ -90,6 +90,7 @@ def test_cost_and_sizes_are_for_people() -> None:
         "rounds": 50,
         "bytes_up": 5 << 20,
         "bytes_down": 0,
+        "bytes_paper": 149_000_000,
         "mib_paper": 142.1,
     }
     print_cost(found | {"reduction_paper": 0.7, "params": 124198, "macs": 10, "memory": 12}, out)
