@@ -163,10 +163,14 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
         "engine": engines.names(),
     }
     if found.get("method"):
+        file, is_file, _ = found["method"].partition(".py:")
+        # Files that a page has its reader write; the others must be there.
+        if is_file and not file.startswith("examples/"):
+            return
         method = methods.make(found["method"])  # a preset must exist too
     for key, names in known.items():
         given = found.get(key)
-        if key == "method" and given:
+        if key == "method" and given and ".py:" not in given:
             given = given.partition(":")[0]
         if key == "net" and given and ".py:" not in given:
             given = given.partition(":")[0]  # a net's options follow its name
