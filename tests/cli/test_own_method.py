@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -335,4 +336,16 @@ def test_what_is_no_method_is_a_sentence(
         assert BROKEN[word] in sentence
     with pytest.raises(InputError):
         fg.run(word)
+    assert not (here / "runs").exists()
+
+
+def test_a_mistake_in_init_is_a_sentence_with_its_place(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (here / "own/mine.py").read_text()
+    (here / "own/bad.py").write_text(text.replace("OneModel(0, start.params)", "start.no_such"))
+    assert main(["run", "own/bad.py:Mine", *SMALL]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "mine could not make its first state, AttributeError" in sentence
+    assert re.search(r"\(at bad\.py, line \d+\); see init in own/bad\.py\.$", sentence)
     assert not (here / "runs").exists()

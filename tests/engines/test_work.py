@@ -297,7 +297,7 @@ def test_what_a_client_remembers_is_written_and_named_but_not_yet_accepted(tmp_p
     assert first.memory is not None
     (second,) = reports(run, Serial(), [Task(0, round=1, memory=first.memory)])
     for report, n in ((first, 1), (same, 1), (second, 2)):
-        assert run.memory.read(report.memory)["seen"]["n"].item() == n
+        assert run.memory.read(0, report.memory)["seen"]["n"].item() == n
     # The version that the server knows of is still there, to go back to.
     assert second.memory != first.memory
     (again,) = reports(run, Serial(), [Task(0, round=1, memory=second.memory)])

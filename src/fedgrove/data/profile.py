@@ -24,7 +24,7 @@ def info(profile: str, examples: int, client: int, seed: int) -> Info:
     `phones`: three tiers.
 
     >>> info("uniform", 7, client=0, seed=0)
-    Info(examples=7, bandwidth=52.5, speed=1.0, memory=1073741824)
+    Info(examples=7, bandwidth=52.5, speed=1.0, memory=1073741824, task='')
     """
     rng = numpy_rng(seed, "profile", client)
     match profile:
