@@ -302,7 +302,7 @@ def test_what_a_client_remembers_is_written_and_named_but_not_yet_accepted(tmp_p
     assert second.memory != first.memory
     (again,) = reports(run, Serial(), [Task(0, round=1, memory=second.memory)])
     assert again.memory != second.memory
-    assert run.memory.read(second.memory)["seen"]["n"].item() == 2
+    assert run.memory.read(0, second.memory)["seen"]["n"].item() == 2
 
 
 def test_threads_and_randomness_are_left_as_they_were(tmp_path: Path) -> None:
