@@ -122,7 +122,7 @@ def test_an_exchange_that_is_not_a_round_counts_once() -> None:
     one, two = (cost(MeetsFirst(), **{**DIGITS, "rounds": n})["bytes_up"] for n in (1, 2))
     assert one == 2 * (two - one)
     # per client: 4 bytes of length, and a head with the number at 25 characters
-    head = '{"of":4,"examples":9999999,"memory":null,"metrics":{"x":' + "9" * 25 + '},"packets":[]}'
+    head = '{"of":4,"examples":9999999,"metrics":{"x":' + "9" * 25 + '},"packets":[]}'
     assert two - one == 3 * (4 + len(head))
 
 
