@@ -83,7 +83,7 @@ class Experiment:
             # The class is frozen, and a value of another type is brought to the field's own.
             object.__setattr__(self, word, coerce(word, value, kinds[word]))
         check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
-        check(self.seed >= 0, "seed", self.seed, "0 or more")
+        check(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2^63")
         clients_are_valid = self.clients is None or self.clients >= 1
         check(clients_are_valid, "clients", self.clients, "1 or more")
         check_validation(self.validation)
