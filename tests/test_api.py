@@ -196,7 +196,7 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     spoilt = LocalTraining(1, 8, SGD(lr=1e30))
     with pytest.raises(
         EngineError,
-        match=r"^round 0 was abandoned 3 times: 0 of \d clients sent a usable report.*"
+        match=r"^the exchange of round 1 was abandoned 3 times: 0 of \d clients sent a usable report.*"
         r"0 of 2 rounds are saved; resume with: fedgrove resume ",
     ):
         quick(tmp_path / "run", method=methods.FedAvg(local=spoilt))

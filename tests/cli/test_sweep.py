@@ -146,7 +146,7 @@ def test_a_failure_is_told_and_ends_with_one(
     out, _ = capsys.readouterr()
     said = [line for line in out.splitlines() if line.startswith("fedavg-lr=1e30-s0")]
     assert len(said) == 1
-    assert "failed after 0 rounds: round 0 was abandoned 3 times: 0 of " in said[0]
+    assert "failed after 0 rounds: the exchange of round 1 was abandoned 3 times: 0 of " in said[0]
     assert "fedavg-lr=0.01 " in out
     assert (
         main([*words, "--json"]) == 1

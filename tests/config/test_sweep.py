@@ -205,7 +205,7 @@ def test_a_member_that_fails_does_not_touch_the_others(
     bad = ends[1]
     assert isinstance(bad, Failure)
     assert bad.why.startswith(
-        "round 0 was abandoned 3 times: 0 of 2 clients sent a usable report, and the quorum is 1: "
+        "the exchange of round 1 was abandoned 3 times: 0 of 2 clients sent a usable report, and the quorum is 1: "
         "client 0 sent model with values that are not finite in fc1.weight;"
     )
     assert {name: contents(tmp_path / "all" / name) for name in four()} == each

@@ -188,9 +188,9 @@ def test_a_run_ends_after_three_attempts_and_can_be_resumed(tmp_path: Path) -> N
         train_alone(broken, engine)
     first = draw_cohort(run, 0, PATIENCE - 1)[0]
     assert str(caught.value) == (
-        "round 0 was abandoned 3 times: 0 of 3 clients sent a usable report, and the quorum is 1: "
-        f"the engine gave no answer for client {first}. "
-        "A lower --quorum, or a longer --timeout, may help."
+        "the exchange of round 1 was abandoned 3 times: 0 of 3 clients sent a usable report, and "
+        "the quorum is 1: "
+        f"the engine gave no answer for client {first}."
     )
     assert engine.trained == 3 * PATIENCE
     lines = broken.folder.metrics()
@@ -214,14 +214,14 @@ def test_a_resumed_run_has_no_more_patience_than_another(tmp_path: Path) -> None
     """It starts at its fourth attempt; what it has left for later rounds is three all the same."""
     run = make_run(methods.FedAvg(), tmp_path / "run", rounds=2)
     first = member(run, tmp_path / "all")
-    with pytest.raises(EngineError, match=r"^round 0 was abandoned 3 times"):
+    with pytest.raises(EngineError, match=r"^the exchange of round 1 was abandoned 3 times"):
         train_alone(first, Altered(dropped))
 
     def dropped_later(run: Run, task: Task, answer: Answer) -> list[Answer]:
         return dropped(run, task, answer) if task.round == 1 else [answer]
 
     engine = Altered(dropped_later)
-    with pytest.raises(EngineError, match=r"^round 1 was abandoned 3 times"):
+    with pytest.raises(EngineError, match=r"^the exchange of round 2 was abandoned 3 times"):
         train_alone(Member(first.run, first.folder), engine)
     assert engine.trained == 3 * (1 + PATIENCE)
 
@@ -521,7 +521,7 @@ def test_only_the_run_that_is_abandoned_too_often_ends(tmp_path: Path) -> None:
         return dropped(run, task, answer) if run.seed == 0 else [answer]
 
     assert list(together(members, Altered(changed))) == members
-    assert str(members[0].error).startswith("round 0 was abandoned 3 times")
+    assert str(members[0].error).startswith("the exchange of round 1 was abandoned 3 times")
     assert members[1].error is None
     healthy = play(make_run(methods.FedAvg(), tmp_path / "healthy", seed=1, rounds=4), Serial())
     assert trees.identical(members[1].exchange.state.model, healthy.model)

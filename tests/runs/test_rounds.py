@@ -125,9 +125,10 @@ def test_nothing_but_spoilt_reports_ends_the_run_with_a_sentence(
         train_alone(Member(run, folder), chosen)
     chosen.close()
     assert str(caught.value) == (
-        "round 0 was abandoned 3 times: 0 of 4 clients sent a usable report, and the quorum is 1: "
+        "the exchange of round 1 was abandoned 3 times: 0 of 4 clients sent a usable report, and "
+        "the quorum is 1: "
         "client 0 sent model with values that are not finite in fc1.weight; a lower lr or a "
-        "gradient clip may help. A lower --quorum, or a longer --timeout, may help."
+        "gradient clip may help."
     )
     assert folder.summary is None
 

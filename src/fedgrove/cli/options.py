@@ -26,7 +26,7 @@ def number(text: str) -> float:
 
 def bound(text: str) -> float:
     """A number, or off."""
-    return 0.0 if text == "off" else number(text)
+    return 0.0 if text.lower() == "off" else number(text)
 
 
 def lengths(text: str) -> Any:

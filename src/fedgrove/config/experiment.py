@@ -88,7 +88,7 @@ class Experiment:
         check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
         sample_is_valid = self.score_on is None or self.score_on >= 0
         check(sample_is_valid, "score_on", self.score_on, "0 or more clients")
-        check(self.seed >= 0, "seed", self.seed, "0 or more")
+        check(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2^63")
         clients_are_valid = self.clients is None or self.clients >= 1
         check(clients_are_valid, "clients", self.clients, "1 or more")
         check_validation(self.validation)

@@ -245,7 +245,7 @@ def same(one: str, other: str) -> bool:
 def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(
             f"config.toml is not TOML ({error}); restore the file as fedgrove wrote it."
         ) from None

@@ -20,7 +20,7 @@ from ..wire.count import BroadcastCosts, count_down, count_up, known_of_report, 
 from ..wire.held import Contents
 from ..wire.ledger import Ledger
 from ..wire.message import Lacks, read_answer, read_task, write_lacks, write_report, write_task
-from .work import crashed, late, perform, unreadable, with_memory
+from .work import CLIENT_FAILURES, crashed, late, perform, unreadable, with_memory
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Wired:
         memory = run.memory.read(received.to, received.memory)
         try:
             report, remembered = perform(run, received, memory)
-        except Exception as error:
+        except CLIENT_FAILURES as error:
             return replace(crashed(task, error), cost=_cost(spent))
         outcome = with_memory(run, received, report, remembered)
         if isinstance(outcome, Lost):

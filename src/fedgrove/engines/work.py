@@ -24,6 +24,7 @@ from ..core import (
     Lost,
     Measure,
     Outcome,
+    Packet,
     Report,
     Stage,
     Task,
@@ -55,13 +56,20 @@ def initial_carry(
     return carry
 
 
+LONGEST_LINE = 300
+"""Letters of an error that are kept."""
+CLIENT_FAILURES = (Exception, SystemExit, GeneratorExit)
+"""What a client's work may end with and cost its own task only. Ctrl-C is not among them."""
+
+
 def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | None) -> Answer:
     """Do a task in this process, from the client's memory to the bytes of its report."""
     started = time.monotonic()
     memory = run.memory.read(task.to, task.memory)
     try:
-        report, remembered = perform(run, task, memory)
-    except Exception as error:
+        # Copies: work that changes what it was sent, in place, must not change the server's model.
+        report, remembered = perform(run, _copied(task), memory)
+    except CLIENT_FAILURES as error:
         outcome: Answer = crashed(task, error)
     else:
         outcome = with_memory(run, task, report, remembered)
@@ -71,6 +79,18 @@ def answer(run: Run, task: Task, broadcasts: BroadcastCosts, timeout: float | No
         # The work cannot be interrupted here: it is lost once it is done, and its reply paid for.
         return replace(late(task, timeout), cost=counted.cost)
     return counted
+
+
+def _copied(task: Task) -> Task:
+    """The task with packets of its own, as a client gets it that is somewhere else."""
+    send = {}
+    for name, packet in task.send.items():
+        values = {k: v.clone() for k, v in packet.values.items()}
+        mask = None
+        if packet.mask is not None:
+            mask = {k: v.clone() for k, v in packet.mask.items()}
+        send[name] = Packet(values, mask)
+    return replace(task, send=send)
 
 
 def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, Tree]) -> Answer:
@@ -123,9 +143,19 @@ def late(task: Task, timeout: float) -> Lost:
     return Lost(task.to, "late", f"client {task.to} did not answer within {timeout:g} s.")
 
 
+def _first_line(error: BaseException) -> str:
+    """What an error says, in one line that is not too long."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        return "an error that cannot say what it is"
+    line = lines[0] if lines else ""
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} ..."
+
+
 def explained(error: BaseException) -> str:
     """An error as a sentence; with the place where it was raised, unless fedgrove meant it."""
-    text = f"{error}".rstrip(".")
+    text = _first_line(error).rstrip(".")
     if isinstance(error, FedgroveError):
         return f"{text}."
     frames = traceback.extract_tb(error.__traceback__)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core import Form, Holds, Info, Packet, Report, Task
 from ..errors import check
+from .robust import is_parameter
 
 REFUSALS = {
     "malformed": "it is no report, or its parts are not what a report is made of",
@@ -69,8 +70,7 @@ class Gate:
         except Exception as error:
             # A report from outside may hold anything at all: whatever cannot even be looked at is
             # refused like the rest.
-            sentence = f"client {task.to} sent a malformed report: {type(error).__name__}: {error}."
-            return Refusal("malformed", sentence)
+            return malformed(task, error)
 
     def lengths(self, report: Report, task: Task) -> Lengths:
         """How long the updates in a report are; nothing if they do not matter."""
@@ -81,17 +81,27 @@ class Gate:
     ) -> Refusal | None:
         """Why an update is too long beside what is usual for its kind; None if it is not."""
         for name, (length, model_length) in lengths.items():
-            bound = self.norm * usual[kind_of(task, name)]
+            factor = self.norm
+            if name.endswith(STATISTICS_OF):
+                # Variances go with the square of the inputs' units, in which clients may differ.
+                factor = self.norm**4
+            bound = factor * usual[kind_of(task, name)]
             # An update shorter than the model cannot do much harm, however short the others are:
             # near the end of training most of them may be all but 0.
             if length > bound and length > model_length:
                 return Refusal(
                     "too long",
                     f"client {task.to} sent {name} with a change of length {length:.3g}; recent "
-                    f"ones allow {bound:.3g}, {self.norm:g} times their median. "
+                    f"ones allow {bound:.3g}, {factor:g} times their median. "
                     "--norm-bound changes the factor.",
                 )
         return None
+
+
+def malformed(task: Task, error: Exception) -> Refusal:
+    """The refusal of a report that cannot even be looked at."""
+    sentence = f"client {task.to} sent a malformed report: {type(error).__name__}: {error}."
+    return Refusal("malformed", sentence)
 
 
 # ---- is it what was asked for --------------------------------------------------------------------
@@ -158,6 +168,9 @@ def _refuses_packet(packet: Packet, form: Form) -> Refusal | None:
         return Refusal("tensors", f"other tensors than were asked for: {what}.")
     for name, (dtype, shape) in form.tensors.items():
         leaf = packet.values[name]
+        is_plain = isinstance(leaf, Tensor) and leaf.layout is torch.strided
+        if not is_plain:
+            return Refusal("tensors", f"something else than a dense tensor in {name}.")
         if leaf.dtype != dtype or tuple(leaf.shape) != shape:
             return Refusal(
                 "tensors",
@@ -216,6 +229,9 @@ def _is_finite(value: Tensor) -> bool:
 
 # ---- how long are updates ------------------------------------------------------------------------
 
+STATISTICS_OF = ", statistics"
+"""Running statistics have a length of their own, under the packet's name and this."""
+
 Lengths = Mapping[str, tuple[float, float]]
 """By packet: the length of the update, and of the model it changes (0 where nothing was sent)."""
 
@@ -233,18 +249,27 @@ def lengths_of(report: Report, task: Task) -> Lengths:
     """
     lengths = {}
     for name, packet in report.give.items():
-        floats = {k: leaf for k, leaf in packet.values.items() if leaf.is_floating_point()}
-        if not floats:
-            continue
         if name in task.send:
             before = task.send[name].values
-            model = _norms(before[k] for k in floats if k in before)
         else:
             before = {}
-            model = _norms(leaf for sent in task.send.values() for leaf in sent.values.values())
-        update = _norms(_change(leaf, before.get(k)) for k, leaf in floats.items())
-        # Not a sum of squares, which may be too large for a number.
-        lengths[name] = (math.hypot(*update), math.hypot(*model))
+        weights = {}
+        statistics = {}
+        for leaf_name, leaf in packet.values.items():
+            if is_parameter(leaf_name, leaf):
+                weights[leaf_name] = leaf
+            elif leaf.is_floating_point():
+                statistics[leaf_name] = leaf
+        for kind, leaves in ((name, weights), (f"{name}{STATISTICS_OF}", statistics)):
+            if not leaves:
+                continue
+            update = _norms(_change(leaf, before.get(k)) for k, leaf in leaves.items())
+            if name in task.send:
+                model = _norms(before[k] for k in leaves if k in before)
+            else:
+                model = _norms(leaf for sent in task.send.values() for leaf in sent.values.values())
+            # Not a sum of squares, which may be too large for a number.
+            lengths[kind] = (math.hypot(*update), math.hypot(*model))
     return lengths
 
 

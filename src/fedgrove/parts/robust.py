@@ -377,15 +377,16 @@ def median(values: Tensor, weights: Tensor) -> Tensor:
 
 def parameters(tree: Mapping[str, Tensor]) -> Tree:
     """The leaves that distances are made of."""
-    return {name: leaf for name, leaf in tree.items() if _is_parameter(name, leaf)}
+    return {name: leaf for name, leaf in tree.items() if is_parameter(name, leaf)}
 
 
 def statistics(tree: Mapping[str, Tensor]) -> Tree:
     """All other leaves: running statistics, whole numbers."""
-    return {name: leaf for name, leaf in tree.items() if not _is_parameter(name, leaf)}
+    return {name: leaf for name, leaf in tree.items() if not is_parameter(name, leaf)}
 
 
-def _is_parameter(name: str, leaf: Tensor) -> bool:
+def is_parameter(name: str, leaf: Tensor) -> bool:
+    """Whether a leaf is trained; running statistics and whole numbers are not."""
     return leaf.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
 
 

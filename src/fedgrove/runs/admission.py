@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import SCORING_VERBS, Answer, Lost, Report, Task
 from ..errors import FedgroveError
-from ..parts.gate import FEW, Lengths, RecentLengths, Refusal
+from ..parts.gate import FEW, Lengths, RecentLengths, Refusal, malformed
 from .store import version_of
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ class Admission:
             report = self._admit(task, answer)
             if report is None:
                 continue
-            lengths = self._run.gate.lengths(report, task)
+            try:
+                lengths = self._run.gate.lengths(report, task)
+            except Exception as error:
+                self.tally.refuse(task.to, malformed(task, error))
+                continue
             waiting.append((task, report, lengths))
             # The first reports of their kind wait for each other, since only together do they say
             # what is usual. All later ones pass one by one.
@@ -174,10 +178,11 @@ class Admission:
                 self._run.held.forget(task.to)
 
     def _what_is_missing(self) -> str:
-        reasons = "; ".join(self.tally.sentences.values())
+        reasons = " ".join(self.tally.sentences.values())
+        advice = " A longer --timeout may help." if "late" in self.tally.lost else ""
         return (
             f"{len(self._admitted)} of {self._asked} clients sent a usable report, and the quorum "
-            f"is {self._needed}: {reasons}"
+            f"is {self._needed}: {reasons}{advice}"
         )
 
     def settle(self) -> None:

@@ -58,7 +58,8 @@ class Faults:
         """From the words of the command line: ``crash=0.1,late=0.2``."""
         shares: dict[str, float] = {}
         for word in text.split(","):
-            kind, _, number = word.strip().partition("=")
+            kind, _, number = word.partition("=")
+            kind = kind.strip()
             try:
                 share = float(number)
             except ValueError:

@@ -233,6 +233,7 @@ class RunFolder:
         self._commit(
             {
                 "round": state.round,
+                "config": self._config_digest(),
                 "attempt": attempt,
                 "lengths": run.lengths.by_kind,
                 "state": frozen_state,
@@ -366,6 +367,8 @@ class RunFolder:
     def _checked(self, path: Path, lines: list[bytes]) -> tuple[dict[str, Any], bytes]:
         """A manifest and the metrics it counts, when all its files are what was written."""
         manifest = self._manifest(path)
+        if manifest["config"] != self._config_digest():
+            raise damaged(path, f"it is of a run with another config.toml than {self.path}")
         for name in sorted(_files_of(manifest)):
             checksums.read_named(self._checkpoint, name)
         return manifest, self._check_lines(lines, manifest)
@@ -489,7 +492,7 @@ def _is_whole(manifest: Mapping[str, Any]) -> bool:
     )
     numbers = ("round", "attempt", "lines", "synced")
     has_numbers = all(isinstance(manifest.get(key), int) for key in numbers)
-    has_rest = {"state", "held", "lengths", "metrics"} <= manifest.keys()
+    has_rest = {"state", "held", "lengths", "metrics", "config"} <= manifest.keys()
     return names_versions and has_numbers and has_rest
 
 

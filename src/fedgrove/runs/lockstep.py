@@ -134,8 +134,8 @@ class Member:
         tried = self.exchange.attempt - self._first_attempt
         if tried >= PATIENCE:
             raise EngineError(
-                f"round {self.exchange.state.round} was abandoned {tried} times: "
-                f"{self.exchange.why_abandoned} A lower --quorum, or a longer --timeout, may help."
+                f"the exchange of round {self.exchange.state.round + 1} was abandoned {tried} "
+                f"times: {self.exchange.why_abandoned}"
             )
 
     def finish(self, figures: dict[str, Any], seconds: float) -> None:

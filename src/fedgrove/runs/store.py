@@ -135,6 +135,8 @@ def joined(forest: Mapping[str, Mapping[str, Tensor]]) -> Tree:
     """Several named trees as one; tree and leaf are joined by a slash."""
     tree: Tree = {}
     for tree_name, leaves in forest.items():
+        if "/" in tree_name:
+            raise ValueError(f"{tree_name!r} cannot be remembered: a name may hold no slash")
         for name, leaf in leaves.items():
             tree[f"{tree_name}/{name}"] = leaf
     return tree

@@ -66,7 +66,7 @@ from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
 from ...wire.count import BroadcastCosts
-from ..work import crashed, initial_carry, numbered, with_cost, with_memory
+from ..work import CLIENT_FAILURES, crashed, initial_carry, numbered, with_cost, with_memory
 from . import grouped
 from .alone import can_stack, run_alone
 from .device_data import DeviceData, DeviceSplit
@@ -151,7 +151,9 @@ class Batched:
                 chunk.append(self._start_job(run, task, works))
             if not chunk:
                 return
+            sent_before = _versions(chunk)
             self._run_chunk(chunk)
+            _check_versions(sent_before)
             while chunk:
                 # Out of the list, so that its trees can be freed while later reports are made.
                 job = chunk.pop(0)
@@ -283,7 +285,7 @@ class Batched:
         try:
             self._run_or_halve(run_stage, jobs, number)
             return
-        except Exception as error:
+        except CLIENT_FAILURES as error:
             if len(jobs) == 1:
                 jobs[0].lost = crashed(jobs[0].task, error)
                 return
@@ -547,6 +549,24 @@ def stacks(stage: Stage) -> TypeGuard[Train | Measure]:
     return isinstance(stage, Train | Measure)
 
 
+def _versions(jobs: Sequence[Job]) -> list[tuple[Tensor, int]]:
+    """The tensors that the jobs were sent, each with how often it was written to."""
+    tensors: dict[int, Tensor] = {}
+    for job in jobs:
+        for packet in job.task.send.values():
+            for leaf in packet.values.values():
+                tensors[id(leaf)] = leaf
+    return [(leaf, leaf._version) for leaf in tensors.values() if not leaf.is_inference()]
+
+
+def _check_versions(before: Sequence[tuple[Tensor, int]]) -> None:
+    """Refuse work that changes what it was sent: clients and server share these tensors."""
+    if any(leaf._version != version for leaf, version in before):
+        raise EngineError(
+            "the method's work changed tensors that it was sent, in place; clone them first."
+        )
+
+
 def _run_alone(job: Job, number: int) -> None:
     """A stage that is not stacked, for one client."""
     # The function may be another one in every run: take the job's own stage.
@@ -556,7 +576,7 @@ def _run_alone(job: Job, number: int) -> None:
             job.carry = stage.f(job.carry, job.client)
         elif isinstance(stage, Give):
             job.outcome = stage.f(job.carry, job.client)
-    except Exception as error:
+    except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)
 
 

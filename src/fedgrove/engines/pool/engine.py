@@ -295,7 +295,8 @@ class Pool:
         earliest = min(self._deadline(worker) for worker in self._team)
         if earliest == math.inf:
             return None
-        return max(0.0, earliest - time.monotonic())
+        # The operating system takes no wait of many days; after an hour we look again.
+        return min(3600.0, max(0.0, earliest - time.monotonic()))
 
     def _end_late_workers(self, window: Window) -> None:
         """End the workers that had their time, a stopped one too; their jobs are lost."""

@@ -18,7 +18,7 @@ from ...core import Lost, Report, Task
 from ...errors import EngineError, FedgroveError
 from ...runs.run import Run
 from ...wire.count import count_up
-from ..work import crashed, explained, perform, unreadable, with_memory
+from ..work import CLIENT_FAILURES, crashed, explained, perform, unreadable, with_memory
 from . import shared
 from .message import Envelope, Failed, packets_of, strip
 from .packing import PackedRuns, unpack
@@ -102,7 +102,7 @@ def answer(run: Run, envelope: Envelope, blocks: list[Block], reply: str) -> byt
         memory = run.memory.read(task.to, task.memory)
         try:
             report, remembered = perform(run, task, memory)
-        except Exception as error:
+        except CLIENT_FAILURES as error:
             return pickle.dumps(crashed(task, error))
         outcome = with_memory(run, task, report, remembered)
         if isinstance(outcome, Lost):
