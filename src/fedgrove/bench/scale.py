@@ -118,7 +118,9 @@ def run_process(job: Job) -> dict[str, Any]:
     command = [sys.executable, "-m", "fedgrove.bench.scale", json.dumps(asdict(job))]
     peak = 0
     with Path(job.out + ".log").open("wb+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        # On a busy machine several threads of torch wait for each other, and the waiting counts.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
         try:
             while process.poll() is None:
                 # Workers are part of it.
