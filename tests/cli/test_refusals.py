@@ -54,7 +54,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         ("run --finetune -1", "finetune is (-1,); it must be lengths of 0 or more epochs."),
         ("run --cohort 25", "cohort is 25; it must be between 1 and the number of clients, 24."),
-        ("run --seed -1", "seed is -1; it must be 0 or more."),
+        ("run --seed -1", "seed is -1; it must be 0 or more, and below 2^63."),
         (
             "run ditto --validation 0.6",
             "validation is 0.6; it must be from 0, which means none, to 0.5.",

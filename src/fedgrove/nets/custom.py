@@ -74,13 +74,9 @@ def find(spec: str) -> type[nn.Module]:
     return networks[name]
 
 
-def imported_files() -> list[Path]:
-    """The users' files that were imported so far; another process needs them for their classes."""
-    files = []
-    for name, module in sys.modules.items():
-        if name.startswith(_PREFIX) and module.__file__ is not None:
-            files.append(Path(module.__file__))
-    return files
+def files_named_in(pickled: bytes) -> list[Path]:
+    """The files whose classes some pickled bytes name; another process imports them first."""
+    return [Path(file.path) for name, file in _FILES.items() if name.encode() in pickled]
 
 
 def import_file(path: Path) -> ModuleType:

@@ -52,7 +52,9 @@ def pack(runs: list[Run]) -> PackedRuns:
     except Exception as error:
         raise _cannot_be_sent(error) from None
     data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
-    return PackedRuns(tuple(custom.imported_files()), shared.put([{"runs": data}]))
+    # Not all files that were ever imported: some may be gone.
+    files = custom.files_named_in(buffer.getvalue())
+    return PackedRuns(tuple(files), shared.put([{"runs": data}]))
 
 
 def unpack(packed: PackedRuns) -> list[Run]:
