@@ -129,7 +129,9 @@ def drop(name: str | None) -> None:
         return
     try:
         memory = SharedMemory(name)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
+        # ValueError: one that was made a moment ago and has no size yet, when Ctrl-C came. Its
+        # file goes with the process.
         return
     memory.close()
     memory.unlink()

@@ -45,6 +45,9 @@ class Window:
         self.blocks: dict[int, Block] = {}
         self.users: dict[int, set[int]] = {}
         self.trees: dict[int, Tree] = {}
+        # The names of all blocks, noted before a block is made and crossed out after it is gone:
+        # Ctrl-C may come in between.
+        self.names: set[str] = set()
 
     def fill(self) -> bool:
         """Take jobs until the window is full; False when no job and no answer is left."""
@@ -84,7 +87,9 @@ class Window:
         for tree in forest:
             key = id(tree)
             if key not in self.blocks:
-                self.blocks[key] = shared.put([tree])
+                name = shared.fresh_name()
+                self.names.add(name)
+                self.blocks[key] = shared.put([tree], name)
                 self.trees[key] = tree
             self.users.setdefault(key, set()).add(job)
             blocks.append(self.blocks[key])
@@ -123,7 +128,7 @@ class Window:
                 continue
             jobs.discard(job)
             if not jobs and key not in wanted:
-                shared.drop(self.blocks.pop(key).name)
+                self._drop(self.blocks.pop(key).name)
                 del self.users[key]
                 del self.trees[key]
 
@@ -136,8 +141,13 @@ class Window:
         down = count_down(task, run.method.codec, run.held, self.sent)
         return (run, task), replace(outcome, cost={"down": down, **outcome.cost})
 
+    def _drop(self, name: str | None) -> None:
+        shared.drop(name)
+        if name is not None:
+            self.names.discard(name)
+
     def free_blocks(self) -> None:
         """Free all shared memory."""
-        for block in self.blocks.values():
-            shared.drop(block.name)
+        for name in list(self.names):
+            self._drop(name)
         self.blocks = {}
