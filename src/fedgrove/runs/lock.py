@@ -10,6 +10,7 @@ import errno
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -117,6 +118,8 @@ def _try(descriptor: int) -> bool:
 
 
 def _in_use(folder: Path) -> InputError:
+    # Who has just locked the file is about to write its name; until then it holds the last one's.
+    time.sleep(0.3)
     who = "another process"
     with suppress(OSError, ValueError):
         pid, _, machine = (folder / FILE).read_text().strip().partition(" ")
