@@ -51,7 +51,7 @@ def test_a_run_that_trains_is_not_resumed_but_can_be_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    process = start(folder, "--engine", "serial")
+    process = start(folder, "--engine", "serial", "--rounds", "500")
     try:
         wait_for(folder, 1, process)
         assert main(["resume", str(folder)]) == 2

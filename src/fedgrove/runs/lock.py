@@ -119,7 +119,7 @@ def _try(descriptor: int) -> bool:
 
 def _in_use(folder: Path) -> InputError:
     # Who has just locked the file is about to write its name; until then it holds the last one's.
-    time.sleep(0.3)
+    time.sleep(0.05)
     who = "another process"
     with suppress(OSError, ValueError):
         pid, _, machine = (folder / FILE).read_text().strip().partition(" ")
