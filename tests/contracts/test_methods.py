@@ -65,7 +65,7 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
 
 
 SENDS_MASKS = {
-    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
+    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune", "fedlayerprune"),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
 }
 
@@ -168,6 +168,7 @@ ONE_GROUP = {
     "feddrop": methods.FedDrop(widths=(1.0,)),
     "hermes": methods.Hermes(densities=()),
     "safl": methods.SAFL(densities=()),
+    "fedlayerprune": methods.FedLayerPrune(p_base=0.0),
 }
 """All clients together: of a parameter that only a liar has, or a group of his own, he decides."""
 
@@ -227,6 +228,7 @@ OFF = {
     "fedbn": methods.FedBN(),  # the network has no norm layers
     "lg-fedavg": methods.LGFedAvg(shared=3),  # all three layers of the network
     "fixedprune": methods.FixedPrune(density=1.0),
+    "fedlayerprune": methods.FedLayerPrune(p_base=0.0),
     "ditto": methods.Ditto(),  # its global model is never touched by the personal one
     "ca-afp": methods.CAAFP(density=1.0, clusters=1, pull=UNPULLED),
     "global-ft": methods.GlobalFT(density=1.0, pull=UNPULLED),
@@ -308,6 +310,8 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "safl": 4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
         # three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; clients take it and half in turn
         **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
+        # .48 of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
+        "fedlayerprune": (8 * (5187 - 0.52 * 5056) + 2 * 649) * 3 * 50,
         "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
     }.get(name, whole)
     assert run.method.paper_bytes(run.net, 4, 3, 50) == round(expected)

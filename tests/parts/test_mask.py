@@ -163,3 +163,15 @@ def test_density_is_exact_after_any_steps(
         assert bool((left <= mask).all())
     if rule.steps(rounds):
         assert int(mask.sum()) == target
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, float("-inf")]), min_size=1, max_size=12),
+    st.integers(0, 12),
+)
+def test_best_is_a_stable_sort(scores: list[float], n: int) -> None:
+    score = torch.tensor(scores)
+    expected = torch.zeros(len(scores), dtype=torch.bool)
+    expected[torch.argsort(score, descending=True, stable=True)[:n]] = True
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert torch.equal(best(score.to(dtype), n), expected)

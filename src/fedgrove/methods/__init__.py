@@ -29,6 +29,7 @@ from .fedavg import FedAvg
 from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
+from .fedlayerprune import FedLayerPrune
 from .fedprox import FedProx
 from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
@@ -52,6 +53,7 @@ __all__ = [
     "FedBN",
     "FedCHAR",
     "FedDrop",
+    "FedLayerPrune",
     "FedProx",
     "FedRolex",
     "FedSNIP",

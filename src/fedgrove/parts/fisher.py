@@ -1,0 +1,217 @@
+"""What gradients on one mini-batch say: how much a weight matters, and how much a layer does.
+
+Each part is a pure function of tensors that :class:`~fedgrove.core.Measure` runs on the client
+after training. Per-sample gradients are taken one after the other: any network can do that, and
+only one gradient is held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from .. import trees
+from ..core import Batch, Carry
+from ..errors import check
+from ..nets import Net
+from ..seeds import numpy_rng
+from ..trees import Tree
+from .objective import Objective
+
+Measured = Callable[[Net, Tree, Batch, Carry], Tree]
+
+
+@dataclass(frozen=True)
+class Fisher:
+    r"""FedLayerPrune, Eq. 9: the diagonal of the Fisher information on one mini-batch.
+
+    :math:`\hat I_i = \frac{1}{n}\sum_{x,y} (\partial \ell(w; x, y) / \partial w_i)^2`, smoothed
+    over the rounds a client takes part in (Eq. 10): :math:`I \leftarrow \rho I + (1 - \rho)\hat I`.
+    :math:`\rho` -> ``smoothing``. With ``per_sample=False`` it is the square of the mini-batch's
+    gradient, which is what the paper's "one additional backward pass" gives.
+
+    Differs from the paper: the first estimate is taken whole, where a moving average from 0 would
+    only be smaller by a factor.
+    """
+
+    smoothing: float = 0.9
+    per_sample: bool = True
+
+    def __post_init__(self) -> None:
+        check(0 <= self.smoothing < 1, "smoothing", self.smoothing, "in [0, 1)")
+
+    def of(self, objective: Objective) -> Measured:
+        """The sum over a mini-batch of squared gradients by prunable weight."""
+        if self.per_sample:
+            return _SquaredPerSample(objective)
+        return _SquaredOfBatch(objective)
+
+    def smoothed(self, before: Mapping[str, Tensor] | None, now: Mapping[str, Tensor]) -> Tree:
+        """Eq. 10: the moving average with one more estimate.
+
+        >>> Fisher(0.9).smoothed({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})["w"]
+        tensor([1.1000])
+        """
+        if before is None:
+            return dict(now)
+        rho = self.smoothing
+        return trees.map(lambda old, new: rho * old + (1 - rho) * new, before, now)
+
+
+@dataclass(frozen=True)
+class _SquaredPerSample:
+    objective: Objective
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        total = trees.map(torch.zeros_like, trees.pick(params, net.layout.prunable))
+        for weight, gradient in per_sample(self.objective, net, params, batch, carry):
+            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, total, gradient)
+        return trees.map(lambda sum_: sum_ / batch.weight.sum().clamp(min=1), total)
+
+
+@dataclass(frozen=True)
+class _SquaredOfBatch:
+    objective: Objective
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        gradient = grad(loss_at(self.objective, net, params, batch, carry))(
+            trees.pick(params, net.layout.prunable)
+        )
+        return trees.map(torch.square, gradient)
+
+
+def loss_at(
+    objective: Objective, net: Net, params: Tree, batch: Batch, carry: Carry
+) -> Callable[[Tree], Tensor]:
+    """The mean loss of a batch as a function of the prunable weights, without dropout."""
+
+    def loss(weights: Tree) -> Tensor:
+        tree = {**params, **weights}
+        out = net(tree, batch.x, train=False)
+        # The objective sees the tensors that the network sees, so that its own terms have a
+        # gradient too.
+        mean, _ = objective(out, trees.pick(tree, net.layout.params), batch, carry)
+        return mean
+
+    return loss
+
+
+def per_sample(
+    objective: Objective, net: Net, params: Tree, batch: Batch, carry: Carry
+) -> Iterator[tuple[Tensor, Tree]]:
+    """Each example's weight (0 for padding) and its gradient by prunable weight."""
+    weights = trees.pick(params, net.layout.prunable)
+    for i in range(batch.x.shape[0]):
+        # Of weight 1: the gradient of padding is finite, and its own weight then leaves it out.
+        one = Batch(
+            x=batch.x[i : i + 1],
+            y=batch.y[i : i + 1],
+            weight=torch.ones_like(batch.weight[i : i + 1]),
+            index=batch.index[i : i + 1],
+            position=batch.position,
+        )
+        yield batch.weight[i], grad(loss_at(objective, net, params, one, carry))(weights)
+
+
+# ---- how strong a layer's gradients are ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GradientVariance:
+    r"""FedLayerPrune, Eq. 8, right: the variance of a layer's gradients.
+
+    :math:`s_l = \frac{1}{d_l} \sum_{i \in l} \mathrm{Var}_{x,y}\,(\partial \ell / \partial w_i)`,
+    over the examples of one mini-batch.
+    """
+
+    def of(self, objective: Objective) -> Measured:
+        """By layer: the mean square, and the squared mean, of its gradients."""
+        return _Moments(objective)
+
+    def value(self, sums: Tree, examples: int) -> dict[str, float]:
+        """The variance by layer; rounding may leave it just below 0."""
+        return {name: max(0.0, float(moments[0] - moments[1])) for name, moments in sums.items()}
+
+
+@dataclass(frozen=True)
+class _Moments:
+    objective: Objective
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        weights = trees.pick(params, net.layout.prunable)
+        total = trees.map(torch.zeros_like, weights)
+        squares = trees.map(torch.zeros_like, weights)
+        for weight, gradient in per_sample(self.objective, net, params, batch, carry):
+            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g, total, gradient)
+            squares = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, squares, gradient)
+        examples = batch.weight.sum().clamp(min=1)
+
+        def moments(sum_: Tensor, square: Tensor) -> Tensor:
+            return torch.stack([(square / examples).mean(), (sum_ / examples).square().mean()])
+
+        return trees.map(moments, total, squares)
+
+
+@dataclass(frozen=True)
+class HessianTrace:
+    r"""FedLayerPrune, Eq. 8, left: the trace of a layer's block of the Hessian, by Hutchinson.
+
+    :math:`\mathrm{tr}\,H^{(l)} \approx \frac{1}{m} \sum_v v_l^\top (H v)_l` with :math:`m` vectors
+    of random signs (Hutchinson 1990), on one mini-batch. :math:`m` -> ``draws``. Negative estimates
+    count as 0. Per layer the cost is that of two backward passes for each draw, whatever the number
+    of layers.
+    """
+
+    draws: int = 4
+
+    def __post_init__(self) -> None:
+        check(self.draws >= 1, "draws", self.draws, "1 or more")
+
+    def of(self, objective: Objective) -> Measured:
+        """By layer: the estimate of the trace."""
+        return _Hutchinson(objective, self.draws)
+
+    def value(self, sums: Tree, examples: int) -> dict[str, float]:
+        """The estimate by layer."""
+        return {name: max(0.0, float(trace)) for name, trace in sums.items()}
+
+
+@dataclass(frozen=True)
+class _Hutchinson:
+    objective: Objective
+    draws: int
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        weights = trees.pick(params, net.layout.prunable)
+        loss = loss_at(self.objective, net, params, batch, carry)
+        total: Tree = {}
+        for draw in range(self.draws):
+            direction = {k: signs_like(v, draw, k) for k, v in weights.items()}
+            curvature = grad(_slope(loss, direction))(weights)
+            trace = trees.map(lambda hv, v: (hv * v).sum(), curvature, direction)
+            total = trees.map(torch.add, total, trace) if total else trace
+        return trees.map(lambda sum_: sum_ / self.draws, total)
+
+
+def _slope(loss: Callable[[Tree], Tensor], direction: Tree) -> Callable[[Tree], Tensor]:
+    """The derivative of the loss in a direction, v'g; its own gradient is Hv.
+
+    Twice backwards, which more layers can do than once forwards and once backwards.
+    """
+
+    def slope(weights: Tree) -> Tensor:
+        products = trees.map(lambda g, v: (g * v).sum(), grad(loss)(weights), direction)
+        return torch.stack(list(products.values())).sum()
+
+    return slope
+
+
+def signs_like(weight: Tensor, draw: int, name: str) -> Tensor:
+    """Random signs in the shape of a weight; the same ones for the same draw and name."""
+    # numpy's numbers, as torch's would differ where an engine maps this over many clients.
+    bits = numpy_rng(draw, name).integers(0, 2, size=tuple(weight.shape))
+    return torch.from_numpy(2 * bits - 1).to(device=weight.device, dtype=weight.dtype)
