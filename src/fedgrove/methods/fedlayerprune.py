@@ -52,7 +52,7 @@ from ..core import (
     Task,
     Train,
 )
-from ..errors import check
+from ..errors import InputError, check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.fisher import Fisher
@@ -151,6 +151,7 @@ class FedLayerPrune:
         """The initial model, whole."""
         prunable = weights_to_prune(start.layout, 0.0 if self.prunes else 1.0)
         p_base = self._base(start.net, start.rounds)
+        _check_examples(start)
         # Refuses a network with layers that the rates do not know.
         self.rates(start.layout, p_base)
         groups = groups_of(start.net)
@@ -299,7 +300,7 @@ class FedLayerPrune:
         packet = Packet(trees.masked(carry["local"], own), _unless_whole(own))
         metrics: dict[str, float] = {}
         if self.rates.measures is not None:
-            figures = self.rates.measures.value(carry["layers"], client.info.examples)
+            figures = self.rates.measures.value(carry["layers"])
             metrics = _numbered(figures.values())
         memory = {}
         if self.prunes and isinstance(self.score, Fisher):
@@ -359,6 +360,16 @@ class FedLayerPrune:
             numbers += layout.size - mean_rate(layout, rates) * layout.prunable_size
         bitmap = math.ceil(layout.size / 8)
         return round(2 * cohort * (4 * numbers + rounds * bitmap))
+
+
+def _check_examples(start: Start) -> None:
+    """Refuse a client without training examples; of a million clients some are looked at."""
+    for client in start.some_clients(1000):
+        if start.clients[client].examples == 0:
+            raise InputError(
+                f"client {client} has no training examples, and importances are measured on a "
+                "mini-batch; leave it out of the data, or take fewer clients."
+            )
 
 
 # ---- masks ---------------------------------------------------------------------------------------

@@ -132,9 +132,11 @@ class GradientVariance:
         """By layer: the mean square, and the squared mean, of its gradients."""
         return _Moments(objective)
 
-    def value(self, sums: Tree, examples: int) -> dict[str, float]:
+    def value(self, measured: Tree) -> dict[str, float]:
         """The variance by layer; rounding may leave it just below 0."""
-        return {name: max(0.0, float(moments[0] - moments[1])) for name, moments in sums.items()}
+        return {
+            name: max(0.0, float(moments[0] - moments[1])) for name, moments in measured.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -175,9 +177,9 @@ class HessianTrace:
         """By layer: the estimate of the trace."""
         return _Hutchinson(objective, self.draws)
 
-    def value(self, sums: Tree, examples: int) -> dict[str, float]:
+    def value(self, measured: Tree) -> dict[str, float]:
         """The estimate by layer."""
-        return {name: max(0.0, float(trace)) for name, trace in sums.items()}
+        return {name: max(0.0, float(trace)) for name, trace in measured.items()}
 
 
 @dataclass(frozen=True)

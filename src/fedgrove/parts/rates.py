@@ -9,6 +9,8 @@ anybody has measured.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -48,7 +50,7 @@ class LayerMeasure(Protocol):
     def of(self, objective: Objective) -> Callable[[Net, Tree, Batch, Carry], Tree]:
         """The pure function that :class:`~fedgrove.core.Measure` sums."""
 
-    def value(self, sums: Tree, examples: int) -> dict[str, float]:
+    def value(self, measured: Tree) -> dict[str, float]:
         """One number of 0 or more per weight tensor."""
 
 
@@ -208,10 +210,11 @@ class LearnedSensitivity:
             return dict.fromkeys(names, p)
         sizes = {name: layout.count([name]) for name in names}
         cost = {name: evidence[name] / sizes[name] for name in names}
-        least = 0.01 * max(cost.values())
-        if least <= 0:
+        largest = max(cost.values())
+        # Nothing costs anything: no layer is more sensitive than another.
+        if largest < 1e-30:
             return dict.fromkeys(names, p)
-        wanted = {name: 1 / max(cost[name], least) for name in names}
+        wanted = {name: 1 / max(cost[name] / largest, 0.01) for name in names}
         return self._filled(wanted, sizes, min(p, self.most))
 
     def _filled(self, wanted: Rates, sizes: Mapping[str, int], p: float) -> Rates:
@@ -240,33 +243,34 @@ class LossIncrease:
     probe: float
 
     def of(self, objective: Objective) -> Callable[[Net, Tree, Batch, Carry], Tree]:
-        """Loss times examples: of the whole network, and with each layer pruned."""
+        """The loss of the whole network, under the name "", and with each layer pruned."""
 
         def losses(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
             def loss(tree: Tree) -> torch.Tensor:
                 out = net(tree, batch.x, train=False)
                 mean, _ = objective(out, {k: tree[k] for k in net.layout.params}, batch, carry)
-                return mean * batch.weight.sum()
+                return mean
 
             found = {"": loss(params)}
             for name in net.layout.prunable:
                 weight = params[name]
-                size = weight.flatten().abs().sort().values
                 # Not best(), which selects in numpy: here an engine may run many clients at once.
-                threshold = size[round(self.probe * (size.numel() - 1))]
+                ordered = weight.flatten().abs().sort().values
+                count = max(1, round(self.probe * weight.numel()))
+                threshold = ordered[count - 1]
                 pruned = torch.where(weight.abs() > threshold, weight, 0.0)
                 found[name] = loss({**params, name: pruned})
             return found
 
         return losses
 
-    def value(self, sums: Tree, examples: int) -> dict[str, float]:
-        """The increase per example; 0 where pruning made the loss smaller."""
-        before = float(sums[""])
+    def value(self, measured: Tree) -> dict[str, float]:
+        """The increase by layer; 0 where pruning made the loss smaller."""
+        before = float(measured[""])
         increases: dict[str, float] = {}
-        for name, after in sums.items():
+        for name, after in measured.items():
             if name:
-                increases[name] = max(0.0, (float(after) - before) / examples)
+                increases[name] = max(0.0, float(after) - before)
         return increases
 
 
@@ -284,8 +288,10 @@ def capped(rates: Mapping[str, float], p_max: float) -> Rates:
 
 def mean_rate(layout: Layout, rates: Mapping[str, float]) -> float:
     """The pruned share of all prunable weights."""
-    pruned = sum(rate * layout.count([name]) for name, rate in rates.items())
-    return pruned / layout.prunable_size
+    shapes = layout.shapes
+    sizes = {name: math.prod(shapes[name]) for name in rates}
+    pruned = sum(rate * sizes[name] for name, rate in rates.items())
+    return pruned / sum(sizes.values())
 
 
 def base_for(
@@ -299,11 +305,13 @@ def base_for(
     """The p_base with which the kept share of the prunable weights, averaged over the rounds, is
     ``density``; refuses one that the cap does not allow."""
 
+    # Most rounds share their factor with others: the level parts of the schedule.
+    factors = Counter(schedule(t, rounds) for t in range(rounds))
+
     def kept(p_base: float) -> float:
         total = 0.0
-        for t in range(rounds):
-            p = p_base * schedule(t, rounds)
-            total += 1 - mean_rate(layout, capped(rates(layout, p), p_max))
+        for factor, count in factors.items():
+            total += count * (1 - mean_rate(layout, capped(rates(layout, p_base * factor), p_max)))
         return total / rounds
 
     # So high a base that every layer which is pruned at all is at the cap in every round.
@@ -317,8 +325,8 @@ def base_for(
     )
     low = 0.0
     high = highest
-    # Bisection: what is kept falls as the base rises. 100 halvings leave nothing of 1e6.
-    for _ in range(100):
+    # Bisection: what is kept falls as the base rises. 60 halvings leave 1e-12 of 1e6.
+    for _ in range(60):
         middle = (low + high) / 2
         if kept(middle) > density:
             low = middle
