@@ -160,7 +160,8 @@ def test_a_client_prunes_inside_the_mask_it_trained_under(tmp_path: Path) -> Non
                 assert bool((~mask[name] | before.mask[name]).all())
                 kept = float(mask[name].float().mean())
                 assert kept <= 1 - min(rates[name], 0.8) + 1 / mask[name].numel()
-        regrown = after.round % 2 == 0
+        # Every two rounds, but not after the last: nothing would train what comes back.
+        regrown = after.round == 2
         if not regrown:
             assert all(bool((~after.mask[k] | before.mask[k]).all()) for k in layout.prunable)
         # Scores travel in the rounds before a regrowth, and in no other.
@@ -173,7 +174,7 @@ def test_scores_are_counted_as_scores(tmp_path: Path) -> None:
     costs = []
     for _, _, reports, _ in exchanges(run):
         costs.append(sum(report.cost["up"].get("scores", 0) for report in reports))
-    assert [cost > 0 for cost in costs] == [False, True, False, True]
+    assert [cost > 0 for cost in costs] == [False, True, False, False]
 
 
 def test_channels_are_really_gone(tmp_path: Path) -> None:

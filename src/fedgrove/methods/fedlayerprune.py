@@ -210,8 +210,13 @@ class FedLayerPrune:
         return tasks
 
     def _regrows_after(self, state: State) -> bool:
-        """Whether weights come back after this round."""
-        return self.prunes and self.regrow > 0 and (state.round + 1) % self.every == 0
+        """Whether weights come back after this round.
+
+        Not after the last one: they come back with values of long ago, which need training.
+        """
+        completed = state.round + 1
+        is_due = completed % self.every == 0 and completed < state.rounds
+        return self.prunes and self.regrow > 0 and is_due
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Eqs. 11 and 12: the mean over those who keep a weight, and the vote on the mask."""
