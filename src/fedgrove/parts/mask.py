@@ -61,13 +61,16 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
     if n >= score.numel():
         mask = torch.ones_like(score, dtype=torch.bool)
     else:
-        # Not topk, which decides ties as it likes: here those at the threshold are taken in order,
-        # which gives the same mask on every machine. A full sort would take twenty times as long.
+        # A threshold, as a full sort would take twenty times as long.
         threshold = _nth_largest(score, n)
-        above = score > threshold
-        tied = score == threshold
-        room = n - int(above.sum())
-        mask = above | (tied & (tied.cumsum(0) <= room))
+        mask = score >= threshold
+        if int(mask.sum()) > n:
+            # Not topk, which decides ties as it likes: those at the threshold are taken in order,
+            # which gives the same mask on every machine.
+            above = score > threshold
+            tied = mask & ~above
+            room = n - int(above.sum())
+            mask = above | (tied & (tied.cumsum(0) <= room))
     if among is not None:
         # Fewer than n places may be allowed, or have a score of -inf themselves.
         mask = mask & among
