@@ -29,6 +29,7 @@ from .fedavg import FedAvg
 from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
+from .feddst import FedDST
 from .fedprox import FedProx
 from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
@@ -51,6 +52,7 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedCHAR",
+    "FedDST",
     "FedDrop",
     "FedProx",
     "FedRolex",

@@ -36,7 +36,7 @@ from ..core import (
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.allocate import GlobalRank, Uniform
+from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
@@ -61,7 +61,7 @@ class FixedPrune:
 
     density: float = 0.3
     score: Magnitude = Magnitude()
-    allocation: Uniform | GlobalRank = Uniform()
+    allocation: Uniform | GlobalRank | ERK = Uniform()
     mean: Averaging = WeightedMean()
     """Over the pruned models as they are sent: what a client pruned counts as 0."""
     objective: Objective = ProblemLoss()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,3 +51,45 @@ class GlobalRank:
         # minlength keeps a count for the last layers even where none of their weights is kept.
         counts = torch.bincount(layer_of_place[best], minlength=len(scores))
         return dict(zip(scores, counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class ERK:
+    r"""Erdos-Renyi kernel (Evci et al. 2020; Mocanu et al. 2018): small layers stay denser.
+
+    Layer :math:`l` keeps :math:`\epsilon \sum_i D_{li}` weights, its density is
+    :math:`\epsilon \sum_i D_{li} / \prod_i D_{li}`, where :math:`D_l` are the dimensions of its
+    weight (outputs, inputs, height and width of a kernel). One :math:`\epsilon` for the network
+    meets the density; layers that would keep more than all are full, and :math:`\epsilon` is found
+    for the rest. The number over all layers is exact: what rounding down leaves goes to the layers
+    of largest remainder, of equal ones to the earlier.
+
+    >>> ERK()({"a": torch.ones(4, 6), "b": torch.ones(10, 10), "c": torch.ones(2, 2)}, 0.5)
+    {'a': 20, 'b': 40, 'c': 4}
+    """
+
+    def __call__(self, scores: Mapping[str, Tensor], density: float) -> dict[str, int]:
+        """The number of weights kept, per layer."""
+        sizes = {layer: score.numel() for layer, score in scores.items()}
+        dimensions = {layer: sum(score.shape) for layer, score in scores.items()}
+        counts: dict[str, int] = {}
+        left = round(density * sum(sizes.values()))
+        free = list(sizes)
+        while free:
+            epsilon = left / sum(dimensions[layer] for layer in free)
+            full = [layer for layer in free if epsilon * dimensions[layer] >= sizes[layer]]
+            if not full:
+                break
+            for layer in full:
+                counts[layer] = sizes[layer]
+                left -= sizes[layer]
+                free.remove(layer)
+        shares = {layer: epsilon * dimensions[layer] for layer in free}
+        for layer, share in shares.items():
+            counts[layer] = math.floor(share)
+            left -= counts[layer]
+        # A stable sort: of equal remainders the earlier layer's comes first.
+        by_remainder = sorted(free, key=lambda layer: counts[layer] - shares[layer])
+        for layer in by_remainder[:left]:
+            counts[layer] += 1
+        return {layer: counts[layer] for layer in scores}
