@@ -37,6 +37,7 @@ SLIM = {"densities": (0.5,), "guided": 1, "tune": 1, "score": FilterL1()}
 SMALL: dict[str, dict[str, Any]] = {
     "hermes": SLIM,
     "safl": SLIM | {"clusters": 2},
+    "fedprune": {"every": 1},
     "feddst": {"every": 1, "until": 2, "churn": 0.3},
     **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedrolex", "heterofl")},
 }

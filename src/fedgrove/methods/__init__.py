@@ -31,6 +31,7 @@ from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
 from .fedprox import FedProx
+from .fedprune import FedPrune
 from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
 from .fixedprune import FixedPrune
@@ -55,6 +56,7 @@ __all__ = [
     "FedDST",
     "FedDrop",
     "FedProx",
+    "FedPrune",
     "FedRolex",
     "FedSNIP",
     "FixedPrune",
