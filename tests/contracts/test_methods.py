@@ -65,7 +65,8 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
 
 
 SENDS_MASKS = {
-    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune", "fedlayerprune"),
+    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
+    *("fedlayerprune", "feddst", "fedprune"),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
 }
 
@@ -164,6 +165,7 @@ def test_takes_every_average(method, rule: Averaging, net: str, tmp_path: Path) 
 
 
 ONE_GROUP = {
+    "feddst": methods.FedDST(),  # nobody readjusts a mask in the first round
     "ifca": methods.IFCA(clusters=1),
     "feddrop": methods.FedDrop(widths=(1.0,)),
     "hermes": methods.Hermes(densities=()),
@@ -234,6 +236,8 @@ OFF = {
     "global-ft": methods.GlobalFT(density=1.0, pull=UNPULLED),
     "fedchar": methods.FedCHAR(warmup=1, clusters=1),  # as ditto
     "fedsnip": methods.FedSNIP(density=1.0),
+    "feddst": methods.FedDST(density=1.0),
+    "fedprune": methods.FedPrune(density=1.0),
     "efficientfl": methods.EfficientFL(density=1.0, bits=0),
     "ifca": methods.IFCA(clusters=1),
     "heterofl": methods.HeteroFL(),  # these devices hold all of it
@@ -304,6 +308,14 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         # phases .5, .1, .4: three fifths of the rounds are dense; and a dense exchange with all four
         **dict.fromkeys(("ca-afp", "global-ft"), (0.6 + 0.4 * 0.3) * whole + 8 * 5187 * 4),
         "fedchar": 8 * 5187 * 3 * 51,
+        # A step after each of 49 rounds, down to .3 of 5056 weights: the mean over the 50 rounds is .65 of them, to
+        # rounding; 131 biases; and 49 times 4 bytes a weight.
+        "fedprune": 8 * 131 * 3 * 50
+        + 8 * 3 * sum(round(5056 * (1 - 0.7 * s / 49)) for s in range(50))
+        + 4 * 5056 * 3 * 49,
+        # A fifth of 768 + 4096 + 192 = 5056 weights is 1011, and 131 biases. Readjusted in rounds 0 and 1, so two masks
+        # go up and three down, one bit a weight.
+        "feddst": 8 * (1011 + 131) * 3 * 50 + 5056 / 8 * 3 * 5,
         "ifca": 4 * 5187 * (3 + 1) * 3 * 50,
         # half the units: 12*32+32 = 416, 32*32+32 = 1056, 32*3+3 = 99: 1571 in all. One round of stage 1 with all four,
         # 49 of stage 2; K = 2: (2K + 1) M + p M

@@ -29,8 +29,10 @@ from .fedavg import FedAvg
 from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
+from .feddst import FedDST
 from .fedlayerprune import FedLayerPrune
 from .fedprox import FedProx
+from .fedprune import FedPrune
 from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
 from .fixedprune import FixedPrune
@@ -52,9 +54,11 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedCHAR",
+    "FedDST",
     "FedDrop",
     "FedLayerPrune",
     "FedProx",
+    "FedPrune",
     "FedRolex",
     "FedSNIP",
     "FixedPrune",
