@@ -381,8 +381,8 @@ def notes(setting: Setting, clients: int | None = None, rounds: int | None = Non
             "Quick: a few rounds of a few clients. No figure here says anything about a method."
         )
     lines.append(
-        f"{setting.data}: {clients or s.clients} clients, {rounds or where.rounds} rounds of "
-        f"{s.epochs} epochs, {where.net}."
+        f"{setting.data}: {clients or s.clients} clients, {rounds or where.rounds} rounds, "
+        f"epochs per round: {s.epochs}; {where.net}."
     )
     lines.append(
         "Every client is scored on its own held-out data and counts alike; the paper scores the "
