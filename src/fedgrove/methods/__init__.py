@@ -41,6 +41,7 @@ from .heterofl import HeteroFL
 from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
+from .lotteryfl import LotteryFL
 from .safl import SAFL
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "HeteroFL",
     "LGFedAvg",
     "Local",
+    "LotteryFL",
     "find",
     "find_own",
     "label_of",
