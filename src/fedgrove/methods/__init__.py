@@ -30,6 +30,7 @@ from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
+from .fedmp import FedMP
 from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
@@ -56,6 +57,7 @@ __all__ = [
     "FedCHAR",
     "FedDST",
     "FedDrop",
+    "FedMP",
     "FedProx",
     "FedPrune",
     "FedRolex",
