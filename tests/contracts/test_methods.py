@@ -66,7 +66,7 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
 
 SENDS_MASKS = {
     *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
-    *("fedlayerprune", "feddst", "fedprune"),
+    *("fedlayerprune", "feddst", "fedmp", "fedprune", "lotteryfl"),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
 }
 
@@ -165,6 +165,7 @@ def test_takes_every_average(method, rule: Averaging, net: str, tmp_path: Path) 
 
 
 ONE_GROUP = {
+    "lotteryfl": methods.LotteryFL(density=1.0),
     "feddst": methods.FedDST(),  # nobody readjusts a mask in the first round
     "ifca": methods.IFCA(clusters=1),
     "feddrop": methods.FedDrop(widths=(1.0,)),
@@ -238,6 +239,8 @@ OFF = {
     "fedsnip": methods.FedSNIP(density=1.0),
     "feddst": methods.FedDST(density=1.0),
     "fedprune": methods.FedPrune(density=1.0),
+    "fedmp": methods.FedMP(most=0.0),
+    "lotteryfl": methods.LotteryFL(density=1.0),
     "efficientfl": methods.EfficientFL(density=1.0, bits=0),
     "ifca": methods.IFCA(clusters=1),
     "heterofl": methods.HeteroFL(),  # these devices hold all of it
@@ -313,6 +316,17 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "fedprune": 8 * 131 * 3 * 50
         + 8 * 3 * sum(round(5056 * (1 - 0.7 * s / 49)) for s in range(50))
         + 4 * 5056 * 3 * 49,
+        # 150 draws of 4 clients: each is drawn 37 times and two once more. Nine tenths are left each time, down to half:
+        # 5056, 4550, 4095, 3686, 3317, 2985, 2686, 2528 weights, then 2528; and 131 biases. Each of the first seven
+        # times in between is once what goes up and once what comes down.
+        "lotteryfl": 4
+        * (
+            2 * 131 * 150
+            + 4 * (5056 + 2 * (4550 + 4095 + 3686 + 3317 + 2985 + 2686) + 2528)
+            + 2 * 2528 * (150 - 28)
+        ),
+        # Ratio .4: 38 of 64 units: 12*38+38 = 494, 38*38+38 = 1482, 38*3+3 = 117: 2093.
+        "fedmp": 8 * 2093 * 3 * 50,
         # A fifth of 768 + 4096 + 192 = 5056 weights is 1011, and 131 biases. Readjusted in rounds 0 and 1, so two masks
         # go up and three down, one bit a weight.
         "feddst": 8 * (1011 + 131) * 3 * 50 + 5056 / 8 * 3 * 5,

@@ -31,6 +31,7 @@ from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
 from .fedlayerprune import FedLayerPrune
+from .fedmp import FedMP
 from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
@@ -42,6 +43,7 @@ from .heterofl import HeteroFL
 from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
+from .lotteryfl import LotteryFL
 from .safl import SAFL
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "FedDST",
     "FedDrop",
     "FedLayerPrune",
+    "FedMP",
     "FedProx",
     "FedPrune",
     "FedRolex",
@@ -67,6 +70,7 @@ __all__ = [
     "HeteroFL",
     "LGFedAvg",
     "Local",
+    "LotteryFL",
     "find",
     "find_own",
     "label_of",
