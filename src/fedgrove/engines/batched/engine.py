@@ -74,9 +74,9 @@ from .graphs import GraphCache
 from .stacking import (
     Job,
     Work,
+    carry_shapes,
     data_and_seed,
     find_duplicates,
-    shapes_of,
     split_into_stacks,
     stack_carries,
     stack_hyperparameters,
@@ -350,8 +350,7 @@ class Batched:
     def _memory_key(self, jobs: Sequence[Job], number: int) -> Any:
         """Work, stage, width and trees: stacks that agree in these take equal memory per client."""
         job = jobs[0]
-        shapes = tuple((name, shapes_of(tree)) for name, tree in sorted(job.carry.items()))
-        return (job.work.key, number, width_class(job.thin), shapes)
+        return (job.work.key, number, width_class(job.thin), carry_shapes(job.carry))
 
     def _bytes_per_client(self, run_stage: StackedStage, jobs: Sequence[Job], number: int) -> int:
         """The memory that torch takes from the device while a few clients do the first steps.
