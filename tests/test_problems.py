@@ -21,8 +21,8 @@ from torch import Tensor
 import fedgrove as fg
 from fedgrove import data, methods, nets, trees
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.core import AnyMethod, Engine
-from fedgrove.data import Federation
+from fedgrove.core import AnyMethod, Engine, Info
+from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import InputError
@@ -357,6 +357,25 @@ def test_mixed_federations_report_by_task(tmp_path: Path) -> None:
     print_summaries([summary], out)
     for words_of_a_row in ("rooms", "mae", "tags", "f1 %", "classes", "accuracy %"):
         assert words_of_a_row in out.getvalue()
+
+
+def switching(k: int, round: int) -> ClientData:
+    """Two examples of task a (two classes) before round 2, and then of task b (three)."""
+    task, classes = ("a", 2) if round < 2 else ("b", 3)
+    x = torch.eye(6)[: 2 * classes] + k
+    part = Examples(x, torch.arange(2 * classes) % classes)
+    return ClientData(part, part, part, Info(2 * classes, task=task))
+
+
+def test_a_client_that_switches_task_is_reported_under_the_new_one() -> None:
+    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", CLASSES, 2, 3)))
+    federation = data.from_clients(switching, 4, classes=5, problem=tasks)
+    words: dict[str, Any] = {"rounds": 3, "cohort": 4, "engine": "serial", "progress": False}
+    result = fg.run("fedavg", data=federation, evaluate=1, finetune=[0, 1], **words)
+    assert set(result.summary["tasks"]) == {"b"}
+    assert set(result.summary["finetune"]["0"]["tasks"]) == {"b"}
+    # Rounds count from 0: after r of them, clients are scored as round r finds them.
+    assert [set(line["tasks"]) for line in result.folder.metrics()] == [{"a"}, {"b"}, {"b"}]
 
 
 # ---- own problems, and what is refused -----------------------------------------------------------

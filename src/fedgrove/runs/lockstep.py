@@ -112,7 +112,7 @@ class Member:
         admission = Admission(self.run, tasks)
         try:
             reports = list(admission.reports(ledger.tally(answers)))
-            self.line |= scores(self.run, reports)
+            self.line |= scores(self.run, self.exchange.state.round, reports)
             scored = len(reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.

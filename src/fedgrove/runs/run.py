@@ -149,9 +149,9 @@ class Run:
         seed = seeds.derive(self.seed, task.round, task.to, purpose, *again(task.attempt))
         return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
 
-    def task_of(self, client: int) -> str:
-        """The task of a client in a mixed federation; else empty."""
-        return self.infos[client].task
+    def task_of(self, client: int, round: int) -> str:
+        """The task of a client in a mixed federation, which it may switch by round; else empty."""
+        return self.federation.info(client, round).task
 
     def marks(self, client: Client) -> Tree:
         """What the carry holds of a client: its own labels and its task, where there are such."""

@@ -189,12 +189,12 @@ def spread(
     }
 
 
-def scores(run: Run, reports: Sequence[Report]) -> dict[str, Any]:
-    """What a line of metrics.jsonl says of an evaluation in which these clients answered."""
+def scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]:
+    """What a line of metrics.jsonl says of a round's evaluation in which these clients answered."""
     problem = run.federation.problem
     density = {"density": round(_mean(reports, "density"), 8)}
     if isinstance(problem, Tasks):
-        return {"tasks": _by_task(run, problem, reports, 0), **density}
+        return {"tasks": _by_task(run, at_round, problem, reports, 0), **density}
     # A line without a metric is of accuracies.
     words = {} if problem.metric == ACCURACY else problem.metric.words
     return {
@@ -212,12 +212,13 @@ def _spread_of(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[s
 
 
 def _by_task(
-    run: Run, problem: Tasks, reports: Sequence[Report], epochs: int
+    run: Run, at_round: int, problem: Tasks, reports: Sequence[Report], epochs: int
 ) -> dict[str, dict[str, Any]]:
     """The figures of each task of a mixed federation of which clients were scored."""
     found: dict[str, dict[str, Any]] = {}
+    task_of = {report.of: run.task_of(report.of, at_round) for report in reports}
     for task in problem.tasks:
-        own = [report for report in reports if run.task_of(report.of) == task.name]
+        own = [report for report in reports if task_of[report.of] == task.name]
         # Nobody of a task may be in a sample, or could be scored.
         if not own:
             continue
@@ -289,7 +290,7 @@ def summarise(
         "groups": len(sizes),
         "group_sizes": sizes,
         "scored": len(reports),
-        **_headline(run, federation.problem, reports),
+        **_headline(run, state.round, federation.problem, reports),
         "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
         "params_mean": _mean(reports, "params") if reports else None,
@@ -318,7 +319,9 @@ def summarise(
     }
 
 
-def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[str, Any]:
+def _headline(
+    run: Run, at_round: int, problem: AnyProblem, reports: Sequence[Report]
+) -> dict[str, Any]:
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
     if not run.scored:
@@ -326,7 +329,7 @@ def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[
         return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, Tasks):
         # Different metrics have no common mean.
-        by_task = {str(n): _by_task(run, problem, reports, n) for n in run.finetune}
+        by_task = {str(n): _by_task(run, at_round, problem, reports, n) for n in run.finetune}
         finetune = {length: {"tasks": tasks} for length, tasks in by_task.items()}
         return {"metric": None, "tasks": by_task[last], "finetune": finetune}
     after = {str(n): _spread_of(problem.metric, reports, n) for n in run.finetune}
