@@ -494,7 +494,10 @@ class WithPrediction(Protocol):
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server trains: its networks, and a seed for this round alone."""
+    """Where the server trains: its networks, and a seed for this exchange alone.
+
+    Torch's global generator is seeded with it too, for dropout, and torch has one thread.
+    """
 
     nets: Mapping[str, Net]
     seed: int

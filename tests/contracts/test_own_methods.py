@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.conftest import make_run, play, remembered, reports, small, tensors
+from tests.conftest import answers, make_run, play, remembered, reports, small, tensors
+from torch import nn
 
 from fedgrove import trees
 from fedgrove.core import (
@@ -22,6 +23,7 @@ from fedgrove.core import (
     Outcome,
     Packet,
     Report,
+    Server,
     Stage,
     Start,
     Task,
@@ -35,12 +37,15 @@ from fedgrove.parts.aggregate import Averaging, WeightedMean
 from fedgrove.parts.local import LocalTraining
 from fedgrove.parts.objective import Objective, ProblemLoss
 from fedgrove.parts.one_model import (
+    OneModel,
     average,
     deliver_model,
     initial_model,
     send_model,
     train_cohort,
 )
+from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.rounds import evaluation
 from fedgrove.trees import Tree
 from fedgrove.wire.codec import Codec, Dense
@@ -186,3 +191,80 @@ def test_new_and_old_clients_of_our_own_methods_form_one_stack(
     state = play(run, Batched())
     list(reports(run, Batched(), evaluation(run, state, "finetune")))
     assert set(counts) == {1}
+
+
+# ---- training on the server ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServerState:
+    round: int
+    model: Tree
+    critic: Tree
+    seeds: tuple[int, ...] = ()
+    threads: int = 0
+    is_half: bool = False
+
+
+@dataclass(frozen=True)
+class ServerTrained(Plain):
+    """The server trains a net of its own, with dropout; every round takes two exchanges."""
+
+    def nets(self, net: Net) -> Mapping[str, Net]:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, 1))
+        return {"critic": Net(module.double(), net.shape)}
+
+    def init(self, start: Start) -> ServerState:
+        return ServerState(0, start.params, start.nets["critic"].params())
+
+    def fold(self, state: ServerState, reports: Iterable[Report]) -> ServerState:
+        model = average(OneModel(0, state.model), reports, self.mean).model
+        done = state.round + int(state.is_half)
+        return replace(state, round=done, model=model, is_half=not state.is_half)
+
+    def train_server(self, state: ServerState, server: Server) -> ServerState:
+        leaves = {name: v.clone().requires_grad_() for name, v in state.critic.items()}
+        x = torch.ones(8, 12, dtype=torch.float64)
+        loss = server.nets["critic"](leaves, x, train=True).logits.square().sum()
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        critic = {}
+        for (name, v), gradient in zip(leaves.items(), gradients, strict=True):
+            critic[name] = (v - 1e-3 * gradient).detach()
+        seen = (*state.seeds, server.seed)
+        return replace(state, critic=critic, seeds=seen, threads=torch.get_num_threads())
+
+
+def test_the_server_trains_the_same_wherever_clients_do(tmp_path: Path) -> None:
+    """To the bit, dropout included, however torch's generator and threads were left."""
+    torch.set_num_threads(2)
+    torch.manual_seed(1)
+    first = on_every_engine(ServerTrained(), tmp_path / "first")
+    torch.set_num_threads(1)
+    torch.manual_seed(2)
+    drawn = torch.rand(1)
+    torch.manual_seed(2)
+    run = make_run(ServerTrained(), tmp_path / "second")
+    state = play(run, Serial())
+    # The run drew nothing from the caller's generator.
+    assert torch.equal(torch.rand(1), drawn)
+    assert trees.identical(state.critic, first.state.critic)
+    assert trees.distance(state.critic, run.initial_state.critic) > 1e-4
+    assert first.state.threads == 1
+
+
+def test_every_exchange_has_a_server_seed_of_its_own_also_in_a_resumed_run(tmp_path: Path) -> None:
+    run = make_run(ServerTrained(), tmp_path / "whole")
+    whole = play(run, Serial())
+    # Three rounds of two exchanges.
+    assert len(set(whole.seeds)) == 6
+    # Stopped after three exchanges, in the middle of the second round, as lockstep does it.
+    run = make_run(ServerTrained(), tmp_path / "parts")
+    folder = RunFolder.create(tmp_path / "run", "method = 1\n")
+    member = Member(run, folder, every=0)
+    member.restore()
+    for _ in range(3):
+        member.fold(member.exchange.tasks, answers(run, Serial(), member.exchange.tasks))
+        member.commit(0.0)
+    again = Member(run, folder, every=0)
+    train_alone(again, Serial())
+    assert again.exchange.state.seeds == whole.seeds

@@ -30,12 +30,13 @@ from fedgrove.core import (
     no_packets,
 )
 from fedgrove.engines import Serial
-from fedgrove.engines.work import initial_carry, numbered, one_thread, own_randomness, perform
+from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.run import Run
+from fedgrove.seeds import one_thread, own_randomness
 from fedgrove.wire.codec import Delta, Dense
 from fedgrove.wire.count import BroadcastCosts, count_down, count_up
 from fedgrove.wire.message import write_report, write_task

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from ..errors import FedgroveError
 from ..nets import Net
 from ..parts import local
 from ..runs.run import Run
+from ..seeds import one_thread, own_randomness
 from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down, count_up
 
@@ -232,26 +232,3 @@ def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: in
             value = stage.f(run.nets[stage.net], carry[stage.of], batch, carry)
             total = value if total is None else trees.map(torch.add, total, value)
     return {} if total is None else total
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread: sums then come out the same on every machine and in every engine."""
-    before = torch.get_num_threads()
-    if before != 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if before != 1:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """Leave torch's global generator as it was."""
-    before = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)

@@ -61,10 +61,11 @@ class Member:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
         state, attempt = self.folder.restore(self.run)
         self._first_attempt = attempt
-        self._start_loop(state, attempt)
+        # One line for each exchange so far.
+        self._start_loop(state, attempt, len(self.folder.metrics()))
 
-    def _start_loop(self, state: Any, attempt: int) -> None:
-        self._loop = rounds(self.run, state, attempt)
+    def _start_loop(self, state: Any, attempt: int, number: int) -> None:
+        self._loop = rounds(self.run, state, attempt, number)
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
@@ -74,7 +75,7 @@ class Member:
     def roll_back(self) -> None:
         """Undo what a broken map did; what clients remember was not accepted yet."""
         self.run.held.restore(self._held_before)
-        self._start_loop(self.exchange.state, self.exchange.attempt)
+        self._start_loop(self.exchange.state, self.exchange.attempt, self.exchange.number)
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Send the loop its answers, and start the line of metrics that describes them."""

@@ -18,6 +18,8 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from .. import seeds
 from ..core import Answer, Server, Task, WithServerTraining
 from ..errors import EngineError
@@ -40,13 +42,17 @@ class Exchange:
     attempt: int = 0
     tally: Tally = field(default_factory=Tally)
     why_abandoned: str = ""
+    number: int = 0
+    """How many exchanges of the run came before, those that were abandoned among them."""
 
 
-def rounds(run: Run, state: Any = None, attempt: int = 0) -> Generator[Exchange, Answers, None]:
+def rounds(
+    run: Run, state: Any = None, attempt: int = 0, number: int = 0
+) -> Generator[Exchange, Answers, None]:
     """Plan, wait for the answers, gate and fold them, until ``run.rounds`` rounds are done.
 
-    With ``state`` and ``attempt``, continues from there: randomness depends on these, not on what
-    happened before.
+    With ``state``, ``attempt`` and ``number`` of an exchange, continues from there: randomness
+    depends on these, not on what happened before.
     """
     if state is None:
         state = run.initial_state
@@ -54,7 +60,8 @@ def rounds(run: Run, state: Any = None, attempt: int = 0) -> Generator[Exchange,
     why_abandoned = ""
     while state.round < run.rounds:
         tasks = plan(run, state, attempt)
-        answers = yield Exchange(state, tasks, attempt, tally, why_abandoned)
+        answers = yield Exchange(state, tasks, attempt, tally, why_abandoned, number)
+        number += 1
         admission = Admission(run, tasks, run.quorum)
         tally = admission.tally
         try:
@@ -70,11 +77,22 @@ def rounds(run: Run, state: Any = None, attempt: int = 0) -> Generator[Exchange,
         admission.settle()
         state = folded
         if isinstance(run.method, WithServerTraining):
-            seed = seeds.derive(run.seed, state.round, "server")
-            state = run.method.train_server(state, Server(run.nets, seed))
+            state = train_server(run, run.method, state, number)
         attempt = 0
         why_abandoned = ""
-    yield Exchange(state, [], 0, tally)
+    yield Exchange(state, [], 0, tally, number=number)
+
+
+def train_server(run: Run, method: WithServerTraining[Any], state: Any, number: int) -> Any:
+    """The state after the server's own training, the same to the bit wherever clients train.
+
+    ``number`` exchanges are done: of those that are no rounds, several may end in the same round.
+    """
+    seed = seeds.derive(run.seed, state.round, "server", number)
+    with seeds.one_thread(), seeds.own_randomness():
+        # For dropout, which draws from torch's global generator, as on a client.
+        torch.default_generator.manual_seed(seed)
+        return method.train_server(state, Server(run.nets, seed))
 
 
 def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
