@@ -18,6 +18,7 @@ import fedgrove
 from fedgrove import data, nets, trees
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
+from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
 from fedgrove.parts.local import Adam, LocalTraining
@@ -149,10 +150,20 @@ def test_a_users_method_is_the_same_on_every_engine(
     assert trees.distance(states["batched"], serial) < 1e-9
 
 
-def test_fedem_mixes_where_fedavg_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On users of three kinds a mixture serves clients better than one model."""
+@pytest.fixture
+def fedem(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    fedem = importlib.import_module("fedem")
+    return importlib.import_module("fedem")
+
+
+@pytest.fixture
+def fedgen(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("fedgen")
+
+
+def test_fedem_mixes_where_fedavg_cannot(fedem: ModuleType) -> None:
+    """On users of three kinds a mixture serves clients better than one model."""
     words = {"data": "motion", "rounds": 8, "evaluate": 0, "progress": False, "engine": "pool"}
     one = fedgrove.run("fedavg", **words).summary
     mixture = fedgrove.run(fedem.FedEM(), **words).summary
@@ -160,9 +171,24 @@ def test_fedem_mixes_where_fedavg_cannot(monkeypatch: pytest.MonkeyPatch) -> Non
     assert mixture["bytes_paper"] is None
 
 
-def test_fedgen_trains_its_generator_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    fedgen = importlib.import_module("fedgen")
+@pytest.mark.parametrize("name", ["rooms", "tags"])
+def test_fedem_mixes_whatever_the_targets_are(name: str, fedem: ModuleType) -> None:
+    """Three components at equal shares and one differ little; cross-entropy would be far off."""
+    words = {"data": name, "clients": 6, "rounds": 2, "progress": False, "engine": "serial"}
+    one = fedgrove.run("fedavg", **words).summary
+    mixture = fedgrove.run(fedem.FedEM(), **words).summary
+    key = f"{one['metric']}_mean"
+    assert mixture[key] == pytest.approx(one[key], rel=0.25)
+
+
+def test_fedgen_refuses_what_is_not_classes(fedgen: ModuleType) -> None:
+    with pytest.raises(
+        InputError, match="has CrossEntropy, and the targets of the data are numbers"
+    ):
+        fedgrove.run(fedgen.FedGen(), data="rooms", clients=3, rounds=1, progress=False)
+
+
+def test_fedgen_trains_its_generator_on_the_server(fedgen: ModuleType) -> None:
     result = fedgrove.run(fedgen.FedGen(), data="digits", rounds=3, progress=False, engine="serial")
     lengths = [line["figures"]["generator_length"] for line in result.folder.metrics()]
     assert len(set(lengths)) == 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from tests.conftest import play, tensors
 from torch import Tensor
 
 import fedgrove as fg
-from fedgrove import data, methods, nets, trees
+from fedgrove import core, data, methods, nets, trees
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.core import AnyMethod, Engine, Info
+from fedgrove.core import AnyMethod, Engine, Give, Info, Stage, Train
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.errors import InputError
+from fedgrove.errors import EngineError, InputError
 from fedgrove.parts.objective import CrossEntropy, ProblemLoss, Proximal
+from fedgrove.parts.one_model import send_model
 from fedgrove.problems import (
     ACCURACY,
     CLASSES,
@@ -430,6 +431,34 @@ def test_cross_entropy_is_refused_where_there_are_no_classes(tmp_path: Path) -> 
     method = methods.FedAvg(objective=CrossEntropy() + Proximal(0.1))
     with pytest.raises(InputError, match=r"targets of the data are numbers; take ProblemLoss"):
         build(method, data.load("rooms", clients=2), Memory(tmp_path))
+
+
+@dataclass(frozen=True)
+class InItsWork(methods.FedAvg):
+    """FedAvg with its loss where no field shows it."""
+
+    verb: str = "train"
+
+    def plan(self, state: Any, cohort: Sequence[int]) -> list[core.Task]:
+        return [replace(task, verb=self.verb) for task in super().plan(state, cohort)]
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        if verb == self.verb:
+            return (Train(CrossEntropy(), self.local), Give(send_model))
+        return {"use": ()}[verb]
+
+
+@pytest.mark.parametrize("name", ["rooms", "tags"])
+def test_cross_entropy_in_a_methods_work_is_refused_too(name: str, tmp_path: Path) -> None:
+    federation = data.load(name, clients=2)
+    kind = federation.problem.name
+    sentence = rf"targets of the data are {kind}; take ProblemLoss"
+    with pytest.raises(InputError, match=sentence):
+        build(InItsWork(), federation, Memory(tmp_path / "train"))
+    # A verb that nobody looks at before the run: its clients say it.
+    run = build(InItsWork(verb="learn"), federation, Memory(tmp_path / "learn"), rounds=1)
+    with pytest.raises(EngineError, match=sentence):
+        play(run, Serial())
 
 
 def test_problem_loss_is_cross_entropy_for_classes(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ class CrossEntropy(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """The mean over the examples that are not padding."""
+        # A run looks before it starts, but cannot see every stage.
+        check_fits(self, out.net.problem)
         per_example = CLASSES.losses(out.logits, batch.y, carry.get("client", {}))
         return (per_example * batch.weight).sum() / batch.weight.sum(), {}
 

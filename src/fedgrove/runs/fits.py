@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..channels.submodel import groups_from_plain
-from ..core import WithNotes
+from ..core import Train, WithNotes
 from ..errors import FedgroveError, InputError, UnfitError
 from ..nets import Net
 from ..nets.custom import file_of
+from ..parts.objective import Objective, check_fits
 
 if TYPE_CHECKING:
     from .run import Run
@@ -22,6 +23,7 @@ PARTLY = 0.5
 
 def check_fit(run: Run) -> None:
     """Let the method make its first state; what it refuses is refused with both names."""
+    _check_objectives(run)
     method = methods.name_of(run.method)
     try:
         _ = run.initial_state
@@ -40,6 +42,22 @@ def check_fit(run: Run) -> None:
             f"{method} could not make its first state, {type(error).__name__}: {error} (at "
             f"{place}); see init in {file.path}."
         ) from error
+
+
+def _check_objectives(run: Run) -> None:
+    """Refuse a loss of classes where there are none, a method's own part or in its training."""
+    objectives = [getattr(run.method, "objective", None)]
+    try:
+        stages = run.work("train")
+    except Exception:
+        # It has no such verb, or is at fault, which shows when a client is asked to train.
+        stages = ()
+    for stage in stages:
+        if isinstance(stage, Train):
+            objectives.append(stage.objective)
+    for objective in objectives:
+        if isinstance(objective, Objective):
+            check_fits(objective, run.net.problem)
 
 
 def name_of(net: Net) -> str:

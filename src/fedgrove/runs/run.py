@@ -16,7 +16,6 @@ from ..errors import EngineError, InputError, check
 from ..nets import Net
 from ..parts.gate import Gate, RecentLengths
 from ..parts.local import SGD, Adam, LocalTraining
-from ..parts.objective import Objective, check_fits
 from ..trees import Tree
 from ..wire.held import Held
 from . import scoring
@@ -228,9 +227,6 @@ def build(
         rounds = defaults.rounds
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
-    objective = getattr(method, "objective", None)
-    if isinstance(objective, Objective):
-        check_fits(objective, federation.problem)
     module = nets.build(net, federation.shape, federation.classes, seed)
     run = Run(
         method=method,
