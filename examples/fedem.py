@@ -43,8 +43,7 @@ class FedEM:
 
     def init(self, start):
         # Different draws: equal components would stay equal.
-        others = [start.fresh(m) for m in range(1, self.components)]
-        return State(0, (start.params, *others))
+        return State(0, (start.params, *(start.fresh(m) for m in range(1, self.components))))
 
     def deliver(self, state, client):
         return {f"model{m}": Packet(model) for m, model in enumerate(state.models)}
@@ -71,7 +70,8 @@ class FedEM:
     def begin(self, carry, client):
         """Equal shares at first; a client that took part before remembers its own."""
         equal = carry["model0"][client.layout.params[0]].new_full((self.components,), 1.0)
-        return {"shares": {"log": -equal.sum().log() * equal}, **carry, "model": carry["model0"]}
+        shares = carry.get("shares", {"log": -equal.sum().log() * equal})
+        return {**carry, "shares": shares, "prior": shares, "model": carry["model0"]}
 
     def send(self, carry, client):
         give = {f"model{m}": Packet(carry[f"local{m}"]) for m in range(self.components)}
@@ -94,10 +94,10 @@ def outputs_of(net, x, carry):
 
 
 def responsibility(net, batch, carry):
-    """q: for each component and example, how much of the example it explains."""
+    """q, by the shares before this round: how much of each example each component explains."""
     own = carry.get("client", {})
     losses = [net.problem.losses(each, batch.y, own) for each in outputs_of(net, batch.x, carry)]
-    return torch.softmax(carry["shares"]["log"][:, None] - torch.stack(losses), 0)
+    return torch.softmax(carry["prior"]["log"][:, None] - torch.stack(losses), 0)
 
 
 def explained(net, params, batch, carry):

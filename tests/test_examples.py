@@ -21,8 +21,8 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
-from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation
+from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.runs.rounds import draw_cohort, evaluation
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
@@ -169,6 +169,35 @@ def test_fedem_mixes_where_fedavg_cannot(fedem: ModuleType) -> None:
     mixture = fedgrove.run(fedem.FedEM(), **words).summary
     assert mixture["accuracy_mean"] > one["accuracy_mean"]
     assert mixture["bytes_paper"] is None
+
+
+def test_a_round_of_fedem_by_hand(fedem: ModuleType, tmp_path: Path) -> None:
+    """One client, one batch, one step: both halves of a round take q from the shares before it."""
+    method = fedem.FedEM(components=2, local=LocalTraining(1, 32, SGD(0.1)))
+    run = make_run(method, tmp_path, sizes=(20, 13), cohort=1, rounds=1)
+    (client,) = draw_cohort(run, 0)
+    part = run.federation.clients[client].train
+    state = play(run, Serial())
+
+    leaves = []
+    losses = []
+    for model in run.initial_state.models:
+        leaves.append({name: value.clone().requires_grad_() for name, value in model.items()})
+        logits = run.net(leaves[-1], part.x, train=True).logits
+        losses.append(torch.nn.functional.cross_entropy(logits, part.y, reduction="none"))
+    # Equal shares at first: their logarithm is the same for both, and softmax leaves it out.
+    q = torch.softmax(-torch.stack(losses).detach(), 0)
+    for m in range(2):
+        loss = (q[m] * losses[m]).mean()
+        gradients = torch.autograd.grad(loss, list(leaves[m].values()))
+        stepped = {}
+        for (name, value), gradient in zip(leaves[m].items(), gradients, strict=True):
+            stepped[name] = (value - 0.1 * gradient).detach()
+        assert trees.distance(state.models[m], stepped) < 1e-12
+    kept = run.memory.read(client, run.memory.files[client])["shares"]["log"]
+    assert kept.exp().tolist() == pytest.approx(q.mean(1).tolist(), abs=1e-12)
+    # Such shares that it matters which ones are taken.
+    assert abs(float(kept.exp()[0]) - 0.5) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["rooms", "tags"])
