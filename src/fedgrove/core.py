@@ -492,6 +492,18 @@ class WithPrediction(Protocol):
         """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure."""
 
 
+@runtime_checkable
+class WithTuning(Protocol):
+    """A method with a prediction of its own that can be fine-tuned; without this it is refused."""
+
+    @property
+    def tuned(self) -> str:
+        """The tree of the carry that is trained, in the network of that name, or else in "model".
+
+        It is what ``predict`` then gets as ``model``, and finds in the carry.
+        """
+
+
 @dataclass(frozen=True)
 class Server:
     """Where the server trains: its networks, and a seed for this exchange alone.

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import answers, make_run, play, remembered, reports, small, tensors
+from tests.conftest import answers, federation, make_run, play, remembered, reports, small, tensors
 from torch import nn
 
+import fedgrove
 from fedgrove import trees
 from fedgrove.core import (
     AnyMethod,
@@ -32,6 +33,7 @@ from fedgrove.core import (
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched import engine as batched
 from fedgrove.engines.batched.engine import Batched
+from fedgrove.errors import InputError
 from fedgrove.nets import Net, Output
 from fedgrove.parts.aggregate import Averaging, WeightedMean
 from fedgrove.parts.local import LocalTraining
@@ -47,6 +49,8 @@ from fedgrove.parts.one_model import (
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.run import build
+from fedgrove.runs.store import Memory
 from fedgrove.trees import Tree
 from fedgrove.wire.codec import Codec, Dense
 
@@ -268,3 +272,50 @@ def test_every_exchange_has_a_server_seed_of_its_own_also_in_a_resumed_run(tmp_p
     again = Member(run, folder, every=0)
     train_alone(again, Serial())
     assert again.exchange.state.seeds == whole.seeds
+
+
+# ---- a prediction of one's own -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shifted(Plain):
+    """Predicts the class after the one that the model names: the last class after the others."""
+
+    tuned: str = "model"
+
+    def predict(self, net: Net, model: Tree, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        return net(carry["model"], x, train=False).logits.roll(1, 1)
+
+
+@dataclass(frozen=True)
+class Untunable(Plain):
+    def predict(self, net: Net, model: Tree, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        return net(carry["model"], x, train=False).logits.roll(1, 1)
+
+
+def test_clients_are_scored_by_what_they_predict(tmp_path: Path) -> None:
+    played = on_every_engine(Shifted(), tmp_path / "shifted")
+    plain = on_every_engine(Plain(), tmp_path / "plain")
+    # The same training, and so the same model; on the same data, another class each.
+    assert trees.identical(played.tree, plain.tree)
+    for mine, usual in zip(played.scores, plain.scores, strict=True):
+        assert mine["test0"] + usual["test0"] <= 1
+        assert mine["test_loss0"] != usual["test_loss0"]
+        # Fine-tuning moved the model that the prediction reads.
+        assert mine["test_loss1"] != mine["test_loss0"]
+
+
+def test_what_a_prediction_may_not_read_is_not_fine_tuned(tmp_path: Path) -> None:
+    tiny = federation((12,), (20, 13))
+    with pytest.raises(InputError, match=r"untunable predicts in its own way, and does not say"):
+        build(Untunable(), tiny, Memory(tmp_path), finetune=(0, 5))
+    build(Untunable(), tiny, Memory(tmp_path), finetune=(0,))
+    build(Shifted(), tiny, Memory(tmp_path), finetune=(0, 5))
+
+
+def test_a_part_of_a_prediction_is_not_exported(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"clients": 3, "rounds": 1, "engine": "serial", "progress": False}
+    result = fedgrove.run(Untunable(), data="digits", out=tmp_path / "run", **words)
+    assert any("models/ holds the tree 'model' alone" in note for note in result.summary["notes"])
+    with pytest.raises(InputError, match="predict in their method's own way"):
+        fedgrove.export_model(result, client=0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..channels.submodel import groups_from_plain
-from ..core import Train, WithNotes
+from ..core import Train, WithNotes, WithPrediction, WithTuning
 from ..errors import FedgroveError, InputError, UnfitError
 from ..nets import Net
 from ..nets.custom import file_of
@@ -24,6 +24,7 @@ PARTLY = 0.5
 def check_fit(run: Run) -> None:
     """Let the method make its first state; what it refuses is refused with both names."""
     _check_objectives(run)
+    _check_finetune(run)
     method = methods.name_of(run.method)
     try:
         _ = run.initial_state
@@ -58,6 +59,17 @@ def _check_objectives(run: Run) -> None:
     for objective in objectives:
         if isinstance(objective, Objective):
             check_fits(objective, run.net.problem)
+
+
+def _check_finetune(run: Run) -> None:
+    """Refuse to fine-tune a model that may have no part in what a client predicts."""
+    says_what = isinstance(run.method, WithTuning)
+    if isinstance(run.method, WithPrediction) and not says_what and max(run.finetune) > 0:
+        raise InputError(
+            f"finetune is {','.join(map(str, run.finetune))}; {methods.name_of(run.method)} "
+            "predicts in its own way, and does not say what to fine-tune for that. Give 0, or the "
+            'method the name of a tree of its carry: tuned = "model".'
+        )
 
 
 def name_of(net: Net) -> str:

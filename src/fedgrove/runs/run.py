@@ -164,7 +164,7 @@ class Run:
         if verb == "evaluate":
             return scoring.evaluate_stages(self.method)
         if verb == "finetune":
-            return scoring.finetune_stages(self.method, self.finetune)
+            return scoring.finetune_stages(self.method, self.finetune, self.nets)
         return self.method.work(verb)
 
     def holds(self, task: Task) -> Holds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from ..core import (
     Train,
     WithFigures,
     WithPrediction,
+    WithTuning,
     bytes_of_paper,
 )
 from ..nets import Net
@@ -44,22 +45,36 @@ if TYPE_CHECKING:
 
 def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
     """Score the model the client would use now."""
-    score = scorer(method)
-    return (*method.work("use"), *_score_stages(score, "model", 0), _give_scores((0,), keep=False))
+    measures = _score_stages(scorer(method), tuned_tree(method), 0)
+    return (*method.work("use"), *measures, _give_scores((0,), keep=False))
 
 
-def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, ...]:
-    """Score the client's model after each number of epochs of fine-tuning; keep the last one."""
+def tuned_tree(method: AnyMethod) -> str:
+    """The tree of the carry that is scored, and fine-tuned."""
+    if isinstance(method, WithPrediction) and isinstance(method, WithTuning):
+        return method.tuned
+    return "model"
+
+
+def finetune_stages(
+    method: AnyMethod, lengths: Sequence[int], nets: Container[str] = ("model",)
+) -> tuple[Stage, ...]:
+    """Score the client's model after each number of epochs of fine-tuning; keep the last one.
+
+    ``nets`` are the names of the method's networks.
+    """
     score = scorer(method)
+    start = tuned_tree(method)
+    net = start if start in nets else "model"
     stages: list[Stage] = [*method.work("use")]
     for epochs in lengths:
         if epochs == 0:
-            stages.append(Edit(_untuned))
+            stages.append(Edit(Untuned(start)))
         else:
             recipe = method.local
             if recipe is not None:
                 recipe = replace(recipe, epochs=epochs)
-            stages.append(Train(ProblemLoss(), recipe, end=f"tuned{epochs}"))
+            stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
     return (*stages, _give_scores(lengths, keep=True))
 
@@ -74,8 +89,15 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
     return Give(_scores(lengths, keep), what_is_given)
 
 
-def _untuned(carry: Carry, client: Client) -> Carry:
-    return {**carry, "tuned0": carry["model"]}
+@dataclass(frozen=True)
+class Untuned:
+    """The model after no fine-tuning: as it is."""
+
+    tree: str
+
+    def __call__(self, carry: Carry, client: Client) -> Carry:
+        """Under the name that it would have after fine-tuning."""
+        return {**carry, "tuned0": carry[self.tree]}
 
 
 Score = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -92,11 +114,13 @@ def _score_stages(score: Score, of: str, epochs: int) -> tuple[Measure, Measure]
 class Predicted:
     """Scores what the method itself predicts."""
 
-    method: WithPrediction
+    method: Any
+    """A method that has ``predict``."""
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """As :func:`correct`."""
-        return counts(net, self.method.predict(net, params, batch.x, carry), batch, carry)
+        tuned = {**carry, tuned_tree(self.method): params}
+        return counts(net, self.method.predict(net, params, batch.x, tuned), batch, carry)
 
 
 def scorer(method: AnyMethod) -> Score:
@@ -309,12 +333,14 @@ def summarise(
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
         **_own_figures(run, state),
+        **_own_prediction(run),
         "notes": [
             *federation.notes,
             *_lonely_groups(run, sizes),
             *_sampled(len(run.scored), clients),
             *_unscored(len(reports), len(run.scored)),
             *_not_folded(lines),
+            *_partly_kept(run),
         ],
     }
 
@@ -350,6 +376,21 @@ def _own_figures(run: Run, state: Any) -> dict[str, dict[str, float]]:
     if not isinstance(run.method, WithFigures):
         return {}
     return {"figures": dict(run.method.figures(state))}
+
+
+def _own_prediction(run: Run) -> dict[str, str]:
+    """A mark where a client's model is not all that it predicts with: export refuses it."""
+    return {"prediction": "own"} if isinstance(run.method, WithPrediction) else {}
+
+
+def _partly_kept(run: Run) -> list[str]:
+    """A note that says so."""
+    if not isinstance(run.method, WithPrediction):
+        return []
+    return [
+        f"{methods.name_of(run.method)} predicts in its own way, perhaps with several models: "
+        f"models/ holds the tree '{tuned_tree(run.method)}' alone, and cannot be exported"
+    ]
 
 
 def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
