@@ -251,7 +251,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Train:
-    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if given.
+    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if there.
 
     A pure function of tensors, so that an engine may batch it over clients: the objective has no
     Python branch on data.
@@ -261,12 +261,20 @@ class Train:
     local: LocalTraining | None
     start: str = "model"
     end: str = "local"
-    mask: str = "model.mask"
+    mask: str | None = None
+    """None: the mask that came with ``start``, ``start + ".mask"``; "": none."""
     net: str = "model"
     """Which of the method's networks is trained."""
     at: Callable[[Tree, Carry], Tree] | None = None
     """The forward pass is made at ``at(params, carry)``, at masked, clustered or rounded weights,
     and its gradient moves the parameters themselves ("straight through"). Pure, like Train."""
+
+    @property
+    def mask_name(self) -> str:
+        """The name under which the carry may hold a mask."""
+        if self.mask is None:
+            return f"{self.start}.mask"
+        return self.mask
 
 
 @dataclass(frozen=True)

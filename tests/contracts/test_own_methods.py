@@ -19,6 +19,7 @@ from fedgrove.core import (
     Batch,
     Carry,
     Client,
+    Edit,
     Give,
     Measure,
     Outcome,
@@ -51,7 +52,7 @@ from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.rounds import evaluation
 from fedgrove.runs.run import build
 from fedgrove.runs.store import Memory
-from fedgrove.trees import Tree
+from fedgrove.trees import Mask, Tree
 from fedgrove.wire.codec import Codec, Dense
 
 
@@ -319,3 +320,59 @@ def test_a_part_of_a_prediction_is_not_exported(tmp_path: Path) -> None:
     assert any("models/ holds the tree 'model' alone" in note for note in result.summary["notes"])
     with pytest.raises(InputError, match="predict in their method's own way"):
         fedgrove.export_model(result, client=0)
+
+
+# ---- a masked packet of another name -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sparse:
+    round: int
+    model: Tree
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class MaskedStudent(Plain):
+    """What is trained is called "student", and every second weight of it is pruned."""
+
+    def init(self, start: Start) -> Sparse:
+        mask = {}
+        for name in start.layout.prunable:
+            places = torch.arange(start.params[name].numel())
+            mask[name] = (places % 2 == 0).view(start.params[name].shape)
+        return Sparse(0, trees.masked(start.params, mask), mask)
+
+    def deliver(self, state: Sparse, client: int) -> Mapping[str, Packet]:
+        return {"student": Packet(state.model, state.mask)}
+
+    def plan(self, state: Sparse, cohort: Sequence[int]) -> list[Task]:
+        return [Task(k, self.deliver(state, k)) for k in cohort]
+
+    def fold(self, state: Sparse, reports: Iterable[Report]) -> Sparse:
+        mean = self.mean.start(state.model)
+        for report in reports:
+            mean.add(report.give["student"].values, report.examples)
+        return replace(state, round=state.round + 1, model=mean.value())
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        if verb == "use":
+            return (Edit(use_student),)
+        return (Train(ProblemLoss(), self.local, start="student"), Give(send_student))
+
+
+def use_student(carry: Carry, client: Client) -> Carry:
+    return {**carry, "model": carry["student"], "model.mask": carry["student.mask"]}
+
+
+def send_student(carry: Carry, client: Client) -> Outcome:
+    return Outcome({"student": Packet(carry["local"], carry["student.mask"])})
+
+
+def test_a_tree_is_trained_under_the_mask_that_came_with_it(tmp_path: Path) -> None:
+    played = on_every_engine(MaskedStudent(), tmp_path)
+    state = played.state
+    for name, mask in state.mask.items():
+        assert not state.model[name][~mask].any()
+        assert state.model[name][mask].all()
+    assert {score["density"] for score in played.scores} == {0.5}

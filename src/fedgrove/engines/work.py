@@ -205,7 +205,7 @@ def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> C
     The same result as training masked, but for the order of sums; dropout draws fewer bits, and
     agrees in distribution.
     """
-    thin = structured(net, carry.get(stage.mask))
+    thin = structured(net, carry.get(stage.mask_name))
     if thin is None:
         return local.train(net, stage, carry, batches)
     small = local.train(thin.net, stage, thin.narrowed(carry), batches)

@@ -269,7 +269,7 @@ def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
     ``carry["before"]`` keeps what ``carry[end]`` was, which is what an objective sees under that
     name: a stage may start, end and be pulled to the same tree.
     """
-    tree = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    tree = trees.masked(carry[stage.start], carry.get(stage.mask_name, {}))
     params = trees.pick(tree, net.layout.params)
     return {
         **carry,
@@ -317,8 +317,8 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     # The mask comes before clipping, so that the length is that of the weights in use, and before
     # the optimiser, so that momentum moves no pruned weight. A product may leave -0.0 in the
     # gradient; a pruned weight starts as +0.0, and 0.0 minus a zero of either sign is 0.0.
-    if stage.mask in carry:
-        g = g * flat_mask(carry[stage.mask], params)
+    if stage.mask_name in carry:
+        g = g * flat_mask(carry[stage.mask_name], params)
     if local.clip is not None:
         g = g * clip_scale(g, local.clip)
     w, state = local.optimiser.step(
@@ -341,7 +341,7 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     Equal to :func:`start_training` and :func:`step` over ``batches``.
     """
     local = recipe(stage)
-    start = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    start = trees.masked(carry[stage.start], carry.get(stage.mask_name, {}))
     start_params = trees.pick(start, net.layout.params)
     w = trees.flat(start_params)
     # Parameters are views of w: when the optimiser moves w in place, the network has moved.
@@ -355,8 +355,8 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     state = local.optimiser.init(w)
     g = torch.empty_like(w)
     mask = None
-    if stage.mask in carry:
-        mask = flat_mask(carry[stage.mask], params)
+    if stage.mask_name in carry:
+        mask = flat_mask(carry[stage.mask_name], params)
     lr = float(learning_rate(local, carry))
     carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
     for batch in batches:

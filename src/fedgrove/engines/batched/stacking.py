@@ -71,7 +71,7 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
 def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
     job.thin = None
     if isinstance(stage, Train):
-        job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
+        job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
     return (carry_shapes(job.carry), width_class(job.thin))
 
 
