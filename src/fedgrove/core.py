@@ -35,7 +35,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from .errors import check
+from .errors import InputError, check
 from .seeds import torch_rng
 from .trees import Mask, Tree
 
@@ -50,6 +50,31 @@ if TYPE_CHECKING:
 
 Carry = dict[str, Tree]
 Settings = Mapping[str, float | Sequence[float]]
+
+RESERVED = {
+    "settings": "the task's numbers",
+    "client": "a client's own labels and its task",
+    "aux": "what objectives keep from step to step",
+    "own": "the model that fine-tuning leaves with a client",
+}
+"""Names of trees that are taken: no packet and no memory of a method's may be called so."""
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Refuse names that the carry has for something else."""
+    for name in names:
+        if name in RESERVED:
+            raise InputError(
+                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; "
+                "give it another name."
+            )
+        # A packet's own mask is found there.
+        if name.endswith(".mask") and what == "a packet":
+            raise InputError(
+                f"the method calls a packet {name!r}; a mask travels with its packet: "
+                "Packet(values, mask)."
+            )
+
 
 SCORING_VERBS = ("evaluate", "finetune")
 """The verbs that every run has beside its method's own; their traffic is counted apart."""

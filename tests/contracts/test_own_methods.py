@@ -20,7 +20,9 @@ from fedgrove.core import (
     Carry,
     Client,
     Edit,
+    Form,
     Give,
+    Holds,
     Measure,
     Outcome,
     Packet,
@@ -34,11 +36,11 @@ from fedgrove.core import (
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched import engine as batched
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.errors import InputError
+from fedgrove.errors import FedgroveError, InputError
 from fedgrove.nets import Net, Output
 from fedgrove.parts.aggregate import Averaging, WeightedMean
 from fedgrove.parts.local import LocalTraining
-from fedgrove.parts.objective import Objective, ProblemLoss
+from fedgrove.parts.objective import Objective, ProblemLoss, Proximal
 from fedgrove.parts.one_model import (
     OneModel,
     average,
@@ -376,3 +378,80 @@ def test_a_tree_is_trained_under_the_mask_that_came_with_it(tmp_path: Path) -> N
         assert not state.model[name][~mask].any()
         assert state.model[name][mask].all()
     assert {score["density"] for score in played.scores} == {0.5}
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Named(Plain):
+    """A pull to a tree of this name, made in an Edit, sent as a packet, or remembered."""
+
+    name: str = "anchor"
+    how: str = "edit"
+
+    def plan(self, state: Any, cohort: Sequence[int]) -> list[Task]:
+        send = dict(deliver_model(state))
+        if self.how == "packet":
+            send[self.name] = Packet(state.model)
+        return [Task(k, send) for k in cohort]
+
+    def anchor(self, carry: Carry, client: Client) -> Carry:
+        return {self.name: carry["model"], **carry}
+
+    def send(self, carry: Carry, client: Client) -> Outcome:
+        memory = {self.name: carry["local"]} if self.how == "memory" else {}
+        return Outcome({"model": Packet(carry["local"])}, memory=memory)
+
+    def training(self) -> tuple[Stage, ...]:
+        last = Give(self.send, holds_model)
+        if self.how != "edit":
+            return (Train(ProblemLoss(), self.local), last)
+        train = Train(ProblemLoss() + Proximal(1.0, to=self.name), self.local)
+        return (Edit(self.anchor), train, last)
+
+
+def holds_model(task: Task, net: Net) -> Holds:
+    return Holds({"model": Form.of(task.send["model"].values)})
+
+
+@pytest.mark.parametrize("name", ["before", "optimiser", "anchor"])
+def test_engines_take_no_name_for_themselves(name: str, tmp_path: Path) -> None:
+    on_every_engine(Named(name=name), tmp_path)
+
+
+@pytest.mark.parametrize("engine", [Serial(), Batched()], ids=["serial", "batched"])
+@pytest.mark.parametrize("how", ["packet", "memory"])
+@pytest.mark.parametrize("name", ["settings", "client", "aux", "own", "model.mask"])
+def test_names_that_are_taken_are_refused(name: str, how: str, engine: Any, tmp_path: Path) -> None:
+    if (name, how) == ("model.mask", "memory"):
+        pytest.skip("a client may remember its mask")
+    run = make_run(Named(name=name, how=how), tmp_path)
+    # A packet ends the run at once; a memory is found on the client, whose task is lost.
+    with pytest.raises(FedgroveError, match=rf"calls a {how} '{name}'"):
+        play(run, engine)
+
+
+@dataclass(frozen=True)
+class WithSecond(Plain):
+    second: str = "model"
+    trained: str = "model"
+    is_net: bool = True
+
+    def nets(self, net: Net) -> Mapping[str, Any]:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double()
+        return {self.second: Net(module, net.shape) if self.is_net else module}
+
+    def training(self) -> tuple[Stage, ...]:
+        return (Train(ProblemLoss(), self.local, net=self.trained), Give(send_model))
+
+
+def test_nets_that_cannot_be_told_apart_or_found_are_refused(tmp_path: Path) -> None:
+    tiny = federation((12,), (20, 13))
+    for method, sentence in (
+        (WithSecond(), "calls a net of its own 'model'"),
+        (WithSecond(second="critic", is_net=False), r"net 'critic' of the method is Sequential"),
+        (WithSecond(second="critic", trained="critc"), "did you mean 'critic'"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            build(method, tiny, Memory(tmp_path))

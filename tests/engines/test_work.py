@@ -84,7 +84,7 @@ def give_all(carry: Carry, client: Client) -> Outcome:
     return Outcome(
         {"model": Packet(carry["local"])},
         {"n": float(client.info.examples)},
-        {"own": carry["local"]},
+        {"mine": carry["local"]},
     )
 
 
@@ -164,7 +164,7 @@ def test_edits_see_what_came_before_and_reports_say_who_and_how_many(tmp_path: P
         {"n": run.infos[2].examples},
     )
     assert report.give["model"].values["w"].item() == 2.0
-    assert set(kept) == {"old", "own"}  # a name left out stays as it was
+    assert set(kept) == {"old", "mine"}  # a name left out stays as it was
 
 
 def test_a_client_that_keeps_nothing_new_changes_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from .. import seeds, trees
 from ..channels.shrink import structured
 from ..core import (
+    SCORING_VERBS,
     Answer,
     Batch,
     Carry,
@@ -28,6 +29,7 @@ from ..core import (
     Stage,
     Task,
     Train,
+    check_names,
 )
 from ..errors import FedgroveError
 from ..nets import Net
@@ -180,11 +182,19 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
                 outcome = stage.f(carry, client)
-    remembered: Mapping[str, Tree] = {}
-    if outcome.memory:
-        remembered = {**memory, **outcome.memory}
+    remembered = all_remembered(task, memory, outcome)
     report = Report(task.to, outcome.give, client.info.examples, outcome.metrics)
     return report, remembered
+
+
+def all_remembered(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
+    """What a client remembers after its work, also from before; empty if it is as it was."""
+    if not outcome.memory:
+        return {}
+    # The scoring itself keeps a model.
+    if task.verb not in SCORING_VERBS:
+        check_names(outcome.memory, "a memory")
+    return {**memory, **outcome.memory}
 
 
 def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) -> Carry:
@@ -193,7 +203,7 @@ def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) ->
         # Dropout draws from torch's global generator, seeded anew per stage: the same bits in any
         # process.
         torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-        net = run.nets[stage.net]
+        net = run.net_named(stage.net)
         return trained(net, stage, carry, local.epochs(net, stage, client, number))
     assert isinstance(stage, Measure)
     return {**carry, stage.name: _measured(run, stage, carry, client, number)}
@@ -229,6 +239,6 @@ def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: in
     total: Tree | None = None
     with torch.no_grad():
         for batch in client.batches(stage.over, number):
-            value = stage.f(run.nets[stage.net], carry[stage.of], batch, carry)
+            value = stage.f(run.net_named(stage.net), carry[stage.of], batch, carry)
             total = value if total is None else trees.map(torch.add, total, value)
     return {} if total is None else total

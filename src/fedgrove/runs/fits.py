@@ -23,7 +23,7 @@ PARTLY = 0.5
 
 def check_fit(run: Run) -> None:
     """Let the method make its first state; what it refuses is refused with both names."""
-    _check_objectives(run)
+    _check_training(run)
     _check_finetune(run)
     method = methods.name_of(run.method)
     try:
@@ -45,8 +45,8 @@ def check_fit(run: Run) -> None:
         ) from error
 
 
-def _check_objectives(run: Run) -> None:
-    """Refuse a loss of classes where there are none, a method's own part or in its training."""
+def _check_training(run: Run) -> None:
+    """Refuse a loss of classes where there are none, and nets that are not there."""
     objectives = [getattr(run.method, "objective", None)]
     try:
         stages = run.work("train")
@@ -55,6 +55,7 @@ def _check_objectives(run: Run) -> None:
         stages = ()
     for stage in stages:
         if isinstance(stage, Train):
+            run.net_named(stage.net)
             objectives.append(stage.objective)
     for objective in objectives:
         if isinstance(objective, Objective):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from .. import seeds
-from ..core import Answer, Server, Task, WithServerTraining
+from ..core import Answer, Server, Task, WithServerTraining, check_names
 from ..errors import EngineError
 from .admission import Admission, Tally, TooFewReports
 from .run import Run, again
@@ -108,6 +108,7 @@ def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
 
 def stamped(run: Run, task: Task, round: int, attempt: int = 0) -> Task:
     """A task with what the round loop knows of it."""
+    check_names(task.send, "a packet")
     return replace(task, round=round, attempt=attempt, memory=run.memory.files.get(task.to))
 
 

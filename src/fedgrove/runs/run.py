@@ -12,7 +12,7 @@ import torch
 from .. import nets, problems, seeds
 from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
-from ..errors import EngineError, InputError, check
+from ..errors import EngineError, InputError, check, unknown
 from ..nets import Net
 from ..parts.gate import Gate, RecentLengths
 from ..parts.local import SGD, Adam, LocalTraining
@@ -121,9 +121,21 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.derive(self.seed, "nets"))
             others = self.method.nets(self.net)
-        for net in others.values():
+        for name, net in others.items():
+            if name == "model":
+                raise InputError(
+                    "the method calls a net of its own 'model', which is the name of the run's "
+                    "net; give it another name."
+                )
+            check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")
             net.problem = self.net.problem
         return {**others, "model": self.net}
+
+    def net_named(self, name: str) -> Net:
+        """The network of a stage."""
+        if name not in self.nets:
+            raise unknown("net of the method", name, self.nets)
+        return self.nets[name]
 
     @cached_property
     def start(self) -> Start:

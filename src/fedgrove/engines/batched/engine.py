@@ -66,7 +66,15 @@ from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
 from ...wire.count import BroadcastCosts
-from ..work import CLIENT_FAILURES, crashed, initial_carry, numbered, with_cost, with_memory
+from ..work import (
+    CLIENT_FAILURES,
+    all_remembered,
+    crashed,
+    initial_carry,
+    numbered,
+    with_cost,
+    with_memory,
+)
 from . import grouped
 from .alone import can_stack, run_alone
 from .device_data import DeviceData, DeviceSplit
@@ -190,11 +198,9 @@ class Batched:
         if job.lost is not None:
             return job.lost
         outcome = job.outcome
-        remembered = {}
         try:
             report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
-            if outcome.memory:
-                remembered = {**job.client.memory, **outcome.memory}
+            remembered = all_remembered(job.task, job.client.memory, outcome)
         except Exception as error:
             # As where the last stage gives something else than an outcome.
             return crashed(job.task, error)
@@ -212,7 +218,7 @@ class Batched:
                 templates.append(to_template(stage, []))
             else:
                 templates.append(type(stage))
-        nets = [self._net_key(run.nets[stage.net]) for _, stage in stages if stacks(stage)]
+        nets = [self._net_key(run.net_named(stage.net)) for _, stage in stages if stacks(stage)]
         return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
