@@ -13,13 +13,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core import Answer, Engine, EngineWithNotes, Job, Task, WithFigures
+from ..core import Answer, Engine, EngineWithNotes, Job, Task
 from ..errors import EngineError, FedgroveError
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from . import fits
 from .admission import Admission, TooFewReports, unanswered
 from .folder import RunFolder
+from .guard import figures_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
 from .scoring import scores, summarise
@@ -91,8 +92,7 @@ class Member:
             **ledger.parts(),
             **self.exchange.tally.line(),
         }
-        if isinstance(self.run.method, WithFigures):
-            self.line["figures"] = dict(self.run.method.figures(self.exchange.state))
+        self.line |= figures_of(self.run.method, self.exchange.state)
         if self.exchange.why_abandoned:
             self.line["abandoned"] = self.exchange.why_abandoned
         else:

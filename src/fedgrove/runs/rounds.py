@@ -24,6 +24,7 @@ from .. import seeds
 from ..core import Answer, Server, Task, WithServerTraining, check_names
 from ..errors import EngineError
 from .admission import Admission, Tally, TooFewReports
+from .guard import calling, check_state, noted
 from .run import Run, again
 
 Answers = Iterable[tuple[Task, Answer]]
@@ -66,8 +67,11 @@ def rounds(
         tally = admission.tally
         try:
             # Lazy: reports pass the gate while `fold` draws them through it.
-            reports = admission.reports(answers)
-            folded = run.method.fold(state, reports)
+            broken: list[BaseException] = []
+            reports = noted(admission.reports(answers), broken)
+            with calling(run.method, "fold", others=broken):
+                folded = run.method.fold(state, reports)
+            check_state(run.method, "fold", folded)
             # A method that stops early has not seen all: the rest still counts towards the quorum.
             deque(reports, maxlen=0)
         except TooFewReports as error:
@@ -92,13 +96,18 @@ def train_server(run: Run, method: WithServerTraining[Any], state: Any, number: 
     with seeds.one_thread(), seeds.own_randomness():
         # For dropout, which draws from torch's global generator, as on a client.
         torch.default_generator.manual_seed(seed)
-        return method.train_server(state, Server(run.nets, seed))
+        with calling(run.method, "train_server"):
+            trained = method.train_server(state, Server(run.nets, seed))
+    check_state(run.method, "train_server", trained)
+    return trained
 
 
 def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
     """The tasks of the next exchange, stamped with round, attempt and version of memory."""
-    planned = run.method.plan(state, draw_cohort(run, state.round, attempt))
-    clients = [task.to for task in planned]
+    cohort = draw_cohort(run, state.round, attempt)
+    with calling(run.method, "plan"):
+        planned = run.method.plan(state, cohort)
+        clients = [task.to for task in planned]
     if not clients:
         raise EngineError(f"the method planned no task for round {state.round}.")
     if len(set(clients)) < len(clients):
@@ -128,6 +137,6 @@ def evaluation(run: Run, state: Any, verb: str = "evaluate") -> list[Task]:
     """Tasks that have every client that is scored score the model it would use now."""
     tasks = []
     for k in run.scored:
-        model = run.method.deliver(state, k)
+        model = run.deliver(state, k)
         tasks.append(stamped(run, Task(k, model, verb=verb), state.round))
     return tasks

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import nets, problems, seeds
-from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task, WithNets
+from ..core import AnyMethod, Client, Give, Holds, Info, Packet, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
 from ..nets import Net
@@ -21,6 +21,7 @@ from ..wire.held import Held
 from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
+from .guard import calling
 from .store import Memory
 
 SCORED_UP_TO = 10_000
@@ -174,10 +175,11 @@ class Run:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does: the method's own verbs, and the two that every run has."""
         if verb == "evaluate":
-            return scoring.evaluate_stages(self.method)
+            return scoring.evaluate_stages(self.method, self.work("use"))
         if verb == "finetune":
-            return scoring.finetune_stages(self.method, self.finetune, self.nets)
-        return self.method.work(verb)
+            return scoring.finetune_stages(self.method, self.work("use"), self.finetune, self.nets)
+        with calling(self.method, f"work({verb!r})"):
+            return self.method.work(verb)
 
     def holds(self, task: Task) -> Holds:
         """What the answer to a task holds, as its last stage says."""
@@ -185,7 +187,13 @@ class Run:
         last = stages[-1] if stages else None
         if not isinstance(last, Give):
             raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
-        return last.holds(task, self.net)
+        with calling(self.method, "holds"):
+            return last.holds(task, self.net)
+
+    def deliver(self, state: Any, client: int) -> Mapping[str, Packet]:
+        """What a client is sent in order to use the model now."""
+        with calling(self.method, "deliver"):
+            return self.method.deliver(state, client)
 
 
 def again(attempt: int) -> tuple[int, ...]:

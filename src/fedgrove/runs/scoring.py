@@ -26,7 +26,6 @@ from ..core import (
     Stage,
     Task,
     Train,
-    WithFigures,
     WithPrediction,
     WithTuning,
     bytes_of_paper,
@@ -36,6 +35,7 @@ from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
+from .guard import calling, figures_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 # ---- what a client does --------------------------------------------------------------------------
 
 
-def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
-    """Score the model the client would use now."""
+def evaluate_stages(method: AnyMethod, use: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Score the model the client would use now; ``use`` brings it into the carry."""
     measures = _score_stages(scorer(method), tuned_tree(method), 0)
-    return (*method.work("use"), *measures, _give_scores((0,), keep=False))
+    return (*use, *measures, _give_scores((0,), keep=False))
 
 
 def tuned_tree(method: AnyMethod) -> str:
@@ -57,7 +57,7 @@ def tuned_tree(method: AnyMethod) -> str:
 
 
 def finetune_stages(
-    method: AnyMethod, lengths: Sequence[int], nets: Container[str] = ("model",)
+    method: AnyMethod, use: Sequence[Stage], lengths: Sequence[int], nets: Container[str]
 ) -> tuple[Stage, ...]:
     """Score the client's model after each number of epochs of fine-tuning; keep the last one.
 
@@ -66,7 +66,7 @@ def finetune_stages(
     score = scorer(method)
     start = tuned_tree(method)
     net = start if start in nets else "model"
-    stages: list[Stage] = [*method.work("use")]
+    stages: list[Stage] = [*use]
     for epochs in lengths:
         if epochs == 0:
             stages.append(Edit(Untuned(start)))
@@ -120,7 +120,9 @@ class Predicted:
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """As :func:`correct`."""
         tuned = {**carry, tuned_tree(self.method): params}
-        return counts(net, self.method.predict(net, params, batch.x, tuned), batch, carry)
+        with calling(self.method, "predict"):
+            logits = self.method.predict(net, params, batch.x, tuned)
+        return counts(net, logits, batch, carry)
 
 
 def scorer(method: AnyMethod) -> Score:
@@ -321,7 +323,7 @@ def summarise(
         "macs": layout.macs,
         **training.totals(),
         **training.parts(),
-        "bytes_paper": bytes_of_paper(run.method, run.net, clients, run.cohort, run.rounds),
+        "bytes_paper": _paper_bytes(run),
         # A line of an exchange after which nobody was scored has no such key.
         "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
         "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
@@ -332,7 +334,7 @@ def summarise(
         f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
-        **_own_figures(run, state),
+        **figures_of(run.method, state),
         **_own_prediction(run),
         "notes": [
             *federation.notes,
@@ -371,11 +373,9 @@ def _prefix(problem: AnyProblem) -> str:
     return "metric" if isinstance(problem, Tasks) else problem.metric.name
 
 
-def _own_figures(run: Run, state: Any) -> dict[str, dict[str, float]]:
-    """A method's own figures of its last state."""
-    if not isinstance(run.method, WithFigures):
-        return {}
-    return {"figures": dict(run.method.figures(state))}
+def _paper_bytes(run: Run) -> int | None:
+    with calling(run.method, "paper_bytes"):
+        return bytes_of_paper(run.method, run.net, len(run.infos), run.cohort, run.rounds)
 
 
 def _own_prediction(run: Run) -> dict[str, str]:
@@ -441,7 +441,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
     labels: list[int | bytes] = []
     known = trees.Digests()
     for k in run.served:
-        packet = run.method.deliver(state, k).get("model")
+        packet = run.deliver(state, k).get("model")
         labels.append(k if packet is None else known.of(packet.values))
     return sorted(Counter(labels).values(), reverse=True)
 
