@@ -118,9 +118,26 @@ def test_labels_of_ones_own_are_a_smaller_softmax() -> None:
     # Of several labels one that is not there is never said, and costs nothing.
     both = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     only = LABELS.losses(outputs, both, own)
-    assert only.tolist() == pytest.approx(
-        (2 / 3 * LABELS.losses(outputs[:, [0, 2]], both[:, [0, 2]], {})).tolist()
-    )
+    alone = LABELS.losses(outputs[:, [0, 2]], both[:, [0, 2]], {})
+    assert only.tolist() == pytest.approx(alone.tolist())
+
+
+def test_labels_that_a_client_lacks_are_not_in_the_mean() -> None:
+    """One label of five, said wrongly: a loss of ln(1 + e^3) and no label right, not four fifths."""
+    outputs = torch.tensor([[-3.0, 5.0, 5.0, 5.0, 5.0]])
+    y = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]])
+    own = client_marks(LABELS, 5, (0,), "")
+    problem = replace(LABELS, metric=LABEL_ACCURACY)
+    sums = problem.sums(outputs, y, torch.ones(1), own)
+    assert float(sums["loss"]) == pytest.approx(math.log(1 + math.exp(3)))
+    assert float(sums["value"]) == 0
+    # In a mixed federation, where the label is one of the second task's.
+    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", problem, 2, 5, columns=5)))
+    marks = client_marks(tasks, 7, (0,), "b")
+    beside = torch.cat([torch.zeros(1, 2), outputs], 1)
+    found = tasks.own_sums(tasks.sums(beside, y, torch.ones(1), marks), "b")
+    assert found["loss"] == pytest.approx(math.log(1 + math.exp(3)))
+    assert found["value"] == 0
 
 
 def test_tasks_take_each_its_own_loss_and_let_no_other_gradient_through() -> None:
