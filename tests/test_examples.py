@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -138,16 +139,22 @@ def test_a_users_method_is_the_same_on_every_engine(
     own_method: Any, net: str, tmp_path: Path
 ) -> None:
     states = {}
+    scores = {}
     for engine in (Serial(), Pool(workers=2), Batched(), Wired()):
         run = make_run(own_method, tmp_path / engine.name, net=net)
         state = play(run, engine)
         states[engine.name] = tensors(state)
-        assert len(list(reports(run, engine, evaluation(run, state)))) == 4
+        answered = reports(run, engine, evaluation(run, state))
+        scores[engine.name] = [dict(report.metrics) for report in answered]
         engine.close()
     serial = states.pop("serial")
     assert trees.identical(states["pool"], serial)
     assert trees.identical(states["wired"], serial)
     assert trees.distance(states["batched"], serial) < 1e-9
+    assert len(scores["serial"]) == 4
+    assert scores["pool"] == scores["wired"] == scores["serial"]
+    for stacked, alone in zip(scores["batched"], scores["serial"], strict=True):
+        assert stacked == pytest.approx(alone, abs=1e-9)
 
 
 @pytest.fixture
@@ -200,6 +207,20 @@ def test_a_round_of_fedem_by_hand(fedem: ModuleType, tmp_path: Path) -> None:
     assert abs(float(kept.exp()[0]) - 0.5) > 1e-3
 
 
+def test_fedem_predicts_in_a_clients_own_shares(fedem: ModuleType) -> None:
+    """Two models that give 3:1 and 1:3 for two classes, in shares of .9 and .1: .7 and .3."""
+    net = Net(torch.nn.Linear(1, 2), (1,))
+    odds = torch.tensor([3.0, 1.0]).log()
+    carry = {
+        "model0": {"weight": torch.zeros(2, 1), "bias": odds},
+        "model1": {"weight": torch.zeros(2, 1), "bias": -odds},
+        "shares": {"log": torch.tensor([0.9, 0.1]).log()},
+    }
+    logits = fedem.FedEM(components=2).predict(net, carry["model0"], torch.ones(1, 1), carry)
+    # .9 * 3/4 + .1 * 1/4 = .7
+    assert torch.softmax(logits, 1)[0].tolist() == pytest.approx([0.7, 0.3])
+
+
 @pytest.mark.parametrize("name", ["rooms", "tags"])
 def test_fedem_mixes_whatever_the_targets_are(name: str, fedem: ModuleType) -> None:
     """Three components at equal shares and one differ little; cross-entropy would be far off."""
@@ -208,6 +229,30 @@ def test_fedem_mixes_whatever_the_targets_are(name: str, fedem: ModuleType) -> N
     mixture = fedgrove.run(fedem.FedEM(), **words).summary
     key = f"{one['metric']}_mean"
     assert mixture[key] == pytest.approx(one[key], rel=0.25)
+
+
+def test_fedgen_trains_clients_on_what_is_generated(fedgen: ModuleType, tmp_path: Path) -> None:
+    """From the second round on: the first generator was not trained."""
+    models = {}
+    for weight in (0.0, 1.0):
+        for rounds in (1, 2):
+            folder = tmp_path / f"{weight}-{rounds}"
+            run = make_run(fedgen.FedGen(weight=weight), folder, rounds=rounds)
+            models[weight, rounds] = play(run, Serial()).model
+    assert trees.identical(models[0.0, 1], models[1.0, 1])
+    assert trees.distance(models[0.0, 2], models[1.0, 2]) > 1e-3
+
+
+def test_a_term_of_fedgen_by_hand(fedgen: ModuleType) -> None:
+    """A head of zeros says both classes alike: ln 2, times the weight; nothing in round 0."""
+    net = Net(torch.nn.Linear(3, 2), (3,))
+    params = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    out = net(params, torch.zeros(1, 3), train=True)
+    made = {"features": torch.ones(4, 3), "y": torch.tensor([0, 1, 1, 0])}
+    for number, expected in ((0.0, 0.0), (1.0, 0.5 * math.log(2))):
+        carry = {"generated": made, "settings": {"round": torch.tensor(number)}}
+        loss, _ = fedgen.Generated(0.5)(out, params, None, carry)
+        assert float(loss) == pytest.approx(expected)
 
 
 def test_fedgen_refuses_what_is_not_classes(fedgen: ModuleType) -> None:

@@ -292,7 +292,11 @@ class Train:
     """Which of the method's networks is trained."""
     at: Callable[[Tree, Carry], Tree] | None = None
     """The forward pass is made at ``at(params, carry)``, at masked, clustered or rounded weights,
-    and its gradient moves the parameters themselves ("straight through"). Pure, like Train."""
+    and its gradient moves the parameters themselves ("straight through"). Pure, like Train.
+
+    It must compare equal from round to round, or batched stacks no clients of other runs with these
+    and captures its CUDA graphs anew each time: a function of a module, a method of a frozen
+    dataclass or an instance of one, and no lambda that ``work`` makes at each call."""
 
     @property
     def mask_name(self) -> str:

@@ -455,3 +455,118 @@ def test_nets_that_cannot_be_told_apart_or_found_are_refused(tmp_path: Path) -> 
     ):
         with pytest.raises(InputError, match=sentence):
             build(method, tiny, Memory(tmp_path))
+
+
+# ---- straight through, what an objective begins with, several nets -------------------------------
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """Weights to the nearest multiple of a step that the client was sent."""
+
+    def __call__(self, params: Tree, carry: Carry) -> Tree:
+        step = carry["settings"]["step"]
+        return {name: (value / step).round() * step for name, value in params.items()}
+
+
+@dataclass(frozen=True)
+class StraightThrough(Plain):
+    step: float = 0.05
+
+    def plan(self, state: Any, cohort: Sequence[int]) -> list[Task]:
+        return [Task(k, deliver_model(state), {"step": self.step}) for k in cohort]
+
+    def training(self) -> tuple[Stage, ...]:
+        return (Train(ProblemLoss(), self.local, at=Rounded()), Give(send_model))
+
+
+@pytest.mark.parametrize("net", ["mlp", "har-cnn", "bn-cnn2"])
+def test_weights_of_the_forward_pass(net: str, tmp_path: Path) -> None:
+    coarse = on_every_engine(StraightThrough(), tmp_path / "coarse", net=net)
+    fine = on_every_engine(StraightThrough(step=1e-9), tmp_path / "fine", net=net)
+    plain = play(make_run(Plain(), tmp_path / "plain", net=net), Serial())
+    # Steps too small to matter are no steps; large ones do matter.
+    assert trees.distance(fine.state.model, plain.model) < 1e-5
+    assert trees.distance(coarse.state.model, plain.model) > 1e-3
+
+
+@dataclass(frozen=True)
+class Waning(Objective):
+    """The loss, of which less counts with every step of a task; at first the share of the round."""
+
+    def begin(self, params: Tree, carry: Carry) -> Tree:
+        return {"share": 1 / (1 + carry["settings"]["round"])}
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[torch.Tensor, Tree]:
+        share = carry["aux"]["share"]
+        loss, _ = ProblemLoss()(out, params, batch, carry)
+        return share * loss, {"share": share / 2}
+
+
+@dataclass(frozen=True)
+class WithWaning(Plain):
+    def training(self) -> tuple[Stage, ...]:
+        return (Train(Waning(), self.local), Give(send_model))
+
+
+@pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])
+def test_what_an_objective_begins_with(net: str, tmp_path: Path) -> None:
+    waning = on_every_engine(WithWaning(), tmp_path / "waning", net=net)
+    plain = play(make_run(Plain(), tmp_path / "plain", net=net), Serial())
+    assert trees.distance(waning.state.model, plain.model) > 1e-3
+
+
+@dataclass(frozen=True)
+class TwoModels:
+    round: int
+    model: Tree
+    student: Tree
+
+
+@dataclass(frozen=True)
+class WithStudent(Plain):
+    """A small net is trained beside the run's own, and both are averaged."""
+
+    def nets(self, net: Net) -> Mapping[str, Net]:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 3))
+        return {"student": Net(module.double(), net.shape)}
+
+    def init(self, start: Start) -> TwoModels:
+        return TwoModels(0, start.params, start.nets["student"].params())
+
+    def deliver(self, state: TwoModels, client: int) -> Mapping[str, Packet]:
+        return {"model": Packet(state.model), "student": Packet(state.student)}
+
+    def plan(self, state: TwoModels, cohort: Sequence[int]) -> list[Task]:
+        return [Task(k, self.deliver(state, k)) for k in cohort]
+
+    def fold(self, state: TwoModels, reports: Iterable[Report]) -> TwoModels:
+        means = {name: self.mean.start(getattr(state, name)) for name in ("model", "student")}
+        for report in reports:
+            for name, mean in means.items():
+                mean.add(report.give[name].values, report.examples)
+        return TwoModels(state.round + 1, means["model"].value(), means["student"].value())
+
+    def training(self) -> tuple[Stage, ...]:
+        return (
+            Train(ProblemLoss(), self.local),
+            Train(ProblemLoss(), self.local, "student", "local_student", net="student"),
+            Give(send_both),
+        )
+
+
+def send_both(carry: Carry, client: Client) -> Outcome:
+    give = {"model": Packet(carry["local"]), "student": Packet(carry["local_student"])}
+    return Outcome(give)
+
+
+def test_a_second_net_is_trained_beside_the_first(tmp_path: Path) -> None:
+    two = on_every_engine(WithStudent(), tmp_path / "two")
+    run = make_run(Plain(), tmp_path / "one")
+    one = play(run, Serial())
+    # The first trains as it would alone, and the second moves as well.
+    assert trees.identical(two.state.model, one.model)
+    start = make_run(WithStudent(), tmp_path / "start").initial_state.student
+    assert trees.distance(two.state.student, start) > 1e-2
