@@ -526,7 +526,10 @@ class WithPrediction(Protocol):
     """A method whose clients predict otherwise than by one pass of one network: by a mixture."""
 
     def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
-        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure."""
+        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure.
+
+        ``net`` is the run's own; ``net.nets`` are all of the method's.
+        """
 
 
 @runtime_checkable

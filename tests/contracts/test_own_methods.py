@@ -570,3 +570,101 @@ def test_a_second_net_is_trained_beside_the_first(tmp_path: Path) -> None:
     assert trees.identical(two.state.model, one.model)
     start = make_run(WithStudent(), tmp_path / "start").initial_state.student
     assert trees.distance(two.state.student, start) > 1e-2
+
+
+@dataclass(frozen=True)
+class Taught(Objective):
+    """The run's own net, as the carry has it, teaches the net that is trained."""
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[torch.Tensor, Tree]:
+        teacher = out.nets["model"](carry["local"], batch.x, train=False).logits.detach()
+        away = (out.logits - teacher).square().sum(1)
+        return (away * batch.weight).sum() / batch.weight.sum(), {}
+
+
+def students_outputs(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+    logits = net.nets["student"](carry["local_student"], batch.x, train=False).logits
+    return {"sum": (logits * batch.weight[:, None]).sum(0)}
+
+
+@dataclass(frozen=True)
+class TaughtStudent(WithStudent):
+    """A student that is taught by the model, alone travels, and alone predicts (as in FedKD)."""
+
+    tuned: str = "student"
+
+    def training(self) -> tuple[Stage, ...]:
+        taught = ProblemLoss() + Taught()
+        return (
+            Train(ProblemLoss(), self.local),
+            Train(taught, self.local, "student", "local_student", net="student"),
+            Measure("outputs", students_outputs, of="local_student"),
+            Give(send_outputs, holds_outputs),
+        )
+
+    def predict(self, net: Net, model: Tree, x: torch.Tensor, carry: Carry) -> torch.Tensor:
+        return net.nets["student"](carry["student"], x, train=False).logits
+
+
+def send_outputs(carry: Carry, client: Client) -> Outcome:
+    return replace(send_both(carry, client), metrics={"first": float(carry["outputs"]["sum"][0])})
+
+
+def holds_outputs(task: Task, net: Net) -> Holds:
+    shapes = {name: Form.of(net.nets[name].params()) for name in ("model", "student")}
+    return Holds(shapes, {"first": (-1e6, 1e6)})
+
+
+def test_several_nets_and_a_prediction_of_ones_own(tmp_path: Path) -> None:
+    """Objective, Measure, holds and predict each reach the net that they need."""
+    taught = on_every_engine(TaughtStudent(), tmp_path / "taught")
+    alone = on_every_engine(WithStudent(), tmp_path / "alone")
+    assert trees.identical(taught.state.model, alone.state.model)
+    assert trees.distance(taught.state.student, alone.state.student) > 1e-3
+    # The students predict, not the models; and they are what is fine-tuned.
+    for score, other in zip(taught.scores, alone.scores, strict=True):
+        assert score["test_loss0"] != other["test_loss0"]
+        assert score["test_loss1"] != score["test_loss0"]
+    kept = [name for name in taught.tree if "/own/" in name]
+    assert kept
+    assert not any("fc1" in name for name in kept)
+
+
+class Recurrent(nn.Module):
+    """A network that ``vmap`` cannot run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(1, 3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x.unsqueeze(2))[0][:, -1]
+
+
+@dataclass(frozen=True)
+class FromRecurrent(Objective):
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[torch.Tensor, Tree]:
+        teacher = out.nets["student"](carry["student"], batch.x, train=False).logits.detach()
+        away = (out.logits - teacher).square().sum(1)
+        return (away * batch.weight).sum() / batch.weight.sum(), {}
+
+
+@dataclass(frozen=True)
+class TaughtByRecurrent(WithStudent):
+    def nets(self, net: Net) -> Mapping[str, Net]:
+        return {"student": Net(Recurrent().double(), net.shape)}
+
+    def training(self) -> tuple[Stage, ...]:
+        return (Train(FromRecurrent(), self.local), Edit(keep_student), Give(send_both))
+
+
+def keep_student(carry: Carry, client: Client) -> Carry:
+    return {**carry, "local_student": carry["student"]}
+
+
+def test_a_net_beside_the_trained_one_may_be_one_that_cannot_be_stacked(tmp_path: Path) -> None:
+    on_every_engine(TaughtByRecurrent(), tmp_path)

@@ -148,7 +148,7 @@ def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> 
     owner = ref(net)
 
     def build() -> Net:
-        return Net(smaller(module, kept, norms), shape, problem)
+        return Net(smaller(module, kept, norms), shape, problem, owner)
 
     def make() -> Net:
         alive = owner()

@@ -130,7 +130,11 @@ class Run:
                 )
             check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")
             net.problem = self.net.problem
-        return {**others, "model": self.net}
+        nets = {**others, "model": self.net}
+        # Whoever is handed one of them reaches all: objectives, predictions, `holds`.
+        for net in nets.values():
+            net.nets = nets
+        return nets
 
     def net_named(self, name: str) -> Net:
         """The network of a stage."""

@@ -216,9 +216,12 @@ class Batched:
             # Edit and Give are not stacked: of them, only the order among the stages must agree.
             if stacks(stage):
                 templates.append(to_template(stage, []))
+                # One that is not there is refused in a sentence.
+                run.net_named(stage.net)
             else:
                 templates.append(type(stage))
-        nets = [self._net_key(run.net_named(stage.net)) for _, stage in stages if stacks(stage)]
+        # All of them, since a stage reaches those it does not name as well.
+        nets = [(name, self._net_key(net)) for name, net in sorted(run.nets.items())]
         return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
@@ -269,7 +272,8 @@ class Batched:
         """A Train or Measure stage, in as few stacks as shapes and memory allow."""
         if not jobs:
             return
-        if not self._stacks(jobs[0].run.nets[stage.net]):
+        # An objective may call any of the method's networks.
+        if not all(self._stacks(net) for net in jobs[0].run.nets.values()):
             for job in jobs:
                 run_alone(job, number)
             return
