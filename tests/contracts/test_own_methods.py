@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import answers, federation, make_run, play, remembered, reports, small, tensors
+from tests.conftest import (
+    admitted,
+    answers,
+    federation,
+    make_run,
+    play,
+    remembered,
+    reports,
+    small,
+    tensors,
+)
 from torch import nn
 
 import fedgrove
@@ -101,7 +111,7 @@ def on_every_engine(method: AnyMethod, folder: Path, **words: Any) -> Played:
         run = make_run(method, folder / engine.name, **words)
         state = play(run, engine)
         scores = []
-        for report in reports(run, engine, evaluation(run, state, "finetune")):
+        for report in admitted(run, engine, evaluation(run, state, "finetune")):
             scores.append(dict(report.metrics))
         tree = {**tensors(state), **remembered(run)}
         played[engine.name] = Played(state, tree, scores)
