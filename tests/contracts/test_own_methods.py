@@ -24,6 +24,7 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
+from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.core import (
     AnyMethod,
     Batch,
@@ -43,7 +44,7 @@ from fedgrove.core import (
     Task,
     Train,
 )
-from fedgrove.engines import Pool, Serial, Wired
+from fedgrove.engines import Pool, Serial, Wired, work
 from fedgrove.engines.batched import engine as batched
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import FedgroveError, InputError
@@ -678,3 +679,57 @@ def keep_student(carry: Carry, client: Client) -> Carry:
 
 def test_a_net_beside_the_trained_one_may_be_one_that_cannot_be_stacked(tmp_path: Path) -> None:
     on_every_engine(TaughtByRecurrent(), tmp_path)
+
+
+# ---- a whole teacher of a student without some channels ------------------------------------------
+
+
+@dataclass(frozen=True)
+class FromTeacher(Objective):
+    """As near as it can be to what a dense model of the same net gives."""
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[torch.Tensor, Tree]:
+        teacher = out.whole(carry["teacher"], batch.x, train=False).logits.detach()
+        away = (out.logits - teacher).square().sum(1)
+        return (away * batch.weight).sum() / batch.weight.sum(), {}
+
+
+@dataclass(frozen=True)
+class Distilled(MaskedStudent):
+    """Every second channel of the student is pruned; the teacher has all."""
+
+    def init(self, start: Start) -> Sparse:
+        channels = {}
+        for group in groups_of(start.net):
+            channels[group.name] = torch.arange(group.size) % 2 == 0
+        mask = channel_mask(start.net, channels)
+        return Sparse(0, trees.masked(start.params, mask), mask)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        if verb == "use":
+            return (Edit(use_student),)
+        train = Train(FromTeacher(), self.local, start="student", whole=("teacher",))
+        return (Edit(dense_teacher), train, Give(send_student))
+
+
+def dense_teacher(carry: Carry, client: Client) -> Carry:
+    teacher = {name: value + 0.05 for name, value in client.start.items()}
+    return {**carry, "teacher": teacher}
+
+
+@pytest.mark.parametrize("net", ["har-cnn", "bn-cnn2"])
+def test_a_teacher_stays_whole_beside_a_narrow_student(
+    net: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training without the channels is training with them masked, on every engine."""
+    thin = on_every_engine(Distilled(), tmp_path / "thin", net=net)
+    monkeypatch.setattr(work, "structured", lambda net, mask: None)
+    run = make_run(Distilled(), tmp_path / "masked", net=net)
+    masked = play(run, Serial())
+    # Running statistics of channels that are not there mean nothing.
+    params = run.net.layout.params
+    mine = trees.pick(thin.state.model, params)
+    assert trees.distance(trees.pick(masked.model, params), mine) < 1e-9
+    assert trees.distance(masked.model, run.initial_state.model) > 1e-3

@@ -218,7 +218,7 @@ def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> C
     thin = structured(net, carry.get(stage.mask_name))
     if thin is None:
         return local.train(net, stage, carry, batches)
-    small = local.train(thin.net, stage, thin.narrowed(carry), batches)
+    small = local.train(thin.net, stage, thin.narrowed(carry, stage.whole), batches)
     return {**carry, stage.end: thin.widen(small[stage.end]), "aux": thin.widen(small["aux"])}
 
 

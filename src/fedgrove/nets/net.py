@@ -32,6 +32,11 @@ class Output:
         """All networks of the method by name: a teacher's is ``out.nets["teacher"]``."""
         return self.net.nets
 
+    @property
+    def whole(self) -> Net:
+        """The network in full width, where it is trained without some of its channels."""
+        return self.net.whole
+
 
 class Net:
     """A module as a pure function of its tree: ``net(tree, x, train)``.

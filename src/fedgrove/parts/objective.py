@@ -27,7 +27,8 @@ class Objective(ABC):
     """A term of a local loss: a pure function of tensors, with no Python branch on data.
 
     Where channels are pruned, parameters and features come narrow, or with zeros in some of the
-    places: sum over them, since a mean would depend on which.
+    places: sum over them, since a mean would depend on which. So do the trees of the carry, but
+    those that ``Train.whole`` names, for ``out.whole``, the network in full width.
     """
 
     @abstractmethod

@@ -438,7 +438,7 @@ class Batched:
         template, hyperparameters = stack_hyperparameters(jobs, number, self._device)
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
-            narrow_carries.append(adapter.narrow(job.carry))
+            narrow_carries.append(adapter.narrow(job.carry, stage.whole))
         carry = stack_carries(narrow_carries, self._device)
 
         # leaders[i] is the job that is trained in place of job i, mostly i itself.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,11 +184,11 @@ class WidthAdapter:
     own: Thin | None = None
     """The net in the client's own width; None: in full width."""
 
-    def narrow(self, carry: Carry) -> Carry:
-        """All trees in the width of the stack."""
+    def narrow(self, carry: Carry, whole: Collection[str]) -> Carry:
+        """All trees in the width of the stack, but those that stay whole."""
         if self.common is None:
             return carry
-        return self.common.narrowed(carry)
+        return self.common.narrowed(carry, whole)
 
     def widen(self, trained: Carry) -> Carry:
         """What was trained, in full width."""
