@@ -35,7 +35,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from .errors import check
+from .errors import InputError, check
 from .seeds import torch_rng
 from .trees import Mask, Tree
 
@@ -50,6 +50,31 @@ if TYPE_CHECKING:
 
 Carry = dict[str, Tree]
 Settings = Mapping[str, float | Sequence[float]]
+
+RESERVED = {
+    "settings": "the task's numbers",
+    "client": "a client's own labels and its task",
+    "aux": "what objectives keep from step to step",
+    "own": "the model that fine-tuning leaves with a client",
+}
+"""Names of trees that are taken: no packet and no memory of a method's may be called so."""
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Refuse names that the carry has for something else."""
+    for name in names:
+        if name in RESERVED:
+            raise InputError(
+                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; "
+                "give it another name."
+            )
+        # A packet's own mask is found there.
+        if name.endswith(".mask") and what == "a packet":
+            raise InputError(
+                f"the method calls a packet {name!r}; a mask travels with its packet: "
+                "Packet(values, mask)."
+            )
+
 
 SCORING_VERBS = ("evaluate", "finetune")
 """The verbs that every run has beside its method's own; their traffic is counted apart."""
@@ -251,7 +276,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Train:
-    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if given.
+    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if there.
 
     A pure function of tensors, so that an engine may batch it over clients: the objective has no
     Python branch on data.
@@ -261,12 +286,27 @@ class Train:
     local: LocalTraining | None
     start: str = "model"
     end: str = "local"
-    mask: str = "model.mask"
+    mask: str | None = None
+    """None: the mask that came with ``start``, ``start + ".mask"``; "": none."""
     net: str = "model"
     """Which of the method's networks is trained."""
     at: Callable[[Tree, Carry], Tree] | None = None
     """The forward pass is made at ``at(params, carry)``, at masked, clustered or rounded weights,
-    and its gradient moves the parameters themselves ("straight through"). Pure, like Train."""
+    and its gradient moves the parameters themselves ("straight through"). Pure, like Train.
+
+    It must compare equal from round to round, or batched stacks no clients of other runs with these
+    and captures its CUDA graphs anew each time: a function of a module, a method of a frozen
+    dataclass or an instance of one, and no lambda that ``work`` makes at each call."""
+    whole: tuple[str, ...] = ()
+    """Trees of the carry that keep their full width where the mask removes whole channels, and all
+    others are narrowed with the network: a teacher's, which ``out.whole`` runs."""
+
+    @property
+    def mask_name(self) -> str:
+        """The name under which the carry may hold a mask."""
+        if self.mask is None:
+            return f"{self.start}.mask"
+        return self.mask
 
 
 @dataclass(frozen=True)
@@ -489,12 +529,30 @@ class WithPrediction(Protocol):
     """A method whose clients predict otherwise than by one pass of one network: by a mixture."""
 
     def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
-        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure."""
+        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure.
+
+        ``net`` is the run's own; ``net.nets`` are all of the method's.
+        """
+
+
+@runtime_checkable
+class WithTuning(Protocol):
+    """A method with a prediction of its own that can be fine-tuned; without this it is refused."""
+
+    @property
+    def tuned(self) -> str:
+        """The tree of the carry that is trained, in the network of that name, or else in "model".
+
+        It is what ``predict`` then gets as ``model``, and finds in the carry.
+        """
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server trains: its networks, and a seed for this round alone."""
+    """Where the server trains: its networks, and a seed for this exchange alone.
+
+    Torch's global generator is seeded with it too, for dropout, and torch has one thread.
+    """
 
     nets: Mapping[str, Net]
     seed: int

@@ -346,6 +346,6 @@ def test_a_mistake_in_init_is_a_sentence_with_its_place(
     (here / "own/bad.py").write_text(text.replace("OneModel(0, start.params)", "start.no_such"))
     assert main(["run", "own/bad.py:Mine", *SMALL]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert "mine could not make its first state, AttributeError" in sentence
-    assert re.search(r"\(at bad\.py, line \d+\); see init in own/bad\.py\.$", sentence)
+    assert "mine: init ended with AttributeError" in sentence
+    assert re.search(r"\(at bad\.py, line \d+\); see own/bad\.py\. FEDGROVE_DEBUG=1", sentence)
     assert not (here / "runs").exists()

@@ -67,7 +67,7 @@ def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
 
 def settled(run: Run, stage: Train, carry: Carry) -> Carry:
     """The statistics of removed channels as if the net had been shrunk."""
-    thin = structured(run.net, carry.get(stage.mask))
+    thin = structured(run.net, carry.get(stage.mask_name))
     return carry if thin is None else {**carry, stage.end: thin.settled(carry[stage.end])}
 
 

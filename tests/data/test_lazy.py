@@ -6,9 +6,11 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import fedgrove as fg
 from fedgrove import data
 from fedgrove.core import Info
 from fedgrove.data import ClientData, Examples, Federation
@@ -40,6 +42,11 @@ class Counted:
 
 def never(k: int) -> ClientData:
     raise AssertionError(f"client {k} was made")
+
+
+def of_numpy() -> ClientData:
+    part: Any = Examples(np.zeros((4, 2)), np.zeros(4, int))  # type: ignore[arg-type]
+    return ClientData(part, part, part, Info(4))
 
 
 BYTES = 3 * (4 * 2 * 4 + 4 * 8)
@@ -90,6 +97,41 @@ def test_data_of_a_round() -> None:
     assert federation.to(torch.float64).client(2, 5).train.x[0, 0] == 25
 
 
+def growing(k: int, round: int) -> ClientData:
+    """Four rows before round 2, and then six."""
+    return made(k, rows=4 if round < 2 else 6)
+
+
+def known(k: int, round: int) -> Info:
+    return Info(4 if round < 2 else 6)
+
+
+@pytest.mark.parametrize("info", [None, known], ids=["from the data", "info(k, round)"])
+def test_a_client_may_have_other_examples_in_another_round(info: Any) -> None:
+    federation = data.from_clients(growing, 3, classes=2, info=info)
+    asked = [federation.info(1, round).examples for round in (0, 3, 1, 2)]
+    assert asked == [4, 6, 4, 6]
+    copy = pickle.loads(pickle.dumps(federation))
+    assert copy.info(1, 3) == federation.info(1, 3)
+    words: dict[str, Any] = {"rounds": 4, "cohort": 3, "engine": "serial", "progress": False}
+    summary = fg.run("fedavg", data=federation, **words).summary
+    assert summary["refused"] == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_inputs_of_numpy_are_taken_as_float32(dtype: torch.dtype) -> None:
+    def one(k: int) -> ClientData:
+        x = torch.from_numpy(np.random.default_rng(k).normal(size=(30, 6))).to(dtype)
+        y = (x[:, 0] > 0).long()
+        train, none = Examples(x[:20], y[:20]), Examples(x[:0], y[:0])
+        return ClientData(train, none, Examples(x[20:], y[20:]), Info(20))
+
+    federation = data.from_clients(one, 5, classes=2, info=lambda k: Info(20))
+    assert federation.client(3).test.x.dtype == torch.float32
+    words: dict[str, Any] = {"rounds": 1, "engine": "serial", "progress": False}
+    assert fg.run("fedavg", data=federation, **words).summary["lost"] == {}
+
+
 def test_what_was_made_is_not_pickled() -> None:
     clients = LazyClients(made, 1_000_000)
     for k in range(100):
@@ -104,6 +146,7 @@ def test_what_was_made_is_not_pickled() -> None:
     [
         ({"clients": 0}, "clients is 0"),
         ({"classes": 1}, "classes is 1"),
+        ({"client": lambda k: of_numpy()}, r"train.x of client\(0\) is .*; it must be a tensor"),
         ({"client": lambda k: (k, k)}, r"client\(0\) gives a tuple; it must give a ClientData"),
         ({"info": lambda k: Info(5)}, r"info\(0\).examples is 5; it must be what .*: 4"),
     ],

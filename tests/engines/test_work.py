@@ -30,12 +30,13 @@ from fedgrove.core import (
     no_packets,
 )
 from fedgrove.engines import Serial
-from fedgrove.engines.work import initial_carry, numbered, one_thread, own_randomness, perform
+from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.run import Run
+from fedgrove.seeds import one_thread, own_randomness
 from fedgrove.wire.codec import Delta, Dense
 from fedgrove.wire.count import BroadcastCosts, count_down, count_up
 from fedgrove.wire.message import write_report, write_task
@@ -83,7 +84,7 @@ def give_all(carry: Carry, client: Client) -> Outcome:
     return Outcome(
         {"model": Packet(carry["local"])},
         {"n": float(client.info.examples)},
-        {"own": carry["local"]},
+        {"mine": carry["local"]},
     )
 
 
@@ -163,7 +164,7 @@ def test_edits_see_what_came_before_and_reports_say_who_and_how_many(tmp_path: P
         {"n": run.infos[2].examples},
     )
     assert report.give["model"].values["w"].item() == 2.0
-    assert set(kept) == {"old", "own"}  # a name left out stays as it was
+    assert set(kept) == {"old", "mine"}  # a name left out stays as it was
 
 
 def test_a_client_that_keeps_nothing_new_changes_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ outputs as the masked one; it is really faster, and its file really smaller.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -64,9 +64,9 @@ class Thin:
             narrowed[name] = select(leaf, self.kept[name]) if is_full else leaf
         return narrowed
 
-    def narrowed(self, carry: Mapping[str, Tree]) -> dict[str, Tree]:
-        """All trees of a carry, narrowed."""
-        return {name: self.narrow(tree) for name, tree in carry.items()}
+    def narrowed(self, carry: Mapping[str, Tree], whole: Collection[str] = ()) -> dict[str, Tree]:
+        """All trees of a carry, narrowed; those called as in ``whole`` stay as they are."""
+        return {name: tree if name in whole else self.narrow(tree) for name, tree in carry.items()}
 
     def widen(self, tree: Mapping[str, Tensor]) -> Tree:
         """The inverse: removed entries become 0, those of running variances 1."""
@@ -148,7 +148,7 @@ def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> 
     owner = ref(net)
 
     def build() -> Net:
-        return Net(smaller(module, kept, norms), shape, problem)
+        return Net(smaller(module, kept, norms), shape, problem, owner)
 
     def make() -> Net:
         alive = owner()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..core import Info
 from ..errors import InputError, check, unknown
@@ -18,7 +19,7 @@ from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import ClientData, Defaults, Federation
 from .files import need, npz
-from .lazy import LazyClients
+from .lazy import LazyClients, takes_round
 from .sets import SETS, dataset_of
 from .split import VALIDATION
 
@@ -139,7 +140,7 @@ def from_clients(
     *,
     classes: int,
     problem: Problem = CLASSES,
-    info: Callable[[int], Info] | None = None,
+    info: Callable[..., Info] | None = None,
     name: str = "clients",
     labels: Sequence[str] | None = None,
     defaults: Defaults | None = None,
@@ -150,13 +151,14 @@ def from_clients(
     ``client(k)`` gives the data of client k; ``client(k, round)``, with a parameter called round,
     those of a round, where they drift or switch. The same arguments must always give the same data:
     a client may be made more than once, and in another process. ``info(k)`` says what the server
-    knows, with as many examples as the client trains on; without it the data are made to find out.
+    knows, with as many examples as the client trains on, or ``info(k, round)`` where that changes;
+    without it the data are made to find out. Inputs in float64 are taken as float32.
     ``problem`` says what the targets are; ``classes`` is how many outputs they take.
     """
     check(clients >= 1, "clients", clients, "1 or more")
     fewest = 2 if problem.name == CLASSES.name else 1
     check(classes >= fewest, "classes", classes, f"{fewest} or more")
-    by_round = "round" in inspect.signature(client).parameters
+    by_round = takes_round(client)
     first = client(0, round=0) if by_round else client(0)
     if not isinstance(first, ClientData):
         raise InputError(
@@ -164,19 +166,21 @@ def from_clients(
             "(fedgrove.data.ClientData)."
         )
     lazy = LazyClients(client, clients, info, by_round)
-    known = first.info if info is None else info(0)
+    known = first.info if info is None else lazy.info_of(0)
     check(
         len(first.train) == first.info.examples == known.examples,
         "info(0).examples",
         known.examples,
         f"what client 0 trains on and its own info says: {len(first.train)}",
     )
-    shape = tuple(first.train.x.shape[1:])
+    x = first.train.x
+    check(isinstance(x, Tensor), "train.x of client(0)", type(x), "a tensor: torch.from_numpy(x)")
+    shape = tuple(x.shape[1:])
     if labels is None:
         labels = [str(label) for label in range(classes)]
     if defaults is None:
         defaults = _own_defaults(shape)
-    return Federation(
+    federation = Federation(
         name,
         lazy,
         classes=classes,
@@ -186,6 +190,8 @@ def from_clients(
         notes=tuple(notes),
         problem=problem,
     )
+    # What numpy makes, where networks have float32.
+    return federation.to(torch.float32) if x.dtype == torch.float64 else federation
 
 
 def _from_own_arrays(

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from .. import seeds, trees
 from ..channels.shrink import structured
 from ..core import (
+    SCORING_VERBS,
     Answer,
     Batch,
     Carry,
@@ -29,11 +29,13 @@ from ..core import (
     Stage,
     Task,
     Train,
+    check_names,
 )
 from ..errors import FedgroveError
 from ..nets import Net
 from ..parts import local
 from ..runs.run import Run
+from ..seeds import one_thread, own_randomness
 from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down, count_up
 
@@ -180,11 +182,19 @@ def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, M
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
                 outcome = stage.f(carry, client)
-    remembered: Mapping[str, Tree] = {}
-    if outcome.memory:
-        remembered = {**memory, **outcome.memory}
+    remembered = all_remembered(task, memory, outcome)
     report = Report(task.to, outcome.give, client.info.examples, outcome.metrics)
     return report, remembered
+
+
+def all_remembered(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
+    """What a client remembers after its work, also from before; empty if it is as it was."""
+    if not outcome.memory:
+        return {}
+    # The scoring itself keeps a model.
+    if task.verb not in SCORING_VERBS:
+        check_names(outcome.memory, "a memory")
+    return {**memory, **outcome.memory}
 
 
 def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) -> Carry:
@@ -193,7 +203,7 @@ def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) ->
         # Dropout draws from torch's global generator, seeded anew per stage: the same bits in any
         # process.
         torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-        net = run.nets[stage.net]
+        net = run.net_named(stage.net)
         return trained(net, stage, carry, local.epochs(net, stage, client, number))
     assert isinstance(stage, Measure)
     return {**carry, stage.name: _measured(run, stage, carry, client, number)}
@@ -205,10 +215,10 @@ def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> C
     The same result as training masked, but for the order of sums; dropout draws fewer bits, and
     agrees in distribution.
     """
-    thin = structured(net, carry.get(stage.mask))
+    thin = structured(net, carry.get(stage.mask_name))
     if thin is None:
         return local.train(net, stage, carry, batches)
-    small = local.train(thin.net, stage, thin.narrowed(carry), batches)
+    small = local.train(thin.net, stage, thin.narrowed(carry, stage.whole), batches)
     return {**carry, stage.end: thin.widen(small[stage.end]), "aux": thin.widen(small["aux"])}
 
 
@@ -229,29 +239,6 @@ def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: in
     total: Tree | None = None
     with torch.no_grad():
         for batch in client.batches(stage.over, number):
-            value = stage.f(run.nets[stage.net], carry[stage.of], batch, carry)
+            value = stage.f(run.net_named(stage.net), carry[stage.of], batch, carry)
             total = value if total is None else trees.map(torch.add, total, value)
     return {} if total is None else total
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread: sums then come out the same on every machine and in every engine."""
-    before = torch.get_num_threads()
-    if before != 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if before != 1:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """Leave torch's global generator as it was."""
-    before = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)

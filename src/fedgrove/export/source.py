@@ -111,6 +111,11 @@ def opened(
             f"the run in {folder.path} is not finished, so its clients have no models yet; "
             f"resume with: fedgrove resume {folder.path}"
         )
+    if summary.get("prediction") == "own":
+        raise InputError(
+            f"the clients of {folder.path} predict in their method's own way, of which models/ "
+            "holds a part only: it cannot be exported; load the weights in Python instead."
+        )
     for key, given in (("data", data), ("net", net)):
         recorded = str(read_words(folder.config).get(key, ""))
         # config.toml holds a placeholder in angle brackets for what has no name.

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,16 @@ class Output:
     net: Net
     train: bool
 
+    @property
+    def nets(self) -> Mapping[str, Net]:
+        """All networks of the method by name: a teacher's is ``out.nets["teacher"]``."""
+        return self.net.nets
+
+    @property
+    def whole(self) -> Net:
+        """The network in full width, where it is trained without some of its channels."""
+        return self.net.whole
+
 
 class Net:
     """A module as a pure function of its tree: ``net(tree, x, train)``.
@@ -43,7 +54,11 @@ class Net:
     """
 
     def __init__(
-        self, module: nn.Module, shape: tuple[int, ...], problem: AnyProblem = CLASSES
+        self,
+        module: nn.Module,
+        shape: tuple[int, ...],
+        problem: AnyProblem = CLASSES,
+        whole: ref[Net] | None = None,
     ) -> None:
         # A module that overrides train() gets to run it before the first step.
         self.module = module.train(module.training)
@@ -56,6 +71,28 @@ class Net:
         self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
         self._head = None if head is None else module.get_submodule(head.name)
+        self._nets: Mapping[str, Net] | None = None
+        self._whole = whole
+
+    @property
+    def whole(self) -> Net:
+        """The network in full width: itself, unless it lacks channels of another one."""
+        if self._whole is None:
+            return self
+        # Without its owner a smaller network is one like any other.
+        return self._whole() or self
+
+    @property
+    def nets(self) -> Mapping[str, Net]:
+        """All networks of a method by name; ``model`` is the run's own. A run fills them in."""
+        if self.whole is not self:
+            return self.whole.nets
+        # Not stored: a network that holds itself is not freed at once.
+        return self._nets or {"model": self}
+
+    @nets.setter
+    def nets(self, nets: Mapping[str, Net]) -> None:
+        self._nets = nets
 
     def params(self) -> Tree:
         """The module's own parameters, then its float buffers: detached copies."""

@@ -13,13 +13,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core import Answer, Engine, EngineWithNotes, Job, Task, WithFigures
+from ..core import Answer, Engine, EngineWithNotes, Job, Task
 from ..errors import EngineError, FedgroveError
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from . import fits
 from .admission import Admission, TooFewReports, unanswered
 from .folder import RunFolder
+from .guard import figures_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
 from .scoring import scores, summarise
@@ -61,10 +62,11 @@ class Member:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
         state, attempt = self.folder.restore(self.run)
         self._first_attempt = attempt
-        self._start_loop(state, attempt)
+        # One line for each exchange so far.
+        self._start_loop(state, attempt, len(self.folder.metrics()))
 
-    def _start_loop(self, state: Any, attempt: int) -> None:
-        self._loop = rounds(self.run, state, attempt)
+    def _start_loop(self, state: Any, attempt: int, number: int) -> None:
+        self._loop = rounds(self.run, state, attempt, number)
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
@@ -74,7 +76,7 @@ class Member:
     def roll_back(self) -> None:
         """Undo what a broken map did; what clients remember was not accepted yet."""
         self.run.held.restore(self._held_before)
-        self._start_loop(self.exchange.state, self.exchange.attempt)
+        self._start_loop(self.exchange.state, self.exchange.attempt, self.exchange.number)
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Send the loop its answers, and start the line of metrics that describes them."""
@@ -90,8 +92,7 @@ class Member:
             **ledger.parts(),
             **self.exchange.tally.line(),
         }
-        if isinstance(self.run.method, WithFigures):
-            self.line["figures"] = dict(self.run.method.figures(self.exchange.state))
+        self.line |= figures_of(self.run.method, self.exchange.state)
         if self.exchange.why_abandoned:
             self.line["abandoned"] = self.exchange.why_abandoned
         else:
@@ -112,7 +113,7 @@ class Member:
         admission = Admission(self.run, tasks)
         try:
             reports = list(admission.reports(ledger.tally(answers)))
-            self.line |= scores(self.run, reports)
+            self.line |= scores(self.run, self.exchange.state.round, reports)
             scored = len(reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.

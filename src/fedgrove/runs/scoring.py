@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from ..core import (
     Stage,
     Task,
     Train,
-    WithFigures,
     WithPrediction,
+    WithTuning,
     bytes_of_paper,
 )
 from ..nets import Net
@@ -35,6 +35,7 @@ from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
+from .guard import calling, figures_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -42,24 +43,38 @@ if TYPE_CHECKING:
 # ---- what a client does --------------------------------------------------------------------------
 
 
-def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
-    """Score the model the client would use now."""
-    score = scorer(method)
-    return (*method.work("use"), *_score_stages(score, "model", 0), _give_scores((0,), keep=False))
+def evaluate_stages(method: AnyMethod, use: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Score the model the client would use now; ``use`` brings it into the carry."""
+    measures = _score_stages(scorer(method), tuned_tree(method), 0)
+    return (*use, *measures, _give_scores((0,), keep=False))
 
 
-def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, ...]:
-    """Score the client's model after each number of epochs of fine-tuning; keep the last one."""
+def tuned_tree(method: AnyMethod) -> str:
+    """The tree of the carry that is scored, and fine-tuned."""
+    if isinstance(method, WithPrediction) and isinstance(method, WithTuning):
+        return method.tuned
+    return "model"
+
+
+def finetune_stages(
+    method: AnyMethod, use: Sequence[Stage], lengths: Sequence[int], nets: Container[str]
+) -> tuple[Stage, ...]:
+    """Score the client's model after each number of epochs of fine-tuning; keep the last one.
+
+    ``nets`` are the names of the method's networks.
+    """
     score = scorer(method)
-    stages: list[Stage] = [*method.work("use")]
+    start = tuned_tree(method)
+    net = start if start in nets else "model"
+    stages: list[Stage] = [*use]
     for epochs in lengths:
         if epochs == 0:
-            stages.append(Edit(_untuned))
+            stages.append(Edit(Untuned(start)))
         else:
             recipe = method.local
             if recipe is not None:
                 recipe = replace(recipe, epochs=epochs)
-            stages.append(Train(ProblemLoss(), recipe, end=f"tuned{epochs}"))
+            stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
     return (*stages, _give_scores(lengths, keep=True))
 
@@ -74,8 +89,15 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
     return Give(_scores(lengths, keep), what_is_given)
 
 
-def _untuned(carry: Carry, client: Client) -> Carry:
-    return {**carry, "tuned0": carry["model"]}
+@dataclass(frozen=True)
+class Untuned:
+    """The model after no fine-tuning: as it is."""
+
+    tree: str
+
+    def __call__(self, carry: Carry, client: Client) -> Carry:
+        """Under the name that it would have after fine-tuning."""
+        return {**carry, "tuned0": carry[self.tree]}
 
 
 Score = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -92,11 +114,15 @@ def _score_stages(score: Score, of: str, epochs: int) -> tuple[Measure, Measure]
 class Predicted:
     """Scores what the method itself predicts."""
 
-    method: WithPrediction
+    method: Any
+    """A method that has ``predict``."""
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """As :func:`correct`."""
-        return counts(net, self.method.predict(net, params, batch.x, carry), batch, carry)
+        tuned = {**carry, tuned_tree(self.method): params}
+        with calling(self.method, "predict"):
+            logits = self.method.predict(net, params, batch.x, tuned)
+        return counts(net, logits, batch, carry)
 
 
 def scorer(method: AnyMethod) -> Score:
@@ -189,12 +215,12 @@ def spread(
     }
 
 
-def scores(run: Run, reports: Sequence[Report]) -> dict[str, Any]:
-    """What a line of metrics.jsonl says of an evaluation in which these clients answered."""
+def scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]:
+    """What a line of metrics.jsonl says of a round's evaluation in which these clients answered."""
     problem = run.federation.problem
     density = {"density": round(_mean(reports, "density"), 8)}
     if isinstance(problem, Tasks):
-        return {"tasks": _by_task(run, problem, reports, 0), **density}
+        return {"tasks": _by_task(run, at_round, problem, reports, 0), **density}
     # A line without a metric is of accuracies.
     words = {} if problem.metric == ACCURACY else problem.metric.words
     return {
@@ -212,12 +238,13 @@ def _spread_of(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[s
 
 
 def _by_task(
-    run: Run, problem: Tasks, reports: Sequence[Report], epochs: int
+    run: Run, at_round: int, problem: Tasks, reports: Sequence[Report], epochs: int
 ) -> dict[str, dict[str, Any]]:
     """The figures of each task of a mixed federation of which clients were scored."""
     found: dict[str, dict[str, Any]] = {}
+    task_of = {report.of: run.task_of(report.of, at_round) for report in reports}
     for task in problem.tasks:
-        own = [report for report in reports if run.task_of(report.of) == task.name]
+        own = [report for report in reports if task_of[report.of] == task.name]
         # Nobody of a task may be in a sample, or could be scored.
         if not own:
             continue
@@ -289,14 +316,14 @@ def summarise(
         "groups": len(sizes),
         "group_sizes": sizes,
         "scored": len(reports),
-        **_headline(run, federation.problem, reports),
+        **_headline(run, state.round, federation.problem, reports),
         "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
         "params_mean": _mean(reports, "params") if reports else None,
         "macs": layout.macs,
         **training.totals(),
         **training.parts(),
-        "bytes_paper": bytes_of_paper(run.method, run.net, clients, run.cohort, run.rounds),
+        "bytes_paper": _paper_bytes(run),
         # A line of an exchange after which nobody was scored has no such key.
         "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
         "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
@@ -307,18 +334,22 @@ def summarise(
         f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
-        **_own_figures(run, state),
+        **figures_of(run.method, state),
+        **_own_prediction(run),
         "notes": [
             *federation.notes,
             *_lonely_groups(run, sizes),
             *_sampled(len(run.scored), clients),
             *_unscored(len(reports), len(run.scored)),
             *_not_folded(lines),
+            *_partly_kept(run),
         ],
     }
 
 
-def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[str, Any]:
+def _headline(
+    run: Run, at_round: int, problem: AnyProblem, reports: Sequence[Report]
+) -> dict[str, Any]:
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
     if not run.scored:
@@ -326,7 +357,7 @@ def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[
         return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, Tasks):
         # Different metrics have no common mean.
-        by_task = {str(n): _by_task(run, problem, reports, n) for n in run.finetune}
+        by_task = {str(n): _by_task(run, at_round, problem, reports, n) for n in run.finetune}
         finetune = {length: {"tasks": tasks} for length, tasks in by_task.items()}
         return {"metric": None, "tasks": by_task[last], "finetune": finetune}
     after = {str(n): _spread_of(problem.metric, reports, n) for n in run.finetune}
@@ -342,11 +373,24 @@ def _prefix(problem: AnyProblem) -> str:
     return "metric" if isinstance(problem, Tasks) else problem.metric.name
 
 
-def _own_figures(run: Run, state: Any) -> dict[str, dict[str, float]]:
-    """A method's own figures of its last state."""
-    if not isinstance(run.method, WithFigures):
-        return {}
-    return {"figures": dict(run.method.figures(state))}
+def _paper_bytes(run: Run) -> int | None:
+    with calling(run.method, "paper_bytes"):
+        return bytes_of_paper(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+
+
+def _own_prediction(run: Run) -> dict[str, str]:
+    """A mark where a client's model is not all that it predicts with: export refuses it."""
+    return {"prediction": "own"} if isinstance(run.method, WithPrediction) else {}
+
+
+def _partly_kept(run: Run) -> list[str]:
+    """A note that says so."""
+    if not isinstance(run.method, WithPrediction):
+        return []
+    return [
+        f"{methods.name_of(run.method)} predicts in its own way, perhaps with several models: "
+        f"models/ holds the tree '{tuned_tree(run.method)}' alone, and cannot be exported"
+    ]
 
 
 def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
@@ -397,7 +441,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
     labels: list[int | bytes] = []
     known = trees.Digests()
     for k in run.served:
-        packet = run.method.deliver(state, k).get("model")
+        packet = run.deliver(state, k).get("model")
         labels.append(k if packet is None else known.of(packet.values))
     return sorted(Counter(labels).values(), reverse=True)
 

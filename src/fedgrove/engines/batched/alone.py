@@ -10,8 +10,9 @@ from torch.func import grad, vmap
 
 from ... import nets
 from ...nets import Net
+from ...seeds import one_thread
 from ...trees import Tree
-from ..work import crashed, one_thread, worked
+from ..work import crashed, worked
 from .stacking import Job
 
 

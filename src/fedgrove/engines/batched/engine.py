@@ -66,7 +66,15 @@ from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
 from ...wire.count import BroadcastCosts
-from ..work import CLIENT_FAILURES, crashed, initial_carry, numbered, with_cost, with_memory
+from ..work import (
+    CLIENT_FAILURES,
+    all_remembered,
+    crashed,
+    initial_carry,
+    numbered,
+    with_cost,
+    with_memory,
+)
 from . import grouped
 from .alone import can_stack, run_alone
 from .device_data import DeviceData, DeviceSplit
@@ -74,9 +82,9 @@ from .graphs import GraphCache
 from .stacking import (
     Job,
     Work,
+    carry_shapes,
     data_and_seed,
     find_duplicates,
-    shapes_of,
     split_into_stacks,
     stack_carries,
     stack_hyperparameters,
@@ -190,11 +198,9 @@ class Batched:
         if job.lost is not None:
             return job.lost
         outcome = job.outcome
-        remembered = {}
         try:
             report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
-            if outcome.memory:
-                remembered = {**job.client.memory, **outcome.memory}
+            remembered = all_remembered(job.task, job.client.memory, outcome)
         except Exception as error:
             # As where the last stage gives something else than an outcome.
             return crashed(job.task, error)
@@ -210,9 +216,12 @@ class Batched:
             # Edit and Give are not stacked: of them, only the order among the stages must agree.
             if stacks(stage):
                 templates.append(to_template(stage, []))
+                # One that is not there is refused in a sentence.
+                run.net_named(stage.net)
             else:
                 templates.append(type(stage))
-        nets = [self._net_key(run.nets[stage.net]) for _, stage in stages if stacks(stage)]
+        # All of them, since a stage reaches those it does not name as well.
+        nets = [(name, self._net_key(net)) for name, net in sorted(run.nets.items())]
         return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
@@ -263,7 +272,8 @@ class Batched:
         """A Train or Measure stage, in as few stacks as shapes and memory allow."""
         if not jobs:
             return
-        if not self._stacks(jobs[0].run.nets[stage.net]):
+        # An objective may call any of the method's networks.
+        if not all(self._stacks(net) for net in jobs[0].run.nets.values()):
             for job in jobs:
                 run_alone(job, number)
             return
@@ -350,8 +360,7 @@ class Batched:
     def _memory_key(self, jobs: Sequence[Job], number: int) -> Any:
         """Work, stage, width and trees: stacks that agree in these take equal memory per client."""
         job = jobs[0]
-        shapes = tuple((name, shapes_of(tree)) for name, tree in sorted(job.carry.items()))
-        return (job.work.key, number, width_class(job.thin), shapes)
+        return (job.work.key, number, width_class(job.thin), carry_shapes(job.carry))
 
     def _bytes_per_client(self, run_stage: StackedStage, jobs: Sequence[Job], number: int) -> int:
         """The memory that torch takes from the device while a few clients do the first steps.
@@ -429,7 +438,7 @@ class Batched:
         template, hyperparameters = stack_hyperparameters(jobs, number, self._device)
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
-            narrow_carries.append(adapter.narrow(job.carry))
+            narrow_carries.append(adapter.narrow(job.carry, stage.whole))
         carry = stack_carries(narrow_carries, self._device)
 
         # leaders[i] is the job that is trained in place of job i, mostly i itself.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,15 +69,10 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
 
 
 def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
-    # Clients with labels of their own and clients without do not stack.
-    marks = shapes_of(job.carry.get("client"))
-    if isinstance(stage, Measure):
-        job.thin = None
-        return (shapes_of(job.carry.get(stage.of)), marks, width_class(None))
-    job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
-    start = shapes_of(job.carry.get(stage.start))
-    mask = shapes_of(job.carry.get(stage.mask))
-    return (start, mask, marks, width_class(job.thin))
+    job.thin = None
+    if isinstance(stage, Train):
+        job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
+    return (carry_shapes(job.carry), width_class(job.thin))
 
 
 def width_class(thin: Thin | None) -> int:
@@ -92,10 +87,17 @@ def width_class(thin: Thin | None) -> int:
     return -(-WIDTH_CLASSES * kept // total)
 
 
-def shapes_of(tree: Tree | None) -> Any:
+def carry_shapes(carry: Carry) -> Any:
+    """The names, shapes and types of all trees, as a key.
+
+    Of all, since an objective may read any of them, or ask whether it is there: a client that
+    remembers something does not stack with one that is new.
+    """
+    return tuple((name, shapes_of(tree)) for name, tree in sorted(carry.items()))
+
+
+def shapes_of(tree: Tree) -> Any:
     """The names, shapes and types of a tree, as a key."""
-    if tree is None:
-        return None
     return tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
 
 
@@ -129,12 +131,9 @@ def stack_hyperparameters(
 
 
 def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
-    """The trees that all carries have in the same shape, one row per carry."""
+    """All trees, one row per carry; the carries have the same names and shapes."""
     stacked: Carry = {}
     for name, tree in carries[0].items():
-        shapes = shapes_of(tree)
-        if any(shapes_of(carry.get(name)) != shapes for carry in carries):
-            continue
         stacked[name] = {}
         for leaf in tree:
             stacked[name][leaf] = _stack_leaf([carry[name][leaf] for carry in carries], device)
@@ -185,11 +184,11 @@ class WidthAdapter:
     own: Thin | None = None
     """The net in the client's own width; None: in full width."""
 
-    def narrow(self, carry: Carry) -> Carry:
-        """All trees in the width of the stack."""
+    def narrow(self, carry: Carry, whole: Collection[str]) -> Carry:
+        """All trees in the width of the stack, but those that stay whole."""
         if self.common is None:
             return carry
-        return self.common.narrowed(carry)
+        return self.common.narrowed(carry, whole)
 
     def widen(self, trained: Carry) -> Carry:
         """What was trained, in full width."""
