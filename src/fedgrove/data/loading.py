@@ -22,6 +22,14 @@ from .lazy import LazyClients
 from .sets import SETS, dataset_of
 from .split import VALIDATION
 
+LARGEST = 1e30
+"""Numbers beyond this are refused: float32, in which all is computed, ends at 3e38."""
+SMALLEST_SPREAD = 1e-15
+"""Targets that are closer together are refused: float32 has no squares of much smaller errors."""
+FINEST = 1e-5
+"""The least deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a number:
+of a deviation of this size they are a hundredth, and an error may come out as 0 where it is not."""
+
 NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
 
 
@@ -206,6 +214,7 @@ def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
     is_finite = bool(np.isfinite(x).all())
     check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+    _check_size("x", x)
 
     n = len(x)
     targets = _own_targets(y, n)
@@ -258,6 +267,7 @@ def _own_targets(y: Array, n: int) -> _Targets:
         check(is_table or y.shape == (n,), "y", given, allowed)
         is_finite = bool(np.isfinite(y).all())
         check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+        _check_size("y", y)
     if is_table and is_number:
         is_yes_or_no = bool(np.isin(y, (0, 1)).all())
         if is_yes_or_no and y.shape[1] > 1:
@@ -286,6 +296,8 @@ def _own_labels(y: Array) -> _Targets:
 
 def _own_numbers(y: Array) -> _Targets:
     check(len(y) > 1, "y", f"{len(y)} numbers", "two or more")
+    for column in y.T:
+        _check_spread(column.astype(np.float64))
     notes: tuple[str, ...] = ()
     if bool((y == np.round(y)).all()):
         notes = (
@@ -294,6 +306,36 @@ def _own_numbers(y: Array) -> _Targets:
         )
     labels = tuple(f"y{column}" for column in range(y.shape[1]))
     return _Targets("numbers", np.zeros(len(y), dtype=np.int64), labels, y, notes)
+
+
+def _check_size(name: str, values: Array) -> None:
+    """Refuse numbers that float32 does not have."""
+    largest = float(np.abs(values).max(initial=0)) if values.dtype.kind == "f" else 0.0
+    given = f"{values.dtype} {values.shape} with numbers up to {largest:.3g}"
+    check(largest <= LARGEST, name, given, f"at most {LARGEST:g}; divide it by a constant")
+
+
+def _check_spread(column: Array) -> None:
+    """Refuse targets that float32 cannot tell apart, but for a constant."""
+    mean = float(column.mean())
+    deviation = float(column.std())
+    # The deviation of a constant may be a rounding error.
+    if deviation <= 1e-12 * abs(mean):
+        return
+    given = f"numbers of mean {mean:.6g} and deviation {deviation:.3g}"
+    check(
+        deviation >= SMALLEST_SPREAD,
+        "y",
+        given,
+        f"of deviation {SMALLEST_SPREAD:g} or more; multiply them by a constant",
+    )
+    check(
+        deviation >= FINEST * abs(mean),
+        "y",
+        given,
+        f"of deviation {FINEST:g} of their mean or more, as float32 cannot tell them apart; "
+        f"take a constant off first, such as y - {mean:.6g}",
+    )
 
 
 def _column(name: str, values: Any, n: int) -> Ints:
