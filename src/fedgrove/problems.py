@@ -70,6 +70,12 @@ class Metric:
         numbers = self.of_examples(outputs, y)
         if isinstance(numbers, Tensor):
             numbers = {"value": numbers}
+        taken = sorted({"loss", "total"} & numbers.keys())
+        if taken:
+            raise InputError(
+                f"the metric {self.name} gives a sum called {taken[0]}, which is the library's "
+                "own (examples, and their losses); call it otherwise."
+            )
         return {name: (number.to(weight.dtype) * weight).sum() for name, number in numbers.items()}
 
     @property

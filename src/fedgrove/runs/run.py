@@ -23,6 +23,7 @@ from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
 from .store import Memory
+from .trial import check_problem
 
 SCORED_UP_TO = 10_000
 """So many clients are all scored unless told otherwise."""
@@ -214,8 +215,8 @@ def build(
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
-    The method makes its initial state here, so that what it refuses, it refuses before a run folder
-    is made.
+    The method makes its initial state here, and loss and metric are tried, so that what is refused
+    is refused before a run folder is made.
     """
     defaults = federation.defaults
     if not federation.clients:
@@ -247,4 +248,5 @@ def build(
         faults=faults,
     )
     check_fit(run)
+    check_problem(run)
     return run

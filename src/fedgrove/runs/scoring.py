@@ -137,7 +137,8 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
                 problem = client.net.problem
                 numbers = problem.own_sums(sums, client.info.task)
                 loss = numbers["loss"] / numbers["total"]
-                metrics[f"{split}{epochs}"] = problem.of(client.info.task).metric.value(numbers)
+                metric = problem.of(client.info.task).metric
+                metrics[f"{split}{epochs}"] = float(metric.value(numbers))
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
                     metrics[f"{split}_loss{epochs}"] = loss

@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 from ... import nets
 from ...nets import Net
 from ...trees import Tree
-from ..work import crashed, one_thread, worked
+from ..work import CLIENT_FAILURES, crashed, one_thread, worked
 from .stacking import Job
 
 
@@ -94,5 +94,5 @@ def run_alone(job: Job, number: int) -> None:
     try:
         with one_thread():
             job.carry = worked(job.run, stage, job.carry, job.client, place)
-    except Exception as error:
+    except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)

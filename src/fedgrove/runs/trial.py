@@ -1,0 +1,197 @@
+"""One trial of loss and metric on a few examples of a client, before anything is written.
+
+A metric that gives a table where it should give a column is not an error to torch: it broadcasts,
+and every figure is wrong. One that raises would end the run after its last round.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import nets
+from ..data import ClientData, Examples
+from ..errors import FedgroveError, InputError
+from ..problems import Metric, Problem, Tasks, client_marks, restricted
+from ..trees import Tree
+
+if TYPE_CHECKING:
+    from .run import Run
+
+SIZES = (2, 7)
+"""Two batches, since what is right for one only by chance, such as two outputs, is not for both."""
+TRIED = 3
+"""How many clients are asked for data, where those of the first cannot be made."""
+
+
+def check_problem(run: Run) -> None:
+    """Refuse a loss or a metric that does not give a number for each example."""
+    federation = run.federation
+    problem = federation.problem
+    if not isinstance(problem, Tasks):
+        client = _some_client(run)
+        if client is not None:
+            _try(run, problem, client)
+        return
+    for number, task in enumerate(problem.tasks):
+        own = (k for k in federation.ids if run.task_of(k) == task.name)
+        for k in islice(own, 1):
+            _try(run, task.problem, federation.client(k), number)
+
+
+def _some_client(run: Run) -> ClientData | None:
+    """The first client whose data can be made; a client that has none is lost when it is asked."""
+    for k in islice(run.federation.ids, TRIED):
+        try:
+            return run.federation.client(k)
+        except FedgroveError:
+            raise
+        except Exception:
+            continue
+    return None
+
+
+def _try(run: Run, problem: Problem, client: ClientData, task: int | None = None) -> None:
+    part = _largest(client)
+    if not len(part):
+        return
+    federation = run.federation
+    own = client_marks(federation.problem, federation.classes, client.labels, client.info.task)
+    shapes: list[tuple[int, ...]] = []
+    for size in SIZES:
+        rows = torch.arange(size) % len(part)
+        outputs = _outputs(run, part.x[rows])
+        y = part.y[rows]
+        marks = own
+        if task is not None:
+            assert isinstance(federation.problem, Tasks)
+            mine = federation.problem.tasks[task]
+            outputs, y = mine.cut(outputs, y, torch.tensor(True))
+            marks = mine.own(own)
+        shapes.append(_try_loss(problem, outputs, y, marks))
+        _try_metric(problem.metric, restricted(outputs, marks), y)
+    if shapes[0] != shapes[1]:
+        raise InputError(
+            f"the loss of {problem.name} gives {shapes[0]} numbers for each of {SIZES[0]} examples "
+            f"and {shapes[1]} for each of {SIZES[1]}: every example is compared with every other. "
+            f"{_shapes_of(outputs, y)}"
+        )
+
+
+def _largest(client: ClientData) -> Examples:
+    return max((client.train, client.validation, client.test), key=len)
+
+
+def _outputs(run: Run, x: Tensor) -> Tensor:
+    """What the untrained network gives, of a copy of it: a forward pass may change its module."""
+    net = run.net
+    if not nets.is_ours(net.module):
+        net = copy.deepcopy(net)
+    dtype = next(iter(run.params.values())).dtype
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            return net(net.params(), x.to(dtype), train=False).logits
+        except Exception as error:
+            name = type(net.module).__name__
+            raise InputError(
+                f"net {name} could not be run on the data of a client, {_reason(error)}; its "
+                f"inputs are {x.dtype} of shape {tuple(x.shape)}."
+            ) from error
+
+
+def _try_loss(problem: Problem, outputs: Tensor, y: Tensor, own: Tree) -> tuple[int, ...]:
+    """The shape of the loss of one example: () for one number."""
+    what = f"the loss of {problem.name}"
+    given = outputs.clone().requires_grad_()
+    losses = _called(what, problem.loss, restricted(given, own), y)
+    _check_tensor(what, losses, outputs, y)
+    if not losses.requires_grad:
+        raise InputError(
+            f"{what} has no gradient with respect to the outputs; compute it from them, without "
+            "detach, item, numpy or a comparison."
+        )
+    return tuple(losses.shape[1:])
+
+
+def _try_metric(metric: Metric, outputs: Tensor, y: Tensor) -> None:
+    what = f"the metric {metric.name}"
+    numbers = _called(what, metric.of_examples, outputs.clone(), y)
+    by_name = numbers if isinstance(numbers, Mapping) else {"value": numbers}
+    for name, number in by_name.items():
+        of_it = f"{what}, {name}," if isinstance(numbers, Mapping) else what
+        _check_tensor(of_it, number, outputs, y)
+        if number.dim() > 1:
+            raise InputError(
+                f"{of_it} gives a tensor of shape {tuple(number.shape)} for {len(y)} examples; it "
+                f"must give one number for each, ({len(y)},). {_shapes_of(outputs, y)}"
+            )
+    tree = metric.sums(outputs.clone(), y, torch.ones(len(y), dtype=outputs.dtype))
+    sums = {name: float(value) for name, value in tree.items()}
+    value = _called(f"the value of {what}", metric.value, {**sums, "total": float(len(y))})
+    lowest, highest = metric.range
+    try:
+        is_valid = math.isfinite(value) and lowest <= float(value) <= highest
+    except (TypeError, ValueError):
+        is_valid = False
+    if not is_valid and bool(torch.isfinite(outputs).all()):
+        allowed = "a finite number"
+        if metric.share:
+            allowed = "a number between 0 and 1, as it is a share"
+        raise InputError(f"the value of {what} is {value!r}; it must be {allowed}.")
+
+
+def _check_tensor(what: str, numbers: Any, outputs: Tensor, y: Tensor) -> None:
+    """Refuse what is not a tensor of real numbers with one row for each example."""
+    if not isinstance(numbers, Tensor):
+        raise InputError(
+            f"{what} gives a {type(numbers).__name__}; it must give a tensor of one number for "
+            "each example."
+        )
+    has_rows = numbers.dim() > 0 and len(numbers) == len(y)
+    if not has_rows or numbers.is_complex():
+        raise InputError(
+            f"{what} gives {numbers.dtype} of shape {tuple(numbers.shape)} for {len(y)} examples; "
+            f"it must give a real number for each, ({len(y)},): no mean over them, which the "
+            "library takes."
+        )
+    # Of inputs that are not finite nothing else can be expected.
+    is_finite = bool(torch.isfinite(numbers).all())
+    if not is_finite and bool(torch.isfinite(outputs).all()):
+        raise InputError(
+            f"{what} is not finite on the first examples of a client and the outputs of the "
+            "untrained network; it must be."
+        )
+
+
+def _shapes_of(outputs: Tensor, y: Tensor) -> str:
+    return (
+        f"Here outputs are {tuple(outputs.shape)} and y is {tuple(y.shape)}: bring them to one "
+        "shape, as with y.reshape(outputs.shape), and take the mean over an example's own numbers."
+    )
+
+
+def _called(what: str, f: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return f(*arguments)
+    except FedgroveError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{what} could not be computed on a few examples, {_reason(error)}."
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """An error and the place where it was raised."""
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{type(error).__name__}: {lines[0]} (at {place})"
