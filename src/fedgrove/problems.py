@@ -107,6 +107,8 @@ class Problem:
     name: str
     loss: Callable[[Tensor, Tensor], Tensor]
     metric: Metric
+    kind: str = ""
+    """What y holds, whatever the name is: "classes", "labels" or "numbers"; "": something else."""
 
     def losses(self, outputs: Tensor, y: Tensor, own: Tree) -> Tensor:
         """The loss of each example."""
@@ -165,7 +167,7 @@ def _share_of_right(sums: Sums) -> float:
 ACCURACY = Metric("accuracy", _is_right, _share_of_right, share=True)
 """The share of examples whose largest logit is that of their class."""
 
-CLASSES = Problem("classes", cross_entropy, ACCURACY)
+CLASSES = Problem("classes", cross_entropy, ACCURACY, "classes")
 """Each example is of one class: y int64 (n,)."""
 
 
@@ -206,7 +208,7 @@ F1 = Metric("f1", _hits_and_misses, _f1, share=True)
 LABEL_ACCURACY = Metric("label_accuracy", _share_of_right_labels, share=True)
 """The share of labels that are right."""
 
-LABELS = Problem("labels", binary_cross_entropy, F1)
+LABELS = Problem("labels", binary_cross_entropy, F1, "labels")
 """Each example has any number of labels: y (n, L) is 0 or 1; a logit above 0 says yes."""
 
 
@@ -291,7 +293,7 @@ def numbers(unit: Unit = Unit(), metric: str = "mae") -> Problem:
         "mse": Metric("mse", InUnits(_squared, unit), more_is_better=False),
     }
     check(metric in metrics, "metric", metric, f"one of {', '.join(metrics)}")
-    return Problem("numbers", SquaredError(unit), metrics[metric])
+    return Problem("numbers", SquaredError(unit), metrics[metric], "numbers")
 
 
 # ---- several tasks in one federation -------------------------------------------------------------

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..core import Info
-from ..errors import InputError, check, unknown
+from ..errors import check, unknown
 from ..problems import CLASSES, Problem
 from .build import Choices, build
+from .checked import Checked, CheckedInfo, called
 from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import ClientData, Defaults, Federation
@@ -161,25 +163,29 @@ def from_clients(
     knows, with as many examples as the client trains on; without it the data are made to find out.
     ``problem`` says what the targets are; ``classes`` is how many outputs they take.
     """
-    check(clients >= 1, "clients", clients, "1 or more")
-    fewest = 2 if problem.name == CLASSES.name else 1
-    check(classes >= fewest, "classes", classes, f"{fewest} or more")
-    by_round = "round" in inspect.signature(client).parameters
-    first = client(0, round=0) if by_round else client(0)
-    if not isinstance(first, ClientData):
-        raise InputError(
-            f"client(0) gives a {type(first).__name__}; it must give a ClientData "
-            "(fedgrove.data.ClientData)."
-        )
-    lazy = LazyClients(client, clients, info, by_round)
-    known = first.info if info is None else info(0)
+    check(callable(client), "client", client, "a function of k that gives a ClientData")
+    check(info is None or callable(info), "info", info, "a function of k that gives an Info")
+    check(_is_whole(clients) and clients >= 1, "clients", clients, "a whole number, 1 or more")
+    fewest = 2 if problem.kind == CLASSES.kind else 1
+    enough = _is_whole(classes) and classes >= fewest
+    check(enough, "classes", classes, f"a whole number, {fewest} or more")
+    by_round = _takes_a_round(client)
+    when = {"round": 0} if by_round else {}
+    first = called("client(0)", client, 0, **when)
+    shape = _shape_of(first)
+    make = Checked(client, shape, classes, problem, _target_shape(first))
+    first = make.checked("client(0)", first)
+    known = first.info
+    if info is not None:
+        info = CheckedInfo(info)
+        known = info(0)
     check(
-        len(first.train) == first.info.examples == known.examples,
+        len(first.train) == known.examples,
         "info(0).examples",
         known.examples,
-        f"what client 0 trains on and its own info says: {len(first.train)}",
+        f"what client 0 trains on: {len(first.train)}",
     )
-    shape = tuple(first.train.x.shape[1:])
+    lazy = LazyClients(make, int(clients), info, by_round)
     if labels is None:
         labels = [str(label) for label in range(classes)]
     if defaults is None:
@@ -194,6 +200,29 @@ def from_clients(
         notes=tuple(notes),
         problem=problem,
     )
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def _takes_a_round(client: Callable[..., Any]) -> bool:
+    try:
+        return "round" in inspect.signature(client).parameters
+    except (TypeError, ValueError):
+        # Some functions written in C have no signature.
+        return False
+
+
+def _shape_of(client: Any) -> tuple[int, ...]:
+    """The shape of one input; () of what is no client, which is then refused."""
+    x = getattr(getattr(client, "train", None), "x", None)
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
+
+
+def _target_shape(client: Any) -> tuple[int, ...]:
+    y = getattr(getattr(client, "train", None), "y", None)
+    return tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
 
 
 def _from_own_arrays(

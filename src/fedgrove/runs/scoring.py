@@ -406,7 +406,17 @@ def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         if counts:
             reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
             notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
+        for reason in counts:
+            notes.extend(_first_sentence(lines, reason))
     return notes
+
+
+def _first_sentence(lines: Sequence[Mapping[str, Any]], reason: str) -> list[str]:
+    """What was said when an answer was first lost or refused for this reason."""
+    for line in lines:
+        if reason in line.get("why", {}):
+            return [f"{reason}: {line['why'][reason]}"]
+    return []
 
 
 def group_sizes(run: Run, state: Any) -> list[int]:

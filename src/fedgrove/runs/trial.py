@@ -42,7 +42,7 @@ def check_problem(run: Run) -> None:
             _try(run, problem, client)
         return
     for number, task in enumerate(problem.tasks):
-        own = (k for k in federation.ids if run.task_of(k) == task.name)
+        own = (k for k in federation.ids if federation.info(k).task == task.name)
         for k in islice(own, 1):
             _try(run, task.problem, federation.client(k), number)
 
