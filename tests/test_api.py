@@ -28,6 +28,7 @@ from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
 from fedgrove.parts.group import Bipartition
 from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.problems import CLASSES, Metric
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, read_tree
@@ -250,6 +251,41 @@ def test_a_resumed_run_is_the_run_it_would_have_been(method: str, tmp_path: Path
     resumed = api.resume(tmp_path / "cut", data=tiny(), engine="serial")
     assert timeless(resumed.summary) == timeless(whole.summary)
     assert (resumed.folder.config, len(resumed.folder.metrics())) == (whole.folder.config, 3)
+
+
+def other_federations() -> list[tuple[str, Federation]]:
+    one = federation((12,), (20, 13), dtype=torch.float32)
+    shape = federation((11,), (20, 13, 24), dtype=torch.float32)
+    classes = federation((12,), (20, 13, 24), classes=2, dtype=torch.float32)
+    metric = Metric("mine", lambda o, y: (o.argmax(1) == y).float())
+    less = replace(CLASSES.metric, more_is_better=False)
+    return [
+        ("clients = 3, and data= has 2", one),
+        ("shape = [12], and data= has [11]", shape),
+        ("outputs = 3, and data= has 2", classes),
+        ("problem = classes, and", replace(tiny(), problem=replace(CLASSES, name="other"))),
+        ("metric = accuracy, more", replace(tiny(), problem=replace(CLASSES, metric=metric))),
+        ("metric = accuracy, more", replace(tiny(), problem=replace(CLASSES, metric=less))),
+    ]
+
+
+def test_a_run_is_resumed_on_its_own_data(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        quick(tmp_path / "cut", rounds=3, watch=stop_at(1))
+    for sentence, other in other_federations():
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            api.resume(tmp_path / "cut", data=other, engine="serial")
+    assert api.resume(tmp_path / "cut", data=tiny(), engine="serial").summary["rounds"] == 3
+
+
+def test_data_that_have_a_name_are_not_given_again(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"engine": "serial", "progress": False}
+    cut: dict[str, Any] = {"out": tmp_path / "run", "rounds": 2, "watch": stop_at(1)}
+    with pytest.raises(Killed):
+        api.run("fedavg", data="digits", **cut, **words)
+    with pytest.raises(InputError, match="data are digits, which is read again by its name"):
+        api.resume(tmp_path / "run", data=tiny(), **words)
+    assert api.resume(tmp_path / "run", **words).summary["rounds"] == 2
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:

@@ -25,6 +25,13 @@ evaluated as code. A method of the user's own, and its own parts, go by their fi
     "mine/fedem.py" = "8e35..."
 
 Such a file is run only if it is trusted (:func:`check_trust`) and is still the same.
+
+Data that were made in Python cannot be written. What is known of them is, so that others are
+refused when the run is resumed::
+
+    [data]
+    clients = 5
+    shape = [6]
 """
 
 from __future__ import annotations
@@ -44,6 +51,7 @@ from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, unknown
 from ..nets.custom import file_of, import_file, is_spec
+from ..problems import Metric, Tasks
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
@@ -66,6 +74,8 @@ def to_toml(experiment: Experiment) -> str:
     code: dict[str, str] = {}
     method = _table(experiment.method, method_types().values(), code)
     document = {"format": FORMAT, "run": run, "method": method}
+    if isinstance(experiment.data, Federation):
+        document["data"] = _described(experiment.data)
     if code:
         document["code"] = code
     return tomli_w.dumps(document)
@@ -80,6 +90,28 @@ def _word(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return value
+
+
+def _described(federation: Federation) -> dict[str, Any]:
+    """What must agree where a federation that was made in Python is given again."""
+    problem = federation.problem
+    described: dict[str, Any] = {
+        "clients": len(federation.clients),
+        "shape": list(federation.shape),
+        "outputs": federation.classes,
+        "problem": problem.name,
+    }
+    if isinstance(problem, Tasks):
+        metrics = [(task.name, task.problem.metric) for task in problem.tasks]
+        described["metric"] = [f"{name}: {_metric(metric)}" for name, metric in metrics]
+    else:
+        described["metric"] = _metric(problem.metric)
+    return described
+
+
+def _metric(metric: Metric) -> str:
+    direction = "more" if metric.more_is_better else "less"
+    return f"{metric.name}, {direction} is better"
 
 
 def _table(part: Any, known: Collection[type], code: dict[str, str]) -> dict[str, Any]:
@@ -139,13 +171,14 @@ def from_toml(
     """
     document = _parsed(text)
     for name in document:
-        if name not in ("format", "run", "method", "code"):
-            raise unknown("table of config.toml", name, ["run", "method", "code"])
+        if name not in ("format", "run", "method", "data", "code"):
+            raise unknown("table of config.toml", name, ["run", "method", "data", "code"])
 
     kinds = hints(Experiment)
     words = read_words(text)
     given: dict[str, Any] = {}
     if data is not None:
+        _check_same_data(document.get("data", {}), data)
         given["data"] = data
     if net is not None:
         given["net"] = net
@@ -158,6 +191,31 @@ def from_toml(
     if method is None:
         method = _method(document, words)
     return Experiment(method=method, **given)
+
+
+def _check_same_data(known: Any, data: Federation) -> None:
+    """Refuse another federation than the run was started on, as far as one can tell.
+
+    Folders from before this was written down know nothing of it.
+    """
+    if not isinstance(known, dict):
+        raise InputError("[data] of config.toml is no table; restore the file as it was written.")
+    now = _described(data)
+    for word, value in known.items():
+        if now.get(word) != value:
+            raise InputError(
+                f"the run was started on data with {word} = {value}, and data= has "
+                f"{now.get(word)}; give the federation that it was started on."
+            )
+
+
+def check_named_data(text: str, data: Federation | None) -> None:
+    """Refuse a federation for a run whose data are read by their name."""
+    named = str(read_words(text).get("data", ""))
+    if data is not None and named and not named.startswith("<"):
+        raise InputError(
+            f"the run's data are {named}, which is read again by its name; leave data= out."
+        )
 
 
 def check_format(text: str, folder: Path) -> None:
