@@ -308,6 +308,32 @@ def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path
         api.resume(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"partition": "iid"},
+        {"scenario": "noisy"},
+        {"split": "blocks"},
+        {"validation": 0.3},
+        {"clients": 2},
+        {"profile": "phones"},
+        {"standardise": False},
+    ],
+)
+def test_how_to_deal_out_is_refused_beside_a_federation(
+    word: dict[str, Any], tmp_path: Path
+) -> None:
+    ((name, value),) = word.items()
+    with pytest.raises(InputError, match=f"^{name} is {value!r}, and data is a federation that"):
+        quick(tmp_path / "run", **word)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_federation_is_may_be_said_again(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"partition": "natural", "scenario": "none", "clients": 3}
+    assert quick(tmp_path / "run", **words).summary["clients"] == 3
+
+
 # ---- experiments ---------------------------------------------------------------------------------
 
 
