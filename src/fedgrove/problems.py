@@ -413,12 +413,16 @@ def client_marks(
         last = first + problem.tasks[number].outputs
     if labels is None:
         return marks
-    if problem.of(task).name == "numbers":
-        raise InputError("a client has labels of its own, but its targets are numbers; leave out.")
+    if problem.of(task).kind == "numbers":
+        raise InputError(
+            "a client has labels of its own, but its targets are numbers; leave labels out."
+        )
+    # A tuple: what is written out in the sentence may be a tensor.
+    own = tuple(labels)
     check(
-        all(0 <= label < last - first for label in labels) and len(labels) > 0,
+        all(0 <= label < last - first for label in own) and len(own) > 0,
         "labels",
-        labels,
+        own,
         f"numbers from 0 to {last - first - 1}",
     )
     marks["allowed"] = torch.zeros(outputs, dtype=torch.bool)

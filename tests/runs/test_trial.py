@@ -186,3 +186,24 @@ def test_a_branch_on_data_falls_back_on_the_batched_engine(part: str) -> None:
     assert batched["lost"] == {}
     assert serial["notes"] == []
     assert any("one client after another, not at once" in note for note in batched["notes"])
+
+
+# ---- labels of a client's own --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["as it is", "renamed", "from scratch"])
+def test_labels_of_ones_own_are_refused_where_targets_are_numbers(way: str, tmp_path: Path) -> None:
+    rooms = data.load("rooms", clients=3)
+    problem = rooms.problem
+    assert isinstance(problem, Problem)
+    if way == "renamed":
+        problem = replace(problem, name="temperature")
+    elif way == "from scratch":
+        problem = Problem("temperature", problem.loss, problem.metric)
+    # Client 0 has none: the others are looked at before they train, too.
+    clients = {**rooms.clients, 2: replace(rooms.clients[2], labels=(0,))}
+    federation = replace(rooms, clients=clients, problem=problem)
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match="its targets are numbers; leave labels out"):
+        fedgrove.run("fedavg", data=federation, rounds=1, out=out, progress=False)
+    assert not out.exists()

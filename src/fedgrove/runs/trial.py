@@ -36,6 +36,10 @@ def check_problem(run: Run) -> None:
     """Refuse a loss or a metric that does not give a number for each example."""
     federation = run.federation
     problem = federation.problem
+    if not federation.is_lazy:
+        # Those that are made when they are needed are checked when they are made.
+        for data in federation.clients.values():
+            _check_labels(run, data)
     if not isinstance(problem, Tasks):
         client = _some_client(run)
         if client is not None:
@@ -45,6 +49,22 @@ def check_problem(run: Run) -> None:
         own = (k for k in federation.ids if federation.info(k).task == task.name)
         for k in islice(own, 1):
             _try(run, task.problem, federation.client(k), number)
+
+
+def _check_labels(run: Run, client: ClientData) -> None:
+    """Refuse labels of a client's own that do not fit, or that no target can have."""
+    if client.labels is None:
+        return
+    federation = run.federation
+    task = client.info.task
+    client_marks(federation.problem, federation.classes, client.labels, task)
+    # A problem of the user's own says nothing of its targets; numbers show themselves.
+    y = client.train.y
+    is_yes_or_no = bool(((y == 0) | (y == 1)).all())
+    if not federation.problem.of(task).kind and y.is_floating_point() and not is_yes_or_no:
+        raise InputError(
+            "a client has labels of its own, but its targets are numbers; leave labels out."
+        )
 
 
 def _some_client(run: Run) -> ClientData | None:
