@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.conftest import federation, list_again
 import fedgrove as fg
 from fedgrove import api, methods
 from fedgrove.cli import app as cli_app
+from fedgrove.cli import main
 from fedgrove.config.experiment import Experiment, with_settings
 from fedgrove.config.toml import from_toml
 from fedgrove.data import Federation
@@ -198,7 +200,7 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(
         EngineError,
         match=r"^the exchange of round 1 was abandoned 3 times: 0 of \d clients sent a usable report.*"
-        r"0 of 2 rounds are saved; resume with: fedgrove resume ",
+        r"0 of 2 rounds are saved; resume from Python with: fedgrove.resume\('.*', data=...\)$",
     ):
         quick(tmp_path / "run", method=methods.FedAvg(local=spoilt))
     assert RunFolder.open(tmp_path / "run").summary is None
@@ -289,15 +291,56 @@ def test_data_that_have_a_name_are_not_given_again(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
-    def interrupt(line: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(
         KeyboardInterrupt,
-        match=r"^Interrupted\. 1 of 2 rounds are saved; resume with: fedgrove resume",
+        match=r"^Interrupted\. 1 of 2 rounds are saved; resume from Python with: fedgrove.resume",
     ):
         quick(tmp_path / "run", watch=interrupt)
     assert api.resume(tmp_path / "run", data=tiny(), engine="serial").summary["rounds"] == 2
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+
+from fedgrove.methods import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pass
+"""
+
+
+def interrupt(line: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mine.py:Mine"])
+def test_the_command_that_is_named_resumes_the_run(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN_METHOD)
+    words: dict[str, Any] = {"data": "digits", "rounds": 2, "engine": "serial", "progress": False}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        api.run(method, out="my runs", watch=interrupt, **words)
+    command = str(caught.value).rpartition("resume with: fedgrove ")[2]
+    assert main(shlex.split(command)) == 0
+    assert RunFolder.open(tmp_path / "my runs").summary is not None
+
+
+class Elsewhere(methods.FedAvg):
+    """A method that is in no file of its own."""
+
+
+def test_what_was_made_in_python_is_asked_for_in_python(tmp_path: Path) -> None:
+    net = torch.nn.Linear(12, 3)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quick(tmp_path / "run", method=Elsewhere(), net=net, watch=interrupt)
+    call = str(caught.value).rpartition("resume from Python with: ")[2]
+    assert call == f"fedgrove.resume('{tmp_path / 'run'}', data=..., net=..., method=...)"
+    words: dict[str, Any] = {"data": tiny(), "net": net, "method": Elsewhere()}
+    assert api.resume(tmp_path / "run", **words, engine="serial").summary["rounds"] == 2
 
 
 def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from .config.experiment import (
 from .config.plan import Plan, plan
 from .config.settings import coerce
 from .config.sweep import FILE as SWEEP_FILE
-from .config.toml import check_format, check_named_data, check_trust, from_toml
+from .config.toml import check_format, check_named_data, check_trust, from_toml, how_to_resume
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
@@ -278,7 +278,8 @@ def _finish(
         if is_temporary:
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
-        return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"
+        how = how_to_resume(planned.config, folder.path)
+        return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
         with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:

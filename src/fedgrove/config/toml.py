@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -262,6 +263,34 @@ def named_code(text: str) -> dict[str, str]:
     return {
         word: value for word, value in words.items() if isinstance(value, str) and is_spec(value)
     }
+
+
+def made_in_python(text: str) -> list[str]:
+    """What of a run must be given again to resume it: of "data", "net" and "method"."""
+    words = read_words(text)
+    needed = [word for word in ("data", "net") if str(words.get(word, "")).startswith("<")]
+    for _, name in _types(_parsed(text).get("method"), "method"):
+        # A class of the user's that is in no file of its own, as __main__:Mine.
+        if isinstance(name, str) and ":" in name and not is_spec(name):
+            return [*needed, "method"]
+    return needed
+
+
+def how_to_resume(text: str, path: Path) -> str:
+    """The words that resume a run with this config.toml, for the end of a sentence.
+
+    >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path("runs/a"))
+    'resume with: fedgrove resume runs/a --trust'
+    """
+    needed = made_in_python(text)
+    code = [word for word in named_code(text) if word.partition(".")[0] not in needed]
+    if needed:
+        words = [f"{word}=..." for word in needed]
+        if code:
+            words.append("trust=True")
+        return f"resume from Python with: fedgrove.resume({str(path)!r}, {', '.join(words)})"
+    trust = " --trust" if code else ""
+    return f"resume with: fedgrove resume {shlex.quote(str(path))}{trust}"
 
 
 def _types(value: Any, path: str) -> Iterator[tuple[str, Any]]:
