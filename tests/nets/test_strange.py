@@ -291,6 +291,44 @@ def test_a_net_that_mixes_examples_is_not_padded(tmp_path: Path) -> None:
     assert trees.identical(*trees_by_engine)
 
 
+class Noisy(nn.Module):
+    """Draws noise in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(x + torch.randn_like(x))
+
+
+@pytest.mark.parametrize("method", [METHODS["fedavg"], methods.IFCA(local=RECIPE, clusters=2)])
+def test_noise_in_eval_mode_is_the_same_on_every_engine(method: AnyMethod, tmp_path: Path) -> None:
+    """A client chooses its group by losses that it measures, with noise in them."""
+    noisy = Noisy().double()
+    found = []
+    pool = Pool(workers=2)
+    for number, engine in enumerate([Serial(), Serial(), pool, Batched()]):
+        # What the process drew before must not matter.
+        torch.manual_seed(number)
+        run = build(
+            method,
+            federation(SHAPE, (20, 13, 24, 17)),
+            Memory(tmp_path / str(number)),
+            net=noisy,
+            rounds=2,
+            cohort=3,
+            finetune=(0, 1),
+        )
+        tree, scores, _ = ended(run, engine)
+        found.append((tree, scores))
+    pool.close()
+    for tree, scores in found[1:]:
+        assert trees.identical(tree, found[0][0])
+        assert scores == found[0][1]
+
+
 # ---- from the command line -----------------------------------------------------------------------
 
 FILE = """
