@@ -33,6 +33,15 @@ Sums = Mapping[str, float]
 # ---- metrics -------------------------------------------------------------------------------------
 
 
+TAKEN = {
+    *("method", "data", "partition", "scenario", "split", "validation", "engine", "seed"),
+    *("round", "rounds", "clients", "cohort", "groups", "group_sizes", "scored", "unscored"),
+    *("metric", "more_is_better", "share", "finetune", "tasks", "figures", "notes", "seconds"),
+    *("density", "params", "macs", "loss", "total", "lost", "refused", "abandoned", "counts"),
+}
+"""Names that summary.json and metrics.jsonl have for something else: no metric is called so."""
+
+
 def _mean(sums: Sums) -> float:
     return sums["value"] / sums["total"]
 
@@ -59,10 +68,10 @@ class Metric:
 
     def __post_init__(self) -> None:
         allowed = "a word of letters, digits, '-' or '_', such as mae"
-        is_word = self.name.replace("-", "").replace("_", "").isalnum()
+        is_text = isinstance(self.name, str)
+        is_word = is_text and self.name.replace("-", "").replace("_", "").isalnum()
         check(is_word, "name of the metric", self.name, allowed)
-        # The summary has keys of these names, which mean something else.
-        is_taken = self.name in ("validation", "loss", "params")
+        is_taken = self.name in TAKEN or self.name.startswith("bytes")
         check(not is_taken, "name of the metric", self.name, "another word: this one is taken")
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tree:

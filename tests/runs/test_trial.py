@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,3 +207,19 @@ def test_labels_of_ones_own_are_refused_where_targets_are_numbers(way: str, tmp_
     with pytest.raises(InputError, match="its targets are numbers; leave labels out"):
         fedgrove.run("fedavg", data=federation, rounds=1, out=out, progress=False)
     assert not out.exists()
+
+
+# ---- stages --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoStage(methods.FedAvg):
+    """FedAvg whose clients use their model in a way that is none."""
+
+    def work(self, verb: str) -> Any:
+        return (3,) if verb == "use" else super().work(verb)
+
+
+def test_what_is_no_stage_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the work of 'use' holds 3, which is no stage; it must"):
+        build(NoStage(), flat(), Memory(tmp_path))

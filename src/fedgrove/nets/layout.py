@@ -286,10 +286,12 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
             return output, zeros._version > 0
     except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
+        advice = "check the shape against the first layers of the net"
+        if "scalar type" in reason or "dtype" in reason:
+            advice = f"inputs are {like.dtype}: convert them in the forward pass, as with x.long()"
         raise InputError(
             f"{type(module).__name__} was given zeros of shape {(batch, *shape)} and raised "
-            f"{type(error).__name__}: {reason}; check the shape against the first layers of the "
-            "net."
+            f"{type(error).__name__}: {reason}; {advice}."
         ) from error
     finally:
         for part, mode in modes:

@@ -23,7 +23,7 @@ from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
 from .store import Memory
-from .trial import check_problem
+from .trial import check_problem, check_stages
 
 SCORED_UP_TO = 10_000
 """So many clients are all scored unless told otherwise."""
@@ -163,6 +163,16 @@ class Run:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does: the method's own verbs, and the two that every run has."""
+        stages = self._stages(verb)
+        for stage in stages:
+            if not isinstance(stage, Stage):
+                raise EngineError(
+                    f"the work of {verb!r} holds {stage!r}, which is no stage; it must be a tuple "
+                    "of Train, Measure, Edit and Give."
+                )
+        return stages
+
+    def _stages(self, verb: str) -> tuple[Stage, ...]:
         if verb == "evaluate":
             return scoring.evaluate_stages(self.method)
         if verb == "finetune":
@@ -248,5 +258,6 @@ def build(
         faults=faults,
     )
     check_fit(run)
+    check_stages(run)
     check_problem(run)
     return run

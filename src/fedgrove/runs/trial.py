@@ -32,6 +32,17 @@ TRIED = 3
 """How many clients are asked for data, where those of the first cannot be made."""
 
 
+def check_stages(run: Run) -> None:
+    """Refuse what a client does to use its model, if it is not made of stages."""
+    try:
+        run.work("use")
+    except FedgroveError as error:
+        raise InputError(str(error)) from None
+    except Exception:
+        # An error in the method's own code shows when a client is asked.
+        return
+
+
 def check_problem(run: Run) -> None:
     """Refuse a loss or a metric that does not give a number for each example."""
     federation = run.federation
