@@ -58,6 +58,7 @@ METRICS: list[tuple[Callable[..., Any], str]] = [
     (lambda o, y: column(o, y).numpy(), "gives a ndarray"),
     (lambda o, y: column(o, y) * float("nan"), "is not finite on the first examples"),
     (lambda o, y: {"good": column(o, y), "bad": column(o, y)[:, None]}, r"metric mine, bad, gives"),
+    (lambda o, y: (o - y).abs().mean(1), r"of an example changes with .* and y is \(7,\): bring"),
     (lambda o, y: {"loss": column(o, y)}, "a sum called loss, which is the library's own"),
     (lambda o, y: {"total": column(o, y)}, "a sum called total"),
 ]
@@ -102,7 +103,8 @@ def test_a_value_may_be_a_tensor_of_one_number() -> None:
 
 
 LOSSES: list[tuple[Callable[..., Any], str]] = [
-    (lambda o, y: (o - y) ** 2, r"gives \(2,\) numbers for each of 2 examples and \(7,\) for each"),
+    (lambda o, y: (o - y) ** 2, r"of an example changes with the other examples of its batch"),
+    (lambda o, y: ((o - y) ** 2).mean(1), r"changes with .* Here outputs are \(7, 1\) and y is"),
     (
         lambda o, y: (column(o, y) ** 2).mean(),
         r"of shape \(\) for 2 examples; .* no mean over them",
@@ -135,6 +137,11 @@ def test_what_is_right_passes() -> None:
     assert result.summary["scored"] == 3
     mine = Metric("mine", lambda o, y: column(o, y).abs() < 1, share=True)
     assert 0 <= run(replace(PLAIN, metric=mine)).summary["mine_mean"] <= 1
+
+
+def test_what_is_drawn_at_random_passes() -> None:
+    noisy = Metric("noisy", lambda o, y: column(o, y) + torch.rand(len(y)))
+    assert run(replace(PLAIN, metric=noisy)).summary["scored"] == 4
 
 
 def test_every_task_of_a_mixed_federation_is_tried(tmp_path: Path) -> None:

@@ -96,25 +96,38 @@ def _try(run: Run, problem: Problem, client: ClientData, task: int | None = None
         return
     federation = run.federation
     own = client_marks(federation.problem, federation.classes, client.labels, client.info.task)
-    shapes: list[tuple[int, ...]] = []
-    for size in SIZES:
-        rows = torch.arange(size) % len(part)
-        outputs = _outputs(run, part.x[rows])
-        y = part.y[rows]
-        marks = own
-        if task is not None:
-            assert isinstance(federation.problem, Tasks)
-            mine = federation.problem.tasks[task]
-            outputs, y = mine.cut(outputs, y, torch.tensor(True))
-            marks = mine.own(own)
-        shapes.append(_try_loss(problem, outputs, y, marks))
-        _try_metric(problem.metric, restricted(outputs, marks), y)
-    if shapes[0] != shapes[1]:
-        raise InputError(
-            f"the loss of {problem.name} gives {shapes[0]} numbers for each of {SIZES[0]} examples "
-            f"and {shapes[1]} for each of {SIZES[1]}: every example is compared with every other. "
-            f"{_shapes_of(outputs, y)}"
-        )
+    rows = torch.arange(SIZES[-1]) % len(part)
+    outputs = _outputs(run, part.x[rows])
+    y = part.y[rows]
+    if task is not None:
+        assert isinstance(federation.problem, Tasks)
+        mine = federation.problem.tasks[task]
+        outputs, y = mine.cut(outputs, y, torch.tensor(True))
+        own = mine.own(own)
+    found: list[dict[str, Tensor]] = []
+    with torch.random.fork_rng(devices=[]):
+        # The largest last, and twice: what is drawn at random differs by itself.
+        for size in (*SIZES, SIZES[-1]):
+            some = outputs[:size]
+            losses = _try_loss(problem, some, y[:size], own)
+            numbers = _try_metric(problem.metric, restricted(some, own), y[:size])
+            found.append({f"the loss of {problem.name}": losses, **numbers})
+    few, many, again = found
+    for what, number in many.items():
+        has_other_shape = number.shape[1:] != few[what].shape[1:]
+        is_random = not torch.equal(number, again[what])
+        if has_other_shape or not (is_random or _are_close(number[: SIZES[0]], few[what])):
+            raise InputError(
+                f"{what} of an example changes with the other examples of its batch; it must be "
+                f"the example's own, since batches may be filled up. {_shapes_of(outputs, y)}"
+            )
+
+
+def _are_close(some: Tensor, other: Tensor) -> bool:
+    if not some.is_floating_point():
+        return torch.equal(some, other)
+    rounding = torch.finfo(some.dtype).eps ** 0.5
+    return torch.allclose(some, other, rtol=rounding, atol=rounding, equal_nan=True)
 
 
 def _largest(client: ClientData) -> Examples:
@@ -138,26 +151,28 @@ def _outputs(run: Run, x: Tensor) -> Tensor:
             ) from error
 
 
-def _try_loss(problem: Problem, outputs: Tensor, y: Tensor, own: Tree) -> tuple[int, ...]:
-    """The shape of the loss of one example: () for one number."""
+def _try_loss(problem: Problem, outputs: Tensor, y: Tensor, own: Tree) -> Tensor:
+    """What the loss gives, once it is known to be of each example."""
     what = f"the loss of {problem.name}"
     given = outputs.clone().requires_grad_()
-    losses = _called(what, problem.loss, restricted(given, own), y)
+    losses: Tensor = _called(what, problem.loss, restricted(given, own), y)
     _check_tensor(what, losses, outputs, y)
     if not losses.requires_grad:
         raise InputError(
             f"{what} has no gradient with respect to the outputs; compute it from them, without "
             "detach, item, numpy or a comparison."
         )
-    return tuple(losses.shape[1:])
+    return losses.detach()
 
 
-def _try_metric(metric: Metric, outputs: Tensor, y: Tensor) -> None:
+def _try_metric(metric: Metric, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """The metric's numbers by what they are, once they are known to be of each example."""
     what = f"the metric {metric.name}"
     numbers = _called(what, metric.of_examples, outputs.clone(), y)
-    by_name = numbers if isinstance(numbers, Mapping) else {"value": numbers}
-    for name, number in by_name.items():
-        of_it = f"{what}, {name}," if isinstance(numbers, Mapping) else what
+    found = {what: numbers}
+    if isinstance(numbers, Mapping):
+        found = {f"{what}, {name},": number for name, number in numbers.items()}
+    for of_it, number in found.items():
         _check_tensor(of_it, number, outputs, y)
         if number.dim() > 1:
             raise InputError(
@@ -177,6 +192,7 @@ def _try_metric(metric: Metric, outputs: Tensor, y: Tensor) -> None:
         if metric.share:
             allowed = "a number between 0 and 1, as it is a share"
         raise InputError(f"the value of {what} is {value!r}; it must be {allowed}.")
+    return found
 
 
 def _check_tensor(what: str, numbers: Any, outputs: Tensor, y: Tensor) -> None:
