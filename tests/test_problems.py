@@ -164,8 +164,11 @@ def test_tasks_take_each_its_own_loss_and_let_no_other_gradient_through() -> Non
     )
 
 
-@pytest.mark.parametrize("name", ["", "two words", "loss", "validation"])
-def test_a_metric_needs_a_name_that_is_free(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["", "two words", "loss", "validation", 3, "metric", "bytes_up", "tasks", "density", "notes"],
+)
+def test_a_metric_needs_a_name_that_is_free(name: Any) -> None:
     with pytest.raises(InputError, match="name of the metric is"):
         Metric(name, lambda outputs, y: outputs[:, 0])
 
@@ -264,6 +267,16 @@ def test_a_client_never_names_a_label_that_it_lacks(tmp_path: Path) -> None:
     losses = [own["test_loss0"] for own in found[0][:4]]
     # Near ln 3 and not near ln 10.
     assert max(losses) < 1.6
+
+
+def test_labels_may_come_as_a_tensor_a_list_or_a_set() -> None:
+    client = with_own_labels().clients[0]
+    assert client.labels is not None
+    for labels in (torch.tensor(client.labels), list(client.labels), set(client.labels)):
+        assert sorted(replace(client, labels=labels).labels or ()) == sorted(client.labels)
+    for wrong in ((0.5,), "ab", 3):
+        with pytest.raises(InputError, match="they must be the numbers of its classes, as"):
+            replace(client, labels=wrong)
 
 
 def test_an_example_of_a_label_that_the_client_lacks_is_refused() -> None:

@@ -24,7 +24,7 @@ from .config.experiment import (
 from .config.plan import Plan, plan
 from .config.settings import coerce
 from .config.sweep import FILE as SWEEP_FILE
-from .config.toml import check_format, check_trust, from_toml
+from .config.toml import check_format, check_named_data, check_trust, from_toml, how_to_resume
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
@@ -216,7 +216,8 @@ def resume(
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
-    ``net=``. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
+    ``net=``. Other data than it was started on are refused, as far as clients, shape, outputs and
+    metric tell. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
     needs ``trust``: that file is run. If the last checkpoint is damaged, the one before is taken.
     """
     folder = RunFolder.open(Path(path))
@@ -233,6 +234,7 @@ def resume(
         objects = {"net": net, "method": method}
         given = [name for name, value in objects.items() if value is not None]
         check_trust(folder.config, folder.path, trust, given)
+        check_named_data(folder.config, data)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
         planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
@@ -276,7 +278,8 @@ def _finish(
         if is_temporary:
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
-        return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"
+        how = how_to_resume(planned.config, folder.path)
+        return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
         with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:

@@ -367,6 +367,8 @@ class Holds:
 
     packets: Mapping[str, Form] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    optional: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Numbers that may be left out; where they are given, their range counts."""
 
 
 def what_was_sent(task: Task, net: Net) -> Holds:

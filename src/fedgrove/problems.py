@@ -33,6 +33,15 @@ Sums = Mapping[str, float]
 # ---- metrics -------------------------------------------------------------------------------------
 
 
+TAKEN = {
+    *("method", "data", "partition", "scenario", "split", "validation", "engine", "seed"),
+    *("round", "rounds", "clients", "cohort", "groups", "group_sizes", "scored", "unscored"),
+    *("metric", "more_is_better", "share", "finetune", "tasks", "figures", "notes", "seconds"),
+    *("density", "params", "macs", "loss", "total", "lost", "refused", "abandoned", "counts"),
+}
+"""Names that summary.json and metrics.jsonl have for something else: no metric is called so."""
+
+
 def _mean(sums: Sums) -> float:
     return sums["value"] / sums["total"]
 
@@ -60,10 +69,10 @@ class Metric:
 
     def __post_init__(self) -> None:
         allowed = "a word of letters, digits, '-' or '_', such as mae"
-        is_word = self.name.replace("-", "").replace("_", "").isalnum()
+        is_text = isinstance(self.name, str)
+        is_word = is_text and self.name.replace("-", "").replace("_", "").isalnum()
         check(is_word, "name of the metric", self.name, allowed)
-        # The summary has keys of these names, which mean something else.
-        is_taken = self.name in ("validation", "loss", "params")
+        is_taken = self.name in TAKEN or self.name.startswith("bytes")
         check(not is_taken, "name of the metric", self.name, "another word: this one is taken")
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor, own: Tree | None = None) -> Tree:
@@ -71,6 +80,12 @@ class Metric:
         numbers = self.of_examples(outputs, y)
         if isinstance(numbers, Tensor):
             numbers = {"value": numbers}
+        taken = sorted({"loss", "total"} & numbers.keys())
+        if taken:
+            raise InputError(
+                f"the metric {self.name} gives a sum called {taken[0]}, which is the library's "
+                "own (examples, and their losses); call it otherwise."
+            )
         sums = {}
         for name, number in numbers.items():
             per_example = mean_over_outputs(number.to(weight.dtype), own or {})
@@ -123,6 +138,8 @@ class Problem:
     name: str
     loss: Callable[[Tensor, Tensor], Tensor]
     metric: Metric
+    kind: str = ""
+    """What y holds, whatever the name is: "classes", "labels" or "numbers"; "": something else."""
 
     def losses(self, outputs: Tensor, y: Tensor, own: Tree) -> Tensor:
         """The loss of each example."""
@@ -180,7 +197,7 @@ def _share_of_right(sums: Sums) -> float:
 ACCURACY = Metric("accuracy", _is_right, _share_of_right, share=True)
 """The share of examples whose largest logit is that of their class."""
 
-CLASSES = Problem("classes", cross_entropy, ACCURACY)
+CLASSES = Problem("classes", cross_entropy, ACCURACY, "classes")
 """Each example is of one class: y int64 (n,)."""
 
 
@@ -221,7 +238,7 @@ F1 = Metric("f1", _hits_and_misses, _f1, share=True)
 LABEL_ACCURACY = Metric("label_accuracy", _share_of_right_labels, share=True)
 """The share of labels that are right, of those that a client has."""
 
-LABELS = Problem("labels", binary_cross_entropy, F1)
+LABELS = Problem("labels", binary_cross_entropy, F1, "labels")
 """Each example has any number of labels: y (n, L) is 0 or 1; a logit above 0 says yes."""
 
 
@@ -306,7 +323,7 @@ def numbers(unit: Unit = Unit(), metric: str = "mae") -> Problem:
         "mse": Metric("mse", InUnits(_squared, unit), more_is_better=False),
     }
     check(metric in metrics, "metric", metric, f"one of {', '.join(metrics)}")
-    return Problem("numbers", SquaredError(unit), metrics[metric])
+    return Problem("numbers", SquaredError(unit), metrics[metric], "numbers")
 
 
 # ---- several tasks in one federation -------------------------------------------------------------
@@ -356,6 +373,7 @@ class Tasks:
 
     tasks: tuple[Task, ...]
     name: str = "tasks"
+    kind: str = "tasks"
 
     def losses(self, outputs: Tensor, y: Tensor, own: Tree) -> Tensor:
         """The loss of each example, by the problem of the client's task."""
@@ -426,12 +444,16 @@ def client_marks(
         last = first + problem.tasks[number].outputs
     if labels is None:
         return marks
-    if problem.of(task).name == "numbers":
-        raise InputError("a client has labels of its own, but its targets are numbers; leave out.")
+    if problem.of(task).kind == "numbers":
+        raise InputError(
+            "a client has labels of its own, but its targets are numbers; leave labels out."
+        )
+    # A tuple: what is written out in the sentence may be a tensor.
+    own = tuple(labels)
     check(
-        all(0 <= label < last - first for label in labels) and len(labels) > 0,
+        all(0 <= label < last - first for label in own) and len(own) > 0,
         "labels",
-        labels,
+        own,
         f"numbers from 0 to {last - first - 1}",
     )
     marks["allowed"] = torch.zeros(outputs, dtype=torch.bool)

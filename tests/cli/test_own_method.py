@@ -307,6 +307,8 @@ BROKEN = {
     "own/wordless.py:Mine": "own/wordless.py:Mine has no field 'codec'",
     "own/needy.py:Mine": "own/needy.py:Mine has no default for mean; give every field one",
     "own/loud.py:Mine": "own/loud.py could not be imported, ZeroDivisionError",
+    "own/bad.py:Mine:bad": "PRESETS['bad'] in own/bad.py is 3; it must be a method, as Mine(...)",
+    "own/listed.py:Mine:bad": "PRESETS in own/listed.py is a list; it must be a dictionary",
 }
 CHANGES = {
     "thawed": ("@dataclass(frozen=True)\nclass Mine", "@dataclass\nclass Mine"),
@@ -319,6 +321,8 @@ CHANGES = {
         "    mean: Averaging\n    by: Shift = Constant()",
     ),
     "loud": ("class Shift", "1 / 0\n\n\nclass Shift"),
+    "bad": ("PRESETS = {} and {", "PRESETS = {'bad': 3} or {"),
+    "listed": ("PRESETS = {} and {", "PRESETS = [1] or {"),
 }
 
 

@@ -95,4 +95,6 @@ def test_cost_and_sizes_are_for_people() -> None:
     }
     print_cost(found | {"reduction_paper": 0.7, "params": 124198, "macs": 10, "memory": 12}, out)
     assert "142.1 MiB, 70.0% less than dense" in out.getvalue()
+    print_cost(found | {"reduction_paper": -0.22, "params": 1, "macs": 10, "memory": 12}, out)
+    assert "142.1 MiB, 22.0% more than dense" in out.getvalue()
     assert (mib(1023), mib(1024), mib(1 << 30)) == ("1023 B", "1.0 KiB", "1,024.0 MiB")

@@ -242,12 +242,14 @@ def _show(out: Path, ends: Ends, json: bool) -> None:
             members.append({"run": name, **state(end), **(summaries[name] or {})})
         print(jsonlib.dumps({"members": members, "groups": groups}, indent=1))
         return
-    if groups:
-        rows = []
-        for name, summary in summaries.items():
-            if summary is not None:
-                rows.append({"run": name, **summary})
+    rows = []
+    for name, summary in summaries.items():
+        if summary is not None:
+            rows.append({"run": name, **summary})
+    if rows:
         print_summaries(rows)
+    # Runs without a score, or of several tasks, are in the first table only.
+    if groups:
         print()
         print_over_seeds(groups)
     print_pairs(failures)

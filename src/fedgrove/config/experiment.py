@@ -156,6 +156,7 @@ class Federations:
         """The data of an experiment, divided among clients."""
         data = experiment.data
         if isinstance(data, Federation):
+            _check_nothing_else(experiment, data)
             return data
         # The words that decide a federation: experiments that agree in them share it.
         key = (
@@ -193,6 +194,30 @@ class Federations:
     def recipe(self, experiment: Experiment) -> LocalTraining:
         """How the data set trains a client by default."""
         return recipe_of(self.defaults(experiment))
+
+
+def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
+    """Refuse words that say how data are dealt out beside data that are dealt out already.
+
+    What they are dealt out as may be said again, as the config.toml of such a run does.
+    """
+    allowed = {
+        "partition": (None, federation.partition),
+        "scenario": (None, federation.scenario),
+        "split": (None, federation.split),
+        "validation": (VALIDATION, federation.validation),
+        "clients": (None, len(federation.clients)),
+        "profile": (None,),
+        "standardise": (True,),
+    }
+    for word, values in allowed.items():
+        given = getattr(experiment, word)
+        if given not in values:
+            raise InputError(
+                f"{word} is {given!r}, and data is a federation that is dealt out already "
+                f"({federation.name}); say so where you make it, as in data.load(..., "
+                f"{word}={given!r}), and leave it out here."
+            )
 
 
 SHORTHANDS = {"epochs": "local.epochs", "batch": "local.batch", "lr": "local.optimiser.lr"}

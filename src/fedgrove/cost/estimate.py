@@ -19,7 +19,7 @@ from ..engines.work import perform
 from ..errors import check
 from ..parts.local import LocalTraining
 from ..runs.checksums import SHORT
-from ..runs.rounds import plan
+from ..runs.rounds import exchanges_of_a_round, plan
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory, version_of
 from ..wire.codec import Bitmap, Dense
@@ -148,6 +148,7 @@ def _play(run: Run) -> Ledger:
     state = run.initial_state
     # Tasks that look alike are done once: their answers would be as long.
     done: dict[Any, tuple[Report, MessageCosts]] = {}
+    exchanges = 0
     while state.round < run.rounds:
         answers = []
         for task in plan(run, state):
@@ -162,7 +163,9 @@ def _play(run: Run) -> Ledger:
             total.add(costs)
             run.memory.accept(task.to, report.memory)
             answers.append(replace(report, of=task.to))
-        state = run.method.fold(state, answers)
+        folded = run.method.fold(state, answers)
+        exchanges = exchanges_of_a_round(run, state, folded, exchanges)
+        state = folded
     return total
 
 

@@ -147,7 +147,8 @@ def _problem(dataset: Dataset, rows: Sequence[splits.Rows], standardise: bool) -
     train = dataset.targets[np.concatenate([each.train for each in rows])].astype(np.float64)
     mean = train.mean(axis=0)
     deviation = train.std(axis=0)
-    varies = deviation > 1e-6 * (1 + np.abs(mean))
+    # Of a constant the deviation may be a rounding error. Small numbers are no constants.
+    varies = deviation > 1e-12 * np.abs(mean)
     scale = np.where(varies, deviation, 1.0)
     return numbers(Unit(tuple(mean.tolist()), tuple(scale.tolist())))
 

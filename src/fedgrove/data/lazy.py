@@ -20,7 +20,11 @@ INFOS_KEPT = 4096
 
 def takes_round(f: Callable[..., Any]) -> bool:
     """Whether a function has a parameter called round."""
-    return "round" in inspect.signature(f).parameters
+    try:
+        return "round" in inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        # Some functions written in C have no signature.
+        return False
 
 
 class LazyClients(Mapping[int, "ClientData"]):

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..core import Info
-from ..errors import InputError, check, unknown
+from ..errors import check, unknown
 from ..problems import CLASSES, Problem
 from .build import Choices, build
+from .checked import Checked, called, checked_info
 from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import ClientData, Defaults, Federation
@@ -22,6 +22,14 @@ from .files import need, npz
 from .lazy import LazyClients, takes_round
 from .sets import SETS, dataset_of
 from .split import VALIDATION
+
+LARGEST = 1e30
+"""Numbers beyond this are refused: float32, in which all is computed, ends at 3e38."""
+SMALLEST_SPREAD = 1e-15
+"""Targets that are closer together are refused: float32 has no squares of much smaller errors."""
+FINEST = 1e-5
+"""The least deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a number:
+of a deviation of this size they are a hundredth, and an error may come out as 0 where it is not."""
 
 NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
 
@@ -155,32 +163,35 @@ def from_clients(
     without it the data are made to find out. Inputs in float64 are taken as float32.
     ``problem`` says what the targets are; ``classes`` is how many outputs they take.
     """
-    check(clients >= 1, "clients", clients, "1 or more")
-    fewest = 2 if problem.name == CLASSES.name else 1
-    check(classes >= fewest, "classes", classes, f"{fewest} or more")
+    check(callable(client), "client", client, "a function of k that gives a ClientData")
+    check(info is None or callable(info), "info", info, "a function of k that gives an Info")
+    check(_is_whole(clients) and clients >= 1, "clients", clients, "a whole number, 1 or more")
+    fewest = 2 if problem.kind == CLASSES.kind else 1
+    enough = _is_whole(classes) and classes >= fewest
+    check(enough, "classes", classes, f"a whole number, {fewest} or more")
     by_round = takes_round(client)
-    first = client(0, round=0) if by_round else client(0)
-    if not isinstance(first, ClientData):
-        raise InputError(
-            f"client(0) gives a {type(first).__name__}; it must give a ClientData "
-            "(fedgrove.data.ClientData)."
-        )
-    lazy = LazyClients(client, clients, info, by_round)
-    known = first.info if info is None else lazy.info_of(0)
+    when = {"round": 0} if by_round else {}
+    first = called("client(0)", client, 0, **when)
+    shape = _shape_of(first)
+    make = Checked(client, shape, classes, problem, _target_shape(first))
+    first = make.checked("client(0)", first)
+    known = first.info
+    if info is not None:
+        info = checked_info(info)
+    lazy = LazyClients(make, int(clients), info, by_round)
+    if info is not None:
+        known = lazy.info_of(0)
     check(
-        len(first.train) == first.info.examples == known.examples,
+        len(first.train) == known.examples,
         "info(0).examples",
         known.examples,
-        f"what client 0 trains on and its own info says: {len(first.train)}",
+        f"what client 0 trains on: {len(first.train)}",
     )
-    x = first.train.x
-    check(isinstance(x, Tensor), "train.x of client(0)", type(x), "a tensor: torch.from_numpy(x)")
-    shape = tuple(x.shape[1:])
     if labels is None:
         labels = [str(label) for label in range(classes)]
     if defaults is None:
         defaults = _own_defaults(shape)
-    federation = Federation(
+    return Federation(
         name,
         lazy,
         classes=classes,
@@ -190,8 +201,21 @@ def from_clients(
         notes=tuple(notes),
         problem=problem,
     )
-    # What numpy makes, where networks have float32.
-    return federation.to(torch.float32) if x.dtype == torch.float64 else federation
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def _shape_of(client: Any) -> tuple[int, ...]:
+    """The shape of one input; () of what is no client, which is then refused."""
+    x = getattr(getattr(client, "train", None), "x", None)
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
+
+
+def _target_shape(client: Any) -> tuple[int, ...]:
+    y = getattr(getattr(client, "train", None), "y", None)
+    return tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
 
 
 def _from_own_arrays(
@@ -212,6 +236,7 @@ def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
     is_finite = bool(np.isfinite(x).all())
     check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+    _check_size("x", x)
 
     n = len(x)
     targets = _own_targets(y, n)
@@ -264,6 +289,7 @@ def _own_targets(y: Array, n: int) -> _Targets:
         check(is_table or y.shape == (n,), "y", given, allowed)
         is_finite = bool(np.isfinite(y).all())
         check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+        _check_size("y", y)
     if is_table and is_number:
         is_yes_or_no = bool(np.isin(y, (0, 1)).all())
         if is_yes_or_no and y.shape[1] > 1:
@@ -292,6 +318,8 @@ def _own_labels(y: Array) -> _Targets:
 
 def _own_numbers(y: Array) -> _Targets:
     check(len(y) > 1, "y", f"{len(y)} numbers", "two or more")
+    for column in y.T:
+        _check_spread(column.astype(np.float64))
     notes: tuple[str, ...] = ()
     if bool((y == np.round(y)).all()):
         notes = (
@@ -300,6 +328,36 @@ def _own_numbers(y: Array) -> _Targets:
         )
     labels = tuple(f"y{column}" for column in range(y.shape[1]))
     return _Targets("numbers", np.zeros(len(y), dtype=np.int64), labels, y, notes)
+
+
+def _check_size(name: str, values: Array) -> None:
+    """Refuse numbers that float32 does not have."""
+    largest = float(np.abs(values).max(initial=0)) if values.dtype.kind == "f" else 0.0
+    given = f"{values.dtype} {values.shape} with numbers up to {largest:.3g}"
+    check(largest <= LARGEST, name, given, f"at most {LARGEST:g}; divide it by a constant")
+
+
+def _check_spread(column: Array) -> None:
+    """Refuse targets that float32 cannot tell apart, but for a constant."""
+    mean = float(column.mean())
+    deviation = float(column.std())
+    # The deviation of a constant may be a rounding error.
+    if deviation <= 1e-12 * abs(mean):
+        return
+    given = f"numbers of mean {mean:.6g} and deviation {deviation:.3g}"
+    check(
+        deviation >= SMALLEST_SPREAD,
+        "y",
+        given,
+        f"of deviation {SMALLEST_SPREAD:g} or more; multiply them by a constant",
+    )
+    check(
+        deviation >= FINEST * abs(mean),
+        "y",
+        given,
+        f"of deviation {FINEST:g} of their mean or more, as float32 cannot tell them apart; "
+        f"take a constant off first, such as y - {mean:.6g}",
+    )
 
 
 def _column(name: str, values: Any, n: int) -> Ints:

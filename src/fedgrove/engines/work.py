@@ -206,6 +206,9 @@ def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) ->
         net = run.net_named(stage.net)
         return trained(net, stage, carry, local.epochs(net, stage, client, number))
     assert isinstance(stage, Measure)
+    # Most networks draw nothing in eval mode. One that does must not depend on what was drawn
+    # before, in this process or another.
+    torch.default_generator.manual_seed(seeds.derive(client.seed, "measure", number))
     return {**carry, stage.name: _measured(run, stage, carry, client, number)}
 
 

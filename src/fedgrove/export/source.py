@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import nets
 from ..channels.shrink import cut, structured
 from ..config.experiment import Experiment
-from ..config.toml import check_trust, from_toml, read_words
+from ..config.toml import check_trust, from_toml, how_to_resume, read_words
 from ..data import ClientData, Federation
 from ..errors import InputError, check
 from ..methods import FedAvg
@@ -109,7 +109,7 @@ def opened(
     if summary is None:
         raise InputError(
             f"the run in {folder.path} is not finished, so its clients have no models yet; "
-            f"resume with: fedgrove resume {folder.path}"
+            f"{how_to_resume(folder.config, folder.path)}"
         )
     if summary.get("prediction") == "own":
         raise InputError(

@@ -16,6 +16,7 @@ from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 from .layout import Layout, tensors_of
+from .state import place_of, put_back
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,7 @@ class Net:
         """What its outputs are for: where objectives find the loss."""
         self.layout = Layout.of(module, shape)
         self._slots = _slots(module)
+        self._state = [place_of(module, name) for name in self.layout.state]
         self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
         self._head = None if head is None else module.get_submodule(head.name)
@@ -134,7 +136,11 @@ class Net:
         old = [owner[key] for _, owner, key in self._slots]
         try:
             self._put(new)
-            output: Tensor = self.module(x)
+            if self._state:
+                with put_back(self._state):
+                    output: Tensor = self.module(x)
+            else:
+                output = self.module(x)
         finally:
             self._put(old)
         return output

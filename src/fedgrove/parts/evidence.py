@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from .. import trees
 from ..core import Batch, Carry, Form, Packet
 from ..nets import Net
 from ..trees import Tree
+from .gradient import gradient
 from .mask import best
 from .objective import Objective
 
@@ -49,8 +49,7 @@ class Gradient:
             mean, _ = self.objective(out, trees.pick(tree, net.layout.params), batch, carry)
             return mean * batch.weight.sum()
 
-        gradient: Tree = grad(loss)(trees.pick(params, net.layout.prunable))
-        return gradient
+        return gradient(loss, trees.pick(params, net.layout.prunable))
 
 
 def settled(gradient: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from .. import trees
 from ..core import Batch, Carry
@@ -20,6 +19,7 @@ from ..errors import check
 from ..nets import Net
 from ..seeds import numpy_rng
 from ..trees import Tree
+from .gradient import gradient
 from .objective import Objective
 
 Measured = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -77,8 +77,8 @@ class _SquaredPerSample:
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         total = trees.map(torch.zeros_like, trees.pick(params, net.layout.prunable))
-        for weight, gradient in per_sample(self.objective, net, params, batch, carry):
-            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, total, gradient)
+        for weight, own in per_sample(self.objective, net, params, batch, carry):
+            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, total, own)
         return trees.map(lambda sum_: sum_ / batch.weight.sum().clamp(min=1), total)
 
 
@@ -87,10 +87,9 @@ class _SquaredOfBatch:
     objective: Objective
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        gradient = grad(loss_at(self.objective, net, params, batch, carry))(
-            trees.pick(params, net.layout.prunable)
-        )
-        return trees.map(torch.square, gradient)
+        weights = trees.pick(params, net.layout.prunable)
+        loss = loss_at(self.objective, net, params, batch, carry)
+        return trees.map(torch.square, gradient(loss, weights))
 
 
 def loss_at(
@@ -123,7 +122,7 @@ def per_sample(
             index=batch.index[i : i + 1],
             position=batch.position,
         )
-        yield batch.weight[i], grad(loss_at(objective, net, params, one, carry))(weights)
+        yield batch.weight[i], gradient(loss_at(objective, net, params, one, carry), weights)
 
 
 # ---- how strong a layer's gradients are ----------------------------------------------------------
@@ -156,9 +155,9 @@ class _Moments:
         weights = trees.pick(params, net.layout.prunable)
         total = trees.map(torch.zeros_like, weights)
         squares = trees.map(torch.zeros_like, weights)
-        for weight, gradient in per_sample(self.objective, net, params, batch, carry):
-            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g, total, gradient)
-            squares = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, squares, gradient)
+        for weight, own in per_sample(self.objective, net, params, batch, carry):
+            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g, total, own)
+            squares = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, squares, own)
         examples = batch.weight.sum().clamp(min=1)
 
         def moments(sum_: Tensor, square: Tensor) -> Tensor:
@@ -202,7 +201,7 @@ class _Hutchinson:
         total: Tree = {}
         for draw in range(self.draws):
             direction = {k: signs_like(v, draw, k) for k, v in weights.items()}
-            curvature = grad(_slope(loss, direction))(weights)
+            curvature = gradient(_slope(loss, direction), weights)
             trace = trees.map(lambda hv, v: (hv * v).sum(), curvature, direction)
             total = trees.map(torch.add, total, trace) if total else trace
         return trees.map(lambda sum_: sum_ / self.draws, total)
@@ -215,7 +214,7 @@ def _slope(loss: Callable[[Tree], Tensor], direction: Tree) -> Callable[[Tree], 
     """
 
     def slope(weights: Tree) -> Tensor:
-        products = trees.map(lambda g, v: (g * v).sum(), grad(loss)(weights), direction)
+        products = trees.map(lambda g, v: (g * v).sum(), gradient(loss, weights), direction)
         return torch.stack(list(products.values())).sum()
 
     return slope

@@ -318,7 +318,9 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
     sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
     paper = "none"
     if cost["bytes_paper"] is not None:
-        paper = f"{cost['mib_paper']:,} MiB, {cost['reduction_paper']:.1%} less than dense"
+        share = cost["reduction_paper"]
+        direction = "less" if share >= 0 else "more"
+        paper = f"{cost['mib_paper']:,} MiB, {abs(share):.1%} {direction} than dense"
     pairs = [
         ("clients, cohort, rounds", sizes),
         ("up, at most", mib(cost["bytes_up"])),

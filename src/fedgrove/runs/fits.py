@@ -76,6 +76,11 @@ def notes(run: Run, state: Any, density: float | None) -> list[str]:
             f"{_listed(layout.frozen)} of {name} are frozen (requires_grad=False): they stay as "
             "they are and are not sent"
         )
+    if layout.state:
+        said.append(
+            f"{_listed(layout.state)} of {name} change in its forward pass: every call begins with "
+            "the values from before training, since one module serves all clients"
+        )
     is_pruned = density is not None and density < 1
     if is_pruned and layout.never_pruned:
         said.append(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core import Answer, Engine, EngineWithNotes, Job, Task
+from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
@@ -23,7 +23,7 @@ from .folder import RunFolder
 from .guard import figures_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
-from .scoring import scores, summarise
+from .scoring import scores, summarise, untested, with_scores
 
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl as it is written."""
@@ -111,16 +111,18 @@ class Member:
         """Add the clients' scores to the line."""
         ledger = Ledger()
         admission = Admission(self.run, tasks)
+        reports: list[Report] = []
         try:
             reports = list(admission.reports(ledger.tally(answers)))
             self.line |= scores(self.run, self.exchange.state.round, reports)
-            scored = len(reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.
-            scored = 0
+            pass
+        scored = len(with_scores(reports))
         if scored < len(tasks):
+            tally = admission.tally
             self.line["scored"] = scored
-            self.line["unscored"] = {**admission.tally.lost, **admission.tally.refused}
+            self.line["unscored"] = {**tally.lost, **tally.refused, **untested(reports)}
         self.line |= ledger.totals("bytes_evaluate")
 
     def commit(self, seconds: float) -> None:

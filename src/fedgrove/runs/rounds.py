@@ -23,11 +23,15 @@ import torch
 from .. import seeds
 from ..core import Answer, Server, Task, WithServerTraining, check_names
 from ..errors import EngineError
+from ..methods import name_of
 from .admission import Admission, Tally, TooFewReports
 from .guard import calling, check_state, noted
 from .run import Run, again
 
 Answers = Iterable[tuple[Task, Answer]]
+
+MOST_EXCHANGES = 100
+"""So many exchanges may come before a round is complete; our own methods need a few."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ def rounds(
         state = run.initial_state
     tally = Tally()
     why_abandoned = ""
+    exchanges = 0
     while state.round < run.rounds:
         tasks = plan(run, state, attempt)
         answers = yield Exchange(state, tasks, attempt, tally, why_abandoned, number)
@@ -79,6 +84,7 @@ def rounds(
             why_abandoned = str(error)
             continue
         admission.settle()
+        exchanges = exchanges_of_a_round(run, state, folded, exchanges)
         state = folded
         if isinstance(run.method, WithServerTraining):
             state = train_server(run, run.method, state, number)
@@ -100,6 +106,27 @@ def train_server(run: Run, method: WithServerTraining[Any], state: Any, number: 
             trained = method.train_server(state, Server(run.nets, seed))
     check_state(run.method, "train_server", trained)
     return trained
+
+
+def exchanges_of_a_round(run: Run, before: Any, after: Any, exchanges: int) -> int:
+    """How many exchanges the round at hand has taken, after one more; 0 if that completed it.
+
+    Too many are refused: a method whose ``fold`` forgets to count the round would never end.
+    """
+    if after.round > before.round:
+        return 0
+    if after.round < before.round:
+        raise EngineError(
+            f"{name_of(run.method)} went back from round {before.round} to {after.round}; its fold "
+            "must give a state with the same round or a later one."
+        )
+    if exchanges + 1 >= MOST_EXCHANGES:
+        raise EngineError(
+            f"{name_of(run.method)} has made {MOST_EXCHANGES} exchanges without completing round "
+            f"{after.round + 1}; its fold must give a state with a round of one more when a round "
+            "is done: replace(state, round=state.round + 1)."
+        )
+    return exchanges + 1
 
 
 def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:

@@ -23,6 +23,7 @@ from .faults import NO_FAULTS, Faults
 from .fits import check_fit
 from .guard import calling
 from .store import Memory
+from .trial import check_problem, check_stages
 
 SCORED_UP_TO = 10_000
 """So many clients are all scored unless told otherwise."""
@@ -178,6 +179,16 @@ class Run:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does: the method's own verbs, and the two that every run has."""
+        stages = self._stages(verb)
+        for stage in stages:
+            if not isinstance(stage, Stage):
+                raise EngineError(
+                    f"the work of {verb!r} holds {stage!r}, which is no stage; it must be a tuple "
+                    "of Train, Measure, Edit and Give."
+                )
+        return stages
+
+    def _stages(self, verb: str) -> tuple[Stage, ...]:
         if verb == "evaluate":
             return scoring.evaluate_stages(self.method, self.work("use"))
         if verb == "finetune":
@@ -237,8 +248,8 @@ def build(
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
-    The method makes its initial state here, so that what it refuses, it refuses before a run folder
-    is made.
+    The method makes its initial state here, and loss and metric are tried, so that what is refused
+    is refused before a run folder is made.
     """
     defaults = federation.defaults
     if not federation.clients:
@@ -267,4 +278,6 @@ def build(
         faults=faults,
     )
     check_fit(run)
+    check_stages(run)
+    check_problem(run)
     return run

@@ -83,8 +83,10 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
     """The last stage: no packets, but a value of the metric for each length of fine-tuning."""
 
     def what_is_given(task: Task, net: Net) -> Holds:
+        # A client without test examples has none of these.
         values = {f"test{epochs}": net.problem.range for epochs in lengths}
-        return Holds(metrics={**values, "density": (0.0, 1.0), "params": (0.0, math.inf)})
+        numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
+        return Holds(metrics=numbers, optional=values)
 
     return Give(_scores(lengths, keep), what_is_given)
 
@@ -154,18 +156,15 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
         for epochs in lengths:
             for split in ("test", "validation"):
                 sums = carry[f"{split}{epochs}"]
-                # No examples, no sums. A client without validation examples says nothing of them,
-                # since a 0 would count as a bad accuracy; every client must have test examples.
-                if not sums and split == "validation":
+                # No examples, no sums. Such a client says nothing of them: a 0 would count as a
+                # bad accuracy, or as a perfect error.
+                if not sums:
                     continue
-                value = 0.0
-                loss = 0.0
-                if sums:
-                    problem = client.net.problem
-                    numbers = problem.own_sums(sums, client.info.task)
-                    value = problem.of(client.info.task).metric.value(numbers)
-                    loss = numbers["loss"] / numbers["total"]
-                metrics[f"{split}{epochs}"] = value
+                problem = client.net.problem
+                numbers = problem.own_sums(sums, client.info.task)
+                loss = numbers["loss"] / numbers["total"]
+                metric = problem.of(client.info.task).metric
+                metrics[f"{split}{epochs}"] = float(metric.value(numbers))
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
                     metrics[f"{split}_loss{epochs}"] = loss
@@ -215,10 +214,25 @@ def spread(
     }
 
 
+def with_scores(reports: Sequence[Report], lengths: Sequence[int] = (0,)) -> list[Report]:
+    """Those of clients that have test examples, and so a score after each of these epochs."""
+    names = {f"test{epochs}" for epochs in lengths}
+    return [report for report in reports if names <= report.metrics.keys()]
+
+
+def untested(reports: Sequence[Report]) -> dict[str, list[int]]:
+    """Why some clients that answered were not scored, as a line of metrics.jsonl says it."""
+    others = [report.of for report in reports if "test0" not in report.metrics]
+    return {"no test examples": others} if others else {}
+
+
 def scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]:
     """What a line of metrics.jsonl says of a round's evaluation in which these clients answered."""
     problem = run.federation.problem
     density = {"density": round(_mean(reports, "density"), 8)}
+    reports = with_scores(reports)
+    if not reports:
+        return density
     if isinstance(problem, Tasks):
         return {"tasks": _by_task(run, at_round, problem, reports, 0), **density}
     # A line without a metric is of accuracies.
@@ -301,6 +315,7 @@ def summarise(
     clients = len(run.infos)
     federation = run.federation
     layout = run.net.layout
+    scored = with_scores(reports, run.finetune)
     return {
         "method": methods.name_of(run.method),
         "data": federation.name,
@@ -315,8 +330,8 @@ def summarise(
         "cohort": run.cohort,
         "groups": len(sizes),
         "group_sizes": sizes,
-        "scored": len(reports),
-        **_headline(run, state.round, federation.problem, reports),
+        "scored": len(scored),
+        **_headline(run, state.round, federation.problem, scored),
         "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
         "params_mean": _mean(reports, "params") if reports else None,
@@ -332,7 +347,7 @@ def summarise(
         "refused": _counted(lines, "refused"),
         "abandoned": sum("abandoned" in line for line in lines),
         f"{_prefix(federation.problem)}_clients": {
-            str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
+            str(report.of): round(report.metrics[f"test{last}"], 8) for report in scored
         },
         **figures_of(run.method, state),
         **_own_prediction(run),
@@ -341,6 +356,7 @@ def summarise(
             *_lonely_groups(run, sizes),
             *_sampled(len(run.scored), clients),
             *_unscored(len(reports), len(run.scored)),
+            *_untested(len(reports) - len(scored), len(reports)),
             *_not_folded(lines),
             *_partly_kept(run),
         ],
@@ -352,7 +368,7 @@ def _headline(
 ) -> dict[str, Any]:
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
-    if not run.scored:
+    if not reports:
         words = {"metric": None} if isinstance(problem, Tasks) else problem.metric.words
         return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, Tasks):
@@ -418,6 +434,14 @@ def _unscored(scored: int, clients: int) -> list[str]:
     return [f"{clients - scored} of {clients} clients could not be scored at the end"]
 
 
+def _untested(untested: int, clients: int) -> list[str]:
+    """A note where some clients have nothing to be scored on."""
+    if not untested:
+        return []
+    verb = "has" if untested == 1 else "have"
+    return [f"{untested} of {clients} clients {verb} no test examples: not scored"]
+
+
 def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """A note of how many answers never reached the model."""
     notes = []
@@ -426,7 +450,17 @@ def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         if counts:
             reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
             notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
+        for reason in counts:
+            notes.extend(_first_sentence(lines, reason))
     return notes
+
+
+def _first_sentence(lines: Sequence[Mapping[str, Any]], reason: str) -> list[str]:
+    """What was said when an answer was first lost or refused for this reason."""
+    for line in lines:
+        if reason in line.get("why", {}):
+            return [f"{reason}: {line['why'][reason]}"]
+    return []
 
 
 def group_sizes(run: Run, state: Any) -> list[int]:

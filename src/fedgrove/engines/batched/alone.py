@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
@@ -12,7 +13,7 @@ from ... import nets
 from ...nets import Net
 from ...seeds import one_thread
 from ...trees import Tree
-from ..work import crashed, worked
+from ..work import CLIENT_FAILURES, crashed, worked
 from .stacking import Job
 
 
@@ -25,6 +26,8 @@ def can_stack(net: Net, device: torch.device) -> bool:
     if nets.is_ours(net.module):
         return True
     generator = torch.Generator().manual_seed(0)
+    # A copy: what a failed trial leaves in a module would be there in training.
+    net = copy.deepcopy(net)
     start = net.params()
     like = next(iter(start.values()))
     x = torch.randn((2, 3, *net.shape), generator=generator).to(like.dtype).to(device)
@@ -33,6 +36,8 @@ def can_stack(net: Net, device: torch.device) -> bool:
     try:
         with torch.autocast(device.type, enabled=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # Twice: what the first call leaves behind may be what the second cannot take.
+            _try_gradient(net, tree, x)
             _try_gradient(net, tree, x)
             return _agrees(net, tree, x) and not _mixes_examples(net, tree, x)
     except torch.OutOfMemoryError:
@@ -95,5 +100,5 @@ def run_alone(job: Job, number: int) -> None:
     try:
         with one_thread():
             job.carry = worked(job.run, stage, job.carry, job.client, place)
-    except Exception as error:
+    except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)

@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -70,6 +71,7 @@ from ..work import (
     CLIENT_FAILURES,
     all_remembered,
     crashed,
+    explained,
     initial_carry,
     numbered,
     with_cost,
@@ -143,6 +145,10 @@ class Batched:
         self._grouped_supported: dict[Any, bool] = {}
         # By id, as above.
         self._can_stack: dict[int, bool] = {}
+        # The stages, by the key of their work and their place in it, that vmap cannot run, and why.
+        self._not_stacked: dict[tuple[Any, int], str] = {}
+        # By verb.
+        self._why_not_stacked: WeakKeyDictionary[Run, dict[str, str]] = WeakKeyDictionary()
         self._stack_sizes: dict[Any, int] = {}
         self._graph_cache: GraphCache | None = None
         if self.graphs and self._device.type == "cuda":
@@ -291,13 +297,18 @@ class Batched:
 
         Only they are lost.
         """
+        if (jobs[0].work.key, number) in self._not_stacked:
+            for job in jobs:
+                self._run_unstacked(job, number)
+            return
         carries = [job.carry for job in jobs]
         try:
             self._run_or_halve(run_stage, jobs, number)
             return
         except CLIENT_FAILURES as error:
             if len(jobs) == 1:
-                jobs[0].lost = crashed(jobs[0].task, error)
+                jobs[0].carry = carries[0]
+                self._try_unstacked(jobs[0], number, error)
                 return
         # Outside the handler: the exception holds the frames that failed, and so their tensors.
         # Where memory was short, some of these may have done the stage already.
@@ -306,6 +317,31 @@ class Batched:
         half = len(jobs) // 2
         self._run_or_lose(run_stage, jobs[:half], number)
         self._run_or_lose(run_stage, jobs[half:], number)
+
+    def _try_unstacked(self, job: Job, number: int, failure: BaseException) -> None:
+        """A stage that failed on a stack of one: lost, unless the serial engine can do it.
+
+        Then it is vmap that could not: a loss or a metric with an `if` on data, say. Such work is
+        not stacked again.
+        """
+        # No memory for one client is no fault of its work, and an exit is meant.
+        if isinstance(failure, EngineError) or not isinstance(failure, Exception):
+            job.lost = crashed(job.task, failure)
+            return
+        run_alone(job, number)
+        if job.lost is None:
+            self._not_stacked[job.work.key, number] = explained(failure)
+            self._note_unstacked(job, number)
+
+    def _run_unstacked(self, job: Job, number: int) -> None:
+        """A stage that vmap cannot run."""
+        run_alone(job, number)
+        self._note_unstacked(job, number)
+
+    def _note_unstacked(self, job: Job, number: int) -> None:
+        verb = job.task.verb.partition(":")[0]
+        why = self._not_stacked[job.work.key, number]
+        self._why_not_stacked.setdefault(job.run, {}).setdefault(verb, why)
 
     def _stacks(self, net: Net) -> bool:
         """Whether clients of this network can be run at once; tried once per network."""
@@ -327,6 +363,11 @@ class Batched:
                     "torch.func.vmap cannot run its forward pass (one that branches on data, "
                     "mixes the examples of a batch, or has recurrent layers)"
                 )
+        for verb, why in self._why_not_stacked.get(run, {}).items():
+            said.append(
+                f"a part of {verb} was done one client after another, not at once: torch.func.vmap "
+                f"cannot run it (a loss, metric or objective that branches on data): {why}"
+            )
         return said
 
     # ---- how many fit ----------------------------------------------------------------------------
