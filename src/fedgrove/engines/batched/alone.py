@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ... import nets
+from ...core import Measure, Train
 from ...nets import Net
 from ...trees import Tree
-from ..work import crashed, one_thread, worked
+from ..work import crashed, examples_seen, one_thread, worked
 from .stacking import Job
 
 
@@ -91,8 +92,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 def run_alone(job: Job, number: int) -> None:
     """A Train or Measure stage of one client, as the serial engine does it: to the bit."""
     place, stage = job.work.stages[number]
+    assert isinstance(stage, Train | Measure)
     try:
         with one_thread():
-            job.carry = worked(job.run, stage, job.carry, job.client, place)
+            job.carry, per_example = worked(job.run, stage, job.carry, job.client, place)
+            job.macs += per_example * examples_seen(job.run, stage, job.client)
     except Exception as error:
         job.lost = crashed(job.task, error)

@@ -192,7 +192,13 @@ class Batched:
         outcome = job.outcome
         remembered = {}
         try:
-            report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
+            report = Report(
+                job.task.to,
+                outcome.give,
+                job.client.info.examples,
+                outcome.metrics,
+                macs=job.macs,
+            )
             if outcome.memory:
                 remembered = {**job.client.memory, **outcome.memory}
         except Exception as error:
