@@ -34,10 +34,12 @@ WORDS = (
     "rounds",
     "finetune",
     "profile",
+    "trace",
     "seed",
     "evaluate",
     "score_on",
     "quorum",
+    "deadline",
     "norm_bound",
     "faults",
 )

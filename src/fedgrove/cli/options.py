@@ -127,7 +127,21 @@ Finetune = Annotated[
     Any, option("--finetune", "Epochs of fine-tuning to report, as 0,3,25.", "N,N", lengths)
 ]
 Profile = Annotated[
-    str | None, option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")
+    str | None,
+    option("--profile", "Devices: uniform, phones, adfedwcp, or FILE.csv.", "NAME"),
+]
+Trace = Annotated[
+    str | None,
+    option("--trace", "Bandwidths over time: columns client, second, up, down.", "FILE.csv"),
+]
+Deadline = Annotated[
+    float | None,
+    option(
+        "--deadline",
+        "Virtual seconds an exchange lasts at most: who is later is lost; else the slowest counts.",
+        "S",
+        number,
+    ),
 ]
 Seed = Annotated[
     int | None, option("--seed", "All randomness follows from it; 0 by default.", "S", whole)

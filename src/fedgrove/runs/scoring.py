@@ -35,6 +35,7 @@ from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
+from . import clock
 
 if TYPE_CHECKING:
     from .run import Run
@@ -304,6 +305,7 @@ def summarise(
         "lost": _counted(lines, "lost"),
         "refused": _counted(lines, "refused"),
         "abandoned": sum("abandoned" in line for line in lines),
+        "virtual_seconds": clock.clock_of(lines),
         f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
         },
@@ -314,6 +316,7 @@ def summarise(
             *_sampled(len(run.scored), clients),
             *_unscored(len(reports), len(run.scored)),
             *_not_folded(lines),
+            *clock.notes(run, clock.clock_of(lines)),
         ],
     }
 
