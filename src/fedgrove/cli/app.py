@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import EngineError, unknown
+from ..errors import EngineError, check, unknown
 from . import about
 from . import options as o
 from .bench import bench
@@ -163,8 +163,20 @@ def resume(
 
 
 @app.command()
-def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
+def compare(
+    runs: o.Runs,
+    bytes: o.Bytes = False,
+    time: o.Time = False,
+    to: o.To = None,
+    plot: o.Plot = None,
+    json: o.Json = False,
+) -> None:
     """Show runs side by side; a sweep stands for all its runs, and is also compared over seeds."""
+    check(time or to is None, "--to", to, "given together with --time")
+    check(time or plot is None, "--plot", plot, "given together with --time")
+    check(not (time and bytes), "--time", time, "given without --bytes")
+    if time:
+        return _compare_times(runs, to, plot, json)
     from ..report.over_seeds import over_seeds, print_over_seeds
     from ..report.tables import print_causes, print_summaries
 
@@ -268,6 +280,36 @@ def _show(result: Result, json: bool) -> None:
     else:
         result.table()
         print(result.folder.path)
+
+
+def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bool) -> None:
+    """Virtual time to an accuracy, as a table and as a page."""
+    from ..report.page import need_plotly
+    from ..report.times import curve, print_times, time_to, write_times
+    from ..runs.folder import RunFolder
+    from ..runs.store import cannot_write
+
+    if plot is not None:
+        need_plotly(Path(plot))
+    curves = []
+    for run in runs:
+        for path in members_of(run):
+            summary = _summary(path)
+            lines = RunFolder.open(Path(path)).metrics()
+            method = summary.get("method", "")
+            curves.append(curve(path, method, lines, summary["finished"]))
+    found = time_to(curves, to)
+    if plot is not None:
+        try:
+            write_times(curves, found, Path(plot))
+        except OSError as error:
+            raise cannot_write(Path(plot), error) from None
+    if json:
+        print(jsonlib.dumps(found, indent=1))
+        return
+    print_times(curves, found)
+    if plot is not None:
+        print(f"Page: {plot}")
 
 
 def _summary(path: str, bytes: bool = False) -> dict[str, Any]:

@@ -81,6 +81,14 @@ Bytes = Annotated[
     bool,
     typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count."),
 ]
+Time = Annotated[
+    bool,
+    typer.Option("--time", help="Virtual time to an accuracy: the highest that all runs reach."),
+]
+To = Annotated[float | None, option("--to", "The accuracy for --time, as 0.9.", "SHARE", number)]
+Plot = Annotated[
+    str | None, option("--plot", "With --time, write a page with a plot too.", "FILE.html")
+]
 
 Data = Annotated[
     str | None,

@@ -106,6 +106,23 @@ def mib(n: int) -> str:
     return f"{n} B"
 
 
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(0.0123), duration(4.5), duration(600), duration(86_400)
+    ('12.3 ms', '4.5 s', '10 min', '24 h')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    # Not .3g, which would write a thousand hours as 1e+03.
+    hours = seconds / 3600
+    return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
+
+
 # ---- runs ----------------------------------------------------------------------------------------
 
 
