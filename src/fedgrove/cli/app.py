@@ -201,11 +201,12 @@ def compare(
 @app.command()
 def cost(
     ctx: typer.Context,
-    method: o.Method,
+    methods: o.Methods,
     data: o.Data = None,
     net: o.Net = None,
     input: o.Input = None,
     classes: o.Classes = None,
+    examples: o.TrainedExamples = None,
     partition: o.Partition = None,
     scenario: o.Scenario = None,
     split: o.Split = None,
@@ -223,23 +224,21 @@ def cost(
     set: o.Set = None,
     json: o.Json = False,
 ) -> None:
-    """Print what a method would send and need; nothing is trained."""
-    from ..config.experiment import Federations
-    from ..config.plan import plan
-    from ..report.tables import print_cost
+    """Print what methods would send and need, and how long their devices take; train nothing."""
+    from ..report.tables import print_cost, print_costs
     from . import arguments
 
-    if input is not None:
-        figures = arguments.cost_of_shape(ctx.params)
+    rows = arguments.costs(ctx.params)
+    if len(rows) == 1:
+        # One method is an object, several are a list.
+        if json:
+            print(jsonlib.dumps(rows[0], indent=1))
+        else:
+            print_cost(rows[0])
+    elif json:
+        print(jsonlib.dumps(rows, indent=1))
     else:
-        federations = Federations(data_dir)
-        experiment = arguments.experiment(ctx.params, federations)
-        figures = _cost(plan(experiment, Path(), federations))
-    figures = {"method": method, **figures}
-    if json:
-        print(jsonlib.dumps(figures, indent=1))
-    else:
-        print_cost(figures)
+        print_costs(rows)
 
 
 app.command("list")(about.list_)
@@ -251,21 +250,14 @@ app.command("export")(export)
 app.command("paper")(paper)
 
 
-def _cost(planned: Plan) -> dict[str, Any]:
-    from ..cost.estimate import of_run
-
-    net = planned.experiment.net
-    assert net is not None, "a plan has nothing left open"
-    return of_run(planned.run, net)
-
-
 def _print_plan(planned: Plan, json: bool) -> None:
     """The whole configuration and the cost."""
     import tomllib
 
     from ..report.tables import print_cost
+    from .arguments import cost_of_plan
 
-    figures = _cost(planned)
+    figures = cost_of_plan(planned)
     if json:
         config = tomllib.loads(planned.config)
         print(jsonlib.dumps({"config": config, "cost": figures}, indent=1))

@@ -65,6 +65,14 @@ Method = Annotated[
         show_default=False,
     ),
 ]
+Methods = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="METHOD...",
+        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
+        show_default=False,
+    ),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Runs = Annotated[
     list[str],
@@ -225,3 +233,7 @@ Input = Annotated[
     option("--input", "The shape of one example, in place of data: CxL or CxHxW.", "SHAPE", shape),
 ]
 Classes = Annotated[int | None, option("--classes", "How many classes, with --input.", "N", whole)]
+TrainedExamples = Annotated[
+    int | None,
+    option("--examples", "How many a client trains on, with --input; else 500.", "N", whole),
+]
