@@ -38,9 +38,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "hermes": SLIM,
     "safl": SLIM | {"clusters": 2},
     "fedlayerprune": {"every": 1},
+    "fedprune": {"every": 1},
+    "lotteryfl": {"threshold": 0.0},
+    "feddst": {"every": 1, "until": 2, "churn": 0.3},
     **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedrolex", "heterofl")},
 }
-"""Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold."""
+"""Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold,
+or not before they have learnt something."""
 
 
 def small(name: str) -> AnyMethod:

@@ -65,7 +65,8 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
 
 
 SENDS_MASKS = {
-    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune", "fedlayerprune"),
+    *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
+    *("fedlayerprune", "feddst", "fedmp", "fedprune", "lotteryfl"),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
 }
 
@@ -164,6 +165,8 @@ def test_takes_every_average(method, rule: Averaging, net: str, tmp_path: Path) 
 
 
 ONE_GROUP = {
+    "lotteryfl": methods.LotteryFL(density=1.0),
+    "feddst": methods.FedDST(),  # nobody readjusts a mask in the first round
     "ifca": methods.IFCA(clusters=1),
     "feddrop": methods.FedDrop(widths=(1.0,)),
     "hermes": methods.Hermes(densities=()),
@@ -234,6 +237,10 @@ OFF = {
     "global-ft": methods.GlobalFT(density=1.0, pull=UNPULLED),
     "fedchar": methods.FedCHAR(warmup=1, clusters=1),  # as ditto
     "fedsnip": methods.FedSNIP(density=1.0),
+    "feddst": methods.FedDST(density=1.0),
+    "fedprune": methods.FedPrune(density=1.0),
+    "fedmp": methods.FedMP(most=0.0),
+    "lotteryfl": methods.LotteryFL(density=1.0),
     "efficientfl": methods.EfficientFL(density=1.0, bits=0),
     "ifca": methods.IFCA(clusters=1),
     "heterofl": methods.HeteroFL(),  # these devices hold all of it
@@ -304,14 +311,33 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         # phases .5, .1, .4: three fifths of the rounds are dense; and a dense exchange with all four
         **dict.fromkeys(("ca-afp", "global-ft"), (0.6 + 0.4 * 0.3) * whole + 8 * 5187 * 4),
         "fedchar": 8 * 5187 * 3 * 51,
+        # A step after each of 49 rounds, down to .3 of 5056 weights: the mean over the 50 rounds is .65 of them, to
+        # rounding; 131 biases; and 49 times 4 bytes a weight.
+        "fedprune": 8 * 131 * 3 * 50
+        + 8 * 3 * sum(round(5056 * (1 - 0.7 * s / 49)) for s in range(50))
+        + 4 * 5056 * 3 * 49,
+        # 150 draws of 4 clients: each is drawn 37 times and two once more. Nine tenths are left each time, down to half:
+        # 5056, 4550, 4095, 3686, 3317, 2985, 2686, 2528 weights, then 2528; and 131 biases. Each of the first seven
+        # times in between is once what goes up and once what comes down.
+        "lotteryfl": 4
+        * (
+            2 * 131 * 150
+            + 4 * (5056 + 2 * (4550 + 4095 + 3686 + 3317 + 2985 + 2686) + 2528)
+            + 2 * 2528 * (150 - 28)
+        ),
+        # Ratio .4: 38 of 64 units: 12*38+38 = 494, 38*38+38 = 1482, 38*3+3 = 117: 2093.
+        "fedmp": 8 * 2093 * 3 * 50,
+        # A fifth of 768 + 4096 + 192 = 5056 weights is 1011, and 131 biases. Readjusted in rounds 0 and 1, so two masks
+        # go up and three down, one bit a weight.
+        "feddst": 8 * (1011 + 131) * 3 * 50 + 5056 / 8 * 3 * 5,
         "ifca": 4 * 5187 * (3 + 1) * 3 * 50,
         # half the units: 12*32+32 = 416, 32*32+32 = 1056, 32*3+3 = 99: 1571 in all. One round of stage 1 with all four,
         # 49 of stage 2; K = 2: (2K + 1) M + p M
         "safl": 4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
         # three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; clients take it and half in turn
         **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
-        # .48 of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
-        "fedlayerprune": (8 * (5187 - 0.52 * 5056) + 2 * 649) * 3 * 50,
+        # .4 of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
+        "fedlayerprune": (8 * (5187 - 0.6 * 5056) + 2 * 649) * 3 * 50,
         "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
     }.get(name, whole)
     assert run.method.paper_bytes(run.net, 4, 3, 50) == round(expected)

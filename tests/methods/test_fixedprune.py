@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.conftest import answers, make_run, play, reports
 
-from fedgrove import methods
+from fedgrove import methods, trees
 from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import InputError
@@ -34,6 +34,55 @@ def test_a_round_by_hand() -> None:
     assert after.model["weight"].tolist() == [[2.0, 3.0, 0.0, 0.0]]
     assert after.model["bias"].tolist() == [2.5]
     assert after.mask["weight"].tolist() == [[True, True, False, False]]
+
+
+def test_a_static_round_by_hand() -> None:
+    """As above, but the mask of -4 and 3 stays: the mean there is 1 and -1, whatever else is larger.
+
+    Clients sent [0, 0, 4, -4] and [0, 0, 0, 0]: (1*4 + 3*0) / 4 = 1.
+    """
+    net = Net(torch.nn.Linear(4, 1), (4,))
+    method = methods.FixedPrune(density=0.5, static=True)
+    first = {"weight": torch.tensor([[1.0, -2.0, 3.0, -4.0]]), "bias": torch.tensor([0.1])}
+    state = method.init(Start(first, net, {0: Info(1), 1: Info(3)}, 5, lambda j: first))
+    one = Packet({"weight": torch.tensor([[0.0, 0.0, 4.0, -4.0]]), "bias": torch.tensor([1.0])})
+    two = Packet({"weight": torch.tensor([[0.0, 0.0, 0.0, 0.0]]), "bias": torch.tensor([3.0])})
+    after = method.fold(state, [Report(0, {"model": one}, 1), Report(1, {"model": two}, 3)])
+    assert after.model["weight"].tolist() == [[0.0, 0.0, 1.0, -1.0]]
+    assert after.model["bias"].tolist() == [2.5]
+    assert after.mask["weight"].tolist() == [[False, False, True, True]]
+
+
+def test_a_static_mask_stays_and_clients_train_under_it(tmp_path: Path) -> None:
+    method = methods.FixedPrune(density=0.25, static=True)
+    run = make_run(method, tmp_path, dtype=torch.float32)
+    mask = run.initial_state.mask
+    loop = rounds(run)
+    exchange = next(loop)
+    while exchange.tasks:
+        found = list(reports(run, Serial(), exchange.tasks))
+        for report in found:
+            packet = report.give["model"]
+            assert trees.equal(packet.mask, mask)
+            assert all(bool((packet.values[k][m] != 0).all()) for k, m in mask.items())
+        exchange = loop.send(zip(exchange.tasks, found, strict=True))
+        assert not exchange.tally.refused
+        assert trees.equal(exchange.state.mask, mask)
+
+
+def test_static_with_density_1_is_the_other(tmp_path: Path) -> None:
+    one, other = (
+        play(
+            make_run(
+                methods.FixedPrune(density=1.0, static=static),
+                tmp_path / str(static),
+                dtype=torch.float32,
+            ),
+            Serial(),
+        )
+        for static in (True, False)
+    )
+    assert trees.identical(one.model, other.model)
 
 
 def test_density_is_exact_in_every_round_and_report(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from tests.papers.made import done, study, summary
 
 from fedgrove.config.experiment import Experiment
@@ -155,3 +157,98 @@ def test_a_row_may_have_fewer_seeds() -> None:
 def test_groups_of_several_seeds() -> None:
     assert groups({"group_sizes": [[28, 1, 1], [20, 9, 1], [28, 1, 1]]}) == "28/1/1, 20/9/1"
     assert groups({"group_sizes": [[i, 1] for i in range(5)]}) == "0/1, 1/1, 2/1 ..."
+
+
+# ---- over the rounds -----------------------------------------------------------------------------
+
+
+def lines(*accuracies: float) -> list[dict[str, Any]]:
+    """A line of metrics.jsonl per round, behind one of an exchange that is no round."""
+    found: list[dict[str, Any]] = [
+        {"round": 0, "counts": False, "figures": {"mask_stability": 0.0}}
+    ]
+    for i, accuracy in enumerate(accuracies):
+        line = {"accuracy_mean": accuracy, "density": 1 - i / 10}
+        figures = {"mask_stability": 0.5 + i / 10}
+        found.append({"round": i + 1, "counts": True, **line, "figures": figures})
+    return found
+
+
+def test_values_over_the_rounds() -> None:
+    run = summary(0, {0: 0.9}, lines=lines(0.5, 0.8, 0.7, 0.9))
+    keys = ("density_run", "mask_stability", "accuracy_mean@3", "rounds_to@0.8", "rounds_to@0.91")
+    # (1 + .9 + .8 + .7) / 4 = .85 and (.5 + .6 + .7 + .8) / 4 = .65; .8 is first reached in round 2.
+    assert [run_value(run, key) for key in keys] == [
+        pytest.approx(0.85), pytest.approx(0.65), 0.7, 2.0, None,
+    ]  # fmt: skip
+    # A run whose clients were scored at the end only, of a method without figures of its own.
+    unscored = summary(0, {0: 0.9}, lines=[{"round": 1, "counts": True}])
+    assert [run_value(unscored, key) for key in keys] == [None] * 5
+
+
+def test_the_best_client_and_what_is_pruned_of_a_layer() -> None:
+    run = summary(
+        0, {0: 0.5, 3: 0.7}, accuracy_clients={"0": 0.6, "1": 0.8}, figures={"density:w": 0.25}
+    )
+    # The accuracies of single clients are those of the last length.
+    assert [run_value(run, f"accuracy_best:{n}") for n in (0, 3)] == [None, 0.8]
+    assert run_value(run, "pruned:0", "w") == 0.75
+    assert run_value(run, "pruned:0", "v") is None
+
+
+def test_an_accuracy_that_one_seed_does_not_reach_has_no_mean_but_a_note() -> None:
+    wanted = study(counted=("rounds_to@0.8",))
+    rows = (replace(wanted.rows[0], reported={"rounds_to@0.8": 1}), wanted.rows[1])
+    runs = {
+        "a-s0": summary(0, {0: 0.5, 3: 0.7}, lines=lines(0.5, 0.9)),
+        "a-s1": summary(1, {0: 0.5, 3: 0.7}, lines=lines(0.5, 0.6, 0.7, 0.8)),
+        "b-s0": summary(0, {0: 0.5, 3: 0.7}, lines=lines(0.9)),
+        "b-s1": summary(1, {0: 0.5, 3: 0.7}, lines=lines(0.7)),
+    }
+    found = table("x", "table8", [(replace(wanted, rows=rows), runs)])
+    a, b = found["rows"]
+    # Rounds 2 and 4: mean 3, deviation sqrt(2).
+    assert a["ours"]["rounds_to@0.8"] == {"mean": 3.0, "std": round(math.sqrt(2), 8)}
+    assert a["difference"]["rounds_to@0.8"] == 2.0
+    assert "rounds_to@0.8" not in b["ours"]
+    assert found["notes"][1] == "80 % was not reached by: b & co (on 1 of 2 seeds)."
+    head, (section,) = layout(found)
+    assert head[-3:] == ["rounds to 80 %", "paper", "difference"]
+    assert section.lines[0][-3:] == ["3.00 ± 1.41", "1.00", "+2.00"]
+    never = table("x", "table8", [(wanted, {"b-s0": runs["b-s1"]})])
+    assert never["notes"][1] == "80 % was not reached by: b & co."
+
+
+def test_reductions_against_another_row() -> None:
+    """a sends 3 MiB and b 6: half, and 50 % less."""
+    wanted = study(counted=("mib", "reduction", "reduction_paper"), base="b")
+    summaries = {
+        "a-s0": summary(0, {0: 0.5, 3: 0.7}),
+        "b-s0": summary(0, {0: 0.5, 3: 0.7}, bytes_up=2**22),
+    }
+    a, b = table("x", "table3", [(wanted, summaries)])["rows"]
+    assert (a["ours"]["reduction"]["mean"], b["ours"]["reduction"]["mean"]) == (50.0, 0.0)
+    # Of what the study does not count there is no share either.
+    assert "reduction_paper" not in a["ours"]
+
+
+def test_curves_of_a_study_over_the_rounds() -> None:
+    wanted = study(drawn=("accuracy_mean",), over_rounds=True, lines=True)
+    runs = {
+        "a-s0": summary(0, {0: 0.5, 3: 0.7}, lines=lines(0.5, 0.9)),
+        "a-s1": summary(1, {0: 0.5, 3: 0.7}, lines=lines(0.7, 0.9)),
+    }
+    a, b = table("x", "figure2", [(wanted, runs)])["rows"]
+    assert a["curves"]["accuracy_mean"] == [
+        {"round": 1, "mean": 0.6, "std": round(math.sqrt(0.02), 8)},
+        {"round": 2, "mean": 0.9, "std": 0.0},
+    ]
+    assert b["curves"] == {"accuracy_mean": []}
+    assert table("x", "table1", [(study(), runs)])["rows"][0]["curves"] == {}
+
+
+def test_groups_are_shown_where_clients_are_grouped() -> None:
+    alone = {"a-s0": summary(0, {0: 0.5, 3: 0.7}, group_sizes=[4])}
+    alone["b-s0"] = summary(0, {0: 0.5, 3: 0.7}, group_sizes=[1] * 4)
+    assert "groups" not in layout(table("x", "table1", [(study(), alone)]))[0]
+    assert "groups" in layout(table("x", "table1", [(study(), done())]))[0]

@@ -64,3 +64,22 @@ def test_a_curve_scored_at_several_lengths_has_a_line_for_each() -> None:
         lines.setdefault(trace.name, []).append((list(trace.x), list(trace.y)))
     assert lines["a, fine-tuned 0"] == [([10.0, 30.0], [60.0, 60.0])]
     assert ([10.0, 30.0], [80.0, 80.0]) in lines["a, fine-tuned 3"]
+
+
+def test_points_of_a_curve_over_the_rounds() -> None:
+    a, _ = table("x", "figure2", [(study(lines=True), done())])["rows"]
+    curve = [{"round": 1, "mean": 0.5, "std": None}, {"round": 2, "mean": 0.75, "std": 0.25}]
+    row = {**a, "curves": {"accuracy_mean": curve}, "paper": {"accuracy_mean@2": 0.8}}
+    assert points([row], "accuracy_mean") == [
+        {"x": 1, "mean": 50.0, "std": None, "paper": None},
+        {"x": 2, "mean": 75.0, "std": 25.0, "paper": 80.0},
+    ]
+
+
+@DRAWS
+def test_accuracy_is_laid_against_what_the_study_measures(tmp_path: Path) -> None:
+    wanted = study(measures=("accuracy_mean",), counted=("mib_paper",))
+    write_page(table("x", "table1", [(wanted, done())]), "Who", tmp_path / "paper.html")
+    page = (tmp_path / "paper.html").read_text()
+    assert "accuracy against bytes, fine-tuned 3" in page
+    assert "fairness" not in page

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.parts.allocate import GlobalRank, Uniform
+from fedgrove.parts.allocate import ERK, GlobalRank, Uniform
 from fedgrove.parts.mask import best, prune, regrow, top
 from fedgrove.parts.schedule import Churn
 from fedgrove.parts.score import Magnitude
@@ -28,6 +28,40 @@ def test_global_rank_by_hand() -> None:
     assert GlobalRank()(SCORES, 0.5) == {"a": 2, "b": 1}
     # a third of 6 is 2: 5 (b), 4 (a)
     assert GlobalRank()(SCORES, 1 / 3) == {"a": 1, "b": 1}
+
+
+def test_erk_by_hand() -> None:
+    """Layers of 24, 100 and 4 weights, whose dimensions sum to 10, 20 and 4.
+
+    A quarter of 128 is 32: epsilon 32/34 gives 9.41, 18.82 and 3.76. Rounded down that is 30; the
+    two that are left go to the remainders .82 and .76.
+    Half is 64: epsilon 64/34 would give the last one 7.5 of its 4. It is full; 60 over 30 is 2, and
+    the others keep 20 and 40.
+    """
+    scores = {"a": torch.ones(4, 6), "b": torch.ones(10, 10), "c": torch.ones(2, 2)}
+    assert ERK()(scores, 0.25) == {"a": 9, "b": 19, "c": 4}
+    assert ERK()(scores, 0.5) == {"a": 20, "b": 40, "c": 4}
+    assert ERK()(scores, 0.0) == {"a": 0, "b": 0, "c": 0}
+    assert ERK()(scores, 1.0) == {"a": 24, "b": 100, "c": 4}
+
+
+def test_erk_counts_a_kernels_dimensions() -> None:
+    """(8, 4, 3, 3): 18 of 288; (10, 8): 18 of 80. Of 36 weights each keeps 18, though one is larger."""
+    scores = {"conv": torch.ones(8, 4, 3, 3), "linear": torch.ones(10, 8)}
+    assert ERK()(scores, 36 / 368) == {"conv": 18, "linear": 18}
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=4), min_size=1, max_size=5),
+    st.floats(0, 1),
+)
+def test_erk_is_exact_and_fills_no_layer_beyond_its_size(
+    shapes: list[list[int]], density: float
+) -> None:
+    scores = {str(i): torch.ones(shape) for i, shape in enumerate(shapes)}
+    counts = ERK()(scores, density)
+    assert sum(counts.values()) == round(density * sum(s.numel() for s in scores.values()))
+    assert all(0 <= counts[layer] <= score.numel() for layer, score in scores.items())
 
 
 def test_top_by_hand() -> None:

@@ -361,6 +361,7 @@ def test_a_probe_asks_a_sample(tmp_path: Path) -> None:
 def test_a_million_clients_or_a_sentence(name: str, tmp_path: Path) -> None:
     """No method's first state has a place for each of a million clients."""
     small_steps: dict[str, Any] = {"safl": {"densities": "0.5"}, "hermes": {"densities": "0.5"}}
+    small_steps["fedprune"] = {"every": 1}
     words = {"data": "crowd", "clients": 1_000_000, "cohort": 2, "rounds": 2, "score_on": 2}
     words |= {"set": small_steps.get(name, {}), "engine": "serial", "net": "bn-cnn2:width=4"}
     words |= {"out": tmp_path / "run", "progress": False}

@@ -29,7 +29,10 @@ def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
 
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="The paper: ca-afp or safl.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="NAME", help="The paper: ca-afp, fedlayerprune or safl.", show_default=False
+    ),
 ]
 Table = Annotated[int | None, _option("--table", "One of its tables.", "N", o.whole)]
 Figure = Annotated[int | None, _option("--figure", "One of its figures.", "N", o.whole)]
@@ -156,7 +159,8 @@ def _chosen_rows(study: Study, text: str | None) -> Study:
         if any(fnmatchcase(row.name, pattern) for pattern in patterns):
             rows.append(row)
     if not rows:
-        names = ", ".join(row.name for row in study.rows)
+        # Rows of one run have one name.
+        names = ", ".join(dict.fromkeys(row.name for row in study.rows))
         raise InputError(f"--rows is '{text}', which is no row of {study.title}; it has {names}.")
     return replace(study, rows=tuple(rows))
 
@@ -188,7 +192,8 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
             print(f"fedgrove: {name} failed after {done} rounds: {end.why}", file=sys.stderr)
             summaries[name] = None
         else:
-            summaries[name] = end.summary
+            # Some measures are over the rounds, and a summary has the last one only.
+            summaries[name] = {**end.summary, "lines": end.folder.metrics()}
     return summaries
 
 

@@ -29,8 +29,11 @@ from .fedavg import FedAvg
 from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
+from .feddst import FedDST
 from .fedlayerprune import FedLayerPrune
+from .fedmp import FedMP
 from .fedprox import FedProx
+from .fedprune import FedPrune
 from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
 from .fixedprune import FixedPrune
@@ -40,6 +43,7 @@ from .heterofl import HeteroFL
 from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
+from .lotteryfl import LotteryFL
 from .safl import SAFL
 
 __all__ = [
@@ -52,9 +56,12 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedCHAR",
+    "FedDST",
     "FedDrop",
     "FedLayerPrune",
+    "FedMP",
     "FedProx",
+    "FedPrune",
     "FedRolex",
     "FedSNIP",
     "FixedPrune",
@@ -63,6 +70,7 @@ __all__ = [
     "HeteroFL",
     "LGFedAvg",
     "Local",
+    "LotteryFL",
     "find",
     "find_own",
     "label_of",

@@ -10,6 +10,7 @@ each layer::
 
 Clients train without a mask, so that a pruned weight may come back; what travels is sparse both
 ways. Biases and norm layers are never pruned. The first broadcast is the pruned initial model. With
+``static`` its mask stays for good, and clients train under it; nothing is pruned again. With
 density 1 this is FedAvg.
 """
 
@@ -36,7 +37,7 @@ from ..core import (
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.allocate import GlobalRank, Uniform
+from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
@@ -44,6 +45,7 @@ from ..parts.one_model import OneModel, average, dense_bytes
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
+from .fedsnip import send_sparse
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,10 @@ class FixedPrune:
     """One sparse model for all, pruned by magnitude to the same density every round."""
 
     density: float = 0.3
+    static: bool = False
+    """Whether the mask of the pruned initial model stays, and clients train under it."""
     score: Magnitude = Magnitude()
-    allocation: Uniform | GlobalRank = Uniform()
+    allocation: Uniform | GlobalRank | ERK = Uniform()
     mean: Averaging = WeightedMean()
     """Over the pruned models as they are sent: what a client pruned counts as 0."""
     objective: Objective = ProblemLoss()
@@ -91,14 +95,20 @@ class FixedPrune:
         return [Task(client, self.deliver(state, client)) for client in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean, pruned again."""
+        """The weighted mean, pruned again or under the mask that stays."""
         dense = average(OneModel(state.round, state.model), reports, self.mean)
+        if self.static:
+            return State(dense.round, trees.masked(dense.model, state.mask), state.mask)
         # The mask names all that is prunable: it never gains or loses a layer.
         packet = self.prune(dense.model, state.mask)
         return State(dense.round, packet.values, packet.mask or {})
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train without a mask, prune, send."""
+        """Train without a mask, prune, send; or train under the mask that stays."""
+        if self.static:
+            return {"train": (Train(self.objective, self.local), Give(send_sparse)), "use": ()}[
+                verb
+            ]
         # mask="" takes no mask from the carry, although the model came with one.
         train = Train(self.objective, self.local, mask="")
         return {"train": (train, Give(self._send_pruned, model_with_own_mask)), "use": ()}[verb]

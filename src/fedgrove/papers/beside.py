@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from ..report.over_seeds import paired
@@ -19,13 +19,17 @@ Comparison = Mapping[str, Any]
 ComparedRow = Mapping[str, Any]
 """One of the ``rows`` of a comparison."""
 Summaries = Mapping[str, Summary | None]
-"""The summaries of a study's runs, by name; None stands for a run without one."""
+"""The summaries of a study's runs, by name; None stands for a run without one.
+
+Measures over rounds need the lines of the run's metrics.jsonl beside them, under "lines".
+"""
 Measured = Sequence[tuple[Study, Summaries]]
 
 TITLES = {
     "accuracy_mean": "accuracy %",
     "accuracy_std": "std over clients",
     "accuracy_worst": "worst %",
+    "accuracy_best": "best %",
     "score": "score",
     "params": "parameters left",
     "model_mb": "model MB",
@@ -33,12 +37,36 @@ TITLES = {
     "mib": "MiB sent",
     "share_paper": "% counted",
     "share": "% sent",
+    "reduction_paper": "% less, counted",
+    "reduction": "% less, sent",
+    "density_run": "density %, mean over rounds",
+    "density_end": "density %, at the end",
+    "mask_stability": "mask stability %",
+    "pruned": "pruned %",
 }
-"""How a measure is called in a table's head and on an axis."""
-DIGITS = {"params": 0, "model_mb": 3, "mib_paper": 1, "mib": 1, "share_paper": 2, "share": 2}
+"""How a measure is called in a table's head and on an axis; see :func:`title_of`."""
+DIGITS = {
+    "params": 0,
+    "model_mb": 3,
+    "mib_paper": 1,
+    "mib": 1,
+    "share_paper": 2,
+    "share": 2,
+    "reduction_paper": 2,
+    "reduction": 2,
+    "density_run": 2,
+    "density_end": 2,
+    "mask_stability": 2,
+}
 """Measures that do not depend on fine-tuning, and how many digits of them are shown."""
 SHARES = {"share_paper": "mib_paper", "share": "mib"}
 """Measures in % of another row's, and what of."""
+REDUCTIONS = {"reduction_paper": "mib_paper", "reduction": "mib"}
+"""Measures of how much less a row has than another one, in % of that, and what of."""
+FRACTIONS = ("accuracy", "density", "mask_stability", "pruned")
+"""What begins the names of measures that are fractions, and are shown in %."""
+REACHED = "rounds_to@"
+"""Begins a measure of how many rounds it takes to an accuracy."""
 SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, both ways."
 QUICK = "QUICK: a look, not a measurement"
 
@@ -61,6 +89,7 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         rows += _rows(study, summaries)
         pairs += _pairs(study, summaries)
         notes += study.notes
+        notes += _not_reached(study, summaries)
         for summary in summaries.values():
             if summary is not None:
                 finished.append(summary)
@@ -94,18 +123,32 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
     }
 
 
-def run_value(summary: Summary, key: str) -> float | None:
-    """One value of a run; None for the score of a run whose clients are all equally accurate.
+def run_value(summary: Summary, key: str, layer: str = "") -> float | None:
+    """One value of a run; ``layer`` is the one that ``pruned`` is of.
+
+    None where there is none: the score of a run whose clients are all equally accurate, rounds to
+    an accuracy that was not reached, what was not measured.
 
     >>> scores = {"accuracy_mean": 0.75, "accuracy_std": 0.25}
     >>> run_value({"finetune": {"3": scores}}, "score:3")
     3.0
     """
     measure, _, length = key.partition(":")
+    if "@" in measure or measure in ("density_run", "mask_stability"):
+        return _over_rounds(summary.get("lines", ()), measure)
+    if measure == "pruned":
+        kept = summary.get("figures", {}).get(f"density:{layer}")
+        return None if kept is None else 1 - float(kept)
+    if measure == "accuracy_best":
+        # A summary has the accuracies of single clients at the last length only.
+        is_last = length == list(summary["finetune"])[-1]
+        return float(max(summary["accuracy_clients"].values())) if is_last else None
     if measure == "mib":
         return float((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
     if measure == "mib_paper":
         return float(summary["bytes_paper"] / 2**20)
+    if measure == "density_end":
+        return float(summary["density"])
     if measure == "params":
         return float(summary["params_mean"])
     if measure == "model_mb":
@@ -117,6 +160,73 @@ def run_value(summary: Summary, key: str) -> float | None:
     if scores["accuracy_std"] == 0:
         return None
     return float(scores["accuracy_mean"] / scores["accuracy_std"])
+
+
+def _over_rounds(lines: Iterable[Mapping[str, Any]], measure: str) -> float | None:
+    """A value of the lines of metrics.jsonl.
+
+    >>> lines = [{"round": 1, "counts": True, "accuracy_mean": 0.5}]
+    >>> lines += [{"round": 2, "counts": True, "accuracy_mean": 0.9}]
+    >>> _over_rounds(lines, "rounds_to@0.85"), _over_rounds(lines, "accuracy_mean@1")
+    (2.0, 0.5)
+    """
+    name, _, at = measure.partition("@")
+    found: list[float] = []
+    for line in lines:
+        # An exchange that is not a round has a line too.
+        if not line["counts"]:
+            continue
+        value = _in_line(line, name)
+        if value is None:
+            continue
+        if name == "rounds_to" and value >= float(at):
+            return float(line["round"])
+        if at == str(line["round"]):
+            return float(value)
+        found.append(value)
+    # What is asked for at a round, or to an accuracy, was not found.
+    if at or not found:
+        return None
+    return math.fsum(found) / len(found)
+
+
+def _in_line(line: Mapping[str, Any], name: str) -> float | None:
+    """What a line says; nothing where clients were not scored, or the method has no such figure."""
+    keys = {"density_run": "density", "rounds_to": "accuracy_mean"}
+    told = line.get("figures", {}) if name == "mask_stability" else line
+    value: float | None = told.get(keys.get(name, name))
+    return value
+
+
+def _curve(runs: Iterable[Summary], measure: str) -> list[dict[str, Any]]:
+    """A measure after each round, over seeds."""
+    by_round: dict[int, list[float]] = {}
+    for run in runs:
+        for line in run.get("lines", ()):
+            if line["counts"] and measure in line:
+                by_round.setdefault(line["round"], []).append(line[measure])
+    points = []
+    for done in sorted(by_round):
+        points.append({"round": done, **(_over_seeds(by_round[done]) or {})})
+    return points
+
+
+def _not_reached(study: Study, summaries: Summaries) -> Iterator[str]:
+    """A note of the rows in which an accuracy was not reached on every seed."""
+    for measure in study.counted:
+        if not measure.startswith(REACHED):
+            continue
+        short = []
+        for row in study.rows:
+            runs = _finished(row, summaries)
+            missed = sum(run_value(run, measure) is None for run in runs.values())
+            if missed == len(runs) > 0:
+                short.append(row.label)
+            elif missed:
+                short.append(f"{row.label} (on {missed} of {len(runs)} seeds)")
+        if short:
+            target = float(measure.removeprefix(REACHED))
+            yield f"{100 * target:g} % was not reached by: {', '.join(short)}."
 
 
 def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
@@ -135,12 +245,14 @@ def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
 def _add_shares(
     rows: Sequence[dict[str, Any]], base: Mapping[str, Any], counted: Sequence[str]
 ) -> None:
-    """Fill in each row's bytes as % of those of ``base``."""
+    """Fill in each row's bytes as % of those of ``base``, and how many % less they are."""
     for row in rows:
-        for share, measure in SHARES.items():
-            if share in counted and measure in row["ours"]:
-                ratio = row["ours"][measure]["mean"] / base[measure]["mean"]
-                row["ours"][share] = {"mean": round(100 * ratio, 8), "std": None}
+        for name, measure in (SHARES | REDUCTIONS).items():
+            if name in counted and measure in row["ours"]:
+                percent = 100 * row["ours"][measure]["mean"] / base[measure]["mean"]
+                if name in REDUCTIONS:
+                    percent = 100 - percent
+                row["ours"][name] = {"mean": round(percent, 8), "std": None}
 
 
 def _add_differences(row: dict[str, Any]) -> None:
@@ -156,15 +268,22 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         for measure in study.measures:
             keys.append(f"{measure}:{length}")
     for measure in study.counted:
-        if measure not in SHARES:
+        if measure not in SHARES | REDUCTIONS:
             keys.append(measure)
 
     runs = _finished(row, summaries)
     ours = {}
     for key in keys:
-        over_seeds = _over_seeds([run_value(run, key) for run in runs.values()])
+        values = [run_value(run, key, row.layer) for run in runs.values()]
+        if key.startswith(REACHED) and None in values:
+            # The mean of those that got there would look better than the row is: a note says it.
+            continue
+        over_seeds = _over_seeds(values)
         if over_seeds is not None:
             ours[key] = over_seeds
+    curves = {}
+    if study.over_rounds:
+        curves = {measure: _curve(runs.values(), measure) for measure in study.drawn}
 
     wanted = 0
     for name in summaries:
@@ -186,6 +305,7 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         "seeds": sorted(runs),
         "missing": wanted - len(runs),
         "ours": ours,
+        "curves": curves,
         "paper": dict(row.reported),
         "difference": {},
         "group_sizes": [run["group_sizes"] for run in runs.values()],
@@ -307,9 +427,12 @@ def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
             sections.setdefault(place(row), []).append(line)
 
     head = _head(measures, counted)
+    any_groups = any(_is_grouped(row) for row in comparison["rows"])
     kept = []
     for column, title in enumerate(head):
         if title == "fine-tuned" and not several_lengths:
+            continue
+        if title == "groups" and not any_groups:
             continue
         if any(line[column] for line in lines):
             kept.append(column)
@@ -321,8 +444,25 @@ def layout(comparison: Comparison) -> tuple[list[str], list[Section]]:
     return _pick(head, kept), kept_sections
 
 
+def _is_grouped(row: ComparedRow) -> bool:
+    """Whether clients share models with some others, neither with all nor with none."""
+    return any(1 < len(sizes) < sum(sizes) for sizes in row["group_sizes"])
+
+
 def _pick(cells: Sequence[str], columns: Sequence[int]) -> list[str]:
     return [cells[column] for column in columns]
+
+
+def title_of(measure: str) -> str:
+    """What a measure is called.
+
+    >>> title_of("accuracy_mean"), title_of("accuracy_mean@10"), title_of("rounds_to@0.85")
+    ('accuracy %', 'accuracy % after 10', 'rounds to 85 %')
+    """
+    if measure.startswith(REACHED):
+        return f"rounds to {100 * float(measure.removeprefix(REACHED)):g} %"
+    name, _, done = measure.partition("@")
+    return f"{TITLES[name]} after {done}" if done else TITLES[name]
 
 
 def place(row: ComparedRow) -> str:
@@ -334,10 +474,10 @@ def place(row: ComparedRow) -> str:
 def _head(measures: Sequence[str], counted: Sequence[str]) -> list[str]:
     head = ["row", "fine-tuned", "seeds"]
     for measure in measures:
-        head += [TITLES[measure], "paper", "difference"]
+        head += [title_of(measure), "paper", "difference"]
     head.append("groups")
     for measure in counted:
-        head += [TITLES[measure], "paper", "difference"]
+        head += [title_of(measure), "paper", "difference"]
     return head
 
 
@@ -365,7 +505,8 @@ def _line(
 
 def _beside(row: ComparedRow, key: str) -> list[str]:
     """Ours, the paper's, and the difference."""
-    scale, digits = _scale(key)
+    scale = scale_of(key)
+    digits = DIGITS.get(key, 2)
     paper = row["paper"].get(key)
     difference = row["difference"].get(key)
     return [
@@ -379,7 +520,8 @@ def _ours(row: ComparedRow, key: str) -> str:
     value = row["ours"].get(key)
     if value is None:
         return ""
-    scale, digits = _scale(key)
+    scale = scale_of(key)
+    digits = DIGITS.get(key, 2)
     mean = f"{scale * value['mean']:.{digits}f}"
     # Counts hardly vary over seeds: their spread would only widen the table.
     if value["std"] is None or key in DIGITS:
@@ -387,11 +529,9 @@ def _ours(row: ComparedRow, key: str) -> str:
     return f"{mean} ± {scale * value['std']:.{digits}f}"
 
 
-def _scale(key: str) -> tuple[float, int]:
-    """What to multiply a value by, and how many digits to show."""
-    if key.startswith("accuracy"):
-        return 100.0, 2
-    return 1.0, DIGITS.get(key, 2)
+def scale_of(key: str) -> float:
+    """What to multiply a value by before it is shown: fractions are shown in %."""
+    return 100.0 if key.startswith(FRACTIONS) else 1.0
 
 
 def groups(row: ComparedRow) -> str:

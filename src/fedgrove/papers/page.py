@@ -10,13 +10,14 @@ from ..report.page import Page
 from .beside import (
     QUICK,
     SPREAD,
-    TITLES,
     ComparedRow,
     Comparison,
     layout,
     marks,
     paired_tests,
     place,
+    scale_of,
+    title_of,
 )
 
 LENGTHS = ("#f58518", "#4c78a8", "#54a24b", "#b279a2", "#9d755d", "#e45756", "#72b7b2")
@@ -28,11 +29,15 @@ METHODS = (
     "#4c78a8",
     "#eeca3b",
     "#b279a2",
+    "#9d755d",
+    "#ff9da6",
     "#54a24b",
     "#e45756",
     "#f58518",
 )
 """One colour per method or series: greys for the plain ones, which come first."""
+MOST_WHISKERS = 12
+"""A line of more points is drawn without markers and whiskers."""
 REPORTED = "diamond-open"
 """The symbol of what a paper reports."""
 
@@ -84,25 +89,28 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Any]]:
             yield title, _lines(rows, comparison["drawn"])
             continue
         yield title, _dots(rows, comparison["measures"])
-        if any(row["lead"] for row in rows):
-            length = middle(rows[0]["lengths"])
-            about = f"accuracy against fairness and bytes, fine-tuned {length}"
-            yield f"{title}: {about}", _scatter(rows, length)
+        lengths = rows[0]["lengths"]
+        length = middle(lengths)
+        across = _across(rows[0], length)
+        if across and any(row["lead"] for row in rows):
+            about = f"accuracy against {' and '.join(word for word, _ in across.values())}"
+            if len(lengths) > 1:
+                about += f", fine-tuned {length}"
+            yield f"{title}: {about}", _scatter(rows, length, across)
 
 
 # ---- values --------------------------------------------------------------------------------------
 
 
 def _value(row: ComparedRow, key: str, what: str) -> float | None:
-    """``mean`` or ``std`` of ours, or ``paper``; accuracies in %."""
+    """``mean`` or ``std`` of ours, or ``paper``; fractions in %."""
     if what == "paper":
         value: float | None = row["paper"].get(key)
     else:
         value = row["ours"].get(key, {}).get(what)
     if value is None:
         return None
-    scale = 100 if key.startswith("accuracy") else 1
-    return scale * value
+    return scale_of(key) * value
 
 
 def _column(rows: Sequence[ComparedRow], key: str, what: str) -> list[float | None]:
@@ -148,8 +156,11 @@ def span(rows: Sequence[ComparedRow], keys: Sequence[str]) -> list[float]:
 
 def points(rows: Sequence[ComparedRow], measure: str) -> list[dict[str, Any]]:
     """The points of one series, by x: ours, its deviation, and the paper's where it gives one."""
-    unsorted = []
+    unsorted: list[dict[str, Any]] = []
     for row in rows:
+        if measure in row["curves"]:
+            unsorted += _rounds(row, measure)
+            continue
         for length in row["lengths"]:
             # Bytes do not depend on fine-tuning: their key has no length.
             key = measure if measure in row["ours"] else f"{measure}:{length}"
@@ -161,6 +172,22 @@ def points(rows: Sequence[ComparedRow], measure: str) -> list[dict[str, Any]]:
             }
             unsorted.append(point)
     return sorted(unsorted, key=lambda point: float(point["x"]))
+
+
+def _rounds(row: ComparedRow, measure: str) -> list[dict[str, Any]]:
+    """The points of one row after each round."""
+    scale = scale_of(measure)
+    found = []
+    for point in row["curves"][measure]:
+        std = point["std"]
+        along = {
+            "x": point["round"],
+            "mean": scale * point["mean"],
+            "std": None if std is None else scale * std,
+            "paper": _value(row, f"{measure}@{point['round']}", "paper"),
+        }
+        found.append(along)
+    return found
 
 
 # ---- a table's figures: dots and a scatter -------------------------------------------------------
@@ -176,7 +203,7 @@ def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> Any:
         cols=len(measures),
         shared_yaxes=True,
         horizontal_spacing=0.03,
-        subplot_titles=[TITLES[measure] for measure in measures],
+        subplot_titles=[title_of(measure) for measure in measures],
     )
     for column, measure in enumerate(measures, start=1):
         keys = [f"{measure}:{length}" for length in lengths]
@@ -230,19 +257,26 @@ def _dot_traces(
     return [ours, paper]
 
 
-def _scatter(rows: Sequence[ComparedRow], length: int) -> Any:
+def _across(row: ComparedRow, length: int) -> dict[str, tuple[str, str]]:
+    """What accuracy is laid against, of what the study measures: a word for it and its axis."""
+    # Bytes as shares of one row's where the study has these.
+    cost = "share_paper" if "share_paper" in row["ours"] else "mib_paper"
+    wanted = {
+        f"accuracy_std:{length}": ("fairness", "std over clients, % (fairer to the left)"),
+        cost: ("bytes", title_of(cost)),
+    }
+    return {key: words for key, words in wanted.items() if key in row["ours"]}
+
+
+def _scatter(
+    rows: Sequence[ComparedRow], length: int, across: Mapping[str, tuple[str, str]]
+) -> Any:
     """Where methods differ: accuracy against its spread over clients, and against MiB."""
     from plotly.subplots import make_subplots
 
     accuracy = f"accuracy_mean:{length}"
-    # Bytes as shares of one row's where the study has these.
-    cost = "share_paper" if "share_paper" in rows[0]["ours"] else "mib_paper"
-    across = {
-        f"accuracy_std:{length}": "std over clients, % (fairer to the left)",
-        cost: TITLES[cost],
-    }
     figure = make_subplots(cols=len(across), shared_yaxes=True, horizontal_spacing=0.04)
-    for column, (key, title) in enumerate(across.items(), start=1):
+    for column, (key, (_, title)) in enumerate(across.items(), start=1):
         in_legend = column == 1
         for i, row in enumerate(rows):
             colour = METHODS[i % len(METHODS)]
@@ -319,10 +353,11 @@ def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> Any:
             colour = METHODS[i % len(METHODS)] if several else METHODS[-1]
             for trace in _line_traces(name, points(members, measure), colour, in_legend):
                 figure.add_trace(trace, row=1, col=column)
-        figure.update_yaxes(title=TITLES[measure], row=1, col=column)
+        figure.update_yaxes(title=title_of(measure), row=1, col=column)
         # Rows of one figure share their panel, which says what x is.
         figure.update_xaxes(title=rows[0]["panel"], row=1, col=column)
-    _lay_out(figure, height=470 if several else 360)
+    # Room for a legend of many lines.
+    _lay_out(figure, height=430 + 10 * len(series) if several else 360)
     return figure
 
 
@@ -345,11 +380,13 @@ def _line_traces(
         if point["paper"] is not None:
             reported_x.append(point["x"])
             reported.append(point["paper"])
+    # The whiskers of many points on many lines would hide the lines.
+    is_dense = len(along) > MOST_WHISKERS
     ours = go.Scatter(
         x=x,
         y=means,
-        error_y={"array": whiskers, "thickness": 1, "width": 3},
-        mode="lines+markers",
+        error_y={"array": whiskers, "thickness": 1, "width": 3, "visible": not is_dense},
+        mode="lines" if is_dense else "lines+markers",
         line={"color": colour, "width": 2},
         name=name,
         legendgroup=name,
@@ -364,6 +401,8 @@ def _line_traces(
         marker={"color": colour, "symbol": REPORTED, "size": 13, "line": {"width": 2}},
         name=f"{name}, paper",
         legendgroup=name,
+        # The page says what diamonds are: a second entry for every line would fill the legend.
+        showlegend=False,
     )
     return [ours, paper]
 

@@ -19,7 +19,7 @@ class Row:
     """
 
     name: str
-    """Its run folders have this name, with ``-sSEED``."""
+    """Its run folders have this name, with ``-sSEED``. Rows of one name are of the same runs."""
     label: str
     experiment: Experiment
     reported: Mapping[str, float] = field(default_factory=dict)
@@ -33,6 +33,8 @@ class Row:
     """Whether the paper calls it the best of its panel."""
     seeds: int | None = None
     """Only the first so many seeds, where it is too long for all of them."""
+    layer: str = ""
+    """The weight tensor that the measure ``pruned`` is of: rows of one run may differ in it."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,14 @@ class Study:
     seeds: int
     measures: tuple[str, ...] = ("accuracy_mean", "accuracy_std", "accuracy_worst")
     counted: tuple[str, ...] = ("mib_paper", "mib")
-    """What is counted, and does not depend on fine-tuning: bytes, and sizes of models."""
+    """What does not depend on fine-tuning: bytes, sizes of models, and what is measured over the
+    rounds, such as ``rounds_to@0.85`` or ``accuracy_mean@10`` (after round 10)."""
     base: str = ""
-    """The row whose bytes are 100 % where ``counted`` has shares."""
+    """The row whose bytes are 100 % where ``counted`` has shares or reductions."""
     drawn: tuple[str, ...] = ("accuracy_mean", "mib_paper")
     """What a figure shows over ``x``; where rows have no x, over the epochs of fine-tuning."""
+    over_rounds: bool = False
+    """Whether a figure shows it over the rounds instead: clients must be scored in each of them."""
     lines: bool = False
     """Whether it is a figure, drawn as lines over x, not a table."""
     best: str = ""

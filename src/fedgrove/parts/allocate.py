@@ -59,8 +59,8 @@ class ERK:
     for the rest. The number over all layers is exact: what rounding down leaves goes to the layers
     of largest remainder, of equal ones to the earlier.
 
-    >>> ERK()({"a": torch.ones(4, 6), "b": torch.ones(10, 10), "c": torch.ones(2, 2)}, 0.25)
-    {'a': 9, 'b': 19, 'c': 4}
+    >>> ERK()({"a": torch.ones(4, 6), "b": torch.ones(10, 10), "c": torch.ones(2, 2)}, 0.5)
+    {'a': 20, 'b': 40, 'c': 4}
     """
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> dict[str, int]:

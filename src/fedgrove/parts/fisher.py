@@ -35,8 +35,9 @@ class Fisher:
     :math:`\rho` -> ``smoothing``. With ``per_sample=False`` it is the square of the mini-batch's
     gradient, which is what the paper's "one additional backward pass" gives.
 
-    Differs from the paper: the first estimate is taken whole, where a moving average from 0 would
-    only be smaller by a factor.
+    The average starts at 0, so that no estimate weighs more than a later one. After n estimates its
+    weights sum to :math:`1 - \rho^n`; :meth:`value` divides by that, so that clients which took
+    part more or less often can be compared.
     """
 
     smoothing: float = 0.9
@@ -57,10 +58,18 @@ class Fisher:
         >>> Fisher(0.9).smoothed({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})["w"]
         tensor([1.1000])
         """
-        if before is None:
-            return dict(now)
         rho = self.smoothing
+        if before is None:
+            return trees.map(lambda new: (1 - rho) * new, now)
         return trees.map(lambda old, new: rho * old + (1 - rho) * new, before, now)
+
+    def value(self, average: Mapping[str, Tensor], estimates: int) -> Tree:
+        """The moving average of so many estimates, with weights that sum to 1.
+
+        >>> Fisher(0.9).value({"w": torch.tensor([0.1])}, estimates=1)["w"]
+        tensor([1.])
+        """
+        return trees.map(lambda sum_: sum_ / (1 - self.smoothing**estimates), average)
 
 
 @dataclass(frozen=True)

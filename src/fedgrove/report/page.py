@@ -28,11 +28,11 @@ h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
 th, td {
-  padding: .2rem .6rem; text-align: right; white-space: nowrap;
+  padding: .2rem .5rem; text-align: right; white-space: nowrap;
   border-bottom: 1px solid #e4e4e4
 }
 th:first-child, td:first-child { text-align: left }
-th { border-bottom: 2px solid #888 }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
 small, li { color: #555 }
 """
 

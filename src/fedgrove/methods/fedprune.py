@@ -1,0 +1,271 @@
+r"""FedPrune: one model, pruned further as training goes on, by squared gradients.
+
+(The baseline of FedLayerPrune's tables, which cites PruneFL: Jiang et al., "Model Pruning Enables
+Efficient Federated Learning on Edge Devices", IEEE TNNLS 2022.)
+
+Round :math:`t` = 1..T, cohort :math:`S_t`; M is everything at first::
+
+    w_k  = E epochs of min CE(w; D_k) from w, under M                             -> Train
+    w    = (sum_k n_k w_k / sum_k n_k) M                                          -> average
+
+After every ``every``-th round but the last, the s-th of n such steps, M is found anew::
+
+    g_kj = mean over batches b of (dL_b/dw_j)^2 at w_k, for pruned weights too    -> SquaredGradient
+    P    = the largest |w| of M in each layer, all but a share ``contested``      -> protected
+    c    = (1 - (1 - density) s / n) d                                            -> scheduled
+    M    = P and the largest of sum_k n_k g_kj, c weights, all layers together    -> GlobalRank, top
+
+One rate for the network, which grows with progress. With ``adaptive``, c is instead the number that
+maximises the loss reduction per time, PruneFL's own rule (-> RiskPerTime). Weights that come back
+start at 0. With density 1 this is FedAvg.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .. import trees
+from ..core import (
+    Batch,
+    Batches,
+    Carry,
+    Client,
+    Form,
+    Give,
+    Holds,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+    what_was_sent,
+)
+from ..errors import check
+from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.allocate import ERK, GlobalRank, Uniform
+from ..parts.evidence import Gradient
+from ..parts.local import LocalTraining
+from ..parts.mask import best, top, weights_to_prune
+from ..parts.model_size import RiskPerTime
+from ..parts.objective import Objective, ProblemLoss
+from ..parts.quantise import Half
+from ..trees import Mask, Tree
+from ..wire.codec import Codec, Smallest
+from .fedsnip import send_sparse
+
+PREFIX = "scores."
+"""Of the names of importances, so that the ledger counts them as scores and not as values."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The round of so many, the one model and its mask."""
+
+    round: int
+    rounds: int
+    model: Tree
+    mask: Mask
+    """Empty while nothing is pruned."""
+    prunable: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FedPrune:
+    """One model for all, pruned step by step; squared gradients say which weights stay."""
+
+    density: float = 0.3
+    """At the last step; with ``adaptive``, the least there may be."""
+    every: int = 5
+    """Rounds between steps."""
+    contested: float = 0.3
+    """Of the weights in use, the share of each layer that pruned weights compete with at a step:
+    the smallest. More where the density falls by more."""
+    adaptive: RiskPerTime | None = None
+    """How many weights stay, by PruneFL's own rule; None: a rate that grows with progress."""
+    allocation: GlobalRank | Uniform | ERK = GlobalRank()
+    mean: Averaging = WeightedMean()
+    """Of the models, and of the importances that make the mask."""
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
+        check(self.every >= 1, "every", self.every, "1 or more rounds")
+        check(0 < self.contested <= 1, "contested", self.contested, "in (0, 1]")
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def init(self, start: Start) -> State:
+        """Dense, until the first step."""
+        prunable = weights_to_prune(start.layout, self.density)
+        check(
+            self.density == 1 or self.every < start.rounds,
+            "every",
+            self.every,
+            f"below the number of rounds, {start.rounds}, or nothing is ever pruned",
+        )
+        return State(0, start.rounds, start.params, {}, prunable)
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """The model, under its mask once it has one."""
+        return {"model": Packet(state.model, state.mask or None)}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains, and before a step also measures importances."""
+        is_before_step = state.round + 1 in self._steps(state.rounds)
+        verb = "train:importance" if is_before_step else "train"
+        return [Task(k, self.deliver(state, k), verb=verb) for k in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The weighted mean under the mask; at a step, a new mask."""
+        mean = self.mean.start(state.model)
+        importance = self.mean.start()
+        is_step = False
+        for report in reports:
+            mean.add(report.give["model"].values, report.examples)
+            if "importance" in report.give:
+                # The mean has the type of what is added: in 16 bits many weights would be equals.
+                values = trees.map(Tensor.float, report.give["importance"].values)
+                importance.add(values, report.examples)
+                is_step = True
+        after = replace(state, round=state.round + 1, model=mean.value())
+        mask = state.mask
+        if is_step:
+            scores = {k.removeprefix(PREFIX): v for k, v in importance.value().items()}
+            mask = self._new_mask(after, scores)
+        return replace(after, model=trees.masked(after.model, mask), mask=mask)
+
+    def _steps(self, rounds: int) -> range:
+        """The numbers of completed rounds after which the mask is found anew; the last is no step.
+
+        (Nothing would be trained under its mask.)
+        """
+        if self.density == 1:
+            return range(0)
+        return range(self.every, rounds, self.every)
+
+    def _new_mask(self, state: State, importance: Tree) -> Mask:
+        """The protected weights and the most important of the others."""
+        weights = trees.pick(state.model, importance)
+        used = state.mask or trees.map(lambda w: torch.ones_like(w, dtype=torch.bool), weights)
+        total = trees.size(weights)
+        in_use = int(trees.flat(used).sum())
+        if self.adaptive is None:
+            steps = self._steps(state.rounds)
+            step = steps.index(state.round) + 1
+            count = scheduled(self.density, step, len(steps), total)
+            # All that must fall has to be contested.
+            contested = max(self.contested, 1 - count / in_use)
+            safe = protected(weights, used, contested)
+        else:
+            safe = protected(weights, used, self.contested)
+            found = self.adaptive(trees.flat(importance), trees.flat(safe))
+            count = max(found, round(self.density * total))
+        # Protected weights rank before all others.
+        scores = trees.map(lambda g, stays: g.masked_fill(stays, torch.inf), importance, safe)
+        return top(scores, self.allocation(scores, count / total))
+
+    # ---- a client --------------------------------------------------------------------------------
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train under the mask; before a step, measure what the weights are worth."""
+        train = Train(self.objective, self.local)
+        batch_size = 32 if self.local is None else self.local.batch
+        # Shuffled: rows may lie in order of recording, and a batch is then of one class.
+        batches = Batches("train", size=batch_size, shuffle=True)
+        return {
+            "train": (train, Give(send_sparse)),
+            "train:importance": (
+                train,
+                Measure("importance", SquaredGradient(self.objective), batches, of="local"),
+                Give(send_importance, holds_importance),
+            ),
+            "use": (),
+        }[verb]
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """Kept values in 32 bits both ways, and importances in 32 bits up before each step.
+
+        Neither masks nor what ``adaptive`` will find are known: the schedule is counted.
+        """
+        layout = net.layout
+        weights = layout.count(layout.prunable)
+        steps = self._steps(rounds)
+        numbers = 0
+        kept = weights
+        for completed in range(rounds):
+            if completed in steps:
+                step = steps.index(completed) + 1
+                kept = scheduled(self.density, step, len(steps), weights)
+            numbers += 2 * (layout.size - weights + kept)
+        return 4 * cohort * (numbers + weights * len(steps))
+
+
+def scheduled(density: float, step: int, steps: int, weights: int) -> int:
+    r"""How many weights stay at a step: :math:`d\,(1 - (1 - \rho)\, s / n)`.
+
+    :math:`\rho` -> ``density``, :math:`s` -> ``step``, counted from 1, :math:`n` -> ``steps``,
+    :math:`d` -> ``weights``.
+
+    >>> [scheduled(0.4, step, 3, 100) for step in (1, 2, 3)]
+    [80, 60, 40]
+    """
+    return round(weights * (1 - (1 - density) * step / steps))
+
+
+def protected(weights: Mapping[str, Tensor], used: Mapping[str, Tensor], contested: float) -> Mask:
+    """The weights in use that no pruned one may replace: the largest of every layer.
+
+    >>> used = {"w": torch.tensor([True, True, True, False])}
+    >>> protected({"w": torch.tensor([1.0, -3.0, 2.0, 0.0])}, used, contested=0.5)
+    {'w': tensor([False,  True, False, False])}
+    """
+    safe: Mask = {}
+    for name, mask in used.items():
+        # Rounded down: never more than may stay.
+        count = math.floor((1 - contested) * int(mask.sum()))
+        largest = best(weights[name].abs().reshape(-1), count, among=mask.reshape(-1))
+        safe[name] = largest.view(mask.shape)
+    return safe
+
+
+@dataclass(frozen=True)
+class SquaredGradient:
+    """What :class:`~fedgrove.core.Measure` sums: a batch's squared gradient, times its examples."""
+
+    objective: Objective
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """By prunable weight, without dropout; also where a weight is pruned."""
+        gradient = Gradient(self.objective)(net, params, batch, carry)
+        # That is the gradient of the mean times n: its square over n is n times the mean's square.
+        # A batch of padding alone has a gradient of 0.
+        examples = batch.weight.sum().clamp_min(1.0)
+        return trees.map(lambda g: g * g / examples, gradient)
+
+
+def send_importance(carry: Carry, client: Client) -> Outcome:
+    """What was trained, and the mean of the squared gradients."""
+    examples = len(client.data.train)
+    named = {PREFIX + name: sums / examples for name, sums in carry["importance"].items()}
+    # bfloat16 has the range of float32: squares of small gradients are tiny.
+    importance = Packet(Half("bfloat16")(named))
+    return Outcome({**send_sparse(carry, client).give, "importance": importance})
+
+
+def holds_importance(task: Task, net: Net) -> Holds:
+    """The model as it was sent, and a number for every prunable weight."""
+    weights = trees.pick(net.params(), net.layout.prunable)
+    named = {PREFIX + name: leaf for name, leaf in weights.items()}
+    form = Form.of(Half("bfloat16")(named))
+    return Holds({**what_was_sent(task, net).packets, "importance": form})
