@@ -142,9 +142,9 @@ Answer = Report | Lost
 # ---- a client, from its own point of view --------------------------------------------------------
 
 
-REFERENCE_GMACS = 5.0
+REFERENCE_GMACS = 1.0
 """A device of speed 1 does so many billion multiply-accumulates per second when it trains: a round
-number of ours for a new phone, not a measurement."""
+number of ours, not a measurement."""
 
 
 @dataclass(frozen=True)

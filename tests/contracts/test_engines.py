@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.conftest import admitted, make_run, play, remembered, reports, small, tensors
 from torch.func import vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedgrove import methods, trees
 from fedgrove.channels.shrink import structured
@@ -236,6 +237,39 @@ def test_what_clients_compute_is_the_same_number_on_every_engine(method, tmp_pat
     assert found[0]
     assert any(macs > 0 for _, _, macs in found[0])
     assert all(other == found[0] for other in found[1:])
+
+
+class Counting(Serial):
+    """Serial, with torch's own count of what a task takes beside ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares: list[float] = []
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        for job in jobs:
+            with FlopCounterMode(display=False) as counted:
+                [(_, answer)] = list(super().map([job]))
+            assert isinstance(answer, Report)
+            # A multiply-accumulate is two operations.
+            operations = counted.get_total_flops()
+            assert bool(operations) == bool(answer.macs)
+            if operations:
+                self.shares.append(operations / (2 * answer.macs))
+            yield job, answer
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
+    """Three passes for a gradient are a little too many: the first layer's input has none.
+
+    A Measure that takes gradients and does not say so with ``passes`` shows here.
+    """
+    engine = Counting()
+    play(make_run(method, tmp_path, net="bn-cnn2", rounds=2), engine)
+    assert engine.shares
+    assert min(engine.shares) > 0.8
+    assert max(engine.shares) <= 1.0
 
 
 def test_masked_packets_survive_the_pool(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedgrove import data
-from fedgrove.core import REFERENCE_GMACS, Info
+from fedgrove.core import Info
 from fedgrove.data import devices
 from fedgrove.data.devices import Device, Steps
 from fedgrove.errors import InputError
@@ -30,9 +30,8 @@ def test_a_profile_says_what_the_server_knows() -> None:
     read = devices.read("devices.csv")
     assert read.lines is not None
     assert read.lines[1] == Device(20.0, 100.0, 10.0, 2000)
-    # 2.5 GMAC/s is half of the reference device.
-    assert REFERENCE_GMACS == 5
-    expected = Info(7, bandwidth=5.0, speed=0.5, memory=1000, downlink=40.0)
+    # The reference device does 1 GMAC/s.
+    expected = Info(7, bandwidth=5.0, speed=2.5, memory=1000, downlink=40.0)
     assert read.info(7, client=0, seed=3) == expected
     assert (expected.up, expected.down) == (5.0, 40.0)
     assert read.files == {"devices.csv": hashlib.sha256(PROFILE.encode()).hexdigest()}
@@ -49,7 +48,7 @@ def test_a_trace_is_told_by_its_columns_wherever_it_is_named() -> None:
     assert devices.read("times.csv", "devices.csv") == both
     assert list(both.files) == ["devices.csv", "times.csv"]
     # A profile is what the server knows, whatever the trace says.
-    assert both.info(7, client=1, seed=0).speed == 2.0
+    assert both.info(7, client=1, seed=0).speed == 10.0
     assert devices.read("phones", "times.csv").info(7, 0, 0).bandwidth in (5.0, 20.0, 100.0)
     assert devices.read("uniform", "times.csv").info(7, 1, 0) == Info(7)
 

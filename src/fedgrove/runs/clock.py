@@ -52,10 +52,10 @@ def times(
 ) -> Times:
     """How long a client takes that is sent its task at the virtual second ``start``.
 
-    A megabyte each way at 8 and 4 Mbit/s, and 10 GMAC at speed 1:
+    A megabyte each way at 8 and 4 Mbit/s, and 2 GMAC at speed 1:
 
     >>> device = Info(examples=1, bandwidth=4.0, downlink=8.0)
-    >>> times(device, None, 0.0, bytes_down=1_000_000, macs=10**10, bytes_up=1_000_000)
+    >>> times(device, None, 0.0, bytes_down=1_000_000, macs=2 * 10**9, bytes_up=1_000_000)
     Times(down=1.0, compute=2.0, up=2.0)
     """
     if steps is None:
