@@ -125,8 +125,8 @@ Cost = Mapping[str, Mapping[str, int]]
 class Report:
     """One client to the server.
 
-    ``cost`` and ``memory`` are filled in by the engine: real bytes, and the version of what the
-    client remembers from now on, if that changed.
+    ``cost``, ``memory`` and ``macs`` are filled in by the engine: real bytes, the version of what
+    the client remembers from now on, if that changed, and the multiply-accumulates of its work.
     """
 
     of: int
@@ -135,6 +135,7 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     cost: Cost = field(default_factory=dict)
     memory: str | None = None
+    macs: int = 0
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Lost:
 LOSSES = {
     "crashed": "the client's work ended with an error",
     "died": "the process that worked for the client ended, twice",
-    "late": "no answer within --timeout",
+    "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",
     "unanswered": "the engine gave no answer",
 }
@@ -166,12 +167,23 @@ Answer = Report | Lost
 # ---- a client, from its own point of view --------------------------------------------------------
 
 
+REFERENCE_GMACS = 1.0
+"""A device of speed 1 does so many billion multiply-accumulates per second when it trains: a round
+number of ours, not a measurement."""
+
+
 @dataclass(frozen=True)
 class Info:
     """What the server knows of a client: how many examples it has and what kind of device it is.
 
-    bandwidth is in Mbit/s, speed is relative to a reference device, memory is in bytes; task is the
-    data set it belongs to, in a federation that mixes several.
+    bandwidth is that of the uplink in Mbit/s, which is what a server budgets by; downlink is the
+    other way, None if it is the same. speed is relative to a reference device
+    (:data:`REFERENCE_GMACS`), memory is in bytes; task is the data set it belongs to, in a
+    federation that mixes several.
+
+    >>> device = Info(examples=100, bandwidth=5.0, downlink=40.0)
+    >>> device.up, device.down, Info(examples=100, bandwidth=5.0).down
+    (5.0, 40.0, 5.0)
     """
 
     examples: int
@@ -179,6 +191,23 @@ class Info:
     speed: float = 1.0
     memory: int = 1 << 30
     task: str = ""
+    downlink: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self.bandwidth > 0, "bandwidth", self.bandwidth, "above 0 Mbit/s")
+        downlink_is_valid = self.downlink is None or self.downlink > 0
+        check(downlink_is_valid, "downlink", self.downlink, "above 0 Mbit/s, or None")
+        check(self.speed > 0, "speed", self.speed, "above 0")
+
+    @property
+    def up(self) -> float:
+        """Mbit/s from the client to the server."""
+        return self.bandwidth
+
+    @property
+    def down(self) -> float:
+        """Mbit/s from the server to the client."""
+        return self.bandwidth if self.downlink is None else self.downlink
 
 
 class Batch(NamedTuple):
@@ -206,6 +235,22 @@ class Batches:
     """At most this many batches: with ``shuffle``, or they are the first rows in storage order."""
     least: int = 1
     """A last batch with fewer examples is left out (BatchNorm cannot train on one)."""
+
+    def seen(self, count: int) -> int:
+        """How many of ``count`` examples one pass sees.
+
+        >>> Batches(size=4, limit=2).seen(30), Batches(size=4, least=2).seen(9)
+        (8, 8)
+        """
+        if self.limit is not None:
+            count = min(count, self.limit * self.size)
+        if self.size < self.least:
+            # No batch is large enough.
+            return 0
+        remainder = count % self.size
+        if 0 < remainder < self.least:
+            return count - remainder
+        return count
 
 
 @dataclass(frozen=True)
@@ -243,15 +288,7 @@ class Client:
             order = torch.randperm(count, generator=generator)
         else:
             order = torch.arange(count)
-        if over.limit is not None:
-            order = order[: over.limit * over.size]
-        if over.size < over.least:
-            # No batch is large enough.
-            return order[:0]
-        remainder = len(order) % over.size
-        if 0 < remainder < over.least:
-            order = order[: len(order) - remainder]
-        return order
+        return order[: over.seen(count)]
 
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
         """One pass over a split, batch by batch."""
@@ -272,6 +309,10 @@ class Client:
 
 
 # ---- what a client does: a short tuple of stages, in order ---------------------------------------
+
+
+GRADIENT_PASSES = 3
+"""What a gradient costs, in forward passes: one forwards, and about two backwards."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +354,8 @@ class Train:
 class Measure:
     """``carry[name]`` becomes the sum over batches of ``f(net, carry[of], batch, carry)``.
 
-    Pure, like Train.
+    Pure, like Train. On the virtual clock it takes one forward pass, or as many as ``f.passes``
+    says: a gradient counts as three (:data:`GRADIENT_PASSES`).
     """
 
     name: str

@@ -26,7 +26,15 @@ from ..runs.result import Failure, Result
 from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, plan
-from .toml import check_format, check_trust, from_toml, how_to_resume, made_in_python, same
+from .toml import (
+    check_files,
+    check_format,
+    check_trust,
+    from_toml,
+    how_to_resume,
+    made_in_python,
+    same,
+)
 
 FILE = "sweep.json"
 
@@ -118,6 +126,7 @@ def experiments_of(out: str | Path, trust: bool = False) -> dict[str, Experiment
         folder = RunFolder.open(Path(out) / name)
         check_format(folder.config, folder.path)
         check_trust(folder.config, folder.path, trust)
+        check_files(folder.config)
         experiments[name] = from_toml(folder.config)
     return experiments
 

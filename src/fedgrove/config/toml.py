@@ -24,7 +24,8 @@ evaluated as code. A method of the user's own, and its own parts, go by their fi
     [code]                         the SHA-256 of each file that the method is made of
     "mine/fedem.py" = "8e35..."
 
-Such a file is run only if it is trusted (:func:`check_trust`) and is still the same.
+Such a file is run only if it is trusted (:func:`check_trust`) and is still the same. Files of
+devices are recorded alike, under ``[files]`` (:func:`check_files`).
 
 Data that were made in Python cannot be written. What is known of them is, so that others are
 refused when the run is resumed::
@@ -66,8 +67,11 @@ NONE = "none"
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def to_toml(experiment: Experiment) -> str:
-    """An experiment as the text of config.toml; floats are written so that no bit is lost."""
+def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> str:
+    """An experiment as the text of config.toml; floats are written so that no bit is lost.
+
+    ``files`` holds the SHA-256 of each file of devices that its federation was made from.
+    """
     run: dict[str, Any] = {"method": methods.name_of(experiment.method)}
     for word, value in vars(experiment).items():
         if word != "method" and value is not None:
@@ -79,6 +83,8 @@ def to_toml(experiment: Experiment) -> str:
         document["data"] = _described(experiment.data)
     if code:
         document["code"] = code
+    if files:
+        document["files"] = dict(files)
     return tomli_w.dumps(document)
 
 
@@ -172,8 +178,8 @@ def from_toml(
     """
     document = _parsed(text)
     for name in document:
-        if name not in ("format", "run", "method", "data", "code"):
-            raise unknown("table of config.toml", name, ["run", "method", "data", "code"])
+        if name not in ("format", "run", "method", "data", "code", "files"):
+            raise unknown("table of config.toml", name, ["run", "method", "data", "code", "files"])
 
     kinds = hints(Experiment)
     words = read_words(text)
@@ -252,6 +258,32 @@ def check_trust(text: str, folder: Path, trust: bool, given: Collection[str] = (
         )
 
 
+def check_files(text: str) -> None:
+    """Refuse to go on where a file of devices is not the one that the run was started with."""
+    files = _parsed(text).get("files", {})
+    for path, known in files.items() if isinstance(files, dict) else ():
+        place = Path(path)
+        if not place.is_file():
+            raise InputError(
+                f"the run has the devices of {path}, and there is no file {place.absolute()}; go "
+                "to the folder where the run was started, or restore the file."
+            )
+        _check_unchanged(place, known, "restore the file, or start the run again.")
+
+
+def _check_unchanged(place: Path, known: Any, what_to_do: str) -> None:
+    """Refuse a file whose SHA-256 is not the one that is known.
+
+    The result is to be the one that the run would have had: another text would give another.
+    """
+    now = hashlib.sha256(place.read_bytes()).hexdigest()
+    if known is not None and now != known:
+        raise InputError(
+            f"{place.absolute()} has changed since the run was started (its SHA-256 was "
+            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; {what_to_do}"
+        )
+
+
 def named_code(text: str) -> dict[str, str]:
     """What a config.toml names that is code in a file, as ``x.py:Net``, by its word.
 
@@ -315,7 +347,7 @@ def same(one: str, other: str) -> bool:
         return True
     first = _parsed(one)
     second = _parsed(other)
-    if first.get("format") != second.get("format"):
+    if any(first.get(key) != second.get(key) for key in ("format", "files")):
         return False
     try:
         if "code" in first or "code" in second:
@@ -382,10 +414,7 @@ def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any
 
 
 def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
-    """The class of a method or part that is in a file of the user's own, if it is still the same.
-
-    The result is to be the one that the run would have had: another text would give another.
-    """
+    """The class of a method or part in a file of the user's own, if that is still the same."""
     file, _, name = spec.rpartition(":")
     place = Path(file)
     otherwise = "or resume from Python with: fedgrove.resume(path, method=...)"
@@ -395,13 +424,7 @@ def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
             f"the run was started, {otherwise}"
         )
     known = code.get(file) if isinstance(code, dict) else None
-    now = hashlib.sha256(place.read_bytes()).hexdigest()
-    if known is not None and now != known:
-        raise InputError(
-            f"{place.absolute()} has changed since the run was started (its SHA-256 was "
-            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; restore the "
-            f"file, start the run again, {otherwise}"
-        )
+    _check_unchanged(place, known, f"restore the file, start the run again, {otherwise}")
     if hint is None:
         return methods.find_own(file, name)
     module = import_file(place).__name__

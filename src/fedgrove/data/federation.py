@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core import Info
 from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
+from .devices import Trace
 from .lazy import LazyClients, LazyInfos
 from .split import VALIDATION
 
@@ -131,6 +132,11 @@ class Federation:
     split: str = "random"
     validation: float = VALIDATION
     problem: AnyProblem = CLASSES
+    trace: Trace | None = None
+    """How clients' bandwidths really change, which no method sees; without one, or for a client
+    that it lacks, they stay as ``infos`` says."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file of devices."""
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""

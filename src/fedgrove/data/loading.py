@@ -13,6 +13,7 @@ from torch import Tensor
 from ..core import Info
 from ..errors import check, unknown
 from ..problems import CLASSES, Problem
+from . import devices
 from .build import Choices, build
 from .checked import Checked, called, checked_info
 from .crowd import crowd
@@ -55,6 +56,7 @@ def load(
     validation: float = VALIDATION,
     clients: int | None = None,
     profile: str | None = None,
+    trace: str | None = None,
     standardise: bool = True,
     seed: int = 0,
     data_dir: str | Path | None = None,
@@ -62,7 +64,8 @@ def load(
     """The federation of a named set, or of an npz file with arrays x, y, client (and block).
 
     None stands for the set's own choice. ``validation`` is the share held out for validation, of
-    what is left after the test part: 0.1 by default, 0 for none.
+    what is left after the test part: 0.1 by default, 0 for none. ``profile`` is a name or a file of
+    devices, ``trace`` a file of bandwidths over time (:mod:`fedgrove.data.devices`).
 
     >>> federation = load("digits", clients=5)
     >>> len(federation.clients), federation.shape, federation.classes
@@ -74,7 +77,7 @@ def load(
         split=split,
         validation=validation,
         clients=clients,
-        profile=profile,
+        devices=devices.read(profile, trace),
         standardise=standardise,
         seed=seed,
     )
@@ -117,6 +120,7 @@ def from_arrays(
     validation: float = VALIDATION,
     clients: int | None = None,
     profile: str | None = None,
+    trace: str | None = None,
     standardise: bool = True,
     seed: int = 0,
 ) -> Federation:
@@ -135,7 +139,7 @@ def from_arrays(
         split=split,
         validation=validation,
         clients=clients,
-        profile=profile,
+        devices=devices.read(profile, trace),
         standardise=standardise,
         seed=seed,
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Batch, Carry, Form, Packet
+from ..core import GRADIENT_PASSES, Batch, Carry, Form, Packet
 from ..nets import Net
 from ..trees import Tree
 from .gradient import gradient
@@ -37,6 +38,7 @@ class Gradient:
     """
 
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The gradient by prunable weight, without dropout."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Batch, Carry
+from ..core import GRADIENT_PASSES, Batch, Carry
 from ..errors import check
 from ..nets import Net
 from ..seeds import numpy_rng
@@ -74,6 +75,7 @@ class Fisher:
 @dataclass(frozen=True)
 class _SquaredPerSample:
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         total = trees.map(torch.zeros_like, trees.pick(params, net.layout.prunable))
@@ -85,6 +87,7 @@ class _SquaredPerSample:
 @dataclass(frozen=True)
 class _SquaredOfBatch:
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         weights = trees.pick(params, net.layout.prunable)
@@ -150,6 +153,7 @@ class GradientVariance:
 @dataclass(frozen=True)
 class _Moments:
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         weights = trees.pick(params, net.layout.prunable)
@@ -194,6 +198,11 @@ class HessianTrace:
 class _Hutchinson:
     objective: Objective
     draws: int
+
+    @property
+    def passes(self) -> int:
+        """A gradient of a gradient for each draw."""
+        return GRADIENT_PASSES * GRADIENT_PASSES * self.draws
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         weights = trees.pick(params, net.layout.prunable)

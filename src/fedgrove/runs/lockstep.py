@@ -19,6 +19,7 @@ from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from . import fits
 from .admission import Admission, TooFewReports, unanswered
+from .clock import Stopwatch, clock_of
 from .folder import RunFolder
 from .guard import figures_of
 from .rounds import Answers, Exchange, evaluation, rounds
@@ -57,13 +58,17 @@ class Member:
     _loop: Generator[Exchange, Answers, None] = field(init=False)
     _first_attempt: int = field(default=0, init=False)
     _held_before: dict[str, Any] = field(default_factory=dict, init=False)
+    _now: float = field(default=0.0, init=False)
+    """The second of the virtual clock."""
 
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
         state, attempt = self.folder.restore(self.run)
         self._first_attempt = attempt
+        lines = self.folder.metrics()
+        self._now = clock_of(lines)
         # One line for each exchange so far.
-        self._start_loop(state, attempt, len(self.folder.metrics()))
+        self._start_loop(state, attempt, len(lines))
 
     def _start_loop(self, state: Any, attempt: int, number: int) -> None:
         self._loop = rounds(self.run, state, attempt, number)
@@ -81,8 +86,10 @@ class Member:
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Send the loop its answers, and start the line of metrics that describes them."""
         ledger = Ledger()
+        watch = Stopwatch(self.run, self._now)
         round_before = self.exchange.state.round
-        self.exchange = self._loop.send(ledger.tally(answers))
+        self.exchange = self._loop.send(ledger.tally(watch.timed(answers)))
+        watch.check_somebody_can(tasks)
         round_after = self.exchange.state.round
         self.line = {
             "round": round_after,
@@ -91,10 +98,14 @@ class Member:
             **ledger.totals(),
             **ledger.parts(),
             **self.exchange.tally.line(),
+            **watch.line(),
         }
+        self._now = self.line["virtual_clock"]
         self.line |= figures_of(self.run.method, self.exchange.state)
         if self.exchange.why_abandoned:
-            self.line["abandoned"] = self.exchange.why_abandoned
+            why = f"{self.exchange.why_abandoned} {watch.nobody_in_time}".strip()
+            self.exchange = replace(self.exchange, why_abandoned=why)
+            self.line["abandoned"] = why
         else:
             # The next exchange has all its attempts before it, also in a resumed run.
             self._first_attempt = 0

@@ -47,6 +47,8 @@ class Run:
     """How many clients are scored, drawn from the seed; 0: none; None: all, or 1000 of many."""
     quorum: float = 0.0
     """The share of an exchange's clients that must report; at least one must."""
+    deadline: float | None = None
+    """Virtual seconds after which an exchange ends; who is later is lost (:mod:`.clock`)."""
     gate: Gate = field(default_factory=Gate)
     faults: Faults = NO_FAULTS
     held: Held = field(default_factory=Held)
@@ -65,6 +67,8 @@ class Run:
         check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
         check(self.score_on is None or self.score_on >= 0, "score_on", self.score_on, "0 or more")
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
+        deadline_is_valid = self.deadline is None or self.deadline > 0
+        check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         if self.method.local is None:
             recipe = recipe_of(self.federation.defaults)
             # The class is frozen; this is its one default that depends on another field.
@@ -243,6 +247,7 @@ def build(
     finetune: Sequence[int] = (0,),
     score_on: int | None = None,
     quorum: float = 0.0,
+    deadline: float | None = None,
     gate: Gate = Gate(),
     faults: Faults = NO_FAULTS,
 ) -> Run:
@@ -274,6 +279,7 @@ def build(
         finetune=tuple(finetune),
         score_on=score_on,
         quorum=quorum,
+        deadline=deadline,
         gate=gate,
         faults=faults,
     )

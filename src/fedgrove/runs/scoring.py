@@ -35,6 +35,7 @@ from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
+from . import clock
 from .guard import calling, figures_of
 
 if TYPE_CHECKING:
@@ -346,6 +347,7 @@ def summarise(
         "lost": _counted(lines, "lost"),
         "refused": _counted(lines, "refused"),
         "abandoned": sum("abandoned" in line for line in lines),
+        "virtual_seconds": clock.clock_of(lines),
         f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in scored
         },
@@ -359,6 +361,7 @@ def summarise(
             *_untested(len(reports) - len(scored), len(reports)),
             *_not_folded(lines),
             *_partly_kept(run),
+            *clock.notes(run, clock.clock_of(lines)),
         ],
     }
 

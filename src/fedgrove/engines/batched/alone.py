@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ... import nets
+from ...core import Measure, Train
 from ...nets import Net
 from ...seeds import one_thread
 from ...trees import Tree
-from ..work import CLIENT_FAILURES, crashed, worked
+from ..work import CLIENT_FAILURES, crashed, examples_seen, worked
 from .stacking import Job
 
 
@@ -97,8 +98,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 def run_alone(job: Job, number: int) -> None:
     """A Train or Measure stage of one client, as the serial engine does it: to the bit."""
     place, stage = job.work.stages[number]
+    assert isinstance(stage, Train | Measure)
     try:
         with one_thread():
-            job.carry = worked(job.run, stage, job.carry, job.client, place)
+            job.carry, per_example = worked(job.run, stage, job.carry, job.client, place)
+            job.macs += per_example * examples_seen(job.run, stage, job.client)
     except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)

@@ -205,7 +205,13 @@ class Batched:
             return job.lost
         outcome = job.outcome
         try:
-            report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
+            report = Report(
+                job.task.to,
+                outcome.give,
+                job.client.info.examples,
+                outcome.metrics,
+                macs=job.macs,
+            )
             remembered = all_remembered(job.task, job.client.memory, outcome)
         except Exception as error:
             # As where the last stage gives something else than an outcome.

@@ -16,7 +16,7 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ..work import crashed
+from ..work import crashed, examples_seen, macs_per_example
 from .steps import Passes
 from .templates import to_template
 
@@ -43,6 +43,8 @@ class Job:
     outcome: Outcome = field(default_factory=Outcome)
     lost: Lost | None = None
     """Why the work ended early, if it did."""
+    macs: int = 0
+    """Multiply-accumulates so far, as if the client had worked alone."""
     thin: Thin | None = None
     """The smaller net that the stage at hand can train in place of the masked one."""
 
@@ -54,13 +56,14 @@ WIDTH_CLASSES = 8
 def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
     """Jobs whose trees have the same names and shapes, and whose smaller nets are about as wide.
 
-    Sets every job's ``thin`` for this stage. A job whose carry holds something else than trees is
-    lost.
+    Sets every job's ``thin`` for this stage, and counts what it will compute. A job whose carry
+    holds something else than trees is lost.
     """
     stacks: dict[Any, list[Job]] = {}
     for job in jobs:
         try:
             key = _stack_key(job, stage)
+            job.macs += _macs(job, stage)
         except Exception as error:
             job.lost = crashed(job.task, error)
             continue
@@ -73,6 +76,12 @@ def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
     if isinstance(stage, Train):
         job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
     return (carry_shapes(job.carry), width_class(job.thin))
+
+
+def _macs(job: Job, stage: Train | Measure) -> int:
+    """What a stage computes for a client in its own width, which a stack may exceed."""
+    per_example = macs_per_example(job.run.nets[stage.net], stage, job.thin)
+    return per_example * examples_seen(job.run, stage, job.client)
 
 
 def width_class(thin: Thin | None) -> int:
