@@ -298,7 +298,7 @@ def test_presets() -> None:
     literal = methods.make("fedlayerprune:literal")
     assert (literal.p_base, literal.p_max, literal.renormalise) == (0.2, 0.6, False)
     assert literal.hybrid == LiteralHybrid()
-    assert methods.make("fedlayerprune:reported") == methods.make("fedlayerprune")
+    assert methods.make("fedlayerprune:reported") == FedLayerPrune(density=0.4)
 
 
 @pytest.mark.parametrize(
