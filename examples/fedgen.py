@@ -1,12 +1,14 @@
 r"""FedGen: the server learns to make features of every class, and clients train on them too.
 
 (Zhu, Hong & Zhou, "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
-2021, Alg. 1, without its label counts and its term for varied samples.) Head h of the network,
-generator G(z, y) -> features::
+2021, Alg. 1.) Head h of the network, generator G(z, y) -> features::
 
     G    = a few steps of min CE(mean_k h_k(G(z, y)), y)       on the server  -> train_server
     w_k  = E epochs of min CE(w) + lambda CE(h(G(z, y)), y)    on the client  -> Generated
-    w    = sum_k n_k w_k / sum_k n_k                           -> WeightedMean
+    w    = sum_k w_k / |S|                                     -> fold
+
+As in the authors' code, the first round goes without the second term. Differs from the paper: no
+counts of labels, no term for varied samples, one draw of 64 features for a task, not for each step.
 
 Run it with: fedgrove run examples/fedgen.py:FedGen --data digits
 """
@@ -22,13 +24,11 @@ from torch import nn
 from fedgrove import seeds, trees
 from fedgrove.core import Edit, Form, Give, Holds, Packet, Task, Train
 from fedgrove.nets import Net
-from fedgrove.parts.aggregate import Averaging, WeightedMean
+from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.local import LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective
 from fedgrove.parts.one_model import deliver_model, send_model
 from fedgrove.wire.codec import Codec, Dense
-
-NOISE = 16
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,24 @@ class State:
     round: int
     model: dict
     generator: dict
-    head: tuple
     heads: tuple = ()
 
 
 @dataclass(frozen=True)
 class FedGen:
     weight: float = 1.0
-    mean: Averaging = WeightedMean()
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def nets(self, net):
         weight = net.params()[net.layout.head[0]]
         classes, features = weight.shape
-        module = nn.Sequential(nn.Linear(NOISE + classes, 64), nn.ReLU(), nn.Linear(64, features))
-        return {"generator": Net(module.to(weight.dtype), (NOISE + classes,))}
+        module = nn.Sequential(nn.Linear(2 * classes, 64), nn.ReLU(), nn.Linear(64, features))
+        return {"generator": Net(module.to(weight.dtype), (2 * classes,))}
 
     def init(self, start):
-        return State(0, start.params, start.nets["generator"].params(), start.layout.head)
+        head = trees.pick(start.params, start.layout.head)
+        return State(0, start.params, start.nets["generator"].params(), (head,))
 
     def deliver(self, state, client):
         return deliver_model(state)
@@ -64,12 +63,11 @@ class FedGen:
         return [Task(k, send) for k in cohort]
 
     def fold(self, state, reports):
-        mean = self.mean.start(state.model)
+        mean = WeightedMean().start(state.model)
         heads = []
         for report in reports:
-            model = report.give["model"].values
-            mean.add(model, report.examples)
-            heads.append(trees.pick(model, state.head))
+            mean.add(report.give["model"].values, 1)
+            heads.append(trees.pick(report.give["model"].values, state.heads[0]))
         return replace(state, round=state.round + 1, model=mean.value(), heads=tuple(heads))
 
     def train_server(self, state, server):
@@ -87,25 +85,26 @@ class FedGen:
     def figures(self, state):
         return {"generator_length": float(trees.sq_norm(state.generator)) ** 0.5}
 
-    def generate(self, carry, client):
-        rng = seeds.torch_rng(client.seed, "generated")
-        features, y = generated(client.nets["generator"], carry["generator"], rng)
-        return {**carry, "generated": {"features": features, "y": y}}
-
     def work(self, verb):
-        objective = CrossEntropy() + Generated(self.weight)
-        train = (Edit(self.generate), Train(objective, self.local), Give(send_model, self.holds))
-        return {"train": train, "use": ()}[verb]
+        # Not ProblemLoss: features are made of classes, and data without any are to be refused.
+        train = Train(CrossEntropy() + Generated(self.weight), self.local)
+        return {"train": (Edit(generate), train, Give(send_model, self.holds)), "use": ()}[verb]
 
     def holds(self, task, net):
         return Holds({"model": Form.of(task.send["model"].values)})
 
 
+def generate(carry, client):
+    rng = seeds.torch_rng(client.seed, "generated")
+    features, y = generated(client.nets["generator"], carry["generator"], rng)
+    return {**carry, "generated": {"features": features, "y": y}}
+
+
 def generated(net, tree, rng):
-    """64 features, and the labels they were made for."""
-    classes = net.shape[0] - NOISE
+    """64 features, and the labels they were made for; of noise as much as of labels."""
+    classes = net.shape[0] // 2
     y = torch.randint(classes, (64,), generator=rng)
-    noise = torch.randn(64, NOISE, generator=rng).to(next(iter(tree.values())))
+    noise = torch.randn(64, classes, generator=rng).to(next(iter(tree.values())))
     return net(tree, torch.cat([noise, F.one_hot(y, classes).to(noise)], 1), train=True).logits, y
 
 
@@ -116,4 +115,5 @@ class Generated(Objective):
     def __call__(self, out, params, batch, carry):
         head = trees.pick(params, out.net.layout.head)
         logits = F.linear(carry["generated"]["features"], *head.values())
-        return self.weight * F.cross_entropy(logits, carry["generated"]["y"]), {}
+        loss = F.cross_entropy(logits, carry["generated"]["y"])
+        return self.weight * (carry["settings"]["round"] > 0) * loss, {}

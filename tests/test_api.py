@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import re
+import shlex
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.conftest import federation, list_again
 import fedgrove as fg
 from fedgrove import api, methods
 from fedgrove.cli import app as cli_app
+from fedgrove.cli import main
 from fedgrove.config.experiment import Experiment, with_settings
 from fedgrove.config.toml import from_toml
 from fedgrove.data import Federation
@@ -28,6 +30,7 @@ from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
 from fedgrove.parts.group import Bipartition
 from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.problems import CLASSES, Metric
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, read_tree
@@ -197,7 +200,7 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(
         EngineError,
         match=r"^the exchange of round 1 was abandoned 3 times: 0 of \d clients sent a usable report.*"
-        r"0 of 2 rounds are saved; resume with: fedgrove resume ",
+        r"0 of 2 rounds are saved; resume from Python with: fedgrove.resume\('.*', data=...\)$",
     ):
         quick(tmp_path / "run", method=methods.FedAvg(local=spoilt))
     assert RunFolder.open(tmp_path / "run").summary is None
@@ -252,16 +255,92 @@ def test_a_resumed_run_is_the_run_it_would_have_been(method: str, tmp_path: Path
     assert (resumed.folder.config, len(resumed.folder.metrics())) == (whole.folder.config, 3)
 
 
-def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
-    def interrupt(line: Any) -> None:
-        raise KeyboardInterrupt
+def other_federations() -> list[tuple[str, Federation]]:
+    one = federation((12,), (20, 13), dtype=torch.float32)
+    shape = federation((11,), (20, 13, 24), dtype=torch.float32)
+    classes = federation((12,), (20, 13, 24), classes=2, dtype=torch.float32)
+    metric = Metric("mine", lambda o, y: (o.argmax(1) == y).float())
+    less = replace(CLASSES.metric, more_is_better=False)
+    return [
+        ("clients = 3, and data= has 2", one),
+        ("shape = [12], and data= has [11]", shape),
+        ("outputs = 3, and data= has 2", classes),
+        ("problem = classes, and", replace(tiny(), problem=replace(CLASSES, name="other"))),
+        ("metric = accuracy, more", replace(tiny(), problem=replace(CLASSES, metric=metric))),
+        ("metric = accuracy, more", replace(tiny(), problem=replace(CLASSES, metric=less))),
+    ]
 
+
+def test_a_run_is_resumed_on_its_own_data(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        quick(tmp_path / "cut", rounds=3, watch=stop_at(1))
+    for sentence, other in other_federations():
+        with pytest.raises(InputError, match=re.escape(sentence)):
+            api.resume(tmp_path / "cut", data=other, engine="serial")
+    assert api.resume(tmp_path / "cut", data=tiny(), engine="serial").summary["rounds"] == 3
+
+
+def test_data_that_have_a_name_are_not_given_again(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"engine": "serial", "progress": False}
+    cut: dict[str, Any] = {"out": tmp_path / "run", "rounds": 2, "watch": stop_at(1)}
+    with pytest.raises(Killed):
+        api.run("fedavg", data="digits", **cut, **words)
+    with pytest.raises(InputError, match="data are digits, which is read again by its name"):
+        api.resume(tmp_path / "run", data=tiny(), **words)
+    assert api.resume(tmp_path / "run", **words).summary["rounds"] == 2
+
+
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
     with pytest.raises(
         KeyboardInterrupt,
-        match=r"^Interrupted\. 1 of 2 rounds are saved; resume with: fedgrove resume",
+        match=r"^Interrupted\. 1 of 2 rounds are saved; resume from Python with: fedgrove.resume",
     ):
         quick(tmp_path / "run", watch=interrupt)
     assert api.resume(tmp_path / "run", data=tiny(), engine="serial").summary["rounds"] == 2
+
+
+OWN_METHOD = """
+from dataclasses import dataclass
+
+from fedgrove.methods import FedAvg
+
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    pass
+"""
+
+
+def interrupt(line: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("method", ["fedavg", "mine.py:Mine"])
+def test_the_command_that_is_named_resumes_the_run(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN_METHOD)
+    words: dict[str, Any] = {"data": "digits", "rounds": 2, "engine": "serial", "progress": False}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        api.run(method, out="my runs", watch=interrupt, **words)
+    command = str(caught.value).rpartition("resume with: fedgrove ")[2]
+    assert main(shlex.split(command)) == 0
+    assert RunFolder.open(tmp_path / "my runs").summary is not None
+
+
+class Elsewhere(methods.FedAvg):
+    """A method that is in no file of its own."""
+
+
+def test_what_was_made_in_python_is_asked_for_in_python(tmp_path: Path) -> None:
+    net = torch.nn.Linear(12, 3)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quick(tmp_path / "run", method=Elsewhere(), net=net, watch=interrupt)
+    call = str(caught.value).rpartition("resume from Python with: ")[2]
+    assert call == f"fedgrove.resume('{tmp_path / 'run'}', data=..., net=..., method=...)"
+    words: dict[str, Any] = {"data": tiny(), "net": net, "method": Elsewhere()}
+    assert api.resume(tmp_path / "run", **words, engine="serial").summary["rounds"] == 2
 
 
 def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path) -> None:
@@ -270,6 +349,32 @@ def test_a_finished_run_and_a_folder_that_is_none_are_not_resumed(tmp_path: Path
         api.resume(tmp_path / "run", data=tiny())
     with pytest.raises(InputError, match="is not a run folder"):
         api.resume(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"partition": "iid"},
+        {"scenario": "noisy"},
+        {"split": "blocks"},
+        {"validation": 0.3},
+        {"clients": 2},
+        {"profile": "phones"},
+        {"standardise": False},
+    ],
+)
+def test_how_to_deal_out_is_refused_beside_a_federation(
+    word: dict[str, Any], tmp_path: Path
+) -> None:
+    ((name, value),) = word.items()
+    with pytest.raises(InputError, match=f"^{name} is {value!r}, and data is a federation that"):
+        quick(tmp_path / "run", **word)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_federation_is_may_be_said_again(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"partition": "natural", "scenario": "none", "clients": 3}
+    assert quick(tmp_path / "run", **words).summary["clients"] == 3
 
 
 # ---- experiments ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import math
 import re
 from pathlib import Path
 from types import ModuleType
@@ -18,10 +19,11 @@ import fedgrove
 from fedgrove import data, nets, trees
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
+from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
-from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation
+from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.runs.rounds import draw_cohort, evaluation
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
@@ -137,22 +139,38 @@ def test_a_users_method_is_the_same_on_every_engine(
     own_method: Any, net: str, tmp_path: Path
 ) -> None:
     states = {}
+    scores = {}
     for engine in (Serial(), Pool(workers=2), Batched(), Wired()):
         run = make_run(own_method, tmp_path / engine.name, net=net)
         state = play(run, engine)
         states[engine.name] = tensors(state)
-        assert len(list(reports(run, engine, evaluation(run, state)))) == 4
+        answered = reports(run, engine, evaluation(run, state))
+        scores[engine.name] = [dict(report.metrics) for report in answered]
         engine.close()
     serial = states.pop("serial")
     assert trees.identical(states["pool"], serial)
     assert trees.identical(states["wired"], serial)
     assert trees.distance(states["batched"], serial) < 1e-9
+    assert len(scores["serial"]) == 4
+    assert scores["pool"] == scores["wired"] == scores["serial"]
+    for stacked, alone in zip(scores["batched"], scores["serial"], strict=True):
+        assert stacked == pytest.approx(alone, abs=1e-9)
 
 
-def test_fedem_mixes_where_fedavg_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On users of three kinds a mixture serves clients better than one model."""
+@pytest.fixture
+def fedem(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
-    fedem = importlib.import_module("fedem")
+    return importlib.import_module("fedem")
+
+
+@pytest.fixture
+def fedgen(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module("fedgen")
+
+
+def test_fedem_mixes_where_fedavg_cannot(fedem: ModuleType) -> None:
+    """On users of three kinds a mixture serves clients better than one model."""
     words = {"data": "motion", "rounds": 8, "evaluate": 0, "progress": False, "engine": "pool"}
     one = fedgrove.run("fedavg", **words).summary
     mixture = fedgrove.run(fedem.FedEM(), **words).summary
@@ -160,9 +178,90 @@ def test_fedem_mixes_where_fedavg_cannot(monkeypatch: pytest.MonkeyPatch) -> Non
     assert mixture["bytes_paper"] is None
 
 
-def test_fedgen_trains_its_generator_on_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    fedgen = importlib.import_module("fedgen")
+def test_a_round_of_fedem_by_hand(fedem: ModuleType, tmp_path: Path) -> None:
+    """One client, one batch, one step: both halves of a round take q from the shares before it."""
+    method = fedem.FedEM(components=2, local=LocalTraining(1, 32, SGD(0.1)))
+    run = make_run(method, tmp_path, sizes=(20, 13), cohort=1, rounds=1)
+    (client,) = draw_cohort(run, 0)
+    part = run.federation.clients[client].train
+    state = play(run, Serial())
+
+    leaves = []
+    losses = []
+    for model in run.initial_state.models:
+        leaves.append({name: value.clone().requires_grad_() for name, value in model.items()})
+        logits = run.net(leaves[-1], part.x, train=True).logits
+        losses.append(torch.nn.functional.cross_entropy(logits, part.y, reduction="none"))
+    # Equal shares at first: their logarithm is the same for both, and softmax leaves it out.
+    q = torch.softmax(-torch.stack(losses).detach(), 0)
+    for m in range(2):
+        loss = (q[m] * losses[m]).mean()
+        gradients = torch.autograd.grad(loss, list(leaves[m].values()))
+        stepped = {}
+        for (name, value), gradient in zip(leaves[m].items(), gradients, strict=True):
+            stepped[name] = (value - 0.1 * gradient).detach()
+        assert trees.distance(state.models[m], stepped) < 1e-12
+    kept = run.memory.read(client, run.memory.files[client])["shares"]["log"]
+    assert kept.exp().tolist() == pytest.approx(q.mean(1).tolist(), abs=1e-12)
+    # Such shares that it matters which ones are taken.
+    assert abs(float(kept.exp()[0]) - 0.5) > 1e-3
+
+
+def test_fedem_predicts_in_a_clients_own_shares(fedem: ModuleType) -> None:
+    """Two models that give 3:1 and 1:3 for two classes, in shares of .9 and .1: .7 and .3."""
+    net = Net(torch.nn.Linear(1, 2), (1,))
+    odds = torch.tensor([3.0, 1.0]).log()
+    carry = {
+        "model0": {"weight": torch.zeros(2, 1), "bias": odds},
+        "model1": {"weight": torch.zeros(2, 1), "bias": -odds},
+        "shares": {"log": torch.tensor([0.9, 0.1]).log()},
+    }
+    logits = fedem.FedEM(components=2).predict(net, carry["model0"], torch.ones(1, 1), carry)
+    # .9 * 3/4 + .1 * 1/4 = .7
+    assert torch.softmax(logits, 1)[0].tolist() == pytest.approx([0.7, 0.3])
+
+
+@pytest.mark.parametrize("name", ["rooms", "tags"])
+def test_fedem_mixes_whatever_the_targets_are(name: str, fedem: ModuleType) -> None:
+    """Three components at equal shares and one differ little; cross-entropy would be far off."""
+    words = {"data": name, "clients": 6, "rounds": 2, "progress": False, "engine": "serial"}
+    one = fedgrove.run("fedavg", **words).summary
+    mixture = fedgrove.run(fedem.FedEM(), **words).summary
+    key = f"{one['metric']}_mean"
+    assert mixture[key] == pytest.approx(one[key], rel=0.25)
+
+
+def test_fedgen_trains_clients_on_what_is_generated(fedgen: ModuleType, tmp_path: Path) -> None:
+    """From the second round on: the first generator was not trained."""
+    models = {}
+    for name, method in {"without": fedgen.FedGen(weight=0.0), "with": fedgen.FedGen()}.items():
+        for rounds in (1, 2):
+            run = make_run(method, tmp_path / f"{name}-{rounds}", rounds=rounds)
+            models[name, rounds] = play(run, Serial()).model
+    assert trees.identical(models["without", 1], models["with", 1])
+    assert trees.distance(models["without", 2], models["with", 2]) > 1e-3
+
+
+def test_a_term_of_fedgen_by_hand(fedgen: ModuleType) -> None:
+    """A head of zeros says both classes alike: ln 2, times the weight; nothing in round 0."""
+    net = Net(torch.nn.Linear(3, 2), (3,))
+    params = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    out = net(params, torch.zeros(1, 3), train=True)
+    made = {"features": torch.ones(4, 3), "y": torch.tensor([0, 1, 1, 0])}
+    for number, expected in ((0.0, 0.0), (1.0, 0.5 * math.log(2))):
+        carry = {"generated": made, "settings": {"round": torch.tensor(number)}}
+        loss, _ = fedgen.Generated(0.5)(out, params, None, carry)
+        assert float(loss) == pytest.approx(expected)
+
+
+def test_fedgen_refuses_what_is_not_classes(fedgen: ModuleType) -> None:
+    with pytest.raises(
+        InputError, match="has CrossEntropy, and the targets of the data are numbers"
+    ):
+        fedgrove.run(fedgen.FedGen(), data="rooms", clients=3, rounds=1, progress=False)
+
+
+def test_fedgen_trains_its_generator_on_the_server(fedgen: ModuleType) -> None:
     result = fedgrove.run(fedgen.FedGen(), data="digits", rounds=3, progress=False, engine="serial")
     lengths = [line["figures"]["generator_length"] for line in result.folder.metrics()]
     assert len(set(lengths)) == 3

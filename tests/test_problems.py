@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from tests.conftest import play, tensors
 from torch import Tensor
 
 import fedgrove as fg
-from fedgrove import data, methods, nets, trees
+from fedgrove import core, data, methods, nets, trees
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.core import AnyMethod, Engine
-from fedgrove.data import Federation
+from fedgrove.core import AnyMethod, Engine, Give, Info, Stage, Train
+from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.errors import InputError
+from fedgrove.errors import EngineError, InputError
 from fedgrove.parts.objective import CrossEntropy, ProblemLoss, Proximal
+from fedgrove.parts.one_model import send_model
 from fedgrove.problems import (
     ACCURACY,
     CLASSES,
@@ -117,9 +118,26 @@ def test_labels_of_ones_own_are_a_smaller_softmax() -> None:
     # Of several labels one that is not there is never said, and costs nothing.
     both = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0]])
     only = LABELS.losses(outputs, both, own)
-    assert only.tolist() == pytest.approx(
-        (2 / 3 * LABELS.losses(outputs[:, [0, 2]], both[:, [0, 2]], {})).tolist()
-    )
+    alone = LABELS.losses(outputs[:, [0, 2]], both[:, [0, 2]], {})
+    assert only.tolist() == pytest.approx(alone.tolist())
+
+
+def test_labels_that_a_client_lacks_are_not_in_the_mean() -> None:
+    """One label of five, said wrongly: a loss of ln(1 + e^3) and no label right, not four fifths."""
+    outputs = torch.tensor([[-3.0, 5.0, 5.0, 5.0, 5.0]])
+    y = torch.tensor([[1.0, 0.0, 0.0, 0.0, 0.0]])
+    own = client_marks(LABELS, 5, (0,), "")
+    problem = replace(LABELS, metric=LABEL_ACCURACY)
+    sums = problem.sums(outputs, y, torch.ones(1), own)
+    assert float(sums["loss"]) == pytest.approx(math.log(1 + math.exp(3)))
+    assert float(sums["value"]) == 0
+    # In a mixed federation, where the label is one of the second task's.
+    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", problem, 2, 5, columns=5)))
+    marks = client_marks(tasks, 7, (0,), "b")
+    beside = torch.cat([torch.zeros(1, 2), outputs], 1)
+    found = tasks.own_sums(tasks.sums(beside, y, torch.ones(1), marks), "b")
+    assert found["loss"] == pytest.approx(math.log(1 + math.exp(3)))
+    assert found["value"] == 0
 
 
 def test_tasks_take_each_its_own_loss_and_let_no_other_gradient_through() -> None:
@@ -146,8 +164,11 @@ def test_tasks_take_each_its_own_loss_and_let_no_other_gradient_through() -> Non
     )
 
 
-@pytest.mark.parametrize("name", ["", "two words", "loss", "validation"])
-def test_a_metric_needs_a_name_that_is_free(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["", "two words", "loss", "validation", 3, "metric", "bytes_up", "tasks", "density", "notes"],
+)
+def test_a_metric_needs_a_name_that_is_free(name: Any) -> None:
     with pytest.raises(InputError, match="name of the metric is"):
         Metric(name, lambda outputs, y: outputs[:, 0])
 
@@ -246,6 +267,16 @@ def test_a_client_never_names_a_label_that_it_lacks(tmp_path: Path) -> None:
     losses = [own["test_loss0"] for own in found[0][:4]]
     # Near ln 3 and not near ln 10.
     assert max(losses) < 1.6
+
+
+def test_labels_may_come_as_a_tensor_a_list_or_a_set() -> None:
+    client = with_own_labels().clients[0]
+    assert client.labels is not None
+    for labels in (torch.tensor(client.labels), list(client.labels), set(client.labels)):
+        assert sorted(replace(client, labels=labels).labels or ()) == sorted(client.labels)
+    for wrong in ((0.5,), "ab", 3):
+        with pytest.raises(InputError, match="they must be the numbers of its classes, as"):
+            replace(client, labels=wrong)
 
 
 def test_an_example_of_a_label_that_the_client_lacks_is_refused() -> None:
@@ -359,6 +390,25 @@ def test_mixed_federations_report_by_task(tmp_path: Path) -> None:
         assert words_of_a_row in out.getvalue()
 
 
+def switching(k: int, round: int) -> ClientData:
+    """Two examples of task a (two classes) before round 2, and then of task b (three)."""
+    task, classes = ("a", 2) if round < 2 else ("b", 3)
+    x = torch.eye(6)[: 2 * classes] + k
+    part = Examples(x, torch.arange(2 * classes) % classes)
+    return ClientData(part, part, part, Info(2 * classes, task=task))
+
+
+def test_a_client_that_switches_task_is_reported_under_the_new_one() -> None:
+    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", CLASSES, 2, 3)))
+    federation = data.from_clients(switching, 4, classes=5, problem=tasks)
+    words: dict[str, Any] = {"rounds": 3, "cohort": 4, "engine": "serial", "progress": False}
+    result = fg.run("fedavg", data=federation, evaluate=1, finetune=[0, 1], **words)
+    assert set(result.summary["tasks"]) == {"b"}
+    assert set(result.summary["finetune"]["0"]["tasks"]) == {"b"}
+    # Rounds count from 0: after r of them, clients are scored as round r finds them.
+    assert [set(line["tasks"]) for line in result.folder.metrics()] == [{"a"}, {"b"}, {"b"}]
+
+
 # ---- own problems, and what is refused -----------------------------------------------------------
 
 
@@ -411,6 +461,34 @@ def test_cross_entropy_is_refused_where_there_are_no_classes(tmp_path: Path) -> 
     method = methods.FedAvg(objective=CrossEntropy() + Proximal(0.1))
     with pytest.raises(InputError, match=r"targets of the data are numbers; take ProblemLoss"):
         build(method, data.load("rooms", clients=2), Memory(tmp_path))
+
+
+@dataclass(frozen=True)
+class InItsWork(methods.FedAvg):
+    """FedAvg with its loss where no field shows it."""
+
+    verb: str = "train"
+
+    def plan(self, state: Any, cohort: Sequence[int]) -> list[core.Task]:
+        return [replace(task, verb=self.verb) for task in super().plan(state, cohort)]
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        if verb == self.verb:
+            return (Train(CrossEntropy(), self.local), Give(send_model))
+        return {"use": ()}[verb]
+
+
+@pytest.mark.parametrize("name", ["rooms", "tags"])
+def test_cross_entropy_in_a_methods_work_is_refused_too(name: str, tmp_path: Path) -> None:
+    federation = data.load(name, clients=2)
+    kind = federation.problem.name
+    sentence = rf"targets of the data are {kind}; take ProblemLoss"
+    with pytest.raises(InputError, match=sentence):
+        build(InItsWork(), federation, Memory(tmp_path / "train"))
+    # A verb that nobody looks at before the run: its clients say it.
+    run = build(InItsWork(verb="learn"), federation, Memory(tmp_path / "learn"), rounds=1)
+    with pytest.raises(EngineError, match=sentence):
+        play(run, Serial())
 
 
 def test_problem_loss_is_cross_entropy_for_classes(tmp_path: Path) -> None:

@@ -24,7 +24,14 @@ from .config.experiment import (
 from .config.plan import Plan, plan
 from .config.settings import coerce
 from .config.sweep import FILE as SWEEP_FILE
-from .config.toml import check_format, check_trust, from_toml
+from .config.toml import (
+    check_files,
+    check_format,
+    check_named_data,
+    check_trust,
+    from_toml,
+    how_to_resume,
+)
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
@@ -32,6 +39,7 @@ from .engines.faulty import with_faults
 from .errors import DamageError, EngineError, FedgroveError, InputError
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
+from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
@@ -58,12 +66,14 @@ def run(
     lr: float | None = None,
     finetune: Sequence[int] = (0,),
     profile: str | None = None,
+    trace: str | None = None,
     standardise: bool = True,
     seed: int = 0,
     set: Settings = (),
     evaluate: int = 1,
     score_on: int | None = None,
     quorum: float = 0.0,
+    deadline: float | None = None,
     norm_bound: float = NORM_BOUND,
     faults: str | None = None,
     timeout: float | None = None,
@@ -91,7 +101,8 @@ def run(
     rounds: how many rounds.
     epochs, batch, lr: of local training; short for ``set={"local.epochs": ...}`` and so on.
     finetune: numbers of epochs of fine-tuning to report; the last one gives the headline.
-    profile: what devices the clients have: uniform, phones or adfedwcp.
+    profile: what devices the clients have: uniform, phones, adfedwcp, or a file of them, ``.csv``.
+    trace: a file ``.csv`` of how their bandwidths change over time.
     standardise: whether each client standardises its own channels.
     seed: all randomness follows from it.
     set: a method's fields or its parts', ``{"mu": 0.1}`` or ``["mu=0.1"]``.
@@ -100,6 +111,8 @@ def run(
         0: none is scored; None: all, or 1000 where there are more than 10,000.
     quorum: the share of the clients asked that must report, or the exchange is tried again; at
         least one must.
+    deadline: virtual seconds after which an exchange ends: a client that its device and bandwidth
+        make later is lost; None: the slowest is waited for.
     norm_bound: refuse updates longer than so many times the recent median; 0: none.
     faults: make clients fail or lie, as ``"crash=0.1,late=0.2"`` (``fedgrove list faults``).
     timeout: seconds of real time after which a client that has not answered is lost.
@@ -126,11 +139,13 @@ def run(
         # Coerced here, so that a bare number is refused with a sentence.
         finetune=coerce("finetune", finetune, tuple[int, ...]),
         profile=profile,
+        trace=trace,
         standardise=standardise,
         seed=seed,
         evaluate=evaluate,
         score_on=score_on,
         quorum=quorum,
+        deadline=deadline,
         norm_bound=norm_bound,
         faults=faults,
     )
@@ -180,8 +195,13 @@ def train(
         if out is not None:
             planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
-            with _locked(folder):
-                return _finish(planned, folder, chosen, progress, watch)
+            try:
+                with _locked(folder):
+                    return _finish(planned, folder, chosen, progress, watch)
+            except NobodyInTime:
+                # Nothing was trained, and the same folder is wanted for a longer deadline.
+                shutil.rmtree(folder.path, ignore_errors=True)
+                raise
         try:
             scratch = tempfile.mkdtemp(prefix="fedgrove-")
         except OSError as error:
@@ -216,7 +236,8 @@ def resume(
     """Continue from a run's last checkpoint; the result is the one it would have had, to the bit.
 
     A run with a method, arrays or a module made in Python needs them again: ``method=``, ``data=``,
-    ``net=``. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
+    ``net=``. Other data than it was started on are refused, as far as clients, shape, outputs and
+    metric tell. A run whose config.toml names a file of code (``net = "x.py:Net"``, or a method's)
     needs ``trust``: that file is run. If the last checkpoint is damaged, the one before is taken.
     """
     folder = RunFolder.open(Path(path))
@@ -233,6 +254,9 @@ def resume(
         objects = {"net": net, "method": method}
         given = [name for name, value in objects.items() if value is not None]
         check_trust(folder.config, folder.path, trust, given)
+        check_named_data(folder.config, data)
+        if data is None:
+            check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
         planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
@@ -276,7 +300,8 @@ def _finish(
         if is_temporary:
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
-        return f"{saved} of {rounds} rounds are saved; resume with: fedgrove resume {folder.path}"
+        how = how_to_resume(planned.config, folder.path)
+        return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
         with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
@@ -290,7 +315,7 @@ def _finish(
             summary = train_alone(member, with_faults(engine, [planned.run]))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"Interrupted. {what_now()}") from None
-    except DamageError:
+    except (DamageError, NobodyInTime):
         # Its sentence says what to do; to resume is what failed.
         raise
     except (FedgroveError, OSError) as error:

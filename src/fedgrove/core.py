@@ -35,7 +35,7 @@ from typing import (
 import torch
 from torch import Tensor
 
-from .errors import check
+from .errors import InputError, check
 from .seeds import torch_rng
 from .trees import Mask, Tree
 
@@ -50,6 +50,31 @@ if TYPE_CHECKING:
 
 Carry = dict[str, Tree]
 Settings = Mapping[str, float | Sequence[float]]
+
+RESERVED = {
+    "settings": "the task's numbers",
+    "client": "a client's own labels and its task",
+    "aux": "what objectives keep from step to step",
+    "own": "the model that fine-tuning leaves with a client",
+}
+"""Names of trees that are taken: no packet and no memory of a method's may be called so."""
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Refuse names that the carry has for something else."""
+    for name in names:
+        if name in RESERVED:
+            raise InputError(
+                f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; "
+                "give it another name."
+            )
+        # A packet's own mask is found there.
+        if name.endswith(".mask") and what == "a packet":
+            raise InputError(
+                f"the method calls a packet {name!r}; a mask travels with its packet: "
+                "Packet(values, mask)."
+            )
+
 
 SCORING_VERBS = ("evaluate", "finetune")
 """The verbs that every run has beside its method's own; their traffic is counted apart."""
@@ -100,8 +125,8 @@ Cost = Mapping[str, Mapping[str, int]]
 class Report:
     """One client to the server.
 
-    ``cost`` and ``memory`` are filled in by the engine: real bytes, and the version of what the
-    client remembers from now on, if that changed.
+    ``cost``, ``memory`` and ``macs`` are filled in by the engine: real bytes, the version of what
+    the client remembers from now on, if that changed, and the multiply-accumulates of its work.
     """
 
     of: int
@@ -110,6 +135,7 @@ class Report:
     metrics: Mapping[str, float] = field(default_factory=dict)
     cost: Cost = field(default_factory=dict)
     memory: str | None = None
+    macs: int = 0
 
 
 @dataclass(frozen=True)
@@ -129,7 +155,7 @@ class Lost:
 LOSSES = {
     "crashed": "the client's work ended with an error",
     "died": "the process that worked for the client ended, twice",
-    "late": "no answer within --timeout",
+    "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",
     "unanswered": "the engine gave no answer",
 }
@@ -141,12 +167,23 @@ Answer = Report | Lost
 # ---- a client, from its own point of view --------------------------------------------------------
 
 
+REFERENCE_GMACS = 1.0
+"""A device of speed 1 does so many billion multiply-accumulates per second when it trains: a round
+number of ours, not a measurement."""
+
+
 @dataclass(frozen=True)
 class Info:
     """What the server knows of a client: how many examples it has and what kind of device it is.
 
-    bandwidth is in Mbit/s, speed is relative to a reference device, memory is in bytes; task is the
-    data set it belongs to, in a federation that mixes several.
+    bandwidth is that of the uplink in Mbit/s, which is what a server budgets by; downlink is the
+    other way, None if it is the same. speed is relative to a reference device
+    (:data:`REFERENCE_GMACS`), memory is in bytes; task is the data set it belongs to, in a
+    federation that mixes several.
+
+    >>> device = Info(examples=100, bandwidth=5.0, downlink=40.0)
+    >>> device.up, device.down, Info(examples=100, bandwidth=5.0).down
+    (5.0, 40.0, 5.0)
     """
 
     examples: int
@@ -154,6 +191,23 @@ class Info:
     speed: float = 1.0
     memory: int = 1 << 30
     task: str = ""
+    downlink: float | None = None
+
+    def __post_init__(self) -> None:
+        check(self.bandwidth > 0, "bandwidth", self.bandwidth, "above 0 Mbit/s")
+        downlink_is_valid = self.downlink is None or self.downlink > 0
+        check(downlink_is_valid, "downlink", self.downlink, "above 0 Mbit/s, or None")
+        check(self.speed > 0, "speed", self.speed, "above 0")
+
+    @property
+    def up(self) -> float:
+        """Mbit/s from the client to the server."""
+        return self.bandwidth
+
+    @property
+    def down(self) -> float:
+        """Mbit/s from the server to the client."""
+        return self.bandwidth if self.downlink is None else self.downlink
 
 
 class Batch(NamedTuple):
@@ -181,6 +235,22 @@ class Batches:
     """At most this many batches: with ``shuffle``, or they are the first rows in storage order."""
     least: int = 1
     """A last batch with fewer examples is left out (BatchNorm cannot train on one)."""
+
+    def seen(self, count: int) -> int:
+        """How many of ``count`` examples one pass sees.
+
+        >>> Batches(size=4, limit=2).seen(30), Batches(size=4, least=2).seen(9)
+        (8, 8)
+        """
+        if self.limit is not None:
+            count = min(count, self.limit * self.size)
+        if self.size < self.least:
+            # No batch is large enough.
+            return 0
+        remainder = count % self.size
+        if 0 < remainder < self.least:
+            return count - remainder
+        return count
 
 
 @dataclass(frozen=True)
@@ -218,15 +288,7 @@ class Client:
             order = torch.randperm(count, generator=generator)
         else:
             order = torch.arange(count)
-        if over.limit is not None:
-            order = order[: over.limit * over.size]
-        if over.size < over.least:
-            # No batch is large enough.
-            return order[:0]
-        remainder = len(order) % over.size
-        if 0 < remainder < over.least:
-            order = order[: len(order) - remainder]
-        return order
+        return order[: over.seen(count)]
 
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
         """One pass over a split, batch by batch."""
@@ -249,9 +311,13 @@ class Client:
 # ---- what a client does: a short tuple of stages, in order ---------------------------------------
 
 
+GRADIENT_PASSES = 3
+"""What a gradient costs, in forward passes: one forwards, and about two backwards."""
+
+
 @dataclass(frozen=True)
 class Train:
-    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if given.
+    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if there.
 
     A pure function of tensors, so that an engine may batch it over clients: the objective has no
     Python branch on data.
@@ -261,19 +327,35 @@ class Train:
     local: LocalTraining | None
     start: str = "model"
     end: str = "local"
-    mask: str = "model.mask"
+    mask: str | None = None
+    """None: the mask that came with ``start``, ``start + ".mask"``; "": none."""
     net: str = "model"
     """Which of the method's networks is trained."""
     at: Callable[[Tree, Carry], Tree] | None = None
     """The forward pass is made at ``at(params, carry)``, at masked, clustered or rounded weights,
-    and its gradient moves the parameters themselves ("straight through"). Pure, like Train."""
+    and its gradient moves the parameters themselves ("straight through"). Pure, like Train.
+
+    It must compare equal from round to round, or batched stacks no clients of other runs with these
+    and captures its CUDA graphs anew each time: a function of a module, a method of a frozen
+    dataclass or an instance of one, and no lambda that ``work`` makes at each call."""
+    whole: tuple[str, ...] = ()
+    """Trees of the carry that keep their full width where the mask removes whole channels, and all
+    others are narrowed with the network: a teacher's, which ``out.whole`` runs."""
+
+    @property
+    def mask_name(self) -> str:
+        """The name under which the carry may hold a mask."""
+        if self.mask is None:
+            return f"{self.start}.mask"
+        return self.mask
 
 
 @dataclass(frozen=True)
 class Measure:
     """``carry[name]`` becomes the sum over batches of ``f(net, carry[of], batch, carry)``.
 
-    Pure, like Train.
+    Pure, like Train. On the virtual clock it takes one forward pass, or as many as ``f.passes``
+    says: a gradient counts as three (:data:`GRADIENT_PASSES`).
     """
 
     name: str
@@ -327,6 +409,8 @@ class Holds:
 
     packets: Mapping[str, Form] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    optional: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """Numbers that may be left out; where they are given, their range counts."""
 
 
 def what_was_sent(task: Task, net: Net) -> Holds:
@@ -489,12 +573,30 @@ class WithPrediction(Protocol):
     """A method whose clients predict otherwise than by one pass of one network: by a mixture."""
 
     def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
-        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure."""
+        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure.
+
+        ``net`` is the run's own; ``net.nets`` are all of the method's.
+        """
+
+
+@runtime_checkable
+class WithTuning(Protocol):
+    """A method with a prediction of its own that can be fine-tuned; without this it is refused."""
+
+    @property
+    def tuned(self) -> str:
+        """The tree of the carry that is trained, in the network of that name, or else in "model".
+
+        It is what ``predict`` then gets as ``model``, and finds in the carry.
+        """
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server trains: its networks, and a seed for this round alone."""
+    """Where the server trains: its networks, and a seed for this exchange alone.
+
+    Torch's global generator is seeded with it too, for dropout, and torch has one thread.
+    """
 
     nets: Mapping[str, Net]
     seed: int

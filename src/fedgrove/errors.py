@@ -18,6 +18,10 @@ class UnfitError(InputError):
     """A network that a method cannot use as it is; says why, and what would do."""
 
 
+class MethodError(InputError):
+    """An error in a method of the user's own; says which function, and where."""
+
+
 class DamageError(InputError):
     """A file of a run folder that is missing, or is not what was written."""
 

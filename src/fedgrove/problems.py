@@ -33,6 +33,15 @@ Sums = Mapping[str, float]
 # ---- metrics -------------------------------------------------------------------------------------
 
 
+TAKEN = {
+    *("method", "data", "partition", "scenario", "split", "validation", "engine", "seed"),
+    *("round", "rounds", "clients", "cohort", "groups", "group_sizes", "scored", "unscored"),
+    *("metric", "more_is_better", "share", "finetune", "tasks", "figures", "notes", "seconds"),
+    *("density", "params", "macs", "loss", "total", "lost", "refused", "abandoned", "counts"),
+}
+"""Names that summary.json and metrics.jsonl have for something else: no metric is called so."""
+
+
 def _mean(sums: Sums) -> float:
     return sums["value"] / sums["total"]
 
@@ -42,7 +51,8 @@ class Metric:
     """How well predictions fit: numbers of each example, which are summed, and a value of the sums.
 
     ``of_examples(outputs, y)`` gives one number per example, or several by name; padding is left
-    out by the library. ``value`` gets their sums and ``total``; by default it is the mean.
+    out by the library. A number for each output of an example becomes their mean, over those of a
+    client's own labels. ``value`` gets their sums and ``total``; by default it is the mean.
 
     >>> exact = Metric("exact", lambda outputs, y: (outputs.round() == y).all(1), share=True)
     >>> outputs = torch.tensor([[1.1], [2.7]])
@@ -59,18 +69,28 @@ class Metric:
 
     def __post_init__(self) -> None:
         allowed = "a word of letters, digits, '-' or '_', such as mae"
-        is_word = self.name.replace("-", "").replace("_", "").isalnum()
+        is_text = isinstance(self.name, str)
+        is_word = is_text and self.name.replace("-", "").replace("_", "").isalnum()
         check(is_word, "name of the metric", self.name, allowed)
-        # The summary has keys of these names, which mean something else.
-        is_taken = self.name in ("validation", "loss", "params")
+        is_taken = self.name in TAKEN or self.name.startswith("bytes")
         check(not is_taken, "name of the metric", self.name, "another word: this one is taken")
 
-    def sums(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tree:
+    def sums(self, outputs: Tensor, y: Tensor, weight: Tensor, own: Tree | None = None) -> Tree:
         """The numbers of a batch, summed; ``weight`` is 0 for padding."""
         numbers = self.of_examples(outputs, y)
         if isinstance(numbers, Tensor):
             numbers = {"value": numbers}
-        return {name: (number.to(weight.dtype) * weight).sum() for name, number in numbers.items()}
+        taken = sorted({"loss", "total"} & numbers.keys())
+        if taken:
+            raise InputError(
+                f"the metric {self.name} gives a sum called {taken[0]}, which is the library's "
+                "own (examples, and their losses); call it otherwise."
+            )
+        sums = {}
+        for name, number in numbers.items():
+            per_example = mean_over_outputs(number.to(weight.dtype), own or {})
+            sums[name] = (per_example * weight).sum()
+        return sums
 
     @property
     def range(self) -> tuple[float, float]:
@@ -87,6 +107,23 @@ class Metric:
         }
 
 
+def mean_over_outputs(values: Tensor, own: Tree) -> Tensor:
+    """One value per example: the mean over its outputs, or over those that are the client's own.
+
+    >>> values = torch.tensor([[3.0, 0.0, 0.0]])
+    >>> mean_over_outputs(values, {"allowed": torch.tensor([True, False, False])})
+    tensor([3.])
+    """
+    if values.dim() == 1:
+        return values
+    values = values.flatten(1)
+    if "allowed" not in own or values.shape[1] != len(own["allowed"]):
+        return values.mean(1)
+    # Not a product: the loss of a label that the client does not have may be infinite.
+    mine = torch.where(own["allowed"], values, torch.zeros_like(values))
+    return mine.sum(1) / own["allowed"].sum()
+
+
 # ---- one problem ---------------------------------------------------------------------------------
 
 
@@ -94,24 +131,25 @@ class Metric:
 class Problem:
     """What a data set's targets are.
 
-    ``loss(outputs, y)`` gives a loss per example, or several, whose mean is taken. Both are pure
-    functions of tensors: no Python branch on values.
+    ``loss(outputs, y)`` gives a loss per example, or one for each output, whose mean is taken, over
+    a client's own labels. Both are pure functions of tensors: no Python branch on values.
     """
 
     name: str
     loss: Callable[[Tensor, Tensor], Tensor]
     metric: Metric
+    kind: str = ""
+    """What y holds, whatever the name is: "classes", "labels" or "numbers"; "": something else."""
 
     def losses(self, outputs: Tensor, y: Tensor, own: Tree) -> Tensor:
         """The loss of each example."""
-        losses = self.loss(restricted(outputs, own), y)
-        return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
+        return mean_over_outputs(self.loss(restricted(outputs, own), y), own)
 
     def sums(self, outputs: Tensor, y: Tensor, weight: Tensor, own: Tree) -> Tree:
         """What the metric is computed from, the number of examples, and the sum of their losses."""
         loss = self.losses(outputs, y, own)
         return {
-            **self.metric.sums(restricted(outputs, own), y, weight),
+            **self.metric.sums(restricted(outputs, own), y, weight, own),
             "total": weight.sum(),
             "loss": (loss * weight).sum(),
         }
@@ -159,7 +197,7 @@ def _share_of_right(sums: Sums) -> float:
 ACCURACY = Metric("accuracy", _is_right, _share_of_right, share=True)
 """The share of examples whose largest logit is that of their class."""
 
-CLASSES = Problem("classes", cross_entropy, ACCURACY)
+CLASSES = Problem("classes", cross_entropy, ACCURACY, "classes")
 """Each example is of one class: y int64 (n,)."""
 
 
@@ -167,9 +205,9 @@ CLASSES = Problem("classes", cross_entropy, ACCURACY)
 
 
 def binary_cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """The mean over labels of the loss of a yes or no each; y (n, L) is 0 or 1."""
+    """The loss of a yes or no for each label: (n, L), as y, which is 0 or 1."""
     targets = y.to(outputs.dtype)
-    return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+    return F.binary_cross_entropy_with_logits(outputs, targets, reduction="none")
 
 
 def _hits_and_misses(outputs: Tensor, y: Tensor) -> Mapping[str, Tensor]:
@@ -191,16 +229,16 @@ def _f1(sums: Sums) -> float:
 
 
 def _share_of_right_labels(outputs: Tensor, y: Tensor) -> Tensor:
-    return ((outputs > 0) == (y > 0.5)).to(outputs.dtype).mean(1)
+    return (outputs > 0) == (y > 0.5)
 
 
 F1 = Metric("f1", _hits_and_misses, _f1, share=True)
 """Micro-averaged F1: over all labels of all of a client's examples together."""
 
 LABEL_ACCURACY = Metric("label_accuracy", _share_of_right_labels, share=True)
-"""The share of labels that are right."""
+"""The share of labels that are right, of those that a client has."""
 
-LABELS = Problem("labels", binary_cross_entropy, F1)
+LABELS = Problem("labels", binary_cross_entropy, F1, "labels")
 """Each example has any number of labels: y (n, L) is 0 or 1; a logit above 0 says yes."""
 
 
@@ -285,7 +323,7 @@ def numbers(unit: Unit = Unit(), metric: str = "mae") -> Problem:
         "mse": Metric("mse", InUnits(_squared, unit), more_is_better=False),
     }
     check(metric in metrics, "metric", metric, f"one of {', '.join(metrics)}")
-    return Problem("numbers", SquaredError(unit), metrics[metric])
+    return Problem("numbers", SquaredError(unit), metrics[metric], "numbers")
 
 
 # ---- several tasks in one federation -------------------------------------------------------------
@@ -335,6 +373,7 @@ class Tasks:
 
     tasks: tuple[Task, ...]
     name: str = "tasks"
+    kind: str = "tasks"
 
     def losses(self, outputs: Tensor, y: Tensor, own: Tree) -> Tensor:
         """The loss of each example, by the problem of the client's task."""
@@ -405,12 +444,16 @@ def client_marks(
         last = first + problem.tasks[number].outputs
     if labels is None:
         return marks
-    if problem.of(task).name == "numbers":
-        raise InputError("a client has labels of its own, but its targets are numbers; leave out.")
+    if problem.of(task).kind == "numbers":
+        raise InputError(
+            "a client has labels of its own, but its targets are numbers; leave labels out."
+        )
+    # A tuple: what is written out in the sentence may be a tensor.
+    own = tuple(labels)
     check(
-        all(0 <= label < last - first for label in labels) and len(labels) > 0,
+        all(0 <= label < last - first for label in own) and len(own) > 0,
         "labels",
-        labels,
+        own,
         f"numbers from 0 to {last - first - 1}",
     )
     marks["allowed"] = torch.zeros(outputs, dtype=torch.bool)

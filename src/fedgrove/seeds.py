@@ -1,11 +1,14 @@
 """Randomness as a function of (seed, round, client, purpose).
 
-It never depends on the order of calls, the number of workers or the engine.
+It never depends on the order of calls, the number of workers or the engine; with one thread, nor do
+sums.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -36,3 +39,26 @@ def numpy_rng(seed: int, *words: int | str) -> np.random.Generator:
 def torch_rng(seed: int, *words: int | str) -> torch.Generator:
     """A torch generator for one purpose."""
     return torch.Generator().manual_seed(derive(seed, *words))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread: sums then come out the same on every machine and in every engine."""
+    before = torch.get_num_threads()
+    if before != 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if before != 1:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """Leave torch's global generator as it was."""
+    before = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)

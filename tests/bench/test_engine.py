@@ -20,6 +20,7 @@ from fedgrove.bench.starts import ALONE, ColdStart
 from fedgrove.cli import main
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
+from fedgrove.report import page as report_page
 
 LINUX = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc"
@@ -267,6 +268,6 @@ def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     assert len(json.loads(capsys.readouterr().out)) == 4
     assert main([*words, "--starts", "-1"]) == 2
     assert "starts is -1; it must be 0 or more" in capsys.readouterr().err
-    monkeypatch.setattr(show, "find_spec", lambda name: None)
+    monkeypatch.setattr(report_page, "find_spec", lambda name: None)
     assert main([*words, "--plot", "page.html"]) == 2
     assert "pip install 'fedgrove[report]'" in capsys.readouterr().err

@@ -16,6 +16,8 @@ from fedgrove.bench.weights import Weights, at_hand, federated, resnet
 from fedgrove.cli import main
 from fedgrove.core import Packet
 from fedgrove.errors import EngineError, InputError
+from fedgrove.report import page
+from fedgrove.report.page import need_plotly
 from fedgrove.wire.codec import COSTS, Dense, explain
 
 
@@ -192,10 +194,10 @@ def test_table_and_page(
 def test_a_page_that_cannot_be_written_is_refused_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(show, "find_spec", lambda name: object())
+    monkeypatch.setattr(page, "find_spec", lambda name: object())
     with pytest.raises(InputError, match="there is no folder"):
-        show.need_plotly(tmp_path / "none" / "page.html")
-    monkeypatch.setattr(show, "find_spec", lambda name: None)
+        need_plotly(tmp_path / "none" / "page.html")
+    monkeypatch.setattr(page, "find_spec", lambda name: None)
     assert main(["bench", "wire", "--plot", "page.html"]) == 2
     assert "pip install 'fedgrove[report]'" in capsys.readouterr().err
     assert main(["bench", "wier"]) == 2

@@ -257,3 +257,14 @@ def test_a_thin_group_norm_counts_what_is_gone() -> None:
     assert thin(torch.tensor([[2.0, 3, 5]]).view(1, 3, 1, 1)).flatten().tolist() == pytest.approx(
         [2.5, -1, 1]
     )
+
+
+@EVERY
+@given(seed=st.integers(0, 99), density=st.floats(0.1, 1.0))
+@settings(max_examples=5, deadline=None)
+def test_multiply_accumulates_are_known_without_building_the_small_net(
+    name: str, seed: int, density: float
+) -> None:
+    net = net_of(name)
+    small = cut(net, drawn(net, seed, density))
+    assert small.macs(net.layout) == small.net.layout.macs

@@ -307,6 +307,8 @@ BROKEN = {
     "own/wordless.py:Mine": "own/wordless.py:Mine has no field 'codec'",
     "own/needy.py:Mine": "own/needy.py:Mine has no default for mean; give every field one",
     "own/loud.py:Mine": "own/loud.py could not be imported, ZeroDivisionError",
+    "own/bad.py:Mine:bad": "PRESETS['bad'] in own/bad.py is 3; it must be a method, as Mine(...)",
+    "own/listed.py:Mine:bad": "PRESETS in own/listed.py is a list; it must be a dictionary",
 }
 CHANGES = {
     "thawed": ("@dataclass(frozen=True)\nclass Mine", "@dataclass\nclass Mine"),
@@ -319,6 +321,8 @@ CHANGES = {
         "    mean: Averaging\n    by: Shift = Constant()",
     ),
     "loud": ("class Shift", "1 / 0\n\n\nclass Shift"),
+    "bad": ("PRESETS = {} and {", "PRESETS = {'bad': 3} or {"),
+    "listed": ("PRESETS = {} and {", "PRESETS = [1] or {"),
 }
 
 
@@ -346,6 +350,6 @@ def test_a_mistake_in_init_is_a_sentence_with_its_place(
     (here / "own/bad.py").write_text(text.replace("OneModel(0, start.params)", "start.no_such"))
     assert main(["run", "own/bad.py:Mine", *SMALL]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
-    assert "mine could not make its first state, AttributeError" in sentence
-    assert re.search(r"\(at bad\.py, line \d+\); see init in own/bad\.py\.$", sentence)
+    assert "mine: init ended with AttributeError" in sentence
+    assert re.search(r"\(at bad\.py, line \d+\); see own/bad\.py\. FEDGROVE_DEBUG=1", sentence)
     assert not (here / "runs").exists()

@@ -79,7 +79,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("resume", "RUN is missing; see: fedgrove resume --help"),
         ("compare nothing", "nothing is not a run folder: it does not exist."),
         ("compare", "RUN... is missing; see: fedgrove compare --help"),
-        ("cost", "METHOD is missing; see: fedgrove cost --help"),
+        ("cost", "METHOD... is missing; see: fedgrove cost --help"),
         (
             "cost fedavg --input 3x",
             "--input is '3x'; it must be a shape CxL or CxHxW, as 3x200 or 1x28x28.",

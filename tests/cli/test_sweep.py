@@ -43,6 +43,16 @@ def test_no_validation_data_is_a_word_that_was_given(
         assert (member["validation"], member["validation_mean"]) == (0, None)
 
 
+def test_runs_that_are_not_scored_have_a_table_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["sweep", "fedavg", "--seeds", "2", "--score-on", "0", *SMALL]) == 0
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if line.startswith("fedavg-s")]
+    assert len(rows) == 2
+    assert all("not scored" in row for row in rows)
+
+
 def test_tables_folders_and_progress(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", "fedavg", "fedprox", "--seeds", "2", "--set", "mu=0.1,1", *SMALL]) == 0
     out, err = capsys.readouterr()

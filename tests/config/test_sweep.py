@@ -357,10 +357,16 @@ def test_a_damaged_run_leaves_the_others_alone(each: dict[str, Any], tmp_path: P
     assert states(out)[others[0]] == "failed"
 
 
-def test_an_interruption_says_how_to_go_on(tmp_path: Path) -> None:
-    said = rf"^Interrupted\. 0 of 4 runs are finished; resume with: fedgrove resume {tmp_path / 'all'}$"
-    with pytest.raises(KeyboardInterrupt, match=said):
-        sweep(four(), tmp_path / "all", engine="serial", watch=stop_after(3, KeyboardInterrupt))
+@pytest.mark.parametrize("data", ["digits", TINY])
+def test_an_interruption_says_how_to_go_on(data: Any, tmp_path: Path) -> None:
+    """What was made in Python is not in the folders: the command could not read it."""
+    out = tmp_path / "all"
+    how = f"resume with: fedgrove resume {out}"
+    if data is TINY:
+        how = "to go on, make the same sweep again from Python."
+    said = re.escape(f"Interrupted. 0 of 4 runs are finished; {how}")
+    with pytest.raises(KeyboardInterrupt, match=f"^{said}$"):
+        sweep(four(data=data), out, engine="serial", watch=stop_after(3, KeyboardInterrupt))
 
 
 # ---- refusals ------------------------------------------------------------------------------------

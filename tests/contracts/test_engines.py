@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +10,27 @@ import pytest
 import torch
 from tests.conftest import admitted, make_run, play, remembered, reports, small, tensors
 from torch.func import vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedgrove import methods, trees
 from fedgrove.channels.shrink import structured
-from fedgrove.core import Batch, Carry, Edit, Give, Measure, Outcome, Packet, Report, Task, Train
+from fedgrove.core import (
+    Answer,
+    Batch,
+    Carry,
+    Edit,
+    Engine,
+    Give,
+    Job,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Task,
+    Train,
+)
 from fedgrove.engines import Pool, Serial, Wired
+from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -67,7 +83,7 @@ def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
 
 def settled(run: Run, stage: Train, carry: Carry) -> Carry:
     """The statistics of removed channels as if the net had been shrunk."""
-    thin = structured(run.net, carry.get(stage.mask))
+    thin = structured(run.net, carry.get(stage.mask_name))
     return carry if thin is None else {**carry, stage.end: thin.settled(carry[stage.end])}
 
 
@@ -189,6 +205,71 @@ def test_reported_bytes_are_the_length_of_the_messages(method, tmp_path: Path) -
     ):
         # Wired has compared its counts with the bytes it wrote.
         assert counted.cost == real.cost
+
+
+class Noting:
+    """Passes answers on, and notes what each client computed."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.macs: list[tuple[int, int, int]] = []
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        for (run, task), answer in self.engine.map(jobs):
+            assert isinstance(answer, Report)
+            self.macs.append((task.round, task.to, answer.macs))
+            yield (run, task), answer
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_what_clients_compute_is_the_same_number_on_every_engine(method, tmp_path: Path) -> None:
+    """Batched trains clients wider than they are, and counts each in its own width all the same."""
+    found = []
+    for engine in (Serial(), Wired(), Pool(workers=2), Batched()):
+        noting = Noting(engine)
+        play(make_run(method, tmp_path / engine.name, net="bn-cnn2", rounds=2), noting)
+        noting.close()
+        found.append(noting.macs)
+    assert found[0]
+    assert any(macs > 0 for _, _, macs in found[0])
+    assert all(other == found[0] for other in found[1:])
+
+
+class Counting(Serial):
+    """Serial, with torch's own count of what a task takes beside ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares: list[float] = []
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        for job in jobs:
+            with FlopCounterMode(display=False) as counted:
+                [(_, answer)] = list(super().map([job]))
+            assert isinstance(answer, Report)
+            # A multiply-accumulate is two operations.
+            operations = counted.get_total_flops()
+            assert bool(operations) == bool(answer.macs)
+            if operations:
+                self.shares.append(operations / (2 * answer.macs))
+            yield job, answer
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
+    """Three passes for a gradient are a little too many: the first layer's input has none.
+
+    A Measure that takes gradients and does not say so with ``passes`` shows here.
+    """
+    engine = Counting()
+    play(make_run(method, tmp_path, net="bn-cnn2", rounds=2), engine)
+    assert engine.shares
+    assert min(engine.shares) > 0.8
+    assert max(engine.shares) <= 1.0
 
 
 def test_masked_packets_survive_the_pool(tmp_path: Path) -> None:

@@ -336,8 +336,8 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "safl": 4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
         # three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; clients take it and half in turn
         **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
-        # .48 of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
-        "fedlayerprune": (8 * (5187 - 0.52 * 5056) + 2 * 649) * 3 * 50,
+        # half of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
+        "fedlayerprune": (8 * (5187 - 0.5 * 5056) + 2 * 649) * 3 * 50,
         "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
     }.get(name, whole)
     assert run.method.paper_bytes(run.net, 4, 3, 50) == round(expected)

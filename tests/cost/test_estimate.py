@@ -8,8 +8,12 @@ from tests.conftest import small
 
 import fedgrove
 from fedgrove import methods
-from fedgrove.core import Give, Outcome, Packet, Report, Task
-from fedgrove.cost.estimate import cost
+from fedgrove.api import train
+from fedgrove.config.experiment import Experiment, Federations
+from fedgrove.config.plan import plan
+from fedgrove.core import Give, Info, Outcome, Packet, Report, Task
+from fedgrove.cost.estimate import cost, of_run
+from fedgrove.data.devices import Steps
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, LGFedAvg, Local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -129,3 +133,71 @@ def test_an_exchange_that_is_not_a_round_counts_once() -> None:
 def test_nobody_to_send_to_is_refused() -> None:
     with pytest.raises(InputError, match=r"^clients is 0; it must be 1 or more"):
         cost(FedAvg(), **{**DIGITS, "clients": 0})
+
+
+# ---- on devices ----------------------------------------------------------------------------------
+
+
+def test_time_and_bytes_of_two_devices_by_hand() -> None:
+    """100 examples, 2 epochs, 3 passes.
+
+    Client 0: .5 GMAC/s, 4 Mbit/s down, 1 up; client 1: 2 GMAC/s,
+    40 both ways. The round lasts as long as client 0.
+    """
+    devices = [Info(100, 1.0, speed=0.5, downlink=4.0), Info(100, 40.0, speed=2.0)]
+    words = {**DIGITS, "clients": 2, "cohort": 2, "rounds": 3}
+    local = LocalTraining(2, 8, SGD(0.1))
+    found = cost(FedAvg(local=local), **words, info=devices.__getitem__)
+    macs = 3 * 100 * 2 * found["macs"]
+    # All clients send and get as much in every round.
+    up = found["bytes_up"] / 6
+    down = found["bytes_down"] / 6
+    slow = 8 * down / 4e6 + macs / 0.5e9 + 8 * up / 1e6
+    fast = 8 * down / 40e6 + macs / 2e9 + 8 * up / 40e6
+    device = found["per_device"]
+    assert device["macs"] == {"min": macs, "median": macs, "max": macs}
+    assert device["bytes_up"] == {"min": up, "median": up, "max": up}
+    assert device["bytes_down"]["max"] == down
+    assert device["seconds"] == pytest.approx(
+        {"min": fast, "median": (fast + slow) / 2, "max": slow}, abs=1e-9
+    )
+    assert found["virtual_seconds"] == pytest.approx(3 * slow, abs=1e-8)
+
+
+def test_a_trace_is_followed_from_round_to_round() -> None:
+    """An outage of 5 s in the first round; none of the later ones meets it."""
+    steps = Steps((0.0, 1e-6, 5.0), (8.0, 0.0, 8.0), (8.0, 0.0, 8.0))
+    words = {**DIGITS, "clients": 1, "cohort": 1, "rounds": 3}
+    info = Info(10, bandwidth=8.0)
+    plain = cost(FedAvg(), **words, info=lambda k: info)["virtual_seconds"]
+    traced = cost(FedAvg(), **words, info=lambda k: info, trace={0: steps})["virtual_seconds"]
+    assert traced == pytest.approx(plain + 5.0 - 1e-6, abs=1e-8)
+
+
+def planned_cost(method: Any, **words: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was estimated, and the summary of the real run."""
+    experiment = Experiment(
+        method, "digits", clients=5, cohort=3, rounds=2, evaluate=0, profile="phones", **words
+    )
+    planned = plan(experiment, Path(), Federations())
+    net = planned.experiment.net
+    assert net is not None
+    return of_run(planned.run, net), train(experiment, engine="serial").summary
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "ifca", "clusterfl", "lg-fedavg", "local"])
+def test_a_real_run_takes_as_long_as_estimated(name: str) -> None:
+    """Where the lengths of messages do not depend on the data; also with two Train stages."""
+    found, real = planned_cost(small(name))
+    assert 0.999 * found["virtual_seconds"] <= real["virtual_seconds"] <= found["virtual_seconds"]
+
+
+def test_devices_of_different_widths_are_counted_as_they_are() -> None:
+    """HeteroFL sends a slow phone fewer channels, and the phone computes less."""
+    found, real = planned_cost(methods.HeteroFL())
+    device = found["per_device"]
+    for name in ("bytes_up", "bytes_down", "macs"):
+        assert device[name]["min"] < 0.5 * device[name]["max"]
+    assert 0.8 * found["virtual_seconds"] < real["virtual_seconds"] <= found["virtual_seconds"]
+    equal = cost(methods.HeteroFL(), **DIGITS)["per_device"]
+    assert equal["bytes_up"]["min"] == equal["bytes_up"]["max"]

@@ -3,6 +3,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedgrove import data
 from fedgrove.data.dataset import Dataset, Pixels
@@ -234,6 +236,12 @@ BAD = [
     (lambda: data.from_arrays(X, YY[:-1]), "y is"),
     (lambda: data.from_arrays(X, np.where(YY > 0, np.nan, 1.5)), "y is .* NaN"),
     (lambda: data.from_arrays(X, YY[:-1] + 0.5), "y is"),
+    (lambda: data.from_arrays(X, YY * 5 + 1.7e9), "deviation 1e-05 of their mean .* take a const"),
+    (lambda: data.from_arrays(X, YY * 5 + 1.7e9, standardise=False), "take a constant off"),
+    (lambda: data.from_arrays(X, YY * 1e-10 + 1), "take a constant off"),
+    (lambda: data.from_arrays(X, YY * 1e300), r"y is .* up to .*e\+300'; .* divide"),
+    (lambda: data.from_arrays(X, YY * 1e-20), "multiply them by a constant"),
+    (lambda: data.from_arrays(X * 1e300, YY), r"x is .* up to .*e\+300'; .* divide"),
     (lambda: data.from_arrays(X, np.stack([YY, YY], 1) + 5), "0 or 1 for several labels"),
     (lambda: data.from_arrays(X, YY[:, None]), "of whole numbers"),
     (lambda: data.from_arrays(X, YY + 0.5, partition="dirichlet:1"), "deals by class"),
@@ -322,3 +330,30 @@ def test_numbers_are_learnt_in_units_of_the_training_rows():
     assert unit.scale[0] == pytest.approx(float(rows.std(correction=0)))
     plain = data.from_arrays(X, 10.0 * YY + 0.5, C, standardise=False)
     assert plain.problem.loss.unit == Unit()
+
+
+def test_small_numbers_and_constants_are_learnt_too():
+    # Of deviation about 1e-9: no constant, though far smaller than 1.
+    small = data.from_arrays(X, 1e-9 * YY + 1e-12, C)
+    rows = torch.cat([client.train.y for client in small.clients.values()])
+    unit = small.problem.loss.unit
+    assert unit.scale[0] == pytest.approx(float(rows.double().std(correction=0)))
+    assert unit.outputs_of(rows).std(correction=0) == pytest.approx(1, rel=1e-4)
+    # The float64 mean of a tenth is not a tenth to the last digit: no deviation to divide by.
+    assert data.from_arrays(X, YY * 0 + 0.1, C).problem.loss.unit.scale == (1.0,)
+
+
+@given(mean=st.floats(-1e12, 1e12), exponent=st.floats(-6, 2))
+def test_numbers_that_are_accepted_are_told_apart_in_float32(mean, exponent):
+    """To a fiftieth of their deviation, and so is every error that is reported."""
+    y = mean + (1 + abs(mean)) * 10**exponent * np.linspace(-1, 1, len(X))
+    try:
+        federation = data.from_arrays(X, y, C, standardise=False)
+    except InputError:
+        assert y.std() < 1e-5 * abs(y.mean())
+        return
+    parts = []
+    for client in federation.clients.values():
+        parts += [client.train.y, client.validation.y, client.test.y]
+    stored = torch.cat(parts).double().flatten().sort().values.numpy()
+    assert np.abs(stored - y).max() <= 0.02 * y.std()

@@ -12,6 +12,8 @@ import torch
 from tests.conftest import answers, make_run, reports
 
 from fedgrove import methods, trees
+from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.shrink import cut
 from fedgrove.core import (
     Batch,
     Batches,
@@ -30,12 +32,14 @@ from fedgrove.core import (
     no_packets,
 )
 from fedgrove.engines import Serial
-from fedgrove.engines.work import initial_carry, numbered, one_thread, own_randomness, perform
+from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
+from fedgrove.parts.evidence import Gradient
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.run import Run
+from fedgrove.seeds import one_thread, own_randomness
 from fedgrove.wire.codec import Delta, Dense
 from fedgrove.wire.count import BroadcastCosts, count_down, count_up
 from fedgrove.wire.message import write_report, write_task
@@ -83,7 +87,7 @@ def give_all(carry: Carry, client: Client) -> Outcome:
     return Outcome(
         {"model": Packet(carry["local"])},
         {"n": float(client.info.examples)},
-        {"own": carry["local"]},
+        {"mine": carry["local"]},
     )
 
 
@@ -163,7 +167,7 @@ def test_edits_see_what_came_before_and_reports_say_who_and_how_many(tmp_path: P
         {"n": run.infos[2].examples},
     )
     assert report.give["model"].values["w"].item() == 2.0
-    assert set(kept) == {"old", "own"}  # a name left out stays as it was
+    assert set(kept) == {"old", "mine"}  # a name left out stays as it was
 
 
 def test_a_client_that_keeps_nothing_new_changes_nothing(tmp_path: Path) -> None:
@@ -375,3 +379,53 @@ def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> Non
         Task(0, {"model": packet}), Report(0, {"model": packet}, 20), run.method.codec, run.held
     )
     assert back["mask"] == second  # the server knows what it sent
+
+
+# ---- what a client computes ----------------------------------------------------------------------
+
+
+def forward_macs(run: Run) -> int:
+    """Of the mlp: every weight once."""
+    return sum(v.numel() for k, v in run.params.items() if k.endswith("weight"))
+
+
+def test_training_is_three_passes_per_example_and_epoch(tmp_path: Path) -> None:
+    """Client 1 has 13 examples: 2 epochs are 26 examples, of 3 passes each; an Edit is free."""
+    stages = (Train(CrossEntropy(), LocalTraining(2, 8, SGD(0.1))), Edit(nothing), Give(give_all))
+    run = staged(tmp_path, *stages)
+    report, _ = perform(run, Task(1, {"model": Packet(run.params)}), {})
+    assert report.macs == 3 * 13 * 2 * forward_macs(run)
+
+
+def test_a_measure_is_one_pass_or_as_many_as_its_function_says(tmp_path: Path) -> None:
+    """Of 20 examples one batch of 6, once by `total` and thrice by a gradient; 4 of validation."""
+    one_batch = Batches(size=6, limit=1)
+    run = staged(
+        tmp_path,
+        Measure("plain", total, one_batch),
+        Measure("gradient", Gradient(CrossEntropy()), one_batch),
+        Measure("held out", total, Batches("validation")),
+        Give(lambda c, k: Outcome()),
+    )
+    report, _ = perform(run, Task(0, {"model": Packet(run.params)}), {})
+    assert report.macs == (6 + 3 * 6 + 4) * forward_macs(run)
+
+
+def test_a_client_is_counted_in_the_width_it_trains(tmp_path: Path) -> None:
+    """Half of the hidden channels of the mlp are gone, and with them half of both matrices."""
+    run = staged(tmp_path, Train(CrossEntropy(), LocalTraining(1, 8, SGD(0.1))), Give(give_all))
+    groups = groups_of(run.net)
+    kept = {group.name: torch.arange(group.size) % 2 == 0 for group in groups}
+    small = cut(run.net, kept)
+    sizes = [v.numel() for k, v in small.net.params().items() if k.endswith("weight")]
+    assert sum(sizes) < forward_macs(run)
+    packet = Packet(run.params, channel_mask(run.net, kept))
+    report, _ = perform(run, Task(0, {"model": packet}), {})
+    assert report.macs == 3 * 20 * sum(sizes)
+    # Single weights that are pruned spare no device any work.
+    scattered = {k: torch.rand(v.shape) < 0.5 for k, v in run.params.items() if v.dim() > 1}
+    for leaf in scattered.values():
+        leaf[:, 0] = True
+        leaf[0] = True
+    report, _ = perform(run, Task(0, {"model": Packet(run.params, scattered)}), {})
+    assert report.macs == 3 * 20 * forward_macs(run)

@@ -22,7 +22,7 @@ from fedgrove.methods.fedlayerprune import FedLayerPrune, State, equal_bits, gro
 from fedgrove.parts.fisher import Fisher, GradientVariance, HessianTrace
 from fedgrove.parts.hybrid import Hybrid, LiteralHybrid
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.parts.rates import Alike, Allocated, KindAndDepth, LearnedSensitivity
+from fedgrove.parts.rates import Alike, Allocated, KindAndDepth, LearnedSensitivity, capped
 from fedgrove.parts.schedule import Piecewise
 from fedgrove.parts.score import Magnitude
 from fedgrove.parts.vote import Vote
@@ -82,6 +82,29 @@ def test_the_papers_own_mean_by_hand() -> None:
     """Eq. 11: w1 1/4 * 4 = 1, w2 3/4 * 1 = .75: what few keep shrinks; what nobody keeps stays."""
     after = FedLayerPrune(p_base=0.2, renormalise=False).fold(state(), TWO)
     assert after.model["w"].tolist() == [5.0, 1.0, 0.75, 6.0]
+
+
+def test_norms_and_biases_are_never_shrunk() -> None:
+    """Client 1 has lost the channel of norm "g": its scale is client 0's, not a quarter of it.
+
+    Nobody has that of "h": the server's value stays.
+    """
+    before = state()
+    before = replace(
+        before,
+        model={**before.model, "g": torch.tensor([5.0]), "h": torch.tensor([3.0])},
+        mask={**before.mask, "g": bits(1), "h": bits(1)},
+    )
+    reports = []
+    for kept, answer in zip((1, 0), TWO, strict=True):
+        packet = answer.give["model"]
+        values = {**packet.values, "g": torch.tensor([2.0 * kept]), "h": torch.tensor([0.0])}
+        mask = {**(packet.mask or {}), "g": bits(kept), "h": bits(0)}
+        reports.append(replace(answer, give={"model": Packet(values, mask)}))
+    for renormalise in (True, False):
+        after = FedLayerPrune(p_base=0.2, renormalise=renormalise).fold(before, reports)
+        assert after.model["g"].tolist() == [2.0]
+        assert after.model["h"].tolist() == [3.0]
 
 
 def test_regrowth_by_hand() -> None:
@@ -169,6 +192,19 @@ def test_a_client_prunes_inside_the_mask_it_trained_under(tmp_path: Path) -> Non
     assert after.round == 4
 
 
+def test_a_client_keeps_its_share_of_every_layer(tmp_path: Path) -> None:
+    """Not more, and fewer only by what units without a weight take along."""
+    run = tiny(tmp_path, net="mlp", cohort=4, rounds=2)
+    (before, _, reports, _), *_ = exchanges(run)
+    rates = capped(KindAndDepth()(run.net.layout, before.p_base), 0.8)
+    for answer in reports:
+        mask = answer.give["model"].mask
+        assert mask is not None
+        for name, rate in rates.items():
+            wanted = round((1 - rate) * mask[name].numel())
+            assert 0.9 * wanted <= int(mask[name].sum()) <= wanted
+
+
 def test_scores_are_counted_as_scores(tmp_path: Path) -> None:
     run = tiny(tmp_path, dtype=torch.float32)
     costs = []
@@ -194,6 +230,8 @@ def test_importances_are_smoothed_over_the_rounds_a_client_takes_part_in(tmp_pat
         client = reports[0].of
         version = run.memory.files[client]
         importances.append(run.memory.read(client, version)["importance"])
+        count = run.memory.read(client, version)["estimates"]["count"]
+        assert int(count) == len(importances)
     first, second = importances
     # I2 = .9 I1 + .1 I, so what the second mini-batch alone said is 10 I2 - 9 I1: nowhere below 0.
     said = trees.map(lambda new, old: 10 * new - 9 * old, second, first)
@@ -260,7 +298,7 @@ def test_presets() -> None:
     literal = methods.make("fedlayerprune:literal")
     assert (literal.p_base, literal.p_max, literal.renormalise) == (0.2, 0.6, False)
     assert literal.hybrid == LiteralHybrid()
-    assert methods.make("fedlayerprune:reported") == methods.make("fedlayerprune")
+    assert methods.make("fedlayerprune:reported") == FedLayerPrune(density=0.4)
 
 
 @pytest.mark.parametrize(

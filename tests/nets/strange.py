@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -343,6 +344,50 @@ class Pair(nn.Module):
         return self.head(h), h
 
 
+class Counter(nn.Module):
+    """Counts its calls in a buffer, in place, and scales by the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, 8)
+        self.head = nn.Linear(8, CLASSES)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(torch.relu(self.fc(x.flatten(1))) / self.calls)
+
+
+class Running(nn.Module):
+    """Keeps a moving mean of its features as an attribute that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, 8)
+        self.head = nn.Linear(8, CLASSES)
+        self.mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.fc(x.flatten(1)))
+        now = h.detach().mean(0)
+        self.mean = now if self.mean is None else 0.9 * self.mean + 0.1 * now
+        return self.head(h - self.mean)
+
+
+class WithNumpy(nn.Module):
+    """Computes a feature with NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(36, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        level = torch.from_numpy(np.median(x.detach().numpy(), axis=1, keepdims=True))
+        return self.head(torch.relu(self.fc(x) + level))
+
+
 NETS: dict[str, type[nn.Module]] = {
     "lstm": Lstm,
     "gru": Gru,
@@ -367,6 +412,9 @@ NETS: dict[str, type[nn.Module]] = {
     "transposed conv": Transposed,
     "frozen features": Frozen,
     "weight norm": WeightNorm,
+    "counter": Counter,
+    "running mean": Running,
+    "numpy": WithNumpy,
     "complex": Fourier,
     "returns a pair": Pair,
 }

@@ -223,6 +223,9 @@ def test_a_module_that_does_not_do() -> None:
     with pytest.raises(InputError, match=r"zeros of shape \(2, 6\) and raised RuntimeError: mat1"):
         nets.build(nn.Linear(4, 3), (6,), 3, seed=0)
     cumulative = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None))
+    embedding = nn.Sequential(nn.Embedding(5, 2), nn.Flatten())
+    with pytest.raises(InputError, match=r"inputs are torch.float32: convert them .* x.long\(\)"):
+        nets.build(embedding, (3,), 6, seed=0)
     with pytest.raises(InputError, match="'1' has momentum=None"):
         nets.build(cumulative, (4,), 3, seed=0)
     with pytest.raises(InputError, match="options hidden"):

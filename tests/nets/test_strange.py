@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ METHODS: dict[str, AnyMethod] = {
     "fedsnip": methods.FedSNIP(local=RECIPE),
 }
 FEW_NETS = ["gru", "branch on data", "in-place input", "tied layers", "norms only", "group norm"]
+FEW_NETS += ["counter", "running mean", "numpy"]
 FEW_METHODS = ["fedavg", "ca-afp", "heterofl"]
 
 REFUSED = {
@@ -117,7 +120,7 @@ def test_right_or_one_sentence(net: str, method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_whole_matrix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """25 nets x 7 methods x 3 engines; the table of docs/nets.md."""
+    """28 nets x 7 methods x 3 engines; the table of docs/nets.md."""
     rows = {}
     for net in NETS:
         rows[net] = {}
@@ -188,6 +191,46 @@ def test_an_input_that_is_written_to_is_a_copy() -> None:
     assert not Net(module("gru"), SHAPE).layout.writes_input
 
 
+@pytest.mark.parametrize(
+    ("net", "names"), [("counter", ("calls",)), ("running mean", ("mean",)), ("gru", ())]
+)
+def test_what_a_forward_pass_changes_is_put_back(net: str, names: tuple[str, ...]) -> None:
+    made = Net(module(net), SHAPE)
+    assert made.layout.state == names
+    x = torch.ones(2, *SHAPE, dtype=torch.float64)
+    # Of a copy too, whose attributes are its own.
+    for each in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        before = [copy.deepcopy(getattr(each.module, name)) for name in names]
+        once = each(each.params(), x, train=True).logits
+        assert torch.equal(each(each.params(), x, train=True).logits, once)
+        after = [getattr(each.module, name) for name in names]
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+class Keeps(nn.Linear):
+    """Keeps its input, a list and a count where torch and we do not look for them."""
+
+    def __init__(self) -> None:
+        super().__init__(36, CLASSES)
+        self.seen: list[int] = []
+        self.count = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        self.seen.append(len(x))
+        self.last = x
+        return super().forward(x.flatten(1))
+
+
+def test_attributes_of_any_kind_are_put_back() -> None:
+    made = Net(Keeps().double(), SHAPE)
+    assert set(made.layout.state) == {"count", "seen", "last"}
+    count, seen, last = made.module.count, list(made.module.seen), made.module.last
+    made(made.params(), torch.ones(5, *SHAPE, dtype=torch.float64), train=False)
+    assert (made.module.count, made.module.seen) == (count, seen)
+    assert made.module.last is last
+
+
 class OtherInTraining(nn.Linear):
     """Gives something else while it is trained, as nets with helper heads do."""
 
@@ -246,6 +289,44 @@ def test_a_net_that_mixes_examples_is_not_padded(tmp_path: Path) -> None:
         trees_by_engine.append(tree)
     assert "Centred" in engine.notes(run)[0]
     assert trees.identical(*trees_by_engine)
+
+
+class Noisy(nn.Module):
+    """Draws noise in eval mode too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        return self.head(x + torch.randn_like(x))
+
+
+@pytest.mark.parametrize("method", [METHODS["fedavg"], methods.IFCA(local=RECIPE, clusters=2)])
+def test_noise_in_eval_mode_is_the_same_on_every_engine(method: AnyMethod, tmp_path: Path) -> None:
+    """A client chooses its group by losses that it measures, with noise in them."""
+    noisy = Noisy().double()
+    found = []
+    pool = Pool(workers=2)
+    for number, engine in enumerate([Serial(), Serial(), pool, Batched()]):
+        # What the process drew before must not matter.
+        torch.manual_seed(number)
+        run = build(
+            method,
+            federation(SHAPE, (20, 13, 24, 17)),
+            Memory(tmp_path / str(number)),
+            net=noisy,
+            rounds=2,
+            cohort=3,
+            finetune=(0, 1),
+        )
+        tree, scores, _ = ended(run, engine)
+        found.append((tree, scores))
+    pool.close()
+    for tree, scores in found[1:]:
+        assert trees.identical(tree, found[0][0])
+        assert scores == found[0][1]
 
 
 # ---- from the command line -----------------------------------------------------------------------

@@ -118,8 +118,8 @@ def test_the_ablation_takes_away_one_part_and_keeps_the_density() -> None:
     assert found["without-all"] == replace(
         whole, rates=Alike(), schedule=Piecewise(rise=0), vote=Vote(0.0), renormalise=False
     )
-    assert {(method.density, method.p_base) for method in found.values()} == {(0.48, None)}
-    assert "same mean density" in study("table5").about
+    assert {(method.density, method.p_base) for method in found.values()} == {(0.4, None)}
+    assert "keep the same share" in study("table5").about
 
 
 def test_table_8_has_fifty_clients() -> None:

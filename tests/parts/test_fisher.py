@@ -49,11 +49,17 @@ def test_padding_does_not_count(part) -> None:
 
 
 def test_smoothing_by_hand() -> None:
-    """.9 * 4 + .1 * 2 = 3.8; the first estimate is taken whole."""
+    """From 0: .1 * 4 = .4, then .9 * .4 + .1 * 2 = .56. Of weights .09 and .1, which sum to .19,
+
+    the average is .56 / .19 = 2.947; after one estimate it is that one.
+    """
     fisher = Fisher(smoothing=0.9)
     first = fisher.smoothed(None, {"w": torch.tensor([4.0])})
-    assert first["w"].tolist() == [4.0]
-    assert fisher.smoothed(first, {"w": torch.tensor([2.0])})["w"].tolist() == pytest.approx([3.8])
+    assert first["w"].tolist() == pytest.approx([0.4])
+    assert fisher.value(first, 1)["w"].tolist() == pytest.approx([4.0])
+    second = fisher.smoothed(first, {"w": torch.tensor([2.0])})
+    assert second["w"].tolist() == pytest.approx([0.56])
+    assert fisher.value(second, 2)["w"].tolist() == pytest.approx([0.56 / 0.19])
     assert Fisher(smoothing=0.0).smoothed(first, {"w": torch.tensor([2.0])})["w"].tolist() == [2.0]
     with pytest.raises(InputError, match=r"smoothing is 1; it must be in \[0, 1\)"):
         Fisher(smoothing=1)

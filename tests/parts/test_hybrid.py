@@ -55,8 +55,9 @@ def pruned(rule, rates: list[float], mask: Mask | None = None) -> Mask:
 def test_channels_then_weights_by_hand() -> None:
     """conv1 at .5: half of it, 1 of 4 channels, goes: the shortest filter, 1; of the 3 left 2 stay.
 
-    The channel of filter 2 is then empty too and falls. conv2 loses its inputs 1 and 3: 4 of 8 are
-    left, which is what .5 keeps; a quarter of 2 channels is none. The head is not touched.
+    The channel of filter 2 is then empty too, and falls. conv2 at .5 may keep 4 of 8 weights, but
+    two of those it chose read the channel that falls afterwards: 2 are left. A quarter of its 2
+    channels is none. The head is not touched.
     """
     mask = pruned(Hybrid(0.5), [0.5, 0.5, 0.0])
     assert mask["conv1.weight"].flatten().tolist() == [True, False, True, False]

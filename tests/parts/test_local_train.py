@@ -23,6 +23,7 @@ from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
 from fedgrove.runs.run import Run
+from fedgrove.trees import Tree
 
 F64 = torch.float64
 RECIPES = {
@@ -281,3 +282,72 @@ def test_a_client_with_one_example_and_batch_norm_trains_on_nothing(tmp_path: Pa
     stage = Train(CrossEntropy(), replace(HARD, epochs=2))
     trained = lean(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
     assert trees.identical(trained, run.params)
+
+
+# ---- the forward pass somewhere else -------------------------------------------------------------
+
+
+def halved(params: Tree, carry: Carry) -> Tree:
+    """Half of every weight, and what the carry adds to it."""
+    return {name: value / 2 + carry["shift"][name] for name, value in params.items()}
+
+
+@pytest.mark.parametrize("form", [lean, pure])
+def test_a_step_goes_straight_through(form, tmp_path: Path) -> None:
+    """The gradient is taken at w/2 + s, and moves w itself: w - lr g(w/2 + s), not g(w), not g/2."""
+    run = make_run(methods.FedAvg(), tmp_path)
+    client, carry = task_of(run)
+    carry["shift"] = {name: torch.full_like(value, 0.1) for name, value in run.params.items()}
+    stage = Train(CrossEntropy(), LocalTraining(1, 32, SGD(0.1)), at=halved)
+    trained = form(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
+
+    leaves = {}
+    for name, value in run.params.items():
+        leaves[name] = (value / 2 + 0.1).requires_grad_()
+    # All of the client's examples are one batch.
+    part = client.data.train
+    loss = torch.nn.functional.cross_entropy(run.net(leaves, part.x, train=True).logits, part.y)
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    expected = {}
+    for (name, value), gradient in zip(run.params.items(), gradients, strict=True):
+        expected[name] = value - 0.1 * gradient
+    assert trees.distance(trained, expected) < 1e-12
+
+
+@dataclass(frozen=True)
+class Waning(Objective):
+    """A loss of which less counts with every step; the first share comes from ``begin``."""
+
+    def begin(self, params: Tree, carry: Carry) -> Tree:
+        return {"share": carry["first"]["share"]}
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        share = carry["aux"]["share"]
+        loss, _ = CrossEntropy()(out, params, batch, carry)
+        return share * loss, {"share": share / 2}
+
+
+@pytest.mark.parametrize("form", [lean, pure])
+def test_what_an_objective_begins_with(form, tmp_path: Path) -> None:
+    """Two steps of one batch each: shares 0.5 and 0.25, then 0.125 is left."""
+    run = make_run(methods.FedAvg(), tmp_path)
+    client, carry = task_of(run)
+    carry["first"] = {"share": torch.tensor(0.5, dtype=F64)}
+    stage = Train(Waning(), LocalTraining(2, 32, SGD(0.1)))
+    after = form(run, stage, carry, local.epochs(run.net, stage, client, 0))
+    assert float(after["aux"]["share"]) == 0.125
+
+    leaves = {name: value.clone().requires_grad_() for name, value in run.params.items()}
+    part = client.data.train
+    for share in (0.5, 0.25):
+        logits = run.net(leaves, part.x, train=True).logits
+        loss = torch.nn.functional.cross_entropy(logits, part.y)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        stepped = {}
+        for (name, value), gradient in zip(leaves.items(), gradients, strict=True):
+            stepped[name] = (value - 0.1 * share * gradient).detach().requires_grad_()
+        leaves = stepped
+    expected = {name: value.detach() for name, value in leaves.items()}
+    assert trees.distance(after["local"], expected) < 1e-12

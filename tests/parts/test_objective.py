@@ -9,15 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedgrove.core import Batch, Carry
 from fedgrove.errors import InputError
-from fedgrove.nets import Output
+from fedgrove.nets import Net, Output
 from fedgrove.parts.objective import Clustered, CrossEntropy, Objective, Proximal, Sum
 from fedgrove.trees import Tree
 
 F64 = torch.float64
+NET = Net(nn.Linear(1, 2), (1,))
+"""Whose outputs they are does not matter, but that its targets are classes."""
 
 
 def batch(y: list[int], weight: list[float]) -> Batch:
@@ -32,7 +34,7 @@ def batch(y: list[int], weight: list[float]) -> Batch:
 
 
 def output(logits: list[list[float]]) -> Output:
-    return Output(torch.tensor(logits, dtype=F64, requires_grad=True), None, None, True)  # type: ignore[arg-type]
+    return Output(torch.tensor(logits, dtype=F64, requires_grad=True), None, NET, True)
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,13 @@ CNN = layout_of("mnist-cnn", (1, 28, 28), 10)
 
 
 def test_kind_and_depth_by_hand() -> None:
-    """Of four layers the first two are shallow (0 and 1 are below 4/3), the last is deep (3 >= 8/3).
+    """Of four layers, whose middles are .125, .375, .625 and .875, one is shallow and one deep.
 
-    conv .6 * .7 = .42; linear in the middle 1.1; linear and deep 1.1 * 1.2 = 1.32.
+    conv and shallow .6 * .7 = .42; conv .6 and linear 1.1 between; linear and deep 1.1 * 1.2 = 1.32.
     """
     alphas = KindAndDepth().sensitivities(CNN)
     assert list(alphas) == ["conv1.weight", "conv2.weight", "fc1.weight", "head.weight"]
-    assert alphas.values() == pytest.approx([0.42, 0.42, 1.1, 1.32])
+    assert alphas.values() == pytest.approx([0.42, 0.6, 1.1, 1.32])
 
 
 def test_thirds_of_a_residual_network() -> None:
@@ -69,10 +69,10 @@ def test_the_rate_of_a_round_by_hand() -> None:
     schedule = Piecewise()
     first = capped(KindAndDepth()(CNN, 0.2 * schedule(0, 20)), 0.6)
     last = capped(KindAndDepth()(CNN, 0.2 * schedule(19, 20)), 0.6)
-    assert first.values() == pytest.approx([0.084, 0.084, 0.22, 0.264])
-    assert last.values() == pytest.approx([0.126, 0.126, 0.33, 0.396])
+    assert first.values() == pytest.approx([0.084, 0.12, 0.22, 0.264])
+    assert last.values() == pytest.approx([0.126, 0.18, 0.33, 0.396])
     high = capped(KindAndDepth()(CNN, 0.6 * schedule(19, 20)), 0.8)
-    assert high.values() == pytest.approx([0.378, 0.378, 0.8, 0.8])
+    assert high.values() == pytest.approx([0.378, 0.54, 0.8, 0.8])
 
 
 def test_the_pieces_of_the_schedule_by_hand() -> None:
@@ -224,6 +224,8 @@ def test_the_rate_of_a_device_by_hand() -> None:
     assert (half, slow, fast) == (0.5, 0.25, 1.0)
     assert rate_of_device(0.4, half) == pytest.approx(0.7)
     assert rate_of_device(0.4, fast) == pytest.approx(0.4)
+    # Above 1 only a layer's cap holds it back, for weak devices too.
+    assert rate_of_device(1.2, half) == 1.2
 
 
 @pytest.mark.parametrize(

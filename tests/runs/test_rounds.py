@@ -27,6 +27,7 @@ from fedgrove.core import (
     Train,
     no_packets,
 )
+from fedgrove.cost.estimate import cost
 from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError
@@ -352,3 +353,36 @@ def test_fresh_parameters_are_drawn_from_seed_and_number(tmp_path: Path) -> None
     assert trees.identical(first, drawn(0, (1,))[0])
     assert not trees.identical(first, second)
     assert not trees.identical(first, drawn(1, (1,))[0])
+
+
+# ---- a method that does not move on --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stuck(methods.FedAvg):
+    """FedAvg that forgets to count its rounds, or counts backwards after the first."""
+
+    back: bool = False
+
+    def fold(self, state: Any, reports: Any) -> Any:
+        after = super().fold(state, reports)
+        if self.back and state.round == 0:
+            return after
+        return replace(after, round=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        (Stuck(), "has made 100 exchanges without completing round 1; its fold must give a state"),
+        (Stuck(back=True), "went back from round 1 to 0"),
+    ],
+)
+def test_a_method_that_never_completes_a_round_ends_with_a_sentence(
+    method: Stuck, sentence: str, tmp_path: Path
+) -> None:
+    run = make_run(method, tmp_path / "memory", sizes=(8, 8))
+    with pytest.raises(EngineError, match=sentence):
+        play(run, Serial())
+    with pytest.raises(EngineError, match=sentence):
+        cost(method, net="mlp", shape=(4,), classes=2, clients=2, cohort=1, rounds=3)

@@ -21,12 +21,12 @@ from ..channels.find import channel_mask, groups_of
 from ..channels.groups import Channels
 from ..channels.shrink import cut
 from ..core import Batch, Carry, Train
-from ..engines.work import one_thread
 from ..errors import check, unknown
 from ..nets import Net, build
 from ..parts import local
 from ..parts.local import SGD, Adam, LocalTraining
 from ..parts.objective import CrossEntropy
+from ..seeds import one_thread
 from ..trees import Tree
 
 REMOVED = (0.0, 0.3, 0.5, 0.7)

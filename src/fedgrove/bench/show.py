@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 from rich.table import Table
 
-from ..errors import InputError
 from ..report.tables import console, mib, plain_table
 from . import device, wire
 
@@ -218,20 +216,6 @@ def _verdict(claim: Mapping[str, Any]) -> str:
 #
 # A page needs nothing but itself: plotly's script is in it. plotly is an extra, so it is imported
 # only when a page is written.
-
-
-def need_plotly(path: Path) -> None:
-    """Refuse before anything is measured if the page cannot be written."""
-    if find_spec("plotly") is None:
-        raise InputError(
-            "--plot was given and plotly is not installed; "
-            "get it with: pip install 'fedgrove[report]'"
-        )
-    if not path.parent.is_dir():
-        raise InputError(
-            f"--plot is '{path}', and there is no folder '{path.parent}'; "
-            "make it or name another file."
-        )
 
 
 def write_wire_page(rows: Sequence[wire.Row], report: Mapping[str, Any], path: Path) -> None:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from .. import trees
 from ..core import Packet
-from ..engines.work import one_thread
 from ..errors import EngineError
 from ..parts import mask as masks
 from ..parts.allocate import Uniform
 from ..parts.quantise import cluster
+from ..seeds import one_thread
 from ..wire.codec import Line, Smallest, explain
 from ..wire.entropy import entropy_bytes, flag_bytes
 from ..wire.forms import to_words

@@ -8,7 +8,8 @@ outputs as the masked one; it is really faster, and its file really smaller.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..nets.layout import tensors_of
+from ..nets.layout import Layout, tensors_of
 from ..nets.net import Net
 from ..nets.norms import ThinGroupNorm
 from ..trees import Tree
@@ -56,6 +57,20 @@ class Thin:
         """The small net, built on first use: in a stack of clients only one of them is needed."""
         return self.make()
 
+    def macs(self, layout: Layout) -> int:
+        """Multiply-accumulates of the small net, from the ``layout`` of the full one.
+
+        Each weight is used once for every position it slides over, and cutting channels changes no
+        position: so the small net need not be built to know.
+        """
+        total = 0
+        for layer in layout.layers:
+            full = sum(math.prod(self.full[name]) for name in layer.weights)
+            small = sum(math.prod(self.small[name]) for name in layer.weights)
+            # Frozen weights have no name, and stay whole.
+            total += layer.macs * small // full if full else layer.macs
+        return total
+
     def narrow(self, tree: Mapping[str, Tensor]) -> Tree:
         """The entries that stay, of values or masks."""
         narrowed: Tree = {}
@@ -64,9 +79,9 @@ class Thin:
             narrowed[name] = select(leaf, self.kept[name]) if is_full else leaf
         return narrowed
 
-    def narrowed(self, carry: Mapping[str, Tree]) -> dict[str, Tree]:
-        """All trees of a carry, narrowed."""
-        return {name: self.narrow(tree) for name, tree in carry.items()}
+    def narrowed(self, carry: Mapping[str, Tree], whole: Collection[str] = ()) -> dict[str, Tree]:
+        """All trees of a carry, narrowed; those called as in ``whole`` stay as they are."""
+        return {name: tree if name in whole else self.narrow(tree) for name, tree in carry.items()}
 
     def widen(self, tree: Mapping[str, Tensor]) -> Tree:
         """The inverse: removed entries become 0, those of running variances 1."""
@@ -148,7 +163,7 @@ def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> 
     owner = ref(net)
 
     def build() -> Net:
-        return Net(smaller(module, kept, norms), shape, problem)
+        return Net(smaller(module, kept, norms), shape, problem, owner)
 
     def make() -> Net:
         alive = owner()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import EngineError, unknown
+from ..errors import EngineError, check, unknown
 from . import about
 from . import options as o
 from .bench import bench
@@ -84,6 +84,7 @@ def run(
     lr: o.Lr = None,
     finetune: o.Finetune = None,
     profile: o.Profile = None,
+    trace: o.Trace = None,
     seed: o.Seed = None,
     engine: o.Engine = "auto",
     device: o.Device = "auto",
@@ -94,6 +95,7 @@ def run(
     evaluate: o.Evaluate = None,
     score_on: o.ScoreOn = None,
     quorum: o.Quorum = None,
+    deadline: o.Deadline = None,
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
     faults: o.Faults = None,
@@ -161,8 +163,20 @@ def resume(
 
 
 @app.command()
-def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
+def compare(
+    runs: o.Runs,
+    bytes: o.Bytes = False,
+    time: o.Time = False,
+    to: o.To = None,
+    plot: o.Plot = None,
+    json: o.Json = False,
+) -> None:
     """Show runs side by side; a sweep stands for all its runs, and is also compared over seeds."""
+    check(time or to is None, "--to", to, "given together with --time")
+    check(time or plot is None, "--plot", plot, "given together with --time")
+    check(not (time and bytes), "--time", time, "given without --bytes")
+    if time:
+        return _compare_times(runs, to, plot, json)
     from ..report.over_seeds import over_seeds, print_over_seeds
     from ..report.tables import print_causes, print_summaries
 
@@ -187,11 +201,12 @@ def compare(runs: o.Runs, bytes: o.Bytes = False, json: o.Json = False) -> None:
 @app.command()
 def cost(
     ctx: typer.Context,
-    method: o.Method,
+    methods: o.Methods,
     data: o.Data = None,
     net: o.Net = None,
     input: o.Input = None,
     classes: o.Classes = None,
+    examples: o.TrainedExamples = None,
     partition: o.Partition = None,
     scenario: o.Scenario = None,
     split: o.Split = None,
@@ -203,28 +218,27 @@ def cost(
     batch: o.BatchSize = None,
     lr: o.Lr = None,
     profile: o.Profile = None,
+    trace: o.Trace = None,
     seed: o.Seed = None,
     data_dir: o.DataDir = None,
     set: o.Set = None,
     json: o.Json = False,
 ) -> None:
-    """Print what a method would send and need; nothing is trained."""
-    from ..config.experiment import Federations
-    from ..config.plan import plan
-    from ..report.tables import print_cost
+    """Print what methods would send and need, and how long their devices take; train nothing."""
+    from ..report.tables import print_cost, print_costs
     from . import arguments
 
-    if input is not None:
-        figures = arguments.cost_of_shape(ctx.params)
+    rows = arguments.costs(ctx.params)
+    if len(rows) == 1:
+        # One method is an object, several are a list.
+        if json:
+            print(jsonlib.dumps(rows[0], indent=1))
+        else:
+            print_cost(rows[0])
+    elif json:
+        print(jsonlib.dumps(rows, indent=1))
     else:
-        federations = Federations(data_dir)
-        experiment = arguments.experiment(ctx.params, federations)
-        figures = _cost(plan(experiment, Path(), federations))
-    figures = {"method": method, **figures}
-    if json:
-        print(jsonlib.dumps(figures, indent=1))
-    else:
-        print_cost(figures)
+        print_costs(rows)
 
 
 app.command("list")(about.list_)
@@ -236,21 +250,14 @@ app.command("export")(export)
 app.command("paper")(paper)
 
 
-def _cost(planned: Plan) -> dict[str, Any]:
-    from ..cost.estimate import of_run
-
-    net = planned.experiment.net
-    assert net is not None, "a plan has nothing left open"
-    return of_run(planned.run, net)
-
-
 def _print_plan(planned: Plan, json: bool) -> None:
     """The whole configuration and the cost."""
     import tomllib
 
     from ..report.tables import print_cost
+    from .arguments import cost_of_plan
 
-    figures = _cost(planned)
+    figures = cost_of_plan(planned)
     if json:
         config = tomllib.loads(planned.config)
         print(jsonlib.dumps({"config": config, "cost": figures}, indent=1))
@@ -265,6 +272,36 @@ def _show(result: Result, json: bool) -> None:
     else:
         result.table()
         print(result.folder.path)
+
+
+def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bool) -> None:
+    """Virtual time to an accuracy, as a table and as a page."""
+    from ..report.page import need_plotly
+    from ..report.times import curve, print_times, time_to, write_times
+    from ..runs.folder import RunFolder
+    from ..runs.store import cannot_write
+
+    if plot is not None:
+        need_plotly(Path(plot))
+    curves = []
+    for run in runs:
+        for path in members_of(run):
+            summary = _summary(path)
+            lines = RunFolder.open(Path(path)).metrics()
+            method = summary.get("method", "")
+            curves.append(curve(path, method, lines, summary["finished"]))
+    found = time_to(curves, to)
+    if plot is not None:
+        try:
+            write_times(curves, found, Path(plot))
+        except OSError as error:
+            raise cannot_write(Path(plot), error) from None
+    if json:
+        print(jsonlib.dumps(found, indent=1))
+        return
+    print_times(curves, found)
+    if plot is not None:
+        print(f"Page: {plot}")
 
 
 def _summary(path: str, bytes: bool = False) -> dict[str, Any]:

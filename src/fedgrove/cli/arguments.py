@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from ..config.experiment import (
     shorthand_settings,
     with_settings,
 )
-from ..core import Engine
-from ..cost.estimate import cost
+from ..config.grid import Variant, variants
+from ..config.plan import Plan, plan
+from ..core import AnyMethod, Engine
+from ..cost.estimate import EXAMPLES_TRAINED, cost, of_run
+from ..data.devices import read as read_devices
 from ..engines import choose
 from ..errors import InputError, check
 from ..parts.local import LocalTraining
@@ -34,10 +38,12 @@ WORDS = (
     "rounds",
     "finetune",
     "profile",
+    "trace",
     "seed",
     "evaluate",
     "score_on",
     "quorum",
+    "deadline",
     "norm_bound",
     "faults",
 )
@@ -76,7 +82,48 @@ def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:
     return fresh_name(Path("runs"), f"{methods.label_of(method)}-{data}-s{wanted.seed}")
 
 
-def cost_of_shape(words: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_methods(words: Mapping[str, Any], recipe: LocalTraining) -> dict[str, AnyMethod]:
+    """The methods that ``cost`` is asked for, with their settings, by name.
+
+    Of several, each takes the settings that it has a field for, and every value of them, as in a
+    sweep.
+    """
+    names: list[str] = words["methods"]
+    settings = [*(words.get("set") or ()), *shorthand_settings(words)]
+    if len(names) == 1:
+        return {names[0]: with_settings(methods.make(names[0]), settings, recipe)}
+    chosen = [Variant(name, methods.make(name)) for name in dict.fromkeys(names)]
+    return {variant.label: variant.method for variant in variants(chosen, settings, recipe)}
+
+
+def costs(words: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each method would cost, on data or where ``--input`` stands in their place."""
+    rows = []
+    if words.get("input") is not None:
+        recipe = LocalTraining()
+        for name, method in chosen_methods(words, recipe).items():
+            rows.append({"method": name, **cost_of_shape(words, method, recipe)})
+        return rows
+    examples = words.get("examples")
+    check(examples is None, "--examples", examples, "left out where the data say how many")
+    federations = Federations(words["data_dir"])
+    base = base_experiment(words, words["methods"][0])
+    for name, method in chosen_methods(words, federations.recipe(base)).items():
+        planned = plan(replace(base, method=method), Path(), federations)
+        rows.append({"method": name, **cost_of_plan(planned)})
+    return rows
+
+
+def cost_of_plan(planned: Plan) -> dict[str, Any]:
+    """What a run that was planned would cost."""
+    net = planned.experiment.net
+    assert net is not None, "a plan has nothing left open"
+    return of_run(planned.run, net)
+
+
+def cost_of_shape(
+    words: Mapping[str, Any], method: AnyMethod, recipe: LocalTraining
+) -> dict[str, Any]:
     """The cost where ``--input``, ``--net`` and ``--classes`` stand in place of data."""
     missing = [f"--{word}" for word in ("net", "classes") if words.get(word) is None]
     if missing:
@@ -86,10 +133,12 @@ def cost_of_shape(words: Mapping[str, Any]) -> dict[str, Any]:
         )
     data = words.get("data")
     check(data is None, "--data", data, "left out where --input is given")
-    recipe = LocalTraining()
-    settings = [*(words.get("set") or ()), *shorthand_settings(words)]
-    method = with_settings(methods.make(words["method"]), settings, recipe)
     clients = _given(words, "clients", 10)
+    examples = _given(words, "examples", EXAMPLES_TRAINED)
+    check(examples >= 1, "--examples", examples, "1 or more")
+    seed = _given(words, "seed", 0)
+    devices = read_devices(words.get("profile"), words.get("trace"))
+    devices.check_all_there(clients)
     return cost(
         method,
         net=words["net"],
@@ -99,6 +148,9 @@ def cost_of_shape(words: Mapping[str, Any]) -> dict[str, Any]:
         cohort=_given(words, "cohort", min(10, clients)),
         rounds=_given(words, "rounds", 20),
         recipe=recipe,
+        info=lambda client: devices.info(examples, client, seed),
+        trace=devices.trace,
+        seed=seed,
     )
 
 

@@ -60,9 +60,10 @@ def device_bench(
     some minutes.
     """
     from ..bench import device, show
+    from ..report.page import need_plotly
 
     if plot:
-        show.need_plotly(Path(plot))
+        need_plotly(Path(plot))
     names = list(device.SETUPS) if net == "all" else [net]
     rows: list[device.Row] = []
     for name in names:
@@ -89,14 +90,15 @@ def engine(
     """Seconds per round of our engines beside a plain PyTorch loop, Flower's simulation and
     pfl-research.
     """
-    from ..bench import page, show
+    from ..bench import page
     from ..bench.engine import measure
     from ..bench.scenes import SCENES
     from ..bench.starts import measure_starts
     from ..engines import device_of
+    from ..report.page import need_plotly
 
     if plot:
-        show.need_plotly(Path(plot))
+        need_plotly(Path(plot))
     check(repeats >= 1, "repeats", repeats, "1 or more")
     check(starts >= 0, "starts", starts, "0 or more")
     names = list(SCENES) if scene == "all" else [scene]
@@ -140,9 +142,10 @@ def wire(
     """
     from ..bench import show, weights
     from ..bench.wire import Row, measure, report
+    from ..report.page import need_plotly
 
     if plot:
-        show.need_plotly(Path(plot))
+        need_plotly(Path(plot))
     if quick:
         repeats = 5
         models = [weights.federated(1, data_dir, "motion")]

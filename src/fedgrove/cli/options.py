@@ -65,6 +65,14 @@ Method = Annotated[
         show_default=False,
     ),
 ]
+Methods = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="METHOD...",
+        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
+        show_default=False,
+    ),
+]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
 Runs = Annotated[
     list[str],
@@ -80,6 +88,14 @@ Trust = Annotated[
 Bytes = Annotated[
     bool,
     typer.Option("--bytes", help="What the bytes were spent on, beside the paper's own count."),
+]
+Time = Annotated[
+    bool,
+    typer.Option("--time", help="Virtual time to an accuracy: the highest that all runs reach."),
+]
+To = Annotated[float | None, option("--to", "The accuracy for --time, as 0.9.", "SHARE", number)]
+Plot = Annotated[
+    str | None, option("--plot", "With --time, write a page with a plot too.", "FILE.html")
 ]
 
 Data = Annotated[
@@ -127,7 +143,21 @@ Finetune = Annotated[
     Any, option("--finetune", "Epochs of fine-tuning to report, as 0,3,25.", "N,N", lengths)
 ]
 Profile = Annotated[
-    str | None, option("--profile", "Devices: uniform, phones or adfedwcp.", "NAME")
+    str | None,
+    option("--profile", "Devices: uniform, phones, adfedwcp, or FILE.csv.", "NAME"),
+]
+Trace = Annotated[
+    str | None,
+    option("--trace", "Bandwidths over time: columns client, second, up, down.", "FILE.csv"),
+]
+Deadline = Annotated[
+    float | None,
+    option(
+        "--deadline",
+        "Virtual seconds an exchange lasts at most: who is later is lost; else the slowest counts.",
+        "S",
+        number,
+    ),
 ]
 Seed = Annotated[
     int | None, option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
@@ -203,3 +233,7 @@ Input = Annotated[
     option("--input", "The shape of one example, in place of data: CxL or CxHxW.", "SHAPE", shape),
 ]
 Classes = Annotated[int | None, option("--classes", "How many classes, with --input.", "N", whole)]
+TrainedExamples = Annotated[
+    int | None,
+    option("--examples", "How many a client trains on, with --input; else 500.", "N", whole),
+]

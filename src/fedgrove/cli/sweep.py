@@ -36,13 +36,6 @@ def seeds_of(text: str) -> Any:
     return tuple(range(int(text)))
 
 
-Methods = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="METHOD...",
-        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
-    ),
-]
 Seeds = Annotated[
     Any,
     o.option("--seeds", "How many, from 0 on, or which: 3,5,7; else seed 0.", "N|S,S", seeds_of),
@@ -62,7 +55,7 @@ Out = Annotated[
 
 def sweep(
     ctx: typer.Context,
-    methods: Methods,
+    methods: o.Methods,
     seeds: Seeds = None,
     data: o.Data = None,
     net: o.Net = None,
@@ -78,6 +71,7 @@ def sweep(
     lr: o.Lr = None,
     finetune: o.Finetune = None,
     profile: o.Profile = None,
+    trace: o.Trace = None,
     engine: o.Engine = "auto",
     device: o.Device = "auto",
     precision: o.Precision = "fp32",
@@ -87,6 +81,7 @@ def sweep(
     evaluate: o.Evaluate = None,
     score_on: o.ScoreOn = None,
     quorum: o.Quorum = None,
+    deadline: o.Deadline = None,
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
     faults: o.Faults = None,
@@ -242,12 +237,14 @@ def _show(out: Path, ends: Ends, json: bool) -> None:
             members.append({"run": name, **state(end), **(summaries[name] or {})})
         print(jsonlib.dumps({"members": members, "groups": groups}, indent=1))
         return
-    if groups:
-        rows = []
-        for name, summary in summaries.items():
-            if summary is not None:
-                rows.append({"run": name, **summary})
+    rows = []
+    for name, summary in summaries.items():
+        if summary is not None:
+            rows.append({"run": name, **summary})
+    if rows:
         print_summaries(rows)
+    # Runs without a score, or of several tasks, are in the first table only.
+    if groups:
         print()
         print_over_seeds(groups)
     print_pairs(failures)

@@ -34,10 +34,11 @@ NUMBER_WORDS = (
     "evaluate",
     "score_on",
     "quorum",
+    "deadline",
     "norm_bound",
 )
 """The words of an experiment that are numbers or lists of numbers."""
-TEXT_WORDS = ("partition", "scenario", "split", "profile", "faults")
+TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults")
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
@@ -58,6 +59,9 @@ class Experiment:
     rounds: int | None = None
     finetune: tuple[int, ...] = (0,)
     profile: str | None = None
+    """What devices the clients have: a name, or a CSV file (:mod:`fedgrove.data.devices`)."""
+    trace: str | None = None
+    """A CSV file of how their bandwidths change."""
     standardise: bool = True
     seed: int = 0
     evaluate: int = 1
@@ -66,6 +70,8 @@ class Experiment:
     """How many clients are scored, drawn from the seed; 0: none; None: all, or 1000 of many."""
     quorum: float = 0.0
     """The share of an exchange's clients that must report; at least one must."""
+    deadline: float | None = None
+    """Virtual seconds after which an exchange ends; who is later is lost."""
     norm_bound: float = NORM_BOUND
     """Refuse updates longer than so many times the recent median; 0: none."""
     faults: str | None = None
@@ -93,6 +99,8 @@ class Experiment:
         check(clients_are_valid, "clients", self.clients, "1 or more")
         check_validation(self.validation)
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
+        deadline_is_valid = self.deadline is None or self.deadline > 0
+        check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
         check(bound_is_valid, "norm_bound", self.norm_bound, "0 (off) or 1 and more")
         # Parsed here only for the refusal, before any data are read.
@@ -119,6 +127,7 @@ class Experiment:
             finetune=self.finetune,
             score_on=self.score_on,
             quorum=self.quorum,
+            deadline=self.deadline,
             gate=Gate(self.norm_bound),
             faults=self.parsed_faults(),
         )
@@ -156,6 +165,13 @@ class Federations:
         """The data of an experiment, divided among clients."""
         data = experiment.data
         if isinstance(data, Federation):
+            check(
+                experiment.trace is None,
+                "trace",
+                experiment.trace,
+                "given to fedgrove.data.load, where data is a federation",
+            )
+            _check_nothing_else(experiment, data)
             return data
         # The words that decide a federation: experiments that agree in them share it.
         key = (
@@ -166,6 +182,7 @@ class Federations:
             experiment.validation,
             experiment.clients,
             experiment.profile,
+            experiment.trace,
             experiment.standardise,
             experiment.seed,
         )
@@ -178,6 +195,7 @@ class Federations:
                 validation=experiment.validation,
                 clients=experiment.clients,
                 profile=experiment.profile,
+                trace=experiment.trace,
                 standardise=experiment.standardise,
                 seed=experiment.seed,
                 data_dir=self.data_dir,
@@ -193,6 +211,30 @@ class Federations:
     def recipe(self, experiment: Experiment) -> LocalTraining:
         """How the data set trains a client by default."""
         return recipe_of(self.defaults(experiment))
+
+
+def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
+    """Refuse words that say how data are dealt out beside data that are dealt out already.
+
+    What they are dealt out as may be said again, as the config.toml of such a run does.
+    """
+    allowed = {
+        "partition": (None, federation.partition),
+        "scenario": (None, federation.scenario),
+        "split": (None, federation.split),
+        "validation": (VALIDATION, federation.validation),
+        "clients": (None, len(federation.clients)),
+        "profile": (None,),
+        "standardise": (True,),
+    }
+    for word, values in allowed.items():
+        given = getattr(experiment, word)
+        if given not in values:
+            raise InputError(
+                f"{word} is {given!r}, and data is a federation that is dealt out already "
+                f"({federation.name}); say so where you make it, as in data.load(..., "
+                f"{word}={given!r}), and leave it out here."
+            )
 
 
 SHORTHANDS = {"epochs": "local.epochs", "batch": "local.batch", "lr": "local.optimiser.lr"}

@@ -30,7 +30,9 @@ class Plan:
     @property
     def config(self) -> str:
         """The text of its config.toml."""
-        return to_toml(self.experiment)
+        named = (self.experiment.profile, self.experiment.trace)
+        files = self.run.federation.files
+        return to_toml(self.experiment, {path: files[path] for path in files if path in named})
 
     def create_folder(self) -> RunFolder:
         """The run folder, made new."""

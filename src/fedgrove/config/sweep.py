@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,15 @@ from ..runs.result import Failure, Result
 from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, plan
-from .toml import check_format, check_trust, from_toml, same
+from .toml import (
+    check_files,
+    check_format,
+    check_trust,
+    from_toml,
+    how_to_resume,
+    made_in_python,
+    same,
+)
 
 FILE = "sweep.json"
 
@@ -118,6 +126,7 @@ def experiments_of(out: str | Path, trust: bool = False) -> dict[str, Experiment
         folder = RunFolder.open(Path(out) / name)
         check_format(folder.config, folder.path)
         check_trust(folder.config, folder.path, trust)
+        check_files(folder.config)
         experiments[name] = from_toml(folder.config)
     return experiments
 
@@ -234,13 +243,21 @@ def _train(
             _write(out, grid, folders, ends)
     except (KeyboardInterrupt, EngineError) as stop:
         finished = sum(isinstance(end, Result) for end in ends.values())
-        what_now = (
-            f"{finished} of {len(folders)} runs are finished; resume with: fedgrove resume {out}"
-        )
+        how = _how_to_resume(out, [planned.config for planned in plans.values()])
+        what_now = f"{finished} of {len(folders)} runs are finished; {how}"
         if isinstance(stop, EngineError):
             raise EngineError(f"{stop} {what_now}") from stop
         raise KeyboardInterrupt(f"Interrupted. {what_now}") from None
     return [ends[name] for name in folders]
+
+
+def _how_to_resume(out: Path, configs: Sequence[str]) -> str:
+    if any(made_in_python(config) for config in configs):
+        # What was made in Python is not in the folders; where it is given again, they are found.
+        return "to go on, make the same sweep again from Python."
+    # Any of those that name code says how.
+    ways = {how_to_resume(config, out) for config in configs}
+    return max(ways, key=len)
 
 
 def _write(

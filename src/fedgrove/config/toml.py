@@ -24,13 +24,22 @@ evaluated as code. A method of the user's own, and its own parts, go by their fi
     [code]                         the SHA-256 of each file that the method is made of
     "mine/fedem.py" = "8e35..."
 
-Such a file is run only if it is trusted (:func:`check_trust`) and is still the same.
+Such a file is run only if it is trusted (:func:`check_trust`) and is still the same. Files of
+devices are recorded alike, under ``[files]`` (:func:`check_files`).
+
+Data that were made in Python cannot be written. What is known of them is, so that others are
+refused when the run is resumed::
+
+    [data]
+    clients = 5
+    shape = [6]
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shlex
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -44,6 +53,7 @@ from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, unknown
 from ..nets.custom import file_of, import_file, is_spec
+from ..problems import Metric, Tasks
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
@@ -57,8 +67,11 @@ NONE = "none"
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def to_toml(experiment: Experiment) -> str:
-    """An experiment as the text of config.toml; floats are written so that no bit is lost."""
+def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> str:
+    """An experiment as the text of config.toml; floats are written so that no bit is lost.
+
+    ``files`` holds the SHA-256 of each file of devices that its federation was made from.
+    """
     run: dict[str, Any] = {"method": methods.name_of(experiment.method)}
     for word, value in vars(experiment).items():
         if word != "method" and value is not None:
@@ -66,8 +79,12 @@ def to_toml(experiment: Experiment) -> str:
     code: dict[str, str] = {}
     method = _table(experiment.method, method_types().values(), code)
     document = {"format": FORMAT, "run": run, "method": method}
+    if isinstance(experiment.data, Federation):
+        document["data"] = _described(experiment.data)
     if code:
         document["code"] = code
+    if files:
+        document["files"] = dict(files)
     return tomli_w.dumps(document)
 
 
@@ -80,6 +97,28 @@ def _word(value: Any) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return value
+
+
+def _described(federation: Federation) -> dict[str, Any]:
+    """What must agree where a federation that was made in Python is given again."""
+    problem = federation.problem
+    described: dict[str, Any] = {
+        "clients": len(federation.clients),
+        "shape": list(federation.shape),
+        "outputs": federation.classes,
+        "problem": problem.name,
+    }
+    if isinstance(problem, Tasks):
+        metrics = [(task.name, task.problem.metric) for task in problem.tasks]
+        described["metric"] = [f"{name}: {_metric(metric)}" for name, metric in metrics]
+    else:
+        described["metric"] = _metric(problem.metric)
+    return described
+
+
+def _metric(metric: Metric) -> str:
+    direction = "more" if metric.more_is_better else "less"
+    return f"{metric.name}, {direction} is better"
 
 
 def _table(part: Any, known: Collection[type], code: dict[str, str]) -> dict[str, Any]:
@@ -139,13 +178,14 @@ def from_toml(
     """
     document = _parsed(text)
     for name in document:
-        if name not in ("format", "run", "method", "code"):
-            raise unknown("table of config.toml", name, ["run", "method", "code"])
+        if name not in ("format", "run", "method", "data", "code", "files"):
+            raise unknown("table of config.toml", name, ["run", "method", "data", "code", "files"])
 
     kinds = hints(Experiment)
     words = read_words(text)
     given: dict[str, Any] = {}
     if data is not None:
+        _check_same_data(document.get("data", {}), data)
         given["data"] = data
     if net is not None:
         given["net"] = net
@@ -158,6 +198,31 @@ def from_toml(
     if method is None:
         method = _method(document, words)
     return Experiment(method=method, **given)
+
+
+def _check_same_data(known: Any, data: Federation) -> None:
+    """Refuse another federation than the run was started on, as far as one can tell.
+
+    Folders from before this was written down know nothing of it.
+    """
+    if not isinstance(known, dict):
+        raise InputError("[data] of config.toml is no table; restore the file as it was written.")
+    now = _described(data)
+    for word, value in known.items():
+        if now.get(word) != value:
+            raise InputError(
+                f"the run was started on data with {word} = {value}, and data= has "
+                f"{now.get(word)}; give the federation that it was started on."
+            )
+
+
+def check_named_data(text: str, data: Federation | None) -> None:
+    """Refuse a federation for a run whose data are read by their name."""
+    named = str(read_words(text).get("data", ""))
+    if data is not None and named and not named.startswith("<"):
+        raise InputError(
+            f"the run's data are {named}, which is read again by its name; leave data= out."
+        )
 
 
 def check_format(text: str, folder: Path) -> None:
@@ -193,6 +258,32 @@ def check_trust(text: str, folder: Path, trust: bool, given: Collection[str] = (
         )
 
 
+def check_files(text: str) -> None:
+    """Refuse to go on where a file of devices is not the one that the run was started with."""
+    files = _parsed(text).get("files", {})
+    for path, known in files.items() if isinstance(files, dict) else ():
+        place = Path(path)
+        if not place.is_file():
+            raise InputError(
+                f"the run has the devices of {path}, and there is no file {place.absolute()}; go "
+                "to the folder where the run was started, or restore the file."
+            )
+        _check_unchanged(place, known, "restore the file, or start the run again.")
+
+
+def _check_unchanged(place: Path, known: Any, what_to_do: str) -> None:
+    """Refuse a file whose SHA-256 is not the one that is known.
+
+    The result is to be the one that the run would have had: another text would give another.
+    """
+    now = hashlib.sha256(place.read_bytes()).hexdigest()
+    if known is not None and now != known:
+        raise InputError(
+            f"{place.absolute()} has changed since the run was started (its SHA-256 was "
+            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; {what_to_do}"
+        )
+
+
 def named_code(text: str) -> dict[str, str]:
     """What a config.toml names that is code in a file, as ``x.py:Net``, by its word.
 
@@ -204,6 +295,34 @@ def named_code(text: str) -> dict[str, str]:
     return {
         word: value for word, value in words.items() if isinstance(value, str) and is_spec(value)
     }
+
+
+def made_in_python(text: str) -> list[str]:
+    """What of a run must be given again to resume it: of "data", "net" and "method"."""
+    words = read_words(text)
+    needed = [word for word in ("data", "net") if str(words.get(word, "")).startswith("<")]
+    for _, name in _types(_parsed(text).get("method"), "method"):
+        # A class of the user's that is in no file of its own, as __main__:Mine.
+        if isinstance(name, str) and ":" in name and not is_spec(name):
+            return [*needed, "method"]
+    return needed
+
+
+def how_to_resume(text: str, path: Path) -> str:
+    """The words that resume a run with this config.toml, for the end of a sentence.
+
+    >>> how_to_resume('[run]\\nnet = "x.py:Net"', Path("runs/a"))
+    'resume with: fedgrove resume runs/a --trust'
+    """
+    needed = made_in_python(text)
+    code = [word for word in named_code(text) if word.partition(".")[0] not in needed]
+    if needed:
+        words = [f"{word}=..." for word in needed]
+        if code:
+            words.append("trust=True")
+        return f"resume from Python with: fedgrove.resume({str(path)!r}, {', '.join(words)})"
+    trust = " --trust" if code else ""
+    return f"resume with: fedgrove resume {shlex.quote(str(path))}{trust}"
 
 
 def _types(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -228,7 +347,7 @@ def same(one: str, other: str) -> bool:
         return True
     first = _parsed(one)
     second = _parsed(other)
-    if first.get("format") != second.get("format"):
+    if any(first.get(key) != second.get(key) for key in ("format", "files")):
         return False
     try:
         if "code" in first or "code" in second:
@@ -295,10 +414,7 @@ def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any
 
 
 def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
-    """The class of a method or part that is in a file of the user's own, if it is still the same.
-
-    The result is to be the one that the run would have had: another text would give another.
-    """
+    """The class of a method or part in a file of the user's own, if that is still the same."""
     file, _, name = spec.rpartition(":")
     place = Path(file)
     otherwise = "or resume from Python with: fedgrove.resume(path, method=...)"
@@ -308,13 +424,7 @@ def _class_of_file(spec: str, path: str, code: Any, hint: Any) -> type:
             f"the run was started, {otherwise}"
         )
     known = code.get(file) if isinstance(code, dict) else None
-    now = hashlib.sha256(place.read_bytes()).hexdigest()
-    if known is not None and now != known:
-        raise InputError(
-            f"{place.absolute()} has changed since the run was started (its SHA-256 was "
-            f"{str(known)[:12]} and is {now[:12]}), so the run would end otherwise; restore the "
-            f"file, start the run again, {otherwise}"
-        )
+    _check_unchanged(place, known, f"restore the file, start the run again, {otherwise}")
     if hint is None:
         return methods.find_own(file, name)
     module = import_file(place).__name__

@@ -1,33 +1,38 @@
-"""What a method will cost before anything is trained: bytes, parameters, MACs, memory."""
+"""What a method will cost before anything is trained: bytes, time, parameters, MACs, memory."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..core import AnyMethod, Info, Report, Task, bytes_of_paper
+from ..core import AnyMethod, Info, Measure, Report, Task, Train, bytes_of_paper
 from ..data import ClientData, Defaults, Examples, Federation
+from ..data.devices import Trace
 from ..data.lazy import LazyClients
-from ..engines.work import perform
+from ..engines.work import Computed, do_stages, pass_of
 from ..errors import check
 from ..parts.local import LocalTraining
 from ..runs.checksums import SHORT
-from ..runs.rounds import plan
-from ..runs.run import Run, build, recipe_of
+from ..runs.clock import DIGITS, Times, times
+from ..runs.rounds import exchanges_of_a_round, plan
+from ..runs.run import Run, build, recipe_of, with_recipe
 from ..runs.store import Memory, version_of
 from ..wire.codec import Bitmap, Dense
 from ..wire.count import BroadcastCosts, count_down, count_up
 from ..wire.ledger import Ledger
 
 EXAMPLES = 9_999_999
-"""What a stand-in client says it holds: as many digits as any client will ever need."""
+"""What a stand-in client's report says it holds: as many digits as any client will ever need."""
+EXAMPLES_TRAINED = 500
+"""How many examples a client trains on where nothing is known of the data."""
 LONGEST_NUMBER = 25
 """The longest a number gets in JSON: sign, 17 digits, point, exponent."""
 
@@ -45,6 +50,9 @@ def cost(
     cohort: int,
     rounds: int,
     recipe: LocalTraining | None = None,
+    info: Callable[[int], Info] | None = None,
+    trace: Trace | None = None,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Count what a run would send and what a client needs, with stand-in clients of a few zeros.
 
@@ -56,6 +64,12 @@ def cost(
     rounds), d parameters. ``memory`` is that of one training step by ``recipe``, or by the method's
     own ``local``.
 
+    ``info(k)`` is client k's device and number of examples, ``trace`` how its bandwidth changes;
+    without them all are alike and train on 500 examples. ``per_device`` holds, for one device in
+    one exchange, what it sends, gets and computes and how long it takes (:mod:`.runs.clock`): the
+    mean over the exchanges that it takes part in, and of that the least, the median and the most
+    over devices. ``virtual_seconds`` is the time of all rounds, if nobody is left behind.
+
     >>> from fedgrove.methods import FedAvg
     >>> size = {"clients": 30, "cohort": 10, "rounds": 50}
     >>> figures = cost(FedAvg(), net="har-cnn", shape=(9, 128), classes=6, **size)
@@ -64,7 +78,9 @@ def cost(
     """
     check(clients >= 1, "clients", clients, "1 or more")
     local = method.local or recipe or LocalTraining()
-    federation = _stand_in_federation(shape, classes, clients, cohort, rounds)
+    if info is None:
+        info = _same_device
+    federation = _stand_in_federation(shape, classes, clients, cohort, rounds, info)
     with tempfile.TemporaryDirectory() as scratch:
         run = build(
             _quick(method, local),
@@ -73,8 +89,9 @@ def cost(
             net=net,
             rounds=rounds,
             cohort=cohort,
+            seed=seed,
         )
-        sent = _play(run)
+        played = _play(run, with_recipe(method, local), trace)
     layout = run.net.layout
     paper = bytes_of_paper(method, run.net, clients, cohort, rounds)
     # Four bytes per parameter, down and up.
@@ -83,13 +100,15 @@ def cost(
         "clients": clients,
         "cohort": cohort,
         "rounds": rounds,
-        **sent.totals(),
+        **played.sent.totals(),
         "bytes_paper": paper,
         "mib_paper": None if paper is None else round(paper / 2**20, 1),
         "reduction_paper": None if paper is None else round(1 - paper / dense, 6),
         "params": layout.size,
         "macs": layout.macs,
         "memory": layout.memory(local.batch, local.optimiser.slots),
+        "virtual_seconds": round(played.seconds, DIGITS),
+        "per_device": played.per_device(),
     }
 
 
@@ -104,18 +123,29 @@ def of_run(run: Run, net: str | nn.Module) -> dict[str, Any]:
         cohort=run.cohort,
         rounds=run.rounds,
         recipe=recipe_of(run.federation.defaults),
+        info=run.federation.info,
+        trace=run.federation.trace,
+        seed=run.seed,
     )
 
 
+def _same_device(client: int) -> Info:
+    return Info(EXAMPLES_TRAINED)
+
+
 def _stand_in_federation(
-    shape: tuple[int, ...], classes: int, clients: int, cohort: int, rounds: int
+    shape: tuple[int, ...],
+    classes: int,
+    clients: int,
+    cohort: int,
+    rounds: int,
+    info: Callable[[int], Info],
 ) -> Federation:
-    """As many clients, each with two examples of zeros."""
+    """As many clients, each with its own device and two examples of zeros."""
     zeros = Examples(torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64))
-    client = ClientData(zeros, zeros, zeros, Info(EXAMPLES))
     return Federation(
         name="zeros",
-        clients=LazyClients(Same(client), clients),
+        clients=LazyClients(StandIn(zeros, info), clients, info),
         classes=classes,
         labels=tuple(str(label) for label in range(classes)),
         shape=shape,
@@ -124,14 +154,15 @@ def _stand_in_federation(
 
 
 @dataclass(frozen=True)
-class Same:
-    """Makes every client alike."""
+class StandIn:
+    """Makes clients that are alike but for their devices."""
 
-    client: ClientData
+    examples: Examples
+    info: Callable[[int], Info]
 
     def __call__(self, k: int) -> ClientData:
-        """The one there is."""
-        return self.client
+        """The same examples with another device."""
+        return ClientData(self.examples, self.examples, self.examples, self.info(k))
 
 
 def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
@@ -142,27 +173,115 @@ def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
     return quick
 
 
-def _play(run: Run) -> Ledger:
-    """The bytes of all exchanges."""
-    total = Ledger()
+class Totals(NamedTuple):
+    """What one device has done so far."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    macs: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Played:
+    """What a run that was played to its end took."""
+
+    sent: Ledger = field(default_factory=Ledger)
+    seconds: float = 0.0
+    """On the virtual clock."""
+    devices: dict[int, Totals] = field(default_factory=dict)
+
+    def add(self, client: int, costs: MessageCosts, macs: int, taken: Times) -> None:
+        """Count one task of a device."""
+        self.sent.add(costs)
+        before = self.devices.get(client, Totals())
+        self.devices[client] = Totals(
+            exchanges=before.exchanges + 1,
+            bytes_up=before.bytes_up + sum(costs["up"].values()),
+            bytes_down=before.bytes_down + sum(costs["down"].values()),
+            macs=before.macs + macs,
+            seconds=before.seconds + taken.total,
+        )
+
+    def per_device(self) -> dict[str, dict[str, float]]:
+        """For one device in one exchange: the least, the median and the most over devices."""
+        figures = {}
+        for name in ("bytes_up", "bytes_down", "macs", "seconds"):
+            means = [getattr(device, name) / device.exchanges for device in self.devices.values()]
+            spread = {"min": min(means), "median": median(means), "max": max(means)}
+            digits = DIGITS if name == "seconds" else None
+            figures[name] = {word: round(value, digits) for word, value in spread.items()}
+        return figures
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a stand-in did for a task, and would do for any other of its kind."""
+
+    report: Report
+    costs: MessageCosts
+    computed: Computed
+
+
+def _play(run: Run, method: AnyMethod, trace: Trace | None) -> Played:
+    """All exchanges of a run, whose clients train as long as ``method`` would have them."""
+    played = Played()
     state = run.initial_state
     # Tasks that look alike are done once: their answers would be as long.
-    done: dict[Any, tuple[Report, MessageCosts]] = {}
+    done: dict[Any, Done] = {}
+    exchanges = 0
     while state.round < run.rounds:
         answers = []
+        slowest = 0.0
         for task in plan(run, state):
-            key = _kind(task)
+            info = run.federation.info(task.to)
+            # A client may look at its own device; how many examples it has changes no length.
+            key = (_kind(task), replace(info, examples=0))
             if key not in done:
-                report, remembered = perform(run, task, {})
-                if remembered:
-                    # Nothing is written: only the version travels, and the last is the longest.
-                    report = replace(report, memory=version_of(run.rounds, task.verb, "0" * SHORT))
-                done[key] = (report, _longest(run, task, report))
-            report, costs = done[key]
-            total.add(costs)
-            run.memory.accept(task.to, report.memory)
-            answers.append(replace(report, of=task.to))
-        state = run.method.fold(state, answers)
+                done[key] = _do(run, task)
+            known = done[key]
+            macs = _macs(run, method, task, known.computed, info.examples)
+            taken = times(
+                info,
+                None if trace is None else trace.get(task.to),
+                played.seconds,
+                bytes_down=sum(known.costs["down"].values()),
+                macs=macs,
+                bytes_up=sum(known.costs["up"].values()),
+            )
+            played.add(task.to, known.costs, macs, taken)
+            slowest = max(slowest, taken.total)
+            run.memory.accept(task.to, known.report.memory)
+            answers.append(replace(known.report, of=task.to, examples=info.examples))
+        played.seconds += slowest
+        folded = run.method.fold(state, answers)
+        exchanges = exchanges_of_a_round(run, state, folded, exchanges)
+        state = folded
+    return played
+
+
+def _do(run: Run, task: Task) -> Done:
+    """Let a stand-in do a task."""
+    client = run.client(task, {})
+    outcome, computed = do_stages(run, task, client)
+    report = Report(task.to, outcome.give, EXAMPLES, outcome.metrics)
+    if outcome.memory:
+        # Nothing is written: only the version travels, and the last is the longest.
+        report = replace(report, memory=version_of(run.rounds, task.verb, "0" * SHORT))
+    return Done(report, _longest(run, task, report), computed)
+
+
+def _macs(run: Run, method: AnyMethod, task: Task, computed: Computed, examples: int) -> int:
+    """What a client of so many examples computes, by the stages of the method itself.
+
+    The stand-in did the same stages in one epoch on two examples.
+    """
+    stages = [stage for stage in method.work(task.verb) if isinstance(stage, Train | Measure)]
+    total = 0
+    for stage, (_, per_example) in zip(stages, computed, strict=True):
+        over, epochs = pass_of(run.nets[stage.net], stage)
+        total += per_example * epochs * over.seen(examples)
     return total
 
 

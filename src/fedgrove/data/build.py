@@ -13,10 +13,10 @@ from ..errors import InputError, check, unknown
 from ..problems import CLASSES, LABELS, Problem, Unit, numbers
 from ..seeds import numpy_rng
 from . import partition as partitions
-from . import profile as profiles
 from . import scenario as scenarios
 from . import split as splits
 from .dataset import Dataset, Ints
+from .devices import Devices
 from .federation import ClientData, Defaults, Examples, Federation
 from .scale import scaling
 
@@ -35,7 +35,7 @@ class Choices:
     split: str | None = None
     validation: float = splits.VALIDATION
     clients: int | None = None
-    profile: str | None = None
+    devices: Devices = Devices()
     standardise: bool = True
     seed: int = 0
 
@@ -45,8 +45,6 @@ class Choices:
         if self.split is not None and self.split not in splits.KINDS:
             raise unknown("split", str(self.split), splits.KINDS)
         splits.check_validation(self.validation)
-        if self.profile is not None and self.profile not in profiles.NAMES:
-            raise unknown("profile", str(self.profile), profiles.NAMES)
         # Parsed here only for the refusal, so that a typo is reported before any file is read.
         if self.partition:
             partitions.parse(self.partition)
@@ -83,6 +81,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         )
 
     # The clients left are numbered anew from 0; scenarios and profiles go by the new numbers.
+    choices.devices.check_all_there(len(usable))
     affected = scenarios.affected(scenario, len(usable), choices.seed)
     clients = {}
     for k, rows in enumerate(usable):
@@ -111,6 +110,8 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         scenario=choices.scenario or "none",
         split=kind,
         validation=choices.validation,
+        trace=choices.devices.trace,
+        files=choices.devices.files,
         problem=_problem(dataset, usable, choices.standardise),
     )
 
@@ -147,7 +148,8 @@ def _problem(dataset: Dataset, rows: Sequence[splits.Rows], standardise: bool) -
     train = dataset.targets[np.concatenate([each.train for each in rows])].astype(np.float64)
     mean = train.mean(axis=0)
     deviation = train.std(axis=0)
-    varies = deviation > 1e-6 * (1 + np.abs(mean))
+    # Of a constant the deviation may be a rounding error. Small numbers are no constants.
+    varies = deviation > 1e-12 * np.abs(mean)
     scale = np.where(varies, deviation, 1.0)
     return numbers(Unit(tuple(mean.tolist()), tuple(scale.tolist())))
 
@@ -224,7 +226,7 @@ def _client(
             rng = numpy_rng(choices.seed, "labels", k, part)
             y = scenarios.corrupted(scenario, y, len(dataset.labels), rng)
         parts[part] = Examples(scale(dataset.x[part_rows]), _targets(dataset, part_rows, y))
-    info = profiles.info(choices.profile or "uniform", len(rows.train), k, choices.seed)
+    info = choices.devices.info(len(rows.train), k, choices.seed)
     return ClientData(parts["train"], parts["validation"], parts["test"], info)
 
 

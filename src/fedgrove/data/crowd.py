@@ -11,9 +11,9 @@ import torch
 from ..core import Info
 from ..errors import check
 from ..seeds import derive, numpy_rng
-from . import profile as profiles
 from .build import Choices
 from .dataset import Array
+from .devices import Devices
 from .federation import ClientData, Defaults, Examples, Federation
 from .lazy import LazyClients
 
@@ -35,7 +35,8 @@ def crowd(choices: Choices, defaults: Defaults) -> Federation:
     check(choices.scenario in (None, "none"), "scenario", choices.scenario, "none")
     check(choices.split in (None, "random"), "split", choices.split, "random")
     assert choices.clients is not None
-    make = CrowdClient(choices.seed, choices.validation, choices.profile or "uniform")
+    choices.devices.check_all_there(choices.clients)
+    make = CrowdClient(choices.seed, choices.validation, choices.devices)
     return Federation(
         "crowd",
         LazyClients(make, choices.clients, make.info),
@@ -45,6 +46,8 @@ def crowd(choices: Choices, defaults: Defaults) -> Federation:
         defaults=defaults,
         notes=("generated, not measured",),
         validation=choices.validation,
+        trace=choices.devices.trace,
+        files=choices.devices.files,
     )
 
 
@@ -59,7 +62,7 @@ class CrowdClient:
 
     seed: int
     validation: float
-    profile: str
+    devices: Devices
 
     def __call__(self, k: int) -> ClientData:
         """The client's examples."""
@@ -80,7 +83,7 @@ class CrowdClient:
     def info(self, k: int) -> Info:
         """What the server knows of the client, without its examples."""
         examples, test, validation = self._sizes(k)
-        return profiles.info(self.profile, examples - test - validation, k, self.seed)
+        return self.devices.info(examples - test - validation, k, self.seed)
 
     def _sizes(self, k: int) -> tuple[int, int, int]:
         """How many examples in all, in the test part and in the validation part."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..core import Info
 from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
+from .devices import Trace
 from .lazy import LazyClients, LazyInfos
 from .split import VALIDATION
 
@@ -45,6 +47,9 @@ class ClientData:
     labels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.labels is not None:
+            # The class is frozen; a list, a set or a tensor of labels is brought to its own type.
+            object.__setattr__(self, "labels", _whole_numbers(self.labels))
         # In a mixed federation, targets of different kinds stand in the same columns; its clients
         # were checked before they were mixed.
         if self.labels is None or self.info.task:
@@ -58,6 +63,21 @@ class ClientData:
                     f"a client has the labels {self.labels} and an example of {min(others)}; "
                     "add the label, or leave the example out."
                 )
+
+
+def _whole_numbers(labels: Any) -> tuple[int, ...]:
+    """Labels as a tuple, of whatever they were given as."""
+    try:
+        listed = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+        numbers = tuple(int(label) for label in listed)
+        are_whole = all(label == number for label, number in zip(listed, numbers, strict=True))
+    except (TypeError, ValueError):
+        are_whole = False
+    if not are_whole:
+        raise InputError(
+            f"a client's labels are {labels!r}; they must be the numbers of its classes, as (3, 5)."
+        )
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -112,6 +132,11 @@ class Federation:
     split: str = "random"
     validation: float = VALIDATION
     problem: AnyProblem = CLASSES
+    trace: Trace | None = None
+    """How clients' bandwidths really change, which no method sees; without one, or for a client
+    that it lacks, they stay as ``infos`` says."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file of devices."""
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,19 +18,28 @@ INFOS_KEPT = 4096
 """Clients of which the server keeps at hand what it knows."""
 
 
+def takes_round(f: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter called round."""
+    try:
+        return "round" in inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        # Some functions written in C have no signature.
+        return False
+
+
 class LazyClients(Mapping[int, "ClientData"]):
     """Clients 0..count-1, each made by ``make(k)``, or by ``make(k, round)`` with ``by_round``.
 
     The same arguments must give the same data, in any process. What was made last is kept, within
-    ``kept`` bytes, so that a client which trains and is then scored is made once. ``info(k)`` says
-    what the server knows of a client; without it, the data are asked.
+    ``kept`` bytes, so that a client which trains and is then scored is made once. ``info(k)``, or
+    ``info(k, round)``, says what the server knows of a client; without it, the data are asked.
     """
 
     def __init__(
         self,
         make: Callable[..., ClientData],
         count: int,
-        info: Callable[[int], Info] | None = None,
+        info: Callable[..., Info] | None = None,
         by_round: bool = False,
         kept: int = KEPT,
     ) -> None:
@@ -44,7 +54,8 @@ class LazyClients(Mapping[int, "ClientData"]):
         # The least recently used come first.
         self._made: OrderedDict[tuple[int, int], ClientData] = OrderedDict()
         self._made_bytes = 0
-        self._infos: OrderedDict[int, Info] = OrderedDict()
+        self._infos: OrderedDict[tuple[int, int], Info] = OrderedDict()
+        self._info_by_round = self.info is not None and takes_round(self.info)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: how to make clients, and none that was made."""
@@ -96,11 +107,12 @@ class LazyClients(Mapping[int, "ClientData"]):
         """What the server knows of a client in a round."""
         if self.info is None:
             return self.at(k, round).info
-        if k not in self._infos:
-            self._infos[k] = self.info(k)
+        key = (k, round if self._info_by_round else 0)
+        if key not in self._infos:
+            self._infos[key] = self.info(k, round=round) if self._info_by_round else self.info(k)
             if len(self._infos) > INFOS_KEPT:
                 self._infos.popitem(last=False)
-        return self._infos[k]
+        return self._infos[key]
 
 
 class LazyInfos(Mapping[int, Info]):

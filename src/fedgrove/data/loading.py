@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..core import Info
-from ..errors import InputError, check, unknown
+from ..errors import check, unknown
 from ..problems import CLASSES, Problem
+from . import devices
 from .build import Choices, build
+from .checked import Checked, called, checked_info
 from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import ClientData, Defaults, Federation
 from .files import need, npz
-from .lazy import LazyClients
+from .lazy import LazyClients, takes_round
 from .sets import SETS, dataset_of
 from .split import VALIDATION
+
+LARGEST = 1e30
+"""Numbers beyond this are refused: float32, in which all is computed, ends at 3e38."""
+SMALLEST_SPREAD = 1e-15
+"""Targets that are closer together are refused: float32 has no squares of much smaller errors."""
+FINEST = 1e-5
+"""The least deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a number:
+of a deviation of this size they are a hundredth, and an error may come out as 0 where it is not."""
 
 NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
 
@@ -46,6 +56,7 @@ def load(
     validation: float = VALIDATION,
     clients: int | None = None,
     profile: str | None = None,
+    trace: str | None = None,
     standardise: bool = True,
     seed: int = 0,
     data_dir: str | Path | None = None,
@@ -53,7 +64,8 @@ def load(
     """The federation of a named set, or of an npz file with arrays x, y, client (and block).
 
     None stands for the set's own choice. ``validation`` is the share held out for validation, of
-    what is left after the test part: 0.1 by default, 0 for none.
+    what is left after the test part: 0.1 by default, 0 for none. ``profile`` is a name or a file of
+    devices, ``trace`` a file of bandwidths over time (:mod:`fedgrove.data.devices`).
 
     >>> federation = load("digits", clients=5)
     >>> len(federation.clients), federation.shape, federation.classes
@@ -65,7 +77,7 @@ def load(
         split=split,
         validation=validation,
         clients=clients,
-        profile=profile,
+        devices=devices.read(profile, trace),
         standardise=standardise,
         seed=seed,
     )
@@ -108,6 +120,7 @@ def from_arrays(
     validation: float = VALIDATION,
     clients: int | None = None,
     profile: str | None = None,
+    trace: str | None = None,
     standardise: bool = True,
     seed: int = 0,
 ) -> Federation:
@@ -126,7 +139,7 @@ def from_arrays(
         split=split,
         validation=validation,
         clients=clients,
-        profile=profile,
+        devices=devices.read(profile, trace),
         standardise=standardise,
         seed=seed,
     )
@@ -139,7 +152,7 @@ def from_clients(
     *,
     classes: int,
     problem: Problem = CLASSES,
-    info: Callable[[int], Info] | None = None,
+    info: Callable[..., Info] | None = None,
     name: str = "clients",
     labels: Sequence[str] | None = None,
     defaults: Defaults | None = None,
@@ -150,28 +163,34 @@ def from_clients(
     ``client(k)`` gives the data of client k; ``client(k, round)``, with a parameter called round,
     those of a round, where they drift or switch. The same arguments must always give the same data:
     a client may be made more than once, and in another process. ``info(k)`` says what the server
-    knows, with as many examples as the client trains on; without it the data are made to find out.
+    knows, with as many examples as the client trains on, or ``info(k, round)`` where that changes;
+    without it the data are made to find out. Inputs in float64 are taken as float32.
     ``problem`` says what the targets are; ``classes`` is how many outputs they take.
     """
-    check(clients >= 1, "clients", clients, "1 or more")
-    fewest = 2 if problem.name == CLASSES.name else 1
-    check(classes >= fewest, "classes", classes, f"{fewest} or more")
-    by_round = "round" in inspect.signature(client).parameters
-    first = client(0, round=0) if by_round else client(0)
-    if not isinstance(first, ClientData):
-        raise InputError(
-            f"client(0) gives a {type(first).__name__}; it must give a ClientData "
-            "(fedgrove.data.ClientData)."
-        )
-    lazy = LazyClients(client, clients, info, by_round)
-    known = first.info if info is None else info(0)
+    check(callable(client), "client", client, "a function of k that gives a ClientData")
+    check(info is None or callable(info), "info", info, "a function of k that gives an Info")
+    check(_is_whole(clients) and clients >= 1, "clients", clients, "a whole number, 1 or more")
+    fewest = 2 if problem.kind == CLASSES.kind else 1
+    enough = _is_whole(classes) and classes >= fewest
+    check(enough, "classes", classes, f"a whole number, {fewest} or more")
+    by_round = takes_round(client)
+    when = {"round": 0} if by_round else {}
+    first = called("client(0)", client, 0, **when)
+    shape = _shape_of(first)
+    make = Checked(client, shape, classes, problem, _target_shape(first))
+    first = make.checked("client(0)", first)
+    known = first.info
+    if info is not None:
+        info = checked_info(info)
+    lazy = LazyClients(make, int(clients), info, by_round)
+    if info is not None:
+        known = lazy.info_of(0)
     check(
-        len(first.train) == first.info.examples == known.examples,
+        len(first.train) == known.examples,
         "info(0).examples",
         known.examples,
-        f"what client 0 trains on and its own info says: {len(first.train)}",
+        f"what client 0 trains on: {len(first.train)}",
     )
-    shape = tuple(first.train.x.shape[1:])
     if labels is None:
         labels = [str(label) for label in range(classes)]
     if defaults is None:
@@ -186,6 +205,21 @@ def from_clients(
         notes=tuple(notes),
         problem=problem,
     )
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int | np.integer) and not isinstance(number, bool)
+
+
+def _shape_of(client: Any) -> tuple[int, ...]:
+    """The shape of one input; () of what is no client, which is then refused."""
+    x = getattr(getattr(client, "train", None), "x", None)
+    return tuple(x.shape[1:]) if isinstance(x, Tensor) else ()
+
+
+def _target_shape(client: Any) -> tuple[int, ...]:
+    y = getattr(getattr(client, "train", None), "y", None)
+    return tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
 
 
 def _from_own_arrays(
@@ -206,6 +240,7 @@ def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
     check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
     is_finite = bool(np.isfinite(x).all())
     check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+    _check_size("x", x)
 
     n = len(x)
     targets = _own_targets(y, n)
@@ -258,6 +293,7 @@ def _own_targets(y: Array, n: int) -> _Targets:
         check(is_table or y.shape == (n,), "y", given, allowed)
         is_finite = bool(np.isfinite(y).all())
         check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
+        _check_size("y", y)
     if is_table and is_number:
         is_yes_or_no = bool(np.isin(y, (0, 1)).all())
         if is_yes_or_no and y.shape[1] > 1:
@@ -286,6 +322,8 @@ def _own_labels(y: Array) -> _Targets:
 
 def _own_numbers(y: Array) -> _Targets:
     check(len(y) > 1, "y", f"{len(y)} numbers", "two or more")
+    for column in y.T:
+        _check_spread(column.astype(np.float64))
     notes: tuple[str, ...] = ()
     if bool((y == np.round(y)).all()):
         notes = (
@@ -294,6 +332,36 @@ def _own_numbers(y: Array) -> _Targets:
         )
     labels = tuple(f"y{column}" for column in range(y.shape[1]))
     return _Targets("numbers", np.zeros(len(y), dtype=np.int64), labels, y, notes)
+
+
+def _check_size(name: str, values: Array) -> None:
+    """Refuse numbers that float32 does not have."""
+    largest = float(np.abs(values).max(initial=0)) if values.dtype.kind == "f" else 0.0
+    given = f"{values.dtype} {values.shape} with numbers up to {largest:.3g}"
+    check(largest <= LARGEST, name, given, f"at most {LARGEST:g}; divide it by a constant")
+
+
+def _check_spread(column: Array) -> None:
+    """Refuse targets that float32 cannot tell apart, but for a constant."""
+    mean = float(column.mean())
+    deviation = float(column.std())
+    # The deviation of a constant may be a rounding error.
+    if deviation <= 1e-12 * abs(mean):
+        return
+    given = f"numbers of mean {mean:.6g} and deviation {deviation:.3g}"
+    check(
+        deviation >= SMALLEST_SPREAD,
+        "y",
+        given,
+        f"of deviation {SMALLEST_SPREAD:g} or more; multiply them by a constant",
+    )
+    check(
+        deviation >= FINEST * abs(mean),
+        "y",
+        given,
+        f"of deviation {FINEST:g} of their mean or more, as float32 cannot tell them apart; "
+        f"take a constant off first, such as y - {mean:.6g}",
+    )
 
 
 def _column(name: str, values: Any, n: int) -> Ints:

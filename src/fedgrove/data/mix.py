@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import InputError, check
 from ..problems import Problem, Task, Tasks
+from .devices import Steps
 from .federation import ClientData, Examples, Federation
 
 
@@ -41,6 +42,7 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
 
     clients: dict[int, ClientData] = {}
     labels: dict[int, str] = {}
+    trace: dict[int, Steps] = {}
     notes: list[str] = []
     for task, federation in zip(tasks, federations.values(), strict=True):
         for offset, label in enumerate(federation.labels):
@@ -49,8 +51,11 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
             notes.append(f"{task.name}: {note}")
         if federation.shape != shape:
             notes.append(f"{task.name}: inputs {federation.shape} filled up with zeros to {shape}")
-        for client in federation.clients.values():
-            clients[len(clients)] = _client(client, task.name, shape, columns)
+        for own_number, client in federation.clients.items():
+            number = len(clients)
+            clients[number] = _client(client, task.name, shape, columns)
+            if federation.trace is not None and own_number in federation.trace:
+                trace[number] = federation.trace[own_number]
 
     first = next(iter(federations.values()))
     cohort = sum(federation.defaults.cohort for federation in federations.values())
@@ -67,6 +72,7 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
         split=_agreed(federations, "split"),
         validation=first.validation,
         problem=Tasks(tasks),
+        trace=trace or None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Device profiles: bandwidth (Mbit/s), relative speed and memory (bytes) of every client."""
+"""Named device profiles: bandwidth (Mbit/s), relative speed and memory (bytes) of every client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def info(profile: str, examples: int, client: int, seed: int) -> Info:
     `phones`: three tiers.
 
     >>> info("uniform", 7, client=0, seed=0)
-    Info(examples=7, bandwidth=52.5, speed=1.0, memory=1073741824, task='')
+    Info(examples=7, bandwidth=52.5, speed=1.0, memory=1073741824, task='', downlink=None)
     """
     rng = numpy_rng(seed, "profile", client)
     match profile:

@@ -78,7 +78,8 @@ class Wired:
         spent.add({"up": up})
         if self.timeout is not None and time.monotonic() - started > self.timeout:
             return replace(late(task, self.timeout), cost=_cost(spent))
-        return replace(answer, cost=_cost(spent))
+        # What it computed travels with no message: it is for the clock of a simulation.
+        return replace(answer, cost=_cost(spent), macs=report.macs)
 
     def _deliver(self, run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> Task:
         """The task as its client reads it; a client that lacks a mask says so, and gets it whole.

@@ -6,7 +6,6 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +13,13 @@ import torch
 
 from .. import seeds, trees
 from ..channels.shrink import structured
+from ..channels.thin import Thin
 from ..core import (
+    GRADIENT_PASSES,
+    SCORING_VERBS,
     Answer,
     Batch,
+    Batches,
     Carry,
     Client,
     Edit,
@@ -29,11 +32,13 @@ from ..core import (
     Stage,
     Task,
     Train,
+    check_names,
 )
 from ..errors import FedgroveError
 from ..nets import Net
 from ..parts import local
 from ..runs.run import Run
+from ..seeds import one_thread, own_randomness
 from ..trees import Tree
 from ..wire.count import BroadcastCosts, count_down, count_up
 
@@ -169,34 +174,68 @@ def explained(error: BaseException) -> str:
 def perform(run: Run, task: Task, memory: Mapping[str, Tree]) -> tuple[Report, Mapping[str, Tree]]:
     """Do a task: the report, and what the client remembers from now on (empty if unchanged)."""
     client = run.client(task, dict(memory))
+    outcome, computed = do_stages(run, task, client)
+    remembered = all_remembered(task, memory, outcome)
+    macs = 0
+    for stage, per_example in computed:
+        macs += per_example * examples_seen(run, stage, client)
+    report = Report(task.to, outcome.give, client.info.examples, outcome.metrics, macs=macs)
+    return report, remembered
+
+
+Computed = list[tuple[Train | Measure, int]]
+"""The stages that compute, each with its multiply-accumulates per example."""
+
+
+def do_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]:
+    """All stages of a task: what leaves the client, and what it computed."""
     dtype = next(iter(run.params.values())).dtype
-    carry = initial_carry(task, memory, dtype, run.marks(client))
+    carry = initial_carry(task, client.memory, dtype, run.marks(client))
     outcome = Outcome()
+    computed: Computed = []
     with one_thread(), own_randomness():
         for number, stage in numbered(run.work(task.verb)):
             if isinstance(stage, Train | Measure):
-                carry = worked(run, stage, carry, client, number)
+                carry, per_example = worked(run, stage, carry, client, number)
+                computed.append((stage, per_example))
             elif isinstance(stage, Edit):
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
                 outcome = stage.f(carry, client)
-    remembered: Mapping[str, Tree] = {}
-    if outcome.memory:
-        remembered = {**memory, **outcome.memory}
-    report = Report(task.to, outcome.give, client.info.examples, outcome.metrics)
-    return report, remembered
+    return outcome, computed
 
 
-def worked(run: Run, stage: Stage, carry: Carry, client: Client, number: int) -> Carry:
-    """A Train or Measure stage, the ``number``-th of its kind; torch's generator is moved."""
+def all_remembered(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:
+    """What a client remembers after its work, also from before; empty if it is as it was."""
+    if not outcome.memory:
+        return {}
+    # The scoring itself keeps a model.
+    if task.verb not in SCORING_VERBS:
+        check_names(outcome.memory, "a memory")
+    return {**memory, **outcome.memory}
+
+
+def worked(
+    run: Run, stage: Train | Measure, carry: Carry, client: Client, number: int
+) -> tuple[Carry, int]:
+    """A Train or Measure stage, the ``number``-th of its kind; torch's generator is moved.
+
+    Beside the carry: the multiply-accumulates that it took for one example.
+    """
+    net = run.net_named(stage.net)
     if isinstance(stage, Train):
         # Dropout draws from torch's global generator, seeded anew per stage: the same bits in any
         # process.
         torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
-        net = run.nets[stage.net]
-        return trained(net, stage, carry, local.epochs(net, stage, client, number))
-    assert isinstance(stage, Measure)
-    return {**carry, stage.name: _measured(run, stage, carry, client, number)}
+        result = trained(net, stage, carry, local.epochs(net, stage, client, number))
+        # Found before, and remembered.
+        thin = structured(net, carry.get(stage.mask_name))
+        return result, macs_per_example(net, stage, thin)
+    # Most networks draw nothing in eval mode. One that does must not depend on what was drawn
+    # before, in this process or another.
+    torch.default_generator.manual_seed(seeds.derive(client.seed, "measure", number))
+    measured = _measured(run, stage, carry, client, number)
+    return {**carry, stage.name: measured}, macs_per_example(net, stage, None)
 
 
 def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Carry:
@@ -205,11 +244,37 @@ def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> C
     The same result as training masked, but for the order of sums; dropout draws fewer bits, and
     agrees in distribution.
     """
-    thin = structured(net, carry.get(stage.mask))
+    thin = structured(net, carry.get(stage.mask_name))
     if thin is None:
         return local.train(net, stage, carry, batches)
-    small = local.train(thin.net, stage, thin.narrowed(carry), batches)
+    small = local.train(thin.net, stage, thin.narrowed(carry, stage.whole), batches)
     return {**carry, stage.end: thin.widen(small[stage.end]), "aux": thin.widen(small["aux"])}
+
+
+def macs_per_example(net: Net, stage: Train | Measure, thin: Thin | None) -> int:
+    """The multiply-accumulates of a stage for one example, each time that it is seen.
+
+    Of training, those of the net that is really trained, ``thin`` where there is one; a Measure
+    runs in full width.
+    """
+    if isinstance(stage, Train):
+        forward = net.layout.macs if thin is None else thin.macs(net.layout)
+        return GRADIENT_PASSES * forward
+    passes: int = getattr(stage.f, "passes", 1)
+    return passes * net.layout.macs
+
+
+def examples_seen(run: Run, stage: Train | Measure, client: Client) -> int:
+    """How many examples a stage works on; each counts anew in every epoch."""
+    over, epochs = pass_of(run.nets[stage.net], stage)
+    return epochs * over.seen(len(getattr(client.data, over.split)))
+
+
+def pass_of(net: Net, stage: Train | Measure) -> tuple[Batches, int]:
+    """Which examples a stage goes through, and how often."""
+    if isinstance(stage, Train):
+        return local.batches_of(net, stage), local.recipe(stage).epochs
+    return stage.over, 1
 
 
 def numbered(stages: Sequence[Stage]) -> Iterator[tuple[int, Stage]]:
@@ -229,29 +294,6 @@ def _measured(run: Run, stage: Measure, carry: Carry, client: Client, number: in
     total: Tree | None = None
     with torch.no_grad():
         for batch in client.batches(stage.over, number):
-            value = stage.f(run.nets[stage.net], carry[stage.of], batch, carry)
+            value = stage.f(run.net_named(stage.net), carry[stage.of], batch, carry)
             total = value if total is None else trees.map(torch.add, total, value)
     return {} if total is None else total
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread: sums then come out the same on every machine and in every engine."""
-    before = torch.get_num_threads()
-    if before != 1:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if before != 1:
-            torch.set_num_threads(before)
-
-
-@contextmanager
-def own_randomness() -> Iterator[None]:
-    """Leave torch's global generator as it was."""
-    before = torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import nets
 from ..channels.shrink import cut, structured
 from ..config.experiment import Experiment
-from ..config.toml import check_trust, from_toml, read_words
+from ..config.toml import check_trust, from_toml, how_to_resume, read_words
 from ..data import ClientData, Federation
 from ..errors import InputError, check
 from ..methods import FedAvg
@@ -109,7 +109,12 @@ def opened(
     if summary is None:
         raise InputError(
             f"the run in {folder.path} is not finished, so its clients have no models yet; "
-            f"resume with: fedgrove resume {folder.path}"
+            f"{how_to_resume(folder.config, folder.path)}"
+        )
+    if summary.get("prediction") == "own":
+        raise InputError(
+            f"the clients of {folder.path} predict in their method's own way, of which models/ "
+            "holds a part only: it cannot be exported; load the weights in Python instead."
         )
     for key, given in (("data", data), ("net", net)):
         recorded = str(read_words(folder.config).get(key, ""))
@@ -127,6 +132,8 @@ def opened(
     # A finished model can be exported whatever trained it, so any method will do; the run's own may
     # be a class that this process does not know.
     experiment = from_toml(folder.config, data=data, net=net, method=FedAvg())
+    # Nor are the devices that it was trained on needed, whose files may be gone.
+    experiment = replace(experiment, profile=None, trace=None)
     federation = experiment.federation(data_dir)
     if federation.problem != CLASSES:
         raise InputError(

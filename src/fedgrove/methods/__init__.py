@@ -208,7 +208,7 @@ def _make_own(word: str) -> AnyMethod:
     path, name, preset = _split(word)
     cls = find_own(path, name)
     if preset:
-        available = _own_presets(cls)
+        available = _own_presets(cls, path)
         if preset not in available:
             raise unknown(f"preset of {path}:{name}", preset, available)
         return available[preset]
@@ -237,9 +237,21 @@ def _split(word: str) -> tuple[str, str, str]:
     return match[1], match[2], match[3] or ""
 
 
-def _own_presets(cls: type) -> dict[str, AnyMethod]:
+def _own_presets(cls: type, path: str) -> dict[str, AnyMethod]:
     """The file's presets that are of this class: it may hold several methods."""
-    held: Mapping[str, AnyMethod] = getattr(sys.modules[cls.__module__], "PRESETS", {})
+    given: Any = getattr(sys.modules[cls.__module__], "PRESETS", {})
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"PRESETS in {path} is a {type(given).__name__}; it must be a dictionary of methods by "
+            "name."
+        )
+    held: Mapping[str, AnyMethod] = given
+    for name, method in held.items():
+        if not dataclasses.is_dataclass(method) or isinstance(method, type):
+            raise InputError(
+                f"PRESETS[{name!r}] in {path} is {method!r}; it must be a method, as "
+                f"{cls.__name__}(...)."
+            )
     return {name: method for name, method in held.items() if type(method) is cls}
 
 

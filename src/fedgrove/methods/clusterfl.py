@@ -177,7 +177,10 @@ def start_personal(carry: Carry, client: Client) -> Carry:
 
 def use_personal_or_start(carry: Carry, client: Client) -> Carry:
     """A client uses its own model; before it has one, the network's start."""
-    return {**carry, "model": carry.get("personal", client.start)}
+    rest = dict(carry)
+    # Taken out, so that old and new clients are scored at once.
+    own = rest.pop("personal", client.start)
+    return {**rest, "model": own}
 
 
 def send_and_keep_personal(carry: Carry, client: Client) -> Outcome:

@@ -61,8 +61,9 @@ class Ditto:
         """Train the global model, then the personal one; send the first, keep the second."""
         if verb == "train":
             return (
-                Train(self.objective, self.local),
+                # First of all, so that old and new clients have the same trees, and train at once.
                 Edit(begin_personal),
+                Train(self.objective, self.local),
                 # `pull` is towards carry["model"], the global model as it was received.
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
                 Give(send_and_keep),
@@ -81,7 +82,10 @@ def begin_personal(carry: Carry, client: Client) -> Carry:
 
 def use_personal(carry: Carry, client: Client) -> Carry:
     """The client uses its personal model, once it has one."""
-    return {**carry, "model": carry.get("personal", carry["model"])}
+    rest = dict(carry)
+    # Taken out, so that old and new clients are scored at once.
+    own = rest.pop("personal", carry["model"])
+    return {**rest, "model": own}
 
 
 def send_and_keep(carry: Carry, client: Client) -> Outcome:

@@ -176,8 +176,9 @@ class FedCHAR:
         one_epoch = None if self.local is None else replace(self.local, epochs=1)
         return {
             "train": (
-                Train(self.objective, self.local),
+                # First of all, so that old and new clients have the same trees, and train at once.
                 Edit(begin_personal),
+                Train(self.objective, self.local),
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
                 Give(send_and_keep),
             ),

@@ -1,6 +1,7 @@
-r"""FedLayerPrune: one model, pruned layer by layer at rates of their own, its mask voted on by the
-clients (He, Cao, Zhang, Yang, "Efficient Federated Learning Method FedLayerPrune Based on Layer
-Adaptive Pruning", Electronics 15(5), 2026).
+r"""FedLayerPrune: one model, each layer pruned at a rate of its own, the mask by vote.
+
+(He, Cao, Zhang, Yang, "Efficient Federated Learning Method FedLayerPrune Based on Layer Adaptive
+Pruning", Electronics 15(5), 2026.)
 
 Round :math:`t` of :math:`T`, cohort :math:`S_t`, :math:`\lambda_k = n_k / \sum_j n_j`::
 
@@ -11,13 +12,14 @@ Round :math:`t` of :math:`T`, cohort :math:`S_t`, :math:`\lambda_k = n_k / \sum_
     w    = sum_k lambda_k m_k w_k / sum_k lambda_k m_k                 -> WeightedMean
     m    = [sum_k lambda_k m_k > tau]                                  -> Vote
     every R rounds, of the weights outside m the zeta of largest
-    sum_k lambda_k I_k come back with the value the server still has   -> _regrown
+    mean I_k over those who pruned them come back, with the value
+    the server still has                                               -> grown
 
 Channels whose filters are all pruned are gone, with their biases and norms, so that what trains and
 what is exported is really smaller. With ``p_base`` 0 this is FedAvg.
 
 Differs from the paper: docs/papers/fedlayerprune.md. The preset ``literal`` has its rules as they
-are printed, ``reported`` (the default) the density of its tables.
+are printed, ``reported`` the density of its tables.
 """
 
 from __future__ import annotations
@@ -109,8 +111,9 @@ class FedLayerPrune:
     p_base: float | None = None
     """The pruned share of a layer of sensitivity 1 in the first rounds; None: what ``density``
     asks for."""
-    density: float = 0.48
-    """Without ``p_base``: the kept share of the prunable weights, averaged over the rounds."""
+    density: float = 0.5
+    """Without ``p_base``: the share of the prunable weights that a client keeps, averaged over the
+    rounds. Clients disagree, and so the vote leaves the shared model denser than that."""
     p_max: float = 0.8
     """No layer loses more than this share."""
     rates: KindAndDepth | Alike | Allocated | LearnedSensitivity = KindAndDepth()
@@ -230,8 +233,12 @@ class FedLayerPrune:
         for report in reports:
             packet = report.give["model"]
             votes.add(packet.mask, report.examples)
-            # Without its mask, what a client pruned counts as 0, as Eq. 11 has it.
-            mean.add(packet.values, report.examples, packet.mask if self.renormalise else None)
+            kept = packet.mask
+            if not self.renormalise and kept is not None:
+                # What a client pruned counts as 0, as Eq. 11 has it. Norms and biases are never
+                # pruned by themselves: theirs is the mean over those who have the channel.
+                kept = {name: leaf for name, leaf in kept.items() if name not in before}
+            mean.add(packet.values, report.examples, kept)
             if "scores" in report.give:
                 pruned = _outside(packet.mask, before)
                 scores.add(_scores_of(report.give["scores"]), report.examples, pruned)
@@ -287,8 +294,11 @@ class FedLayerPrune:
         layout = client.layout
         weights = trees.pick(carry["local"], layout.prunable)
         mask = carry.get("model.mask") or trees.map(_all_kept, weights)
+        estimates = torch.ones(())
         if isinstance(self.score, Fisher):
             importance = self.score.smoothed(carry.get("importance"), carry["fisher"])
+            if "estimates" in carry:
+                estimates = carry["estimates"]["count"] + 1
         else:
             importance = self.score(weights)
         settings = carry["settings"]
@@ -297,7 +307,8 @@ class FedLayerPrune:
             evidence = dict(zip(layout.prunable, settings["evidence"].tolist(), strict=True))
         rates = capped(self.rates(layout, float(settings["p"]), evidence), self.p_max)
         own = self.hybrid(weights, importance, rates, mask, groups_of(client.net), layout)
-        return {**carry, "importance": importance, "own.mask": own}
+        counted = {"count": estimates}
+        return {**carry, "importance": importance, "estimates": counted, "own.mask": own}
 
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """The model under the client's mask; it remembers the importances."""
@@ -309,7 +320,7 @@ class FedLayerPrune:
             metrics = _numbered(figures.values())
         memory = {}
         if self.prunes and isinstance(self.score, Fisher):
-            memory["importance"] = carry["importance"]
+            memory = {"importance": carry["importance"], "estimates": carry["estimates"]}
         return Outcome({"model": packet}, metrics, memory)
 
     def _send_with_scores(self, carry: Carry, client: Client) -> Outcome:
@@ -317,8 +328,9 @@ class FedLayerPrune:
         outcome = self._send(carry, client)
         if not isinstance(self.score, Fisher):
             return outcome
-        pruned = _outside(carry["own.mask"], carry["importance"])
-        scores = _scores_packet(trees.masked(carry["importance"], pruned))
+        importance = self.score.value(carry["importance"], int(carry["estimates"]["count"]))
+        pruned = _outside(carry["own.mask"], importance)
+        scores = _scores_packet(trees.masked(importance, pruned))
         return replace(outcome, give={**outcome.give, "scores": scores})
 
     def _holds(self, task: Task, net: Net) -> Holds:
@@ -462,5 +474,5 @@ def _numbers(tree: Tree) -> dict[str, float]:
 
 PRESETS = {
     "literal": FedLayerPrune(p_base=0.2, p_max=0.6, hybrid=LiteralHybrid(), renormalise=False),
-    "reported": FedLayerPrune(),
+    "reported": FedLayerPrune(density=0.4),
 }

@@ -43,6 +43,7 @@ from ..channels.submodel import (
     size_at,
 )
 from ..core import (
+    REFERENCE_GMACS,
     Batch,
     Batches,
     Carry,
@@ -76,8 +77,6 @@ LEAST_GAP = 0.1
 LARGEST_LOSS = 1e6
 LONGEST_ROUND = 1e9
 """Seconds, some thirty years."""
-MACS_PER_SECOND = 1e9
-"""What a device of speed 1 computes: a round number of ours, no survey."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ def seconds(info: Info, macs: int, params: int, epochs: int) -> float:
     >>> seconds(Info(100, bandwidth=64.0, speed=0.5), macs=5_000_000, params=1_000_000, epochs=2)
     7.0
     """
-    computing = 3 * macs * info.examples * epochs / (info.speed * MACS_PER_SECOND)
+    computing = 3 * macs * info.examples * epochs / (info.speed * REFERENCE_GMACS * 1e9)
     sending = 2 * 32 * params / (info.bandwidth * 1e6)
     return computing + sending
 

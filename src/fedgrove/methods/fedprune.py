@@ -25,12 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..core import (
+    GRADIENT_PASSES,
     Batch,
     Batches,
     Carry,
@@ -244,6 +246,7 @@ class SquaredGradient:
     """What :class:`~fedgrove.core.Measure` sums: a batch's squared gradient, times its examples."""
 
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """By prunable weight, without dropout; also where a weight is pruned."""

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..errors import InputError, check, unknown
+from .state import changed_by_forward
 
 Kind = Literal["conv", "linear", "norm", "other"]
 FLOAT_BYTES = 4
@@ -68,6 +69,9 @@ class Layout:
     """Whether the forward pass writes into its input."""
     frozen: tuple[str, ...] = ()
     """Parameters without a gradient (``requires_grad=False``): they stay in the module."""
+    state: tuple[str, ...] = ()
+    """Buffers and attributes that the forward pass changes beside ``buffers``: they are put back
+    after every call."""
 
     @classmethod
     def of(cls, module: nn.Module, shape: tuple[int, ...]) -> Layout:
@@ -81,6 +85,10 @@ class Layout:
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
         has_batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
+        state: tuple[str, ...] = ()
+        # The built-in networks keep none, and need not be tried.
+        if not type(module).__module__.startswith(f"{__package__}."):
+            state = changed_by_forward(module, shape, tensors)
         return cls(
             layers=layers,
             named_shapes=tuple((name, tuple(t.shape)) for name, t in tensors.items()),
@@ -89,6 +97,7 @@ class Layout:
             batch_norm=keeps_statistics or has_batch_norm,
             writes_input=writes_input,
             frozen=tuple(frozen),
+            state=state,
         )
 
     @property
@@ -277,10 +286,12 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
             return output, zeros._version > 0
     except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
+        advice = "check the shape against the first layers of the net"
+        if "scalar type" in reason or "dtype" in reason:
+            advice = f"inputs are {like.dtype}: convert them in the forward pass, as with x.long()"
         raise InputError(
             f"{type(module).__name__} was given zeros of shape {(batch, *shape)} and raised "
-            f"{type(error).__name__}: {reason}; check the shape against the first layers of the "
-            "net."
+            f"{type(error).__name__}: {reason}; {advice}."
         ) from error
     finally:
         for part, mode in modes:

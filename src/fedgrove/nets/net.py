@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 from .layout import Layout, tensors_of
+from .state import place_of, put_back
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +27,16 @@ class Output:
     features: Tensor | None
     net: Net
     train: bool
+
+    @property
+    def nets(self) -> Mapping[str, Net]:
+        """All networks of the method by name: a teacher's is ``out.nets["teacher"]``."""
+        return self.net.nets
+
+    @property
+    def whole(self) -> Net:
+        """The network in full width, where it is trained without some of its channels."""
+        return self.net.whole
 
 
 class Net:
@@ -43,7 +55,11 @@ class Net:
     """
 
     def __init__(
-        self, module: nn.Module, shape: tuple[int, ...], problem: AnyProblem = CLASSES
+        self,
+        module: nn.Module,
+        shape: tuple[int, ...],
+        problem: AnyProblem = CLASSES,
+        whole: ref[Net] | None = None,
     ) -> None:
         # A module that overrides train() gets to run it before the first step.
         self.module = module.train(module.training)
@@ -53,9 +69,32 @@ class Net:
         """What its outputs are for: where objectives find the loss."""
         self.layout = Layout.of(module, shape)
         self._slots = _slots(module)
+        self._state = [place_of(module, name) for name in self.layout.state]
         self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
         self._head = None if head is None else module.get_submodule(head.name)
+        self._nets: Mapping[str, Net] | None = None
+        self._whole = whole
+
+    @property
+    def whole(self) -> Net:
+        """The network in full width: itself, unless it lacks channels of another one."""
+        if self._whole is None:
+            return self
+        # Without its owner a smaller network is one like any other.
+        return self._whole() or self
+
+    @property
+    def nets(self) -> Mapping[str, Net]:
+        """All networks of a method by name; ``model`` is the run's own. A run fills them in."""
+        if self.whole is not self:
+            return self.whole.nets
+        # Not stored: a network that holds itself is not freed at once.
+        return self._nets or {"model": self}
+
+    @nets.setter
+    def nets(self, nets: Mapping[str, Net]) -> None:
+        self._nets = nets
 
     def params(self) -> Tree:
         """The module's own parameters, then its float buffers: detached copies."""
@@ -97,7 +136,11 @@ class Net:
         old = [owner[key] for _, owner, key in self._slots]
         try:
             self._put(new)
-            output: Tensor = self.module(x)
+            if self._state:
+                with put_back(self._state):
+                    output: Tensor = self.module(x)
+            else:
+                output = self.module(x)
         finally:
             self._put(old)
         return output

@@ -40,6 +40,7 @@ TITLES = {
     "reduction_paper": "% less, counted",
     "reduction": "% less, sent",
     "density_run": "density %, mean over rounds",
+    "density_end": "density %, at the end",
     "mask_stability": "mask stability %",
     "pruned": "pruned %",
 }
@@ -54,6 +55,7 @@ DIGITS = {
     "reduction_paper": 2,
     "reduction": 2,
     "density_run": 2,
+    "density_end": 2,
     "mask_stability": 2,
 }
 """Measures that do not depend on fine-tuning, and how many digits of them are shown."""
@@ -61,7 +63,7 @@ SHARES = {"share_paper": "mib_paper", "share": "mib"}
 """Measures in % of another row's, and what of."""
 REDUCTIONS = {"reduction_paper": "mib_paper", "reduction": "mib"}
 """Measures of how much less a row has than another one, in % of that, and what of."""
-FRACTIONS = ("accuracy", "density_run", "mask_stability", "pruned")
+FRACTIONS = ("accuracy", "density", "mask_stability", "pruned")
 """What begins the names of measures that are fractions, and are shown in %."""
 REACHED = "rounds_to@"
 """Begins a measure of how many rounds it takes to an accuracy."""
@@ -145,6 +147,8 @@ def run_value(summary: Summary, key: str, layer: str = "") -> float | None:
         return float((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
     if measure == "mib_paper":
         return float(summary["bytes_paper"] / 2**20)
+    if measure == "density_end":
+        return float(summary["density"])
     if measure == "params":
         return float(summary["params_mean"])
     if measure == "model_mb":

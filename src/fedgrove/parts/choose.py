@@ -23,6 +23,11 @@ class Losses:
 
     models: int
 
+    @property
+    def passes(self) -> int:
+        """Each model runs once."""
+        return self.models
+
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The summed loss of each model."""
         losses = []

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from .. import trees
-from ..core import Batch, Carry, Form, Packet
+from ..core import GRADIENT_PASSES, Batch, Carry, Form, Packet
 from ..nets import Net
 from ..trees import Tree
+from .gradient import gradient
 from .mask import best
 from .objective import Objective
 
@@ -37,6 +38,7 @@ class Gradient:
     """
 
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The gradient by prunable weight, without dropout."""
@@ -49,8 +51,7 @@ class Gradient:
             mean, _ = self.objective(out, trees.pick(tree, net.layout.params), batch, carry)
             return mean * batch.weight.sum()
 
-        gradient: Tree = grad(loss)(trees.pick(params, net.layout.prunable))
-        return gradient
+        return gradient(loss, trees.pick(params, net.layout.prunable))
 
 
 def settled(gradient: Tensor) -> Tensor:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from .. import trees
-from ..core import Batch, Carry
+from ..core import GRADIENT_PASSES, Batch, Carry
 from ..errors import check
 from ..nets import Net
 from ..seeds import numpy_rng
 from ..trees import Tree
+from .gradient import gradient
 from .objective import Objective
 
 Measured = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -34,8 +35,9 @@ class Fisher:
     :math:`\rho` -> ``smoothing``. With ``per_sample=False`` it is the square of the mini-batch's
     gradient, which is what the paper's "one additional backward pass" gives.
 
-    Differs from the paper: the first estimate is taken whole, where a moving average from 0 would
-    only be smaller by a factor.
+    The average starts at 0, so that no estimate weighs more than a later one. After n estimates its
+    weights sum to :math:`1 - \rho^n`; :meth:`value` divides by that, so that clients which took
+    part more or less often can be compared.
     """
 
     smoothing: float = 0.9
@@ -56,32 +58,41 @@ class Fisher:
         >>> Fisher(0.9).smoothed({"w": torch.tensor([1.0])}, {"w": torch.tensor([2.0])})["w"]
         tensor([1.1000])
         """
-        if before is None:
-            return dict(now)
         rho = self.smoothing
+        if before is None:
+            return trees.map(lambda new: (1 - rho) * new, now)
         return trees.map(lambda old, new: rho * old + (1 - rho) * new, before, now)
+
+    def value(self, average: Mapping[str, Tensor], estimates: int) -> Tree:
+        """The moving average of so many estimates, with weights that sum to 1.
+
+        >>> Fisher(0.9).value({"w": torch.tensor([0.1])}, estimates=1)["w"]
+        tensor([1.])
+        """
+        return trees.map(lambda sum_: sum_ / (1 - self.smoothing**estimates), average)
 
 
 @dataclass(frozen=True)
 class _SquaredPerSample:
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         total = trees.map(torch.zeros_like, trees.pick(params, net.layout.prunable))
-        for weight, gradient in per_sample(self.objective, net, params, batch, carry):
-            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, total, gradient)
+        for weight, own in per_sample(self.objective, net, params, batch, carry):
+            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, total, own)
         return trees.map(lambda sum_: sum_ / batch.weight.sum().clamp(min=1), total)
 
 
 @dataclass(frozen=True)
 class _SquaredOfBatch:
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        gradient = grad(loss_at(self.objective, net, params, batch, carry))(
-            trees.pick(params, net.layout.prunable)
-        )
-        return trees.map(torch.square, gradient)
+        weights = trees.pick(params, net.layout.prunable)
+        loss = loss_at(self.objective, net, params, batch, carry)
+        return trees.map(torch.square, gradient(loss, weights))
 
 
 def loss_at(
@@ -114,7 +125,7 @@ def per_sample(
             index=batch.index[i : i + 1],
             position=batch.position,
         )
-        yield batch.weight[i], grad(loss_at(objective, net, params, one, carry))(weights)
+        yield batch.weight[i], gradient(loss_at(objective, net, params, one, carry), weights)
 
 
 # ---- how strong a layer's gradients are ----------------------------------------------------------
@@ -142,14 +153,15 @@ class GradientVariance:
 @dataclass(frozen=True)
 class _Moments:
     objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         weights = trees.pick(params, net.layout.prunable)
         total = trees.map(torch.zeros_like, weights)
         squares = trees.map(torch.zeros_like, weights)
-        for weight, gradient in per_sample(self.objective, net, params, batch, carry):
-            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g, total, gradient)
-            squares = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, squares, gradient)
+        for weight, own in per_sample(self.objective, net, params, batch, carry):
+            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g, total, own)
+            squares = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, squares, own)
         examples = batch.weight.sum().clamp(min=1)
 
         def moments(sum_: Tensor, square: Tensor) -> Tensor:
@@ -187,13 +199,18 @@ class _Hutchinson:
     objective: Objective
     draws: int
 
+    @property
+    def passes(self) -> int:
+        """A gradient of a gradient for each draw."""
+        return GRADIENT_PASSES * GRADIENT_PASSES * self.draws
+
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         weights = trees.pick(params, net.layout.prunable)
         loss = loss_at(self.objective, net, params, batch, carry)
         total: Tree = {}
         for draw in range(self.draws):
             direction = {k: signs_like(v, draw, k) for k, v in weights.items()}
-            curvature = grad(_slope(loss, direction))(weights)
+            curvature = gradient(_slope(loss, direction), weights)
             trace = trees.map(lambda hv, v: (hv * v).sum(), curvature, direction)
             total = trees.map(torch.add, total, trace) if total else trace
         return trees.map(lambda sum_: sum_ / self.draws, total)
@@ -206,7 +223,7 @@ def _slope(loss: Callable[[Tree], Tensor], direction: Tree) -> Callable[[Tree], 
     """
 
     def slope(weights: Tree) -> Tensor:
-        products = trees.map(lambda g, v: (g * v).sum(), grad(loss)(weights), direction)
+        products = trees.map(lambda g, v: (g * v).sum(), gradient(loss, weights), direction)
         return torch.stack(list(products.values())).sum()
 
     return slope

@@ -121,7 +121,7 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
             "examples",
             f"{client} claims {report.examples} examples but enrolled with {info.examples}.",
         )
-    reason = _refuses_metrics(report.metrics, holds.metrics)
+    reason = _refuses_metrics(report.metrics, holds)
     if reason is not None:
         return Refusal("metrics", f"{client} sent {reason}")
     one_sided = sorted(report.give.keys() ^ holds.packets.keys())
@@ -146,15 +146,17 @@ def is_plain_name(version: str) -> bool:
     return plain is not None and ".." not in version
 
 
-def _refuses_metrics(
-    metrics: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]
-) -> str | None:
+def _refuses_metrics(metrics: Mapping[str, float], holds: Holds) -> str | None:
     for name, number in metrics.items():
         if not math.isfinite(number):
             return f"{name} = {number}, which is not finite."
-    for name, (lowest, highest) in ranges.items():
+    for name in holds.metrics:
         if name not in metrics:
             return f"no {name}, which the answer must hold."
+    ranges = {**holds.metrics, **holds.optional}
+    for name, (lowest, highest) in ranges.items():
+        if name not in metrics:
+            continue
         if not lowest <= metrics[name] <= highest:
             return f"{name} = {metrics[name]:g}; it must be between {lowest:g} and {highest:g}."
     return None

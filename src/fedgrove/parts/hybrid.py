@@ -30,7 +30,8 @@ class Hybrid:
     channels :math:`\lfloor \text{channels} \cdot p_l\, C \rfloor` go, those with the shortest
     filters. What falls with them (biases, norms, the inputs of later layers) counts. Single weights
     of lowest score then make up the rest, so that layer :math:`l` keeps
-    :math:`\mathrm{round}((1 - p_l)\, d_l)` weights, or fewer where channels have taken more.
+    :math:`\mathrm{round}((1 - p_l)\, d_l)` weights; fewer where channels have taken more, or where
+    a channel loses its last filter weight and falls with what later layers had kept of it.
 
     Only convolutions lose channels. Where a residual sum ties several of them to each other, the
     lowest of their rates holds.

@@ -262,22 +262,38 @@ def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
 # ---- the pure form: start_training, then step for each batch; an engine may stack clients --------
 
 
+# In the carry while a stage is under way, in angle brackets: no tree of a method's is called so.
+BEFORE = "<before>"
+OPTIMISER = "<optimiser>"
+
+
 def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
     """The carry before the first step.
 
-    ``carry[end]`` holds the masked start, ``carry["optimiser"]`` the optimiser's state.
-    ``carry["before"]`` keeps what ``carry[end]`` was, which is what an objective sees under that
+    ``carry[end]`` holds the masked start, ``carry[OPTIMISER]`` the optimiser's state.
+    ``carry[BEFORE]`` keeps what ``carry[end]`` was, which is what an objective sees under that
     name: a stage may start, end and be pulled to the same tree.
     """
-    tree = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    tree = trees.masked(carry[stage.start], carry.get(stage.mask_name, {}))
     params = trees.pick(tree, net.layout.params)
     return {
         **carry,
-        "before": carry.get(stage.end, {}),
+        BEFORE: carry.get(stage.end, {}),
         stage.end: tree,
-        "optimiser": recipe(stage).optimiser.init(trees.flat(params)),
+        OPTIMISER: recipe(stage).optimiser.init(trees.flat(params)),
         "aux": carry["aux"] | stage.objective.begin(params, carry),
     }
+
+
+def as_before(stage: Train, carry: Carry) -> Carry:
+    """The carry that a stage began with, and what objectives have remembered since."""
+    seen = dict(carry)
+    before = seen.pop(BEFORE)
+    del seen[OPTIMISER]
+    del seen[stage.end]
+    if before:
+        seen[stage.end] = before
+    return seen
 
 
 def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
@@ -296,7 +312,7 @@ def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
 def step(net: Net, stage: Train, carry: Carry, batch: Batch) -> Carry:
     """One step of training as a pure function of tensors."""
     tree = carry[stage.end]
-    objective_carry = {**carry, stage.end: carry["before"]}
+    objective_carry = as_before(stage, carry)
 
     def loss(params: Tree) -> tuple[Tensor, tuple[Tree, Tree]]:
         # The forward pass writes running statistics into its buffers; copies keep the step pure.
@@ -317,18 +333,18 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     # The mask comes before clipping, so that the length is that of the weights in use, and before
     # the optimiser, so that momentum moves no pruned weight. A product may leave -0.0 in the
     # gradient; a pruned weight starts as +0.0, and 0.0 minus a zero of either sign is 0.0.
-    if stage.mask in carry:
-        g = g * flat_mask(carry[stage.mask], params)
+    if stage.mask_name in carry:
+        g = g * flat_mask(carry[stage.mask_name], params)
     if local.clip is not None:
         g = g * clip_scale(g, local.clip)
     w, state = local.optimiser.step(
-        trees.flat(params), g, carry["optimiser"], learning_rate(local, carry)
+        trees.flat(params), g, carry[OPTIMISER], learning_rate(local, carry)
     )
     return {
         **carry,
         stage.end: trees.unflat(w, params) | buffers,
         "aux": carry["aux"] | aux,
-        "optimiser": state,
+        OPTIMISER: state,
     }
 
 
@@ -341,7 +357,7 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     Equal to :func:`start_training` and :func:`step` over ``batches``.
     """
     local = recipe(stage)
-    start = trees.masked(carry[stage.start], carry.get(stage.mask, {}))
+    start = trees.masked(carry[stage.start], carry.get(stage.mask_name, {}))
     start_params = trees.pick(start, net.layout.params)
     w = trees.flat(start_params)
     # Parameters are views of w: when the optimiser moves w in place, the network has moved.
@@ -355,8 +371,8 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     state = local.optimiser.init(w)
     g = torch.empty_like(w)
     mask = None
-    if stage.mask in carry:
-        mask = flat_mask(carry[stage.mask], params)
+    if stage.mask_name in carry:
+        mask = flat_mask(carry[stage.mask_name], params)
     lr = float(learning_rate(local, carry))
     carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
     for batch in batches:

@@ -27,7 +27,8 @@ class Objective(ABC):
     """A term of a local loss: a pure function of tensors, with no Python branch on data.
 
     Where channels are pruned, parameters and features come narrow, or with zeros in some of the
-    places: sum over them, since a mean would depend on which.
+    places: sum over them, since a mean would depend on which. So do the trees of the carry, but
+    those that ``Train.whole`` names, for ``out.whole``, the network in full width.
     """
 
     @abstractmethod
@@ -105,6 +106,8 @@ class CrossEntropy(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """The mean over the examples that are not padding."""
+        # A run looks before it starts, but cannot see every stage.
+        check_fits(self, out.net.problem)
         per_example = CLASSES.losses(out.logits, batch.y, carry.get("client", {}))
         return (per_example * batch.weight).sum() / batch.weight.sum(), {}
 

@@ -13,10 +13,13 @@ def complete(carry: Carry, client: Client) -> Carry:
     ``carry["received"]`` remembers what came; ``carry["model"]`` becomes the whole model, in the
     network's order.
     """
+    rest = dict(carry)
+    # Taken out, so that all clients have the same trees from here on, and train in one stack.
+    kept = rest.pop("kept", {})
     received = carry.get("model", {})
     # The last one wins: the initial parameters, over them the client's own, over them what came.
-    whole = {**client.start, **carry.get("kept", {}), **received}
-    return {**carry, "received": received, "model": trees.pick(whole, client.layout.shapes)}
+    whole = {**client.start, **kept, **received}
+    return {**rest, "received": received, "model": trees.pick(whole, client.layout.shapes)}
 
 
 def share_received(carry: Carry, client: Client) -> Outcome:

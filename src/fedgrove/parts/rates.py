@@ -62,9 +62,9 @@ class KindAndDepth:
     r"""FedLayerPrune, section 3.2.1: :math:`\alpha_l` by the layer's kind, times a factor by depth.
 
     Convolutions -> ``conv``, linear layers -> ``linear``; norm layers are never pruned weight by
-    weight. The first third of the layers that can be pruned is shallow, the last third deep (the
-    paper does not say which are; thirds are ours). With a ``strength`` (Eq. 8) :math:`\alpha_l`
-    becomes :math:`\alpha_l / (\varepsilon + L\gamma_l)`.
+    weight. Layers whose middle lies in the first third of the depth are shallow, those in the last
+    third deep (the paper does not say which are; thirds are ours). With a ``strength`` (Eq. 8)
+    :math:`\alpha_l` becomes :math:`\alpha_l / (\varepsilon + L\gamma_l)`.
 
     Differs from the paper: it divides by :math:`\varepsilon + \gamma_l`. As the :math:`\gamma_l` of
     L layers sum to 1, that would multiply every rate by about L.
@@ -115,9 +115,11 @@ class KindAndDepth:
                     "alike (--set rates=Alike) or measure them (--set rates=LearnedSensitivity)."
                 )
             alpha = by_kind[layer.kind]
-            if 3 * i < len(layers):
+            # The middle of layer i, of layers of equal length that lie between 0 and 1.
+            depth = (i + 0.5) / len(layers)
+            if depth < 1 / 3:
                 alpha *= self.shallow
-            elif 3 * i >= 2 * len(layers):
+            elif depth > 2 / 3:
                 alpha *= self.deep
             for name in layer.weights:
                 # A weight that two layers share is the first one's.
@@ -302,8 +304,8 @@ def base_for(
     rounds: int,
     p_max: float,
 ) -> float:
-    """The p_base with which the kept share of the prunable weights, averaged over the rounds, is
-    ``density``; refuses one that the cap does not allow."""
+    """The p_base with which the share of the prunable weights that a client keeps, averaged over
+    the rounds, is ``density``; refuses one that the cap does not allow."""
 
     # Most rounds share their factor with others: the level parts of the schedule.
     factors = Counter(schedule(t, rounds) for t in range(rounds))
@@ -351,9 +353,12 @@ def proportion_of(info: Info, typical: Info, least: float = 0.25) -> float:
 def rate_of_device(p: float, proportion: float) -> float:
     r"""A rate for one device (ours; the paper names it as future work).
 
-    A weaker device keeps less in proportion: :math:`1 - p_k = (1 - p)\,\text{proportion}`.
+    A weaker device keeps less in proportion: :math:`1 - p_k = (1 - p)\,\text{proportion}`. A rate
+    of 1 or more, which only the cap of a layer holds back, stays as it is.
 
     >>> rate_of_device(0.5, 0.5)
     0.75
     """
+    if p >= 1:
+        return p
     return 1 - (1 - p) * proportion

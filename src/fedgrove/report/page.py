@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError, check
+
 STYLE = """
 body {
   font: 15px/1.5 system-ui, sans-serif;
@@ -38,6 +40,21 @@ small, li { color: #555 }
 def can_draw() -> bool:
     """Whether plotly, of the extra ``fedgrove[report]``, is installed."""
     return find_spec("plotly") is not None
+
+
+def need_plotly(path: Path) -> None:
+    """Refuse ``--plot`` before any work is done if the page cannot be written."""
+    if not can_draw():
+        raise InputError(
+            "--plot was given and plotly is not installed; "
+            "get it with: pip install 'fedgrove[report]'"
+        )
+    if not path.parent.is_dir():
+        raise InputError(
+            f"--plot is '{path}', and there is no folder '{path.parent}'; "
+            "make it or name another file."
+        )
+    check(not path.is_dir(), "--plot", str(path), "a file, and this is a folder")
 
 
 class Page:

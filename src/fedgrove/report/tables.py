@@ -6,7 +6,7 @@ They are made from the same objects that ``--json`` prints.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from rich.console import Console
@@ -104,6 +104,23 @@ def mib(n: int) -> str:
     if n >= 1024:
         return f"{n / 1024:.1f} KiB"
     return f"{n} B"
+
+
+def duration(seconds: float) -> str:
+    """A time for people.
+
+    >>> duration(0.0123), duration(4.5), duration(600), duration(86_400)
+    ('12.3 ms', '4.5 s', '10 min', '24 h')
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    # Not .3g, which would write a thousand hours as 1e+03.
+    hours = seconds / 3600
+    return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
 
 
 # ---- runs ----------------------------------------------------------------------------------------
@@ -318,7 +335,9 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
     sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
     paper = "none"
     if cost["bytes_paper"] is not None:
-        paper = f"{cost['mib_paper']:,} MiB, {cost['reduction_paper']:.1%} less than dense"
+        share = cost["reduction_paper"]
+        direction = "less" if share >= 0 else "more"
+        paper = f"{cost['mib_paper']:,} MiB, {abs(share):.1%} {direction} than dense"
     pairs = [
         ("clients, cohort, rounds", sizes),
         ("up, at most", mib(cost["bytes_up"])),
@@ -327,8 +346,70 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
         ("parameters", f"{cost['params']:,}"),
         ("multiply-accumulates", f"{cost['macs']:,} per sample"),
         ("memory of a step", mib(cost["memory"])),
+        ("virtual time of all rounds", duration(cost["virtual_seconds"])),
     ]
+    for name, values in _per_device(cost).items():
+        least, middle, most = values
+        pairs.append((f"{name} per device and round", f"{middle} ({least} to {most})"))
     print_pairs(pairs, file)
+
+
+def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
+    """Print the costs of several methods: totals, then what one device has in one round."""
+    columns = ["up", "down", "paper\nMiB", "MACs per\nsample", "memory\nof a step", "virtual\ntime"]
+    rows = []
+    for cost in costs:
+        paper = cost["mib_paper"]
+        rows.append(
+            [
+                cost["method"],
+                mib(cost["bytes_up"]),
+                mib(cost["bytes_down"]),
+                "-" if paper is None else f"{paper:,}",
+                f"{cost['macs']:,}",
+                mib(cost["memory"]),
+                duration(cost["virtual_seconds"]),
+            ]
+        )
+    out = console(file)
+    out.print(plain_table(["all rounds, at most"], columns, rows))
+    out.print()
+    heads: list[str] = []
+    rows = []
+    for cost in costs:
+        cells = [cost["method"]]
+        heads = []
+        for name, values in _per_device(cost).items():
+            heads += [f"{name}\nleast", "median", "most"]
+            cells += values
+        rows.append(cells)
+    out.print(plain_table(["per device and round"], heads, rows))
+
+
+def _per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What one device has in one round, for people: the least, the median and the most."""
+    forms: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "up": ("bytes_up", mib),
+        "down": ("bytes_down", mib),
+        "work": ("macs", macs_in_words),
+        "time": ("seconds", duration),
+    }
+    shown = {}
+    for name, (key, form) in forms.items():
+        values = cost["per_device"][key]
+        shown[name] = [form(values[word]) for word in ("min", "median", "max")]
+    return shown
+
+
+def macs_in_words(macs: int) -> str:
+    """A number of multiply-accumulates for people.
+
+    >>> macs_in_words(2_500_000_000), macs_in_words(12_000_000), macs_in_words(0)
+    ('2.5 GMAC', '12 MMAC', '0 MMAC')
+    """
+    if macs >= 10**9:
+        return f"{macs / 10**9:,.3g} GMAC"
+    return f"{macs / 10**6:.3g} MMAC"
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:

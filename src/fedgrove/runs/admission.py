@@ -179,7 +179,10 @@ class Admission:
 
     def _what_is_missing(self) -> str:
         reasons = " ".join(self.tally.sentences.values())
-        advice = " A longer --timeout may help." if "late" in self.tally.lost else ""
+        advice = ""
+        if "late" in self.tally.lost:
+            longer = "--timeout" if self._run.deadline is None else "--deadline or --timeout"
+            advice = f" A longer {longer} may help."
         return (
             f"{len(self._admitted)} of {self._asked} clients sent a usable report, and the quorum "
             f"is {self._needed}: {reasons}{advice}"

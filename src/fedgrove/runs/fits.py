@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..channels.submodel import groups_from_plain
-from ..core import WithNotes
-from ..errors import FedgroveError, InputError, UnfitError
+from ..core import Train, WithNotes, WithPrediction, WithTuning
+from ..errors import InputError, UnfitError
 from ..nets import Net
-from ..nets.custom import file_of
+from ..parts.objective import Objective, check_fits
+from .guard import calling
 
 if TYPE_CHECKING:
     from .run import Run
@@ -22,24 +21,44 @@ PARTLY = 0.5
 
 def check_fit(run: Run) -> None:
     """Let the method make its first state; what it refuses is refused with both names."""
-    method = methods.name_of(run.method)
+    with calling(run.method, "nets"):
+        _ = run.nets
+    _check_training(run)
+    _check_finetune(run)
     try:
-        _ = run.initial_state
+        with calling(run.method, "init"):
+            _ = run.initial_state
     except UnfitError as error:
+        method = methods.name_of(run.method)
         raise InputError(f"{method} cannot be used with net {name_of(run.net)}: {error}") from None
-    except FedgroveError:
-        raise
-    except Exception as error:
-        # A bug of ours shows its traceback; one in a user's file is the user's to find.
-        file = file_of(type(run.method))
-        if file is None:
-            raise
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+
+
+def _check_training(run: Run) -> None:
+    """Refuse a loss of classes where there are none, and nets that are not there."""
+    objectives = [getattr(run.method, "objective", None)]
+    try:
+        stages = run.work("train")
+    except Exception:
+        # It has no such verb, or is at fault, which shows when a client is asked to train.
+        stages = ()
+    for stage in stages:
+        if isinstance(stage, Train):
+            run.net_named(stage.net)
+            objectives.append(stage.objective)
+    for objective in objectives:
+        if isinstance(objective, Objective):
+            check_fits(objective, run.net.problem)
+
+
+def _check_finetune(run: Run) -> None:
+    """Refuse to fine-tune a model that may have no part in what a client predicts."""
+    says_what = isinstance(run.method, WithTuning)
+    if isinstance(run.method, WithPrediction) and not says_what and max(run.finetune) > 0:
         raise InputError(
-            f"{method} could not make its first state, {type(error).__name__}: {error} (at "
-            f"{place}); see init in {file.path}."
-        ) from error
+            f"finetune is {','.join(map(str, run.finetune))}; {methods.name_of(run.method)} "
+            "predicts in its own way, and does not say what to fine-tune for that. Give 0, or the "
+            'method the name of a tree of its carry: tuned = "model".'
+        )
 
 
 def name_of(net: Net) -> str:
@@ -57,6 +76,11 @@ def notes(run: Run, state: Any, density: float | None) -> list[str]:
             f"{_listed(layout.frozen)} of {name} are frozen (requires_grad=False): they stay as "
             "they are and are not sent"
         )
+    if layout.state:
+        said.append(
+            f"{_listed(layout.state)} of {name} change in its forward pass: every call begins with "
+            "the values from before training, since one module serves all clients"
+        )
     is_pruned = density is not None and density < 1
     if is_pruned and layout.never_pruned:
         said.append(
@@ -65,7 +89,8 @@ def notes(run: Run, state: Any, density: float | None) -> list[str]:
         )
     said.extend(_partly_removable(run, state))
     if isinstance(run.method, WithNotes):
-        said.extend(run.method.notes(run.net))
+        with calling(run.method, "notes"):
+            said.extend(run.method.notes(run.net))
     return said
 
 

@@ -436,7 +436,7 @@ class RunFolder:
         shared: dict[int, str] = {}
         self._model_digests = {}
         # All at once, so that each is alive as long as its id is a key.
-        delivered = {k: run.method.deliver(state, k).get("model") for k in run.served}
+        delivered = {k: run.deliver(state, k).get("model") for k in run.served}
         for client, packet in delivered.items():
             own = run.memory.read(client, run.memory.files.get(client)).get("own")
             if own is not None:

@@ -13,16 +13,18 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core import Answer, Engine, EngineWithNotes, Job, Task, WithFigures
+from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from . import fits
 from .admission import Admission, TooFewReports, unanswered
+from .clock import Stopwatch, clock_of
 from .folder import RunFolder
+from .guard import figures_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
-from .scoring import scores, summarise
+from .scoring import scores, summarise, untested, with_scores
 
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl as it is written."""
@@ -56,15 +58,20 @@ class Member:
     _loop: Generator[Exchange, Answers, None] = field(init=False)
     _first_attempt: int = field(default=0, init=False)
     _held_before: dict[str, Any] = field(default_factory=dict, init=False)
+    _now: float = field(default=0.0, init=False)
+    """The second of the virtual clock."""
 
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
         state, attempt = self.folder.restore(self.run)
         self._first_attempt = attempt
-        self._start_loop(state, attempt)
+        lines = self.folder.metrics()
+        self._now = clock_of(lines)
+        # One line for each exchange so far.
+        self._start_loop(state, attempt, len(lines))
 
-    def _start_loop(self, state: Any, attempt: int) -> None:
-        self._loop = rounds(self.run, state, attempt)
+    def _start_loop(self, state: Any, attempt: int, number: int) -> None:
+        self._loop = rounds(self.run, state, attempt, number)
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
@@ -74,13 +81,15 @@ class Member:
     def roll_back(self) -> None:
         """Undo what a broken map did; what clients remember was not accepted yet."""
         self.run.held.restore(self._held_before)
-        self._start_loop(self.exchange.state, self.exchange.attempt)
+        self._start_loop(self.exchange.state, self.exchange.attempt, self.exchange.number)
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Send the loop its answers, and start the line of metrics that describes them."""
         ledger = Ledger()
+        watch = Stopwatch(self.run, self._now)
         round_before = self.exchange.state.round
-        self.exchange = self._loop.send(ledger.tally(answers))
+        self.exchange = self._loop.send(ledger.tally(watch.timed(answers)))
+        watch.check_somebody_can(tasks)
         round_after = self.exchange.state.round
         self.line = {
             "round": round_after,
@@ -89,11 +98,14 @@ class Member:
             **ledger.totals(),
             **ledger.parts(),
             **self.exchange.tally.line(),
+            **watch.line(),
         }
-        if isinstance(self.run.method, WithFigures):
-            self.line["figures"] = dict(self.run.method.figures(self.exchange.state))
+        self._now = self.line["virtual_clock"]
+        self.line |= figures_of(self.run.method, self.exchange.state)
         if self.exchange.why_abandoned:
-            self.line["abandoned"] = self.exchange.why_abandoned
+            why = f"{self.exchange.why_abandoned} {watch.nobody_in_time}".strip()
+            self.exchange = replace(self.exchange, why_abandoned=why)
+            self.line["abandoned"] = why
         else:
             # The next exchange has all its attempts before it, also in a resumed run.
             self._first_attempt = 0
@@ -110,16 +122,18 @@ class Member:
         """Add the clients' scores to the line."""
         ledger = Ledger()
         admission = Admission(self.run, tasks)
+        reports: list[Report] = []
         try:
             reports = list(admission.reports(ledger.tally(answers)))
-            self.line |= scores(self.run, reports)
-            scored = len(reports)
+            self.line |= scores(self.run, self.exchange.state.round, reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.
-            scored = 0
+            pass
+        scored = len(with_scores(reports))
         if scored < len(tasks):
+            tally = admission.tally
             self.line["scored"] = scored
-            self.line["unscored"] = {**admission.tally.lost, **admission.tally.refused}
+            self.line["unscored"] = {**tally.lost, **tally.refused, **untested(reports)}
         self.line |= ledger.totals("bytes_evaluate")
 
     def commit(self, seconds: float) -> None:

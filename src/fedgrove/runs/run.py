@@ -10,19 +10,20 @@ from typing import Any
 import torch
 
 from .. import nets, problems, seeds
-from ..core import AnyMethod, Client, Give, Holds, Info, Stage, Start, Task, WithNets
+from ..core import AnyMethod, Client, Give, Holds, Info, Packet, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
-from ..errors import EngineError, InputError, check
+from ..errors import EngineError, InputError, check, unknown
 from ..nets import Net
 from ..parts.gate import Gate, RecentLengths
 from ..parts.local import SGD, Adam, LocalTraining
-from ..parts.objective import Objective, check_fits
 from ..trees import Tree
 from ..wire.held import Held
 from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
+from .guard import calling
 from .store import Memory
+from .trial import check_problem, check_stages
 
 SCORED_UP_TO = 10_000
 """So many clients are all scored unless told otherwise."""
@@ -46,6 +47,8 @@ class Run:
     """How many clients are scored, drawn from the seed; 0: none; None: all, or 1000 of many."""
     quorum: float = 0.0
     """The share of an exchange's clients that must report; at least one must."""
+    deadline: float | None = None
+    """Virtual seconds after which an exchange ends; who is later is lost (:mod:`.clock`)."""
     gate: Gate = field(default_factory=Gate)
     faults: Faults = NO_FAULTS
     held: Held = field(default_factory=Held)
@@ -64,6 +67,8 @@ class Run:
         check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
         check(self.score_on is None or self.score_on >= 0, "score_on", self.score_on, "0 or more")
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
+        deadline_is_valid = self.deadline is None or self.deadline > 0
+        check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         if self.method.local is None:
             recipe = recipe_of(self.federation.defaults)
             # The class is frozen; this is its one default that depends on another field.
@@ -122,9 +127,25 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seeds.derive(self.seed, "nets"))
             others = self.method.nets(self.net)
-        for net in others.values():
+        for name, net in others.items():
+            if name == "model":
+                raise InputError(
+                    "the method calls a net of its own 'model', which is the name of the run's "
+                    "net; give it another name."
+                )
+            check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")
             net.problem = self.net.problem
-        return {**others, "model": self.net}
+        nets = {**others, "model": self.net}
+        # Whoever is handed one of them reaches all: objectives, predictions, `holds`.
+        for net in nets.values():
+            net.nets = nets
+        return nets
+
+    def net_named(self, name: str) -> Net:
+        """The network of a stage."""
+        if name not in self.nets:
+            raise unknown("net of the method", name, self.nets)
+        return self.nets[name]
 
     @cached_property
     def start(self) -> Start:
@@ -149,9 +170,9 @@ class Run:
         seed = seeds.derive(self.seed, task.round, task.to, purpose, *again(task.attempt))
         return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
 
-    def task_of(self, client: int) -> str:
-        """The task of a client in a mixed federation; else empty."""
-        return self.infos[client].task
+    def task_of(self, client: int, round: int) -> str:
+        """The task of a client in a mixed federation, which it may switch by round; else empty."""
+        return self.federation.info(client, round).task
 
     def marks(self, client: Client) -> Tree:
         """What the carry holds of a client: its own labels and its task, where there are such."""
@@ -162,11 +183,22 @@ class Run:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """What a client does: the method's own verbs, and the two that every run has."""
+        stages = self._stages(verb)
+        for stage in stages:
+            if not isinstance(stage, Stage):
+                raise EngineError(
+                    f"the work of {verb!r} holds {stage!r}, which is no stage; it must be a tuple "
+                    "of Train, Measure, Edit and Give."
+                )
+        return stages
+
+    def _stages(self, verb: str) -> tuple[Stage, ...]:
         if verb == "evaluate":
-            return scoring.evaluate_stages(self.method)
+            return scoring.evaluate_stages(self.method, self.work("use"))
         if verb == "finetune":
-            return scoring.finetune_stages(self.method, self.finetune)
-        return self.method.work(verb)
+            return scoring.finetune_stages(self.method, self.work("use"), self.finetune, self.nets)
+        with calling(self.method, f"work({verb!r})"):
+            return self.method.work(verb)
 
     def holds(self, task: Task) -> Holds:
         """What the answer to a task holds, as its last stage says."""
@@ -174,7 +206,13 @@ class Run:
         last = stages[-1] if stages else None
         if not isinstance(last, Give):
             raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
-        return last.holds(task, self.net)
+        with calling(self.method, "holds"):
+            return last.holds(task, self.net)
+
+    def deliver(self, state: Any, client: int) -> Mapping[str, Packet]:
+        """What a client is sent in order to use the model now."""
+        with calling(self.method, "deliver"):
+            return self.method.deliver(state, client)
 
 
 def again(attempt: int) -> tuple[int, ...]:
@@ -209,13 +247,14 @@ def build(
     finetune: Sequence[int] = (0,),
     score_on: int | None = None,
     quorum: float = 0.0,
+    deadline: float | None = None,
     gate: Gate = Gate(),
     faults: Faults = NO_FAULTS,
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
-    The method makes its initial state here, so that what it refuses, it refuses before a run folder
-    is made.
+    The method makes its initial state here, and loss and metric are tried, so that what is refused
+    is refused before a run folder is made.
     """
     defaults = federation.defaults
     if not federation.clients:
@@ -228,9 +267,6 @@ def build(
         rounds = defaults.rounds
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
-    objective = getattr(method, "objective", None)
-    if isinstance(objective, Objective):
-        check_fits(objective, federation.problem)
     module = nets.build(net, federation.shape, federation.classes, seed)
     run = Run(
         method=method,
@@ -243,8 +279,11 @@ def build(
         finetune=tuple(finetune),
         score_on=score_on,
         quorum=quorum,
+        deadline=deadline,
         gate=gate,
         faults=faults,
     )
     check_fit(run)
+    check_stages(run)
+    check_problem(run)
     return run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,8 @@ from ..core import (
     Stage,
     Task,
     Train,
-    WithFigures,
     WithPrediction,
+    WithTuning,
     bytes_of_paper,
 )
 from ..nets import Net
@@ -35,6 +35,8 @@ from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
+from . import clock
+from .guard import calling, figures_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -42,24 +44,38 @@ if TYPE_CHECKING:
 # ---- what a client does --------------------------------------------------------------------------
 
 
-def evaluate_stages(method: AnyMethod) -> tuple[Stage, ...]:
-    """Score the model the client would use now."""
-    score = scorer(method)
-    return (*method.work("use"), *_score_stages(score, "model", 0), _give_scores((0,), keep=False))
+def evaluate_stages(method: AnyMethod, use: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Score the model the client would use now; ``use`` brings it into the carry."""
+    measures = _score_stages(scorer(method), tuned_tree(method), 0)
+    return (*use, *measures, _give_scores((0,), keep=False))
 
 
-def finetune_stages(method: AnyMethod, lengths: Sequence[int]) -> tuple[Stage, ...]:
-    """Score the client's model after each number of epochs of fine-tuning; keep the last one."""
+def tuned_tree(method: AnyMethod) -> str:
+    """The tree of the carry that is scored, and fine-tuned."""
+    if isinstance(method, WithPrediction) and isinstance(method, WithTuning):
+        return method.tuned
+    return "model"
+
+
+def finetune_stages(
+    method: AnyMethod, use: Sequence[Stage], lengths: Sequence[int], nets: Container[str]
+) -> tuple[Stage, ...]:
+    """Score the client's model after each number of epochs of fine-tuning; keep the last one.
+
+    ``nets`` are the names of the method's networks.
+    """
     score = scorer(method)
-    stages: list[Stage] = [*method.work("use")]
+    start = tuned_tree(method)
+    net = start if start in nets else "model"
+    stages: list[Stage] = [*use]
     for epochs in lengths:
         if epochs == 0:
-            stages.append(Edit(_untuned))
+            stages.append(Edit(Untuned(start)))
         else:
             recipe = method.local
             if recipe is not None:
                 recipe = replace(recipe, epochs=epochs)
-            stages.append(Train(ProblemLoss(), recipe, end=f"tuned{epochs}"))
+            stages.append(Train(ProblemLoss(), recipe, start, f"tuned{epochs}", net=net))
         stages.extend(_score_stages(score, f"tuned{epochs}", epochs))
     return (*stages, _give_scores(lengths, keep=True))
 
@@ -68,14 +84,23 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
     """The last stage: no packets, but a value of the metric for each length of fine-tuning."""
 
     def what_is_given(task: Task, net: Net) -> Holds:
+        # A client without test examples has none of these.
         values = {f"test{epochs}": net.problem.range for epochs in lengths}
-        return Holds(metrics={**values, "density": (0.0, 1.0), "params": (0.0, math.inf)})
+        numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
+        return Holds(metrics=numbers, optional=values)
 
     return Give(_scores(lengths, keep), what_is_given)
 
 
-def _untuned(carry: Carry, client: Client) -> Carry:
-    return {**carry, "tuned0": carry["model"]}
+@dataclass(frozen=True)
+class Untuned:
+    """The model after no fine-tuning: as it is."""
+
+    tree: str
+
+    def __call__(self, carry: Carry, client: Client) -> Carry:
+        """Under the name that it would have after fine-tuning."""
+        return {**carry, "tuned0": carry[self.tree]}
 
 
 Score = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -92,11 +117,15 @@ def _score_stages(score: Score, of: str, epochs: int) -> tuple[Measure, Measure]
 class Predicted:
     """Scores what the method itself predicts."""
 
-    method: WithPrediction
+    method: Any
+    """A method that has ``predict``."""
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """As :func:`correct`."""
-        return counts(net, self.method.predict(net, params, batch.x, carry), batch, carry)
+        tuned = {**carry, tuned_tree(self.method): params}
+        with calling(self.method, "predict"):
+            logits = self.method.predict(net, params, batch.x, tuned)
+        return counts(net, logits, batch, carry)
 
 
 def scorer(method: AnyMethod) -> Score:
@@ -128,18 +157,15 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
         for epochs in lengths:
             for split in ("test", "validation"):
                 sums = carry[f"{split}{epochs}"]
-                # No examples, no sums. A client without validation examples says nothing of them,
-                # since a 0 would count as a bad accuracy; every client must have test examples.
-                if not sums and split == "validation":
+                # No examples, no sums. Such a client says nothing of them: a 0 would count as a
+                # bad accuracy, or as a perfect error.
+                if not sums:
                     continue
-                value = 0.0
-                loss = 0.0
-                if sums:
-                    problem = client.net.problem
-                    numbers = problem.own_sums(sums, client.info.task)
-                    value = problem.of(client.info.task).metric.value(numbers)
-                    loss = numbers["loss"] / numbers["total"]
-                metrics[f"{split}{epochs}"] = value
+                problem = client.net.problem
+                numbers = problem.own_sums(sums, client.info.task)
+                loss = numbers["loss"] / numbers["total"]
+                metric = problem.of(client.info.task).metric
+                metrics[f"{split}{epochs}"] = float(metric.value(numbers))
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
                     metrics[f"{split}_loss{epochs}"] = loss
@@ -189,12 +215,27 @@ def spread(
     }
 
 
-def scores(run: Run, reports: Sequence[Report]) -> dict[str, Any]:
-    """What a line of metrics.jsonl says of an evaluation in which these clients answered."""
+def with_scores(reports: Sequence[Report], lengths: Sequence[int] = (0,)) -> list[Report]:
+    """Those of clients that have test examples, and so a score after each of these epochs."""
+    names = {f"test{epochs}" for epochs in lengths}
+    return [report for report in reports if names <= report.metrics.keys()]
+
+
+def untested(reports: Sequence[Report]) -> dict[str, list[int]]:
+    """Why some clients that answered were not scored, as a line of metrics.jsonl says it."""
+    others = [report.of for report in reports if "test0" not in report.metrics]
+    return {"no test examples": others} if others else {}
+
+
+def scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]:
+    """What a line of metrics.jsonl says of a round's evaluation in which these clients answered."""
     problem = run.federation.problem
     density = {"density": round(_mean(reports, "density"), 8)}
+    reports = with_scores(reports)
+    if not reports:
+        return density
     if isinstance(problem, Tasks):
-        return {"tasks": _by_task(run, problem, reports, 0), **density}
+        return {"tasks": _by_task(run, at_round, problem, reports, 0), **density}
     # A line without a metric is of accuracies.
     words = {} if problem.metric == ACCURACY else problem.metric.words
     return {
@@ -212,12 +253,13 @@ def _spread_of(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[s
 
 
 def _by_task(
-    run: Run, problem: Tasks, reports: Sequence[Report], epochs: int
+    run: Run, at_round: int, problem: Tasks, reports: Sequence[Report], epochs: int
 ) -> dict[str, dict[str, Any]]:
     """The figures of each task of a mixed federation of which clients were scored."""
     found: dict[str, dict[str, Any]] = {}
+    task_of = {report.of: run.task_of(report.of, at_round) for report in reports}
     for task in problem.tasks:
-        own = [report for report in reports if run.task_of(report.of) == task.name]
+        own = [report for report in reports if task_of[report.of] == task.name]
         # Nobody of a task may be in a sample, or could be scored.
         if not own:
             continue
@@ -274,6 +316,7 @@ def summarise(
     clients = len(run.infos)
     federation = run.federation
     layout = run.net.layout
+    scored = with_scores(reports, run.finetune)
     return {
         "method": methods.name_of(run.method),
         "data": federation.name,
@@ -288,15 +331,15 @@ def summarise(
         "cohort": run.cohort,
         "groups": len(sizes),
         "group_sizes": sizes,
-        "scored": len(reports),
-        **_headline(run, federation.problem, reports),
+        "scored": len(scored),
+        **_headline(run, state.round, federation.problem, scored),
         "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
         "params_mean": _mean(reports, "params") if reports else None,
         "macs": layout.macs,
         **training.totals(),
         **training.parts(),
-        "bytes_paper": bytes_of_paper(run.method, run.net, clients, run.cohort, run.rounds),
+        "bytes_paper": _paper_bytes(run),
         # A line of an exchange after which nobody was scored has no such key.
         "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
         "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
@@ -304,29 +347,36 @@ def summarise(
         "lost": _counted(lines, "lost"),
         "refused": _counted(lines, "refused"),
         "abandoned": sum("abandoned" in line for line in lines),
+        "virtual_seconds": clock.clock_of(lines),
         f"{_prefix(federation.problem)}_clients": {
-            str(report.of): round(report.metrics[f"test{last}"], 8) for report in reports
+            str(report.of): round(report.metrics[f"test{last}"], 8) for report in scored
         },
-        **_own_figures(run, state),
+        **figures_of(run.method, state),
+        **_own_prediction(run),
         "notes": [
             *federation.notes,
             *_lonely_groups(run, sizes),
             *_sampled(len(run.scored), clients),
             *_unscored(len(reports), len(run.scored)),
+            *_untested(len(reports) - len(scored), len(reports)),
             *_not_folded(lines),
+            *_partly_kept(run),
+            *clock.notes(run, clock.clock_of(lines)),
         ],
     }
 
 
-def _headline(run: Run, problem: AnyProblem, reports: Sequence[Report]) -> dict[str, Any]:
+def _headline(
+    run: Run, at_round: int, problem: AnyProblem, reports: Sequence[Report]
+) -> dict[str, Any]:
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
-    if not run.scored:
+    if not reports:
         words = {"metric": None} if isinstance(problem, Tasks) else problem.metric.words
         return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, Tasks):
         # Different metrics have no common mean.
-        by_task = {str(n): _by_task(run, problem, reports, n) for n in run.finetune}
+        by_task = {str(n): _by_task(run, at_round, problem, reports, n) for n in run.finetune}
         finetune = {length: {"tasks": tasks} for length, tasks in by_task.items()}
         return {"metric": None, "tasks": by_task[last], "finetune": finetune}
     after = {str(n): _spread_of(problem.metric, reports, n) for n in run.finetune}
@@ -342,11 +392,24 @@ def _prefix(problem: AnyProblem) -> str:
     return "metric" if isinstance(problem, Tasks) else problem.metric.name
 
 
-def _own_figures(run: Run, state: Any) -> dict[str, dict[str, float]]:
-    """A method's own figures of its last state."""
-    if not isinstance(run.method, WithFigures):
-        return {}
-    return {"figures": dict(run.method.figures(state))}
+def _paper_bytes(run: Run) -> int | None:
+    with calling(run.method, "paper_bytes"):
+        return bytes_of_paper(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+
+
+def _own_prediction(run: Run) -> dict[str, str]:
+    """A mark where a client's model is not all that it predicts with: export refuses it."""
+    return {"prediction": "own"} if isinstance(run.method, WithPrediction) else {}
+
+
+def _partly_kept(run: Run) -> list[str]:
+    """A note that says so."""
+    if not isinstance(run.method, WithPrediction):
+        return []
+    return [
+        f"{methods.name_of(run.method)} predicts in its own way, perhaps with several models: "
+        f"models/ holds the tree '{tuned_tree(run.method)}' alone, and cannot be exported"
+    ]
 
 
 def _counted(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
@@ -374,6 +437,14 @@ def _unscored(scored: int, clients: int) -> list[str]:
     return [f"{clients - scored} of {clients} clients could not be scored at the end"]
 
 
+def _untested(untested: int, clients: int) -> list[str]:
+    """A note where some clients have nothing to be scored on."""
+    if not untested:
+        return []
+    verb = "has" if untested == 1 else "have"
+    return [f"{untested} of {clients} clients {verb} no test examples: not scored"]
+
+
 def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """A note of how many answers never reached the model."""
     notes = []
@@ -382,7 +453,17 @@ def _not_folded(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         if counts:
             reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
             notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
+        for reason in counts:
+            notes.extend(_first_sentence(lines, reason))
     return notes
+
+
+def _first_sentence(lines: Sequence[Mapping[str, Any]], reason: str) -> list[str]:
+    """What was said when an answer was first lost or refused for this reason."""
+    for line in lines:
+        if reason in line.get("why", {}):
+            return [f"{reason}: {line['why'][reason]}"]
+    return []
 
 
 def group_sizes(run: Run, state: Any) -> list[int]:
@@ -397,7 +478,7 @@ def group_sizes(run: Run, state: Any) -> list[int]:
     labels: list[int | bytes] = []
     known = trees.Digests()
     for k in run.served:
-        packet = run.method.deliver(state, k).get("model")
+        packet = run.deliver(state, k).get("model")
         labels.append(k if packet is None else known.of(packet.values))
     return sorted(Counter(labels).values(), reverse=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import torch
@@ -9,9 +10,11 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from ... import nets
+from ...core import Measure, Train
 from ...nets import Net
+from ...seeds import one_thread
 from ...trees import Tree
-from ..work import crashed, one_thread, worked
+from ..work import CLIENT_FAILURES, crashed, examples_seen, worked
 from .stacking import Job
 
 
@@ -24,6 +27,8 @@ def can_stack(net: Net, device: torch.device) -> bool:
     if nets.is_ours(net.module):
         return True
     generator = torch.Generator().manual_seed(0)
+    # A copy: what a failed trial leaves in a module would be there in training.
+    net = copy.deepcopy(net)
     start = net.params()
     like = next(iter(start.values()))
     x = torch.randn((2, 3, *net.shape), generator=generator).to(like.dtype).to(device)
@@ -32,6 +37,8 @@ def can_stack(net: Net, device: torch.device) -> bool:
     try:
         with torch.autocast(device.type, enabled=False), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            # Twice: what the first call leaves behind may be what the second cannot take.
+            _try_gradient(net, tree, x)
             _try_gradient(net, tree, x)
             return _agrees(net, tree, x) and not _mixes_examples(net, tree, x)
     except torch.OutOfMemoryError:
@@ -91,8 +98,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 def run_alone(job: Job, number: int) -> None:
     """A Train or Measure stage of one client, as the serial engine does it: to the bit."""
     place, stage = job.work.stages[number]
+    assert isinstance(stage, Train | Measure)
     try:
         with one_thread():
-            job.carry = worked(job.run, stage, job.carry, job.client, place)
-    except Exception as error:
+            job.carry, per_example = worked(job.run, stage, job.carry, job.client, place)
+            job.macs += per_example * examples_seen(job.run, stage, job.client)
+    except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)

@@ -38,6 +38,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -66,7 +67,16 @@ from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
 from ...wire.count import BroadcastCosts
-from ..work import CLIENT_FAILURES, crashed, initial_carry, numbered, with_cost, with_memory
+from ..work import (
+    CLIENT_FAILURES,
+    all_remembered,
+    crashed,
+    explained,
+    initial_carry,
+    numbered,
+    with_cost,
+    with_memory,
+)
 from . import grouped
 from .alone import can_stack, run_alone
 from .device_data import DeviceData, DeviceSplit
@@ -74,9 +84,9 @@ from .graphs import GraphCache
 from .stacking import (
     Job,
     Work,
+    carry_shapes,
     data_and_seed,
     find_duplicates,
-    shapes_of,
     split_into_stacks,
     stack_carries,
     stack_hyperparameters,
@@ -135,6 +145,10 @@ class Batched:
         self._grouped_supported: dict[Any, bool] = {}
         # By id, as above.
         self._can_stack: dict[int, bool] = {}
+        # The stages, by the key of their work and their place in it, that vmap cannot run, and why.
+        self._not_stacked: dict[tuple[Any, int], str] = {}
+        # By verb.
+        self._why_not_stacked: WeakKeyDictionary[Run, dict[str, str]] = WeakKeyDictionary()
         self._stack_sizes: dict[Any, int] = {}
         self._graph_cache: GraphCache | None = None
         if self.graphs and self._device.type == "cuda":
@@ -190,11 +204,15 @@ class Batched:
         if job.lost is not None:
             return job.lost
         outcome = job.outcome
-        remembered = {}
         try:
-            report = Report(job.task.to, outcome.give, job.client.info.examples, outcome.metrics)
-            if outcome.memory:
-                remembered = {**job.client.memory, **outcome.memory}
+            report = Report(
+                job.task.to,
+                outcome.give,
+                job.client.info.examples,
+                outcome.metrics,
+                macs=job.macs,
+            )
+            remembered = all_remembered(job.task, job.client.memory, outcome)
         except Exception as error:
             # As where the last stage gives something else than an outcome.
             return crashed(job.task, error)
@@ -210,9 +228,12 @@ class Batched:
             # Edit and Give are not stacked: of them, only the order among the stages must agree.
             if stacks(stage):
                 templates.append(to_template(stage, []))
+                # One that is not there is refused in a sentence.
+                run.net_named(stage.net)
             else:
                 templates.append(type(stage))
-        nets = [self._net_key(run.nets[stage.net]) for _, stage in stages if stacks(stage)]
+        # All of them, since a stage reaches those it does not name as well.
+        nets = [(name, self._net_key(net)) for name, net in sorted(run.nets.items())]
         return Work(stages, (tuple(nets), tuple(templates)))
 
     def _net_key(self, net: Net) -> Any:
@@ -263,7 +284,8 @@ class Batched:
         """A Train or Measure stage, in as few stacks as shapes and memory allow."""
         if not jobs:
             return
-        if not self._stacks(jobs[0].run.nets[stage.net]):
+        # An objective may call any of the method's networks.
+        if not all(self._stacks(net) for net in jobs[0].run.nets.values()):
             for job in jobs:
                 run_alone(job, number)
             return
@@ -281,13 +303,18 @@ class Batched:
 
         Only they are lost.
         """
+        if (jobs[0].work.key, number) in self._not_stacked:
+            for job in jobs:
+                self._run_unstacked(job, number)
+            return
         carries = [job.carry for job in jobs]
         try:
             self._run_or_halve(run_stage, jobs, number)
             return
         except CLIENT_FAILURES as error:
             if len(jobs) == 1:
-                jobs[0].lost = crashed(jobs[0].task, error)
+                jobs[0].carry = carries[0]
+                self._try_unstacked(jobs[0], number, error)
                 return
         # Outside the handler: the exception holds the frames that failed, and so their tensors.
         # Where memory was short, some of these may have done the stage already.
@@ -296,6 +323,31 @@ class Batched:
         half = len(jobs) // 2
         self._run_or_lose(run_stage, jobs[:half], number)
         self._run_or_lose(run_stage, jobs[half:], number)
+
+    def _try_unstacked(self, job: Job, number: int, failure: BaseException) -> None:
+        """A stage that failed on a stack of one: lost, unless the serial engine can do it.
+
+        Then it is vmap that could not: a loss or a metric with an `if` on data, say. Such work is
+        not stacked again.
+        """
+        # No memory for one client is no fault of its work, and an exit is meant.
+        if isinstance(failure, EngineError) or not isinstance(failure, Exception):
+            job.lost = crashed(job.task, failure)
+            return
+        run_alone(job, number)
+        if job.lost is None:
+            self._not_stacked[job.work.key, number] = explained(failure)
+            self._note_unstacked(job, number)
+
+    def _run_unstacked(self, job: Job, number: int) -> None:
+        """A stage that vmap cannot run."""
+        run_alone(job, number)
+        self._note_unstacked(job, number)
+
+    def _note_unstacked(self, job: Job, number: int) -> None:
+        verb = job.task.verb.partition(":")[0]
+        why = self._not_stacked[job.work.key, number]
+        self._why_not_stacked.setdefault(job.run, {}).setdefault(verb, why)
 
     def _stacks(self, net: Net) -> bool:
         """Whether clients of this network can be run at once; tried once per network."""
@@ -317,6 +369,11 @@ class Batched:
                     "torch.func.vmap cannot run its forward pass (one that branches on data, "
                     "mixes the examples of a batch, or has recurrent layers)"
                 )
+        for verb, why in self._why_not_stacked.get(run, {}).items():
+            said.append(
+                f"a part of {verb} was done one client after another, not at once: torch.func.vmap "
+                f"cannot run it (a loss, metric or objective that branches on data): {why}"
+            )
         return said
 
     # ---- how many fit ----------------------------------------------------------------------------
@@ -350,8 +407,7 @@ class Batched:
     def _memory_key(self, jobs: Sequence[Job], number: int) -> Any:
         """Work, stage, width and trees: stacks that agree in these take equal memory per client."""
         job = jobs[0]
-        shapes = tuple((name, shapes_of(tree)) for name, tree in sorted(job.carry.items()))
-        return (job.work.key, number, width_class(job.thin), shapes)
+        return (job.work.key, number, width_class(job.thin), carry_shapes(job.carry))
 
     def _bytes_per_client(self, run_stage: StackedStage, jobs: Sequence[Job], number: int) -> int:
         """The memory that torch takes from the device while a few clients do the first steps.
@@ -429,7 +485,7 @@ class Batched:
         template, hyperparameters = stack_hyperparameters(jobs, number, self._device)
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
-            narrow_carries.append(adapter.narrow(job.carry))
+            narrow_carries.append(adapter.narrow(job.carry, stage.whole))
         carry = stack_carries(narrow_carries, self._device)
 
         # leaders[i] is the job that is trained in place of job i, mostly i itself.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ..work import crashed
+from ..work import crashed, examples_seen, macs_per_example
 from .steps import Passes
 from .templates import to_template
 
@@ -43,6 +43,8 @@ class Job:
     outcome: Outcome = field(default_factory=Outcome)
     lost: Lost | None = None
     """Why the work ended early, if it did."""
+    macs: int = 0
+    """Multiply-accumulates so far, as if the client had worked alone."""
     thin: Thin | None = None
     """The smaller net that the stage at hand can train in place of the masked one."""
 
@@ -54,13 +56,14 @@ WIDTH_CLASSES = 8
 def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
     """Jobs whose trees have the same names and shapes, and whose smaller nets are about as wide.
 
-    Sets every job's ``thin`` for this stage. A job whose carry holds something else than trees is
-    lost.
+    Sets every job's ``thin`` for this stage, and counts what it will compute. A job whose carry
+    holds something else than trees is lost.
     """
     stacks: dict[Any, list[Job]] = {}
     for job in jobs:
         try:
             key = _stack_key(job, stage)
+            job.macs += _macs(job, stage)
         except Exception as error:
             job.lost = crashed(job.task, error)
             continue
@@ -69,15 +72,16 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
 
 
 def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
-    # Clients with labels of their own and clients without do not stack.
-    marks = shapes_of(job.carry.get("client"))
-    if isinstance(stage, Measure):
-        job.thin = None
-        return (shapes_of(job.carry.get(stage.of)), marks, width_class(None))
-    job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask))
-    start = shapes_of(job.carry.get(stage.start))
-    mask = shapes_of(job.carry.get(stage.mask))
-    return (start, mask, marks, width_class(job.thin))
+    job.thin = None
+    if isinstance(stage, Train):
+        job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
+    return (carry_shapes(job.carry), width_class(job.thin))
+
+
+def _macs(job: Job, stage: Train | Measure) -> int:
+    """What a stage computes for a client in its own width, which a stack may exceed."""
+    per_example = macs_per_example(job.run.nets[stage.net], stage, job.thin)
+    return per_example * examples_seen(job.run, stage, job.client)
 
 
 def width_class(thin: Thin | None) -> int:
@@ -92,10 +96,17 @@ def width_class(thin: Thin | None) -> int:
     return -(-WIDTH_CLASSES * kept // total)
 
 
-def shapes_of(tree: Tree | None) -> Any:
+def carry_shapes(carry: Carry) -> Any:
+    """The names, shapes and types of all trees, as a key.
+
+    Of all, since an objective may read any of them, or ask whether it is there: a client that
+    remembers something does not stack with one that is new.
+    """
+    return tuple((name, shapes_of(tree)) for name, tree in sorted(carry.items()))
+
+
+def shapes_of(tree: Tree) -> Any:
     """The names, shapes and types of a tree, as a key."""
-    if tree is None:
-        return None
     return tuple((k, tuple(v.shape), v.dtype) for k, v in tree.items())
 
 
@@ -129,12 +140,9 @@ def stack_hyperparameters(
 
 
 def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
-    """The trees that all carries have in the same shape, one row per carry."""
+    """All trees, one row per carry; the carries have the same names and shapes."""
     stacked: Carry = {}
     for name, tree in carries[0].items():
-        shapes = shapes_of(tree)
-        if any(shapes_of(carry.get(name)) != shapes for carry in carries):
-            continue
         stacked[name] = {}
         for leaf in tree:
             stacked[name][leaf] = _stack_leaf([carry[name][leaf] for carry in carries], device)
@@ -185,11 +193,11 @@ class WidthAdapter:
     own: Thin | None = None
     """The net in the client's own width; None: in full width."""
 
-    def narrow(self, carry: Carry) -> Carry:
-        """All trees in the width of the stack."""
+    def narrow(self, carry: Carry, whole: Collection[str]) -> Carry:
+        """All trees in the width of the stack, but those that stay whole."""
         if self.common is None:
             return carry
-        return self.common.narrowed(carry)
+        return self.common.narrowed(carry, whole)
 
     def widen(self, trained: Carry) -> Carry:
         """What was trained, in full width."""

@@ -209,7 +209,7 @@ class Stack:
     @property
     def updated_names(self) -> tuple[str, ...]:
         """The trees of the carry that a step changes."""
-        return (self.stage.end, "optimiser", "aux")
+        return (self.stage.end, local.OPTIMISER, "aux")
 
     def load(self, other: Stack) -> None:
         """Start again with another stack's contents, in the buffers that a captured graph uses."""
@@ -286,8 +286,7 @@ class Stack:
         ) -> Any:
             stage = from_template(self.template, hyperparameters)
             output = Output(logits, features, net, True)
-            # As in local.step: under that name an objective sees the tree from before training.
-            return stage.objective(output, params, batch, {**carry, stage.end: carry["before"]})
+            return stage.objective(output, params, batch, local.as_before(stage, carry))
 
         losses, aux = vmap(loss_of_one, randomness="different")(
             hyperparameters, logits, features, params, batch, carry
@@ -316,8 +315,7 @@ class Stack:
 
         def one(hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
             stage = from_template(self.template, hyperparameters)
-            # As in local.step: under that name the tree from before training is seen.
-            return local.forward_at(stage, params, {**carry, stage.end: carry["before"]})
+            return local.forward_at(stage, params, local.as_before(stage, carry))
 
         weights: Tree = vmap(one)(hyperparameters, params, carry)
         return weights

@@ -1,0 +1,118 @@
+"""What a forward pass changes in its own module: found by trying, and put back after every call.
+
+One module serves every client. A counter or a running tensor that it keeps would go from client to
+client, in the order in which an engine happens to run them; and ``torch.func`` refuses it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MISSING = object()
+"""Stands for an attribute that is not there yet."""
+
+Place = tuple[nn.Module, str]
+"""The module that holds an attribute or a buffer, and its name there."""
+
+
+def changed_by_forward(
+    module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
+) -> tuple[str, ...]:
+    """The names of buffers and attributes that forward passes change, those of ``tensors`` aside.
+
+    Tried on a copy, in both modes and on batches of two sizes; what fails to run says nothing.
+    """
+    try:
+        trial = copy.deepcopy(module)
+    except Exception:
+        # Something in it cannot be copied.
+        return ()
+    like = next(iter(tensors.values()), torch.zeros(()))
+    changed: list[str] = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for train in (False, True):
+            trial.train(train)
+            before: dict[str, Any] = {}
+            # The first call may fill what later ones only read.
+            for batch in (2, 3):
+                before = _snapshot(trial, tensors)
+                zeros = torch.zeros((batch, *shape), dtype=like.dtype, device=like.device)
+                try:
+                    trial(zeros)
+                except Exception:
+                    break
+            after = _snapshot(trial, tensors)
+            for name in {**before, **after}:
+                if not _is_same(before.get(name, MISSING), after.get(name, MISSING)):
+                    changed.append(name)
+    return tuple(dict.fromkeys(changed))
+
+
+def _snapshot(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a forward pass could change, by name: a tensor with how often it was written to."""
+    found: dict[str, Any] = {}
+    for name, part in module.named_modules():
+        for key, value in (*part._buffers.items(), *_attributes(part).items()):
+            full_name = f"{name}.{key}" if name else key
+            if full_name in tensors:
+                continue
+            if isinstance(value, Tensor):
+                found[full_name] = (value, value._version)
+            elif isinstance(value, list | dict):
+                found[full_name] = (value, len(value))
+            else:
+                found[full_name] = (value, 0)
+    return found
+
+
+def _attributes(part: nn.Module) -> dict[str, Any]:
+    """A module's own attributes; torch's layers keep none that matter."""
+    if type(part).__module__.startswith("torch."):
+        return {}
+    usual = vars(nn.Module())
+    return {key: value for key, value in vars(part).items() if key not in usual}
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    if before is MISSING or after is MISSING:
+        return False
+    value, count = before
+    other, other_count = after
+    if isinstance(value, bool | int | float | str):
+        return bool(value == other)
+    return value is other and count == other_count
+
+
+def place_of(module: nn.Module, name: str) -> Place:
+    """Where a buffer or an attribute is kept."""
+    path, _, key = name.rpartition(".")
+    return module.get_submodule(path), key
+
+
+@contextmanager
+def put_back(places: list[Place]) -> Iterator[None]:
+    """Lend copies of what is there; afterwards all is as it was."""
+    before: list[tuple[dict[str, Any], str, Any]] = []
+    for part, key in places:
+        # Looked up every time: a module that was copied has dictionaries of its own.
+        owner: dict[str, Any] = part._buffers if key in part._buffers else vars(part)
+        value = owner.get(key, MISSING)
+        before.append((owner, key, value))
+        if isinstance(value, Tensor):
+            owner[key] = value.clone()
+        elif isinstance(value, list | dict):
+            owner[key] = copy.copy(value)
+    try:
+        yield
+    finally:
+        for owner, key, value in before:
+            if value is MISSING:
+                owner.pop(key, None)
+            else:
+                owner[key] = value

@@ -1,0 +1,116 @@
+"""A method's own functions: what goes wrong in a user's code becomes one sentence."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from .. import methods
+from ..core import AnyMethod, WithFigures
+from ..errors import FedgroveError, MethodError
+from ..nets.custom import file_of
+
+T = TypeVar("T")
+
+DEBUG = "FEDGROVE_DEBUG"
+"""The environment variable that shows users' errors with their traceback."""
+LONGEST = 300
+"""Letters of an error that are shown."""
+NOT_THE_METHODS = (FedgroveError, OSError, torch.OutOfMemoryError)
+"""Errors that are sentences already, or that engines and the command line answer to."""
+
+
+@contextmanager
+def calling(
+    method: AnyMethod, function: str, others: Iterable[BaseException] = ()
+) -> Iterator[None]:
+    """Turn an error of a user's method into a sentence; a bug of ours shows its traceback.
+
+    ``others`` are errors that only passed through the function.
+    """
+    try:
+        yield
+    except NOT_THE_METHODS:
+        raise
+    except Exception as error:
+        is_ours = type(method).__module__.startswith(f"{methods.__name__}.")
+        passed_through = any(error is other for other in others)
+        if is_ours or passed_through or os.environ.get(DEBUG):
+            raise
+        raise MethodError(_sentence(method, function, error)) from error
+
+
+def noted(items: Iterable[T], errors: list[BaseException]) -> Iterator[T]:
+    """The items; an error on the way to one of them is added to ``errors``."""
+    try:
+        yield from items
+    except Exception as error:
+        errors.append(error)
+        raise
+
+
+def _sentence(method: AnyMethod, function: str, error: Exception) -> str:
+    text = " ".join(str(error).split())[:LONGEST].rstrip(".")
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    file = file_of(type(method))
+    see = f"; see {file.path}" if file is not None else ""
+    return (
+        f"{methods.name_of(method)}: {function} ended with {said} (at {_place(method, error)}){see}"
+        f". {DEBUG}=1 shows the traceback."
+    )
+
+
+def _place(method: AnyMethod, error: Exception) -> str:
+    """The last line in the method's own file that led to the error, or else the very last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    try:
+        own_file = inspect.getsourcefile(type(method))
+    except (TypeError, OSError):
+        # A class that was typed into an interpreter.
+        own_file = None
+    place = frames[-1]
+    for frame in frames:
+        if frame.filename == own_file:
+            place = frame
+    return f"{Path(place.filename).name}, line {place.lineno}"
+
+
+def check_state(method: AnyMethod, function: str, state: Any) -> None:
+    """Refuse what is no state, as where a function forgets to return it."""
+    if not hasattr(state, "round"):
+        raise MethodError(
+            f"{methods.name_of(method)}: {function} gives a {type(state).__name__}; it must return "
+            "the next state, which has a round."
+        )
+
+
+def figures_of(method: AnyMethod, state: Any) -> dict[str, dict[str, float]]:
+    """A method's own figures of a state, under ``figures``; nothing where it has none."""
+    if not isinstance(method, WithFigures):
+        return {}
+    with calling(method, "figures"):
+        given = method.figures(state)
+    if not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise MethodError(f"{methods.name_of(method)}: figures gives a {kind}; give a dictionary.")
+    figures = {}
+    for name, figure in given.items():
+        try:
+            number = float(figure)
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise MethodError(
+                f"{methods.name_of(method)}: the figure {name!r} is {figure!r:.80}; give one "
+                "finite number, or leave it out."
+            )
+        figures[str(name)] = number
+    return {"figures": figures}
