@@ -21,6 +21,8 @@ from fedgrove.core import Info, Packet, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.parts.aggregate import Averaging
+from fedgrove.parts.anneal import AnnealedPull
+from fedgrove.parts.centroids import Fixed
 from fedgrove.parts.objective import Clustered, Proximal
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
 from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
@@ -254,6 +256,8 @@ ALONE = OFF | {
         pull=Proximal(0.0)
     ),  # its pull is to last round's model, which local does not have
     "clusterfl": methods.ClusterFL(tie=Clustered(0.0, 0.0, 0.0)),
+    "adfedwcp": methods.AdFedWCP(allocation=Fixed(0), imprint=False, pull=AnnealedPull(fixed=0.0)),
+    "fedwcp": methods.FedWCP(k=0, pull=AnnealedPull(fixed=0.0)),
 }
 """Methods with what `local` does not have taken away: it prunes nothing and pulls towards nothing."""
 
@@ -338,6 +342,9 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
         # half of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
         "fedlayerprune": (8 * (5187 - 0.5 * 5056) + 2 * 649) * 3 * 50,
+        # 32 and 16 centroids of 32 bits in three layers, 5 and 4 bits for each of 5056 weights, 131 biases
+        "adfedwcp": 2 * 3 * 50 * (32 * 4 * 3 + 5056 * 5 / 8 + 131 * 4),
+        "fedwcp": 2 * 3 * 50 * (16 * 4 * 3 + 5056 * 4 / 8 + 131 * 4),
         "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
     }.get(name, whole)
     assert run.method.paper_bytes(run.net, 4, 3, 50) == round(expected)

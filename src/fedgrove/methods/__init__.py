@@ -21,6 +21,7 @@ from typing import Any
 from ..core import AnyMethod
 from ..errors import InputError, unknown
 from ..nets import custom
+from .adfedwcp import AdFedWCP
 from .ca_afp import CAAFP
 from .clusterfl import ClusterFL
 from .ditto import Ditto
@@ -36,6 +37,7 @@ from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
 from .fedsnip import FedSNIP
+from .fedwcp import FedWCP
 from .fixedprune import FixedPrune
 from .global_ft import GlobalFT
 from .hermes import Hermes
@@ -50,6 +52,7 @@ __all__ = [
     "CAAFP",
     "IFCA",
     "SAFL",
+    "AdFedWCP",
     "ClusterFL",
     "Ditto",
     "EfficientFL",
@@ -64,6 +67,7 @@ __all__ = [
     "FedPrune",
     "FedRolex",
     "FedSNIP",
+    "FedWCP",
     "FixedPrune",
     "GlobalFT",
     "Hermes",

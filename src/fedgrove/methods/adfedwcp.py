@@ -1,31 +1,30 @@
-r"""AdFedWCP: a personal model for every client; what it sends is clustered, with as many centroids
-per layer as its importance, the client's data and its bandwidth ask for (Adaptive Federated
-Weight-Clustering Pruning; docs/papers/adfedwcp.md).
+r"""AdFedWCP: a personal model per client, sent clustered, with centroids by layer and bandwidth.
+
+(Adaptive Federated Weight-Clustering Pruning; see docs/papers/adfedwcp.md.)
 
 Before round 0 every client says how important its layers are at the initial model. Round
-:math:`t`, cohort :math:`S_t`; :math:`\theta_g` shared, :math:`\theta_k` personal::
+:math:`t`, cohort :math:`S_t`; th_g shared, th_k personal, M_k its mask::
 
-    k_kj = min(lower, upper) by omega_kj, D_k, b_k                        -> Adaptive
-    th_k = E epochs of min CE(th * M_k) + lambda <th, th_k - th_g>        -> Train(at masked), AnnealedPull
-    c_k  = k_kj centroids per layer of th_k, one of them 0; M_k = [c != 0] -> kmeans.cluster
-    w_k  = softmax of what each layer adds to the accuracy                -> Prototypes, Hits
-    th_g = sum_k n_k c_k / sum_k n_k                                      -> average
+    k_kj = min(lower, upper), by importance, data, bandwidth               -> Adaptive
+    th_k = E epochs of min CE(th M_k) + lambda <th, th_k - th_g> from th_k -> Train, AnnealedPull
+    c_k  = k_kj centroids per layer j of th_k, one at 0; M_k = [c_k != 0]  -> kmeans.cluster
+    w_k  = softmax of what each layer adds to the accuracy                 -> Prototypes, Hits
+    th_g = sum_k n_k c_k / sum_k n_k                                       -> WeightedMean
 
-A client sends c_k and uses th_k * M_k. The shared model never overwrites a personal one, it only
-pulls; a pruned weight keeps its value and may return. Without clustering and pull
-(``k=0``, see FedWCP) personal models are those of clients that train alone.
+A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one, it only
+pulls; a pruned weight keeps its value, and may return. With nothing clustered (``Fixed(0)``) and no
+pull, every client trains alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import trees
 from ..core import (
     Batch,
     Batches,
@@ -45,17 +44,19 @@ from ..core import (
     Task,
     Train,
 )
-from ..errors import check
+from ..errors import InputError, check
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts import kmeans
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.anneal import AnnealedPull
-from ..parts.centroids import Adaptive, Progress, clustered_bits
+from ..parts.centroids import Adaptive, Fixed, Progress, clustered_bits
 from ..parts.imprint import Hits, Prototypes, accuracy, importance, layers_of
 from ..parts.local import LocalTraining
 from ..parts.mask import weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
+from ..parts.one_model import dense_bytes
+from ..problems import CLASSES
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
 
@@ -84,7 +85,7 @@ class State:
 class AdFedWCP:
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
-    allocation: Adaptive = Adaptive()
+    allocation: Adaptive | Fixed = Adaptive()
     imprint: bool = True
     """Whether layers are weighed by imprinting; False: all alike, 1/L."""
     broadcast: int = 0
@@ -97,13 +98,20 @@ class AdFedWCP:
 
     def __post_init__(self) -> None:
         allowed = "0, or in 2..256"
-        check(self.broadcast == 0 or 2 <= self.broadcast <= 256, "broadcast", self.broadcast, allowed)
+        check(
+            self.broadcast == 0 or 2 <= self.broadcast <= 256, "broadcast", self.broadcast, allowed
+        )
 
     # ---- the server ------------------------------------------------------------------------------
 
     def init(self, start: Start) -> State:
         """The initial model; nobody has weighed its layers yet."""
-        weights_to_prune(start.layout, 0.0)
+        weights_to_prune(start.layout, 0.0 if self.clusters else 1.0)
+        if self.imprint and start.net.problem.kind != CLASSES.kind:
+            raise InputError(
+                f"adfedwcp weighs layers by imprinting, which needs classes, and the targets are "
+                f"{start.net.problem.name}; weigh all alike: --set imprint=false."
+            )
         clients = start.all_clients("keeps the importance of every client's layers")
         infos = [start.clients[client] for client in clients]
         devices = {
@@ -148,7 +156,13 @@ class AdFedWCP:
         return counts
 
     def _broadcast(self, model: Tree) -> Tree:
-        return model
+        """What is sent of the shared model: all of it, or clustered."""
+        if not self.broadcast:
+            return model
+        names = {name for name, leaf in model.items() if leaf.dim() > 1}
+        k = torch.tensor(float(self.broadcast))
+        clustered = {name: kmeans.cluster(model[name], k, self.broadcast) for name in names}
+        return {name: clustered.get(name, leaf) for name, leaf in model.items()}
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of the clustered models; what clients said of their layers."""
@@ -161,7 +175,8 @@ class AdFedWCP:
                 omegas[report.of] = tuple(said)
             if "model" in report.give:
                 mean.add(report.give["model"].values, report.examples)
-                accuracies.append(report.metrics["accuracy"])
+                if "accuracy" in report.metrics:
+                    accuracies.append(report.metrics["accuracy"])
         if not state.asked:
             # Not a round: its number stays 0.
             return replace(state, omegas=omegas, asked=True)
@@ -198,9 +213,7 @@ class AdFedWCP:
                     mask="",
                     at=under_mask,
                 ),
-                # One example is enough: only the weights are looked at. As a Measure it runs for
-                # all clients of a round at once, on the engine's device.
-                Measure("clustered", Cluster(self.most), ONE_EXAMPLE, of="trained"),
+                *self._cluster(),
                 Edit(mask_and_use),
                 *self._weigh("used"),
                 Give(self._send, self._holds),
@@ -209,12 +222,21 @@ class AdFedWCP:
         }[verb]
 
     @property
-    def most(self) -> int:
-        """The largest number of centroids."""
-        return self.allocation.k_max
+    def clusters(self) -> bool:
+        """Whether anything is clustered."""
+        return self.allocation.k_max > 0
+
+    def _cluster(self) -> tuple[Stage, ...]:
+        if not self.clusters:
+            return ()
+        # One example is enough: only the weights are looked at. As a Measure it runs for all
+        # clients of a round at once, on the engine's device.
+        return (Measure("clustered", Cluster(self.allocation.k_max), ONE_EXAMPLE, of="trained"),)
 
     def _weigh(self, of: str) -> tuple[Stage, ...]:
         """Two passes: prototypes of the classes, then who is nearest to their own."""
+        if not self.imprint:
+            return ()
         return (
             Measure("prototypes", Prototypes(), of=of),
             Measure("hits", Hits(), of=of),
@@ -225,9 +247,9 @@ class AdFedWCP:
 
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """The clustered model, and what the layers and the model are worth."""
-        metrics = {"accuracy": accuracy(carry["hits"])}
+        metrics: dict[str, float] = {}
         if self.imprint:
-            metrics |= _importance(carry, client.layout)
+            metrics = {"accuracy": accuracy(carry["hits"]), **_importance(carry, client.layout)}
         memory = {"personal": carry["trained"], "kept": carry["kept"]}
         return Outcome({"model": Packet(carry["clustered.model"])}, metrics, memory)
 
@@ -235,14 +257,17 @@ class AdFedWCP:
         return Holds(metrics=dict.fromkeys(_numbered(layers_of(net.layout)), (0.0, 1.0)))
 
     def _holds(self, task: Task, net: Net) -> Holds:
-        metrics: dict[str, tuple[float, float]] = {"accuracy": (0.0, 1.0)}
+        metrics: dict[str, tuple[float, float]] = {}
         if self.imprint:
-            metrics |= dict.fromkeys(_numbered(layers_of(net.layout)), (0.0, 1.0))
+            names = ["accuracy", *_numbered(layers_of(net.layout))]
+            metrics = dict.fromkeys(names, (0.0, 1.0))
         return Holds({"model": Form.of(net.params())}, metrics)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The uplink at k_max, counted twice: an upper bound, as k follows from training."""
-        return 2 * cohort * rounds * clustered_bytes(net.layout, self.most)
+        if not self.clusters:
+            return dense_bytes(net.layout.size, cohort, rounds)
+        return 2 * cohort * rounds * clustered_bytes(net.layout, self.allocation.k_max)
 
 
 ONE_EXAMPLE = Batches("train", size=1, limit=1)
@@ -253,6 +278,8 @@ class Cluster:
     """Every layer's weights replaced by their centroids, as many as the task says."""
 
     k_max: int
+    passes: ClassVar[int] = 0
+    """The network is not run."""
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The clustered weights by name."""
@@ -266,7 +293,8 @@ class Cluster:
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
     """The weights as the forward pass sees them: 0 where the client has pruned them."""
-    return {**params, **_masked(params, carry["kept"])}
+    # Empty where nothing is clustered: what holds no tensor is not remembered.
+    return {**params, **_masked(params, carry.get("kept", {}))}
 
 
 def _masked(params: Mapping[str, Tensor], kept: Mask) -> Tree:
@@ -286,15 +314,17 @@ def begin_personal(carry: Carry, client: Client) -> Carry:
     numbers = carry["settings"]["k"]
     kept: Mask = {}
     for number, name in enumerate(layers_of(client.layout)):
+        k = numbers[number]
+        if k == 0:
+            continue
         for weight in _weights_of(client.layout, name):
-            k = numbers[number]
             kept[weight] = kmeans.cluster(start[weight], k, int(k)) != 0
     return {**carry, "personal": start, "kept": kept}
 
 
 def mask_and_use(carry: Carry, client: Client) -> Carry:
     """The mask is where no centroid is 0; the client uses its trained model under it."""
-    clustered = carry["clustered"]
+    clustered = carry.get("clustered", {})
     trained = carry["trained"]
     kept = {name: leaf != 0 for name, leaf in clustered.items()}
     return {
@@ -310,7 +340,7 @@ def use_personal(carry: Carry, client: Client) -> Carry:
     if "personal" not in carry:
         return carry
     personal = carry["personal"]
-    kept = carry["kept"]
+    kept = carry.get("kept", {})
     model = {**personal, **_masked(personal, kept)}
     return {**carry, "model": model, "model.mask": dict(kept)}
 

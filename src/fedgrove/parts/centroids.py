@@ -42,8 +42,8 @@ class Adaptive:
             \rceil), \quad \beta = (k_{max} - k_{min}) / (B_{max} - B_{min})
 
     :math:`\omega_{ij}` -> ``omega``, :math:`D_i` -> ``Info.examples`` between ``fewest`` and
-    ``most`` of all clients, :math:`b_i` -> ``Info.bandwidth``; :math:`B_{min}, B_{max}` -> ``slow``,
-    ``fast``, the ends of the range (Mbit/s), not the clients' own extremes.
+    ``most`` of all clients, :math:`b_i` -> ``Info.bandwidth``; :math:`B_{min}, B_{max}` ->
+    ``slow``, ``fast``, the ends of the range (Mbit/s), not the clients' own extremes.
     """
 
     k_min: int = 5
@@ -59,23 +59,17 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         check(2 <= self.k_min <= 256, "k_min", self.k_min, "in 2..256")
-        check(
-            self.k_min <= self.k_max <= 256, "k_max", self.k_max, f"in {self.k_min} (k_min)..256"
-        )
+        check(self.k_min <= self.k_max <= 256, "k_max", self.k_max, f"in {self.k_min} (k_min)..256")
         check(self.xi >= 0, "xi", self.xi, "0 or more")
         check(self.zeta >= 0, "zeta", self.zeta, "0 or more")
         check(0 < self.slow < self.fast, "slow and fast", (self.slow, self.fast), "0 < slow < fast")
 
-    def __call__(
-        self, omega: float, info: Info, fewest: int, most: int, progress: Progress
-    ) -> int:
+    def __call__(self, omega: float, info: Info, fewest: int, most: int, progress: Progress) -> int:
         """The number of centroids of one layer of one client."""
         low = self.least(omega, info.examples, fewest, most, progress) if self.lower else self.k_min
         return min(low, self.limit(omega, info.bandwidth)) if self.upper else low
 
-    def least(
-        self, omega: float, examples: int, fewest: int, most: int, progress: Progress
-    ) -> int:
+    def least(self, omega: float, examples: int, fewest: int, most: int, progress: Progress) -> int:
         """The lower bound: what importance, data and progress ask for.
 
         >>> Adaptive().least(0.5, 300, fewest=100, most=500, progress=Progress(50, 100))
@@ -99,6 +93,25 @@ class Adaptive:
         """
         beta = (self.k_max - self.k_min) / (self.fast - self.slow)
         return max(self.k_min, self.k_max - _up(beta * (1 - omega) * (self.fast - bandwidth)))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The same number of centroids in every layer of every client; 0: nothing is clustered."""
+
+    k: int = 16
+
+    def __post_init__(self) -> None:
+        check(self.k == 0 or 2 <= self.k <= 256, "k", self.k, "0 (no clustering), or in 2..256")
+
+    @property
+    def k_max(self) -> int:
+        """The largest number there is."""
+        return self.k
+
+    def __call__(self, omega: float, info: Info, fewest: int, most: int, progress: Progress) -> int:
+        """Always ``k``."""
+        return self.k
 
 
 def _up(number: float) -> int:

@@ -103,7 +103,7 @@ def pooled(activation: Tensor) -> Tensor:
     """
     if activation.dim() <= 2:
         return activation.flatten(1)
-    examples, channels = activation.shape[:2]
+    channels = activation.shape[1]
     room = min(LONGEST, activation[0].numel())
     if activation.dim() == 3:
         return F.adaptive_avg_pool1d(activation, math.ceil(room / channels)).flatten(1)
@@ -127,5 +127,3 @@ def importance(hits: Tree, layers: Sequence[str]) -> list[float]:
 def accuracy(hits: Tree) -> float:
     """The network's own share of right answers."""
     return float(hits["output"] / hits["all"])
-
-

@@ -1,0 +1,79 @@
+r"""FedWCP: AdFedWCP with the same number of centroids in every layer of every client.
+
+(The fixed K of AdFedWCP's Tables 3 and 6, "FedWCP-K"; docs/papers/fedwcp.md.) Everything else is
+AdFedWCP's, :mod:`fedgrove.methods.adfedwcp`, without the weighing of layers that nothing depends
+on. With ``k=0`` nothing is clustered, its row "no clustering"; then, without the pull, every client
+trains alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core import Packet, Report, Stage, Start, Task
+from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.anneal import AnnealedPull
+from ..parts.centroids import Fixed
+from ..parts.local import LocalTraining
+from ..parts.objective import Objective, ProblemLoss
+from ..wire.codec import Codec, Smallest
+from .adfedwcp import AdFedWCP, State
+
+
+@dataclass(frozen=True)
+class FedWCP:
+    """Personal models that send themselves clustered, with ``k`` centroids per layer."""
+
+    k: int = 16
+    """Centroids of every layer, one of them 0; 0: nothing is clustered."""
+    broadcast: int = 0
+    """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
+    pull: AnnealedPull = AnnealedPull()
+    mean: Averaging = WeightedMean()
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        # Refuses numbers that cannot be.
+        _ = self._adaptive
+
+    @property
+    def _adaptive(self) -> AdFedWCP:
+        """The method that does the work."""
+        return AdFedWCP(
+            allocation=Fixed(self.k),
+            imprint=False,
+            broadcast=self.broadcast,
+            pull=self.pull,
+            mean=self.mean,
+            objective=self.objective,
+            local=self.local,
+            codec=self.codec,
+        )
+
+    def init(self, start: Start) -> State:
+        """The initial model."""
+        return self._adaptive.init(start)
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """The shared model, for those who have no personal one yet."""
+        return self._adaptive.deliver(state, client)
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains."""
+        return self._adaptive.plan(state, cohort)
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The weighted mean of the clustered models."""
+        return self._adaptive.fold(state, reports)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train, cluster, send."""
+        return self._adaptive.work(verb)
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """k centroids, log2 k bits per weight and 32-bit biases; both directions counted alike."""
+        return self._adaptive.paper_bytes(net, clients, cohort, rounds)
