@@ -110,12 +110,16 @@ def test_norms_and_biases_are_never_shrunk() -> None:
 def test_regrowth_by_hand() -> None:
     """After round 5: of the two pruned weights half come back, by the mean of those who pruned it.
 
-    w1: only client 1 pruned it, 5. w3: (1 * 1 + 3 * 9) / 4 = 7. So w3, with the value 6 it had.
+    w1: only client 1 pruned it, 8. w3: (1 * 1 + 3 * 9) / 4 = 7. So w1; if client 0, which kept it
+    and sends 0, counted too, it would have 6. w3 with 9 in both would come back with the 6 it had.
     """
     reports = [
         report(0, 1, [2.0, 4.0, 0.0, 0.0], bits(1, 1, 0, 0), scores=[0, 0, 3, 1]),
-        report(1, 3, [6.0, 0.0, 1.0, 0.0], bits(1, 0, 1, 0), scores=[0, 5, 0, 9]),
+        report(1, 3, [6.0, 0.0, 1.0, 0.0], bits(1, 0, 1, 0), scores=[0, 8, 0, 9]),
     ]
+    after = FedLayerPrune(p_base=0.2, regrow=0.5).fold(state(round=4), reports)
+    assert after.mask["w"].tolist() == [True, True, True, False]
+    reports[0] = report(0, 1, [2.0, 4.0, 0.0, 0.0], bits(1, 1, 0, 0), scores=[0, 0, 3, 9])
     after = FedLayerPrune(p_base=0.2, regrow=0.5).fold(state(round=4), reports)
     assert after.mask["w"].tolist() == [True, False, True, True]
     assert after.model["w"][3] == 6.0
@@ -211,6 +215,23 @@ def test_scores_are_counted_as_scores(tmp_path: Path) -> None:
     for _, _, reports, _ in exchanges(run):
         costs.append(sum(report.cost["up"].get("scores", 0) for report in reports))
     assert [cost > 0 for cost in costs] == [False, True, False, False]
+
+
+def test_scores_are_sent_with_weights_that_sum_to_one(tmp_path: Path) -> None:
+    """After two estimates the average is divided by 1 - .9^2, so that clients can be compared."""
+    run = tiny(tmp_path, net="mlp", cohort=4)
+    played = exchanges(run)
+    next(played)
+    # Before the third round, which would replace what clients remember.
+    _, _, reports, _ = next(played)
+    for answer in reports:
+        kept = run.memory.read(answer.of, run.memory.files[answer.of])["importance"]
+        mask = answer.give["model"].mask
+        assert mask is not None
+        for name, average in kept.items():
+            expected = (average / (1 - 0.9**2)).masked_fill(mask[name], 0.0)
+            sent = answer.give["scores"].values[f"scores.{name}"].double()
+            assert torch.allclose(sent, expected.double(), rtol=0.01, atol=0)
 
 
 def test_channels_are_really_gone(tmp_path: Path) -> None:

@@ -227,3 +227,15 @@ def test_a_net_without_channels_is_refused() -> None:
     params = net.params()
     with pytest.raises(InputError, match="it has no channels that can be removed"):
         METHOD.init(Start(params, net, {0: Info(1)}, 5, lambda j: params))
+
+
+def test_both_directions_count() -> None:
+    """32 Mbit down at 64 Mbit/s and up at 16: half a second and two."""
+    device = Info(1, bandwidth=16.0, downlink=64.0)
+    assert seconds(device, macs=0, params=1_000_000, epochs=1) == 2.5
+
+
+def test_a_bandit_forgets_what_no_longer_counts() -> None:
+    """.5^20 is below a millionth, .5^19 is not."""
+    assert EUCB(discount=0.5).remembered == 20
+    assert EUCB(discount=1.0).remembered == 10_000

@@ -7,14 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedgrove import nets
-from fedgrove.core import Batch, Info
+from fedgrove.core import Batch, Info, Measure
+from fedgrove.engines.work import macs_per_example
 from fedgrove.errors import InputError, UnfitError
 from fedgrove.nets import Net
 from fedgrove.nets.layout import Layout
 from fedgrove.parts.allocate import ERK, Uniform
-from fedgrove.parts.fisher import GradientVariance
+from fedgrove.parts.fisher import GradientVariance, HessianTrace
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.parts.rates import (
     Alike,
@@ -169,8 +171,8 @@ def test_before_anybody_has_measured_layers_are_alike() -> None:
 def test_the_loss_increase_by_hand() -> None:
     """y = w2 (w1 x) with w1 = (1, 2), w2 = (1, 3) on x = 1: logits 7 and 0.
 
-    Half of w1 leaves 2, and 6; half of w2 leaves 3, and 6 as well. Cross-entropy of class 0 is
-    log(1 + exp(-z)).
+    Half of w1 leaves 2, and 6; of w2, half of the two weights in use leaves 3, and 6 as well.
+    Cross-entropy of class 0 is log(1 + exp(-z)).
     """
     module = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Linear(2, 2, bias=False))
     net = Net(module, (1,))
@@ -183,9 +185,26 @@ def test_the_loss_increase_by_hand() -> None:
     measure = LossIncrease(0.5)
     increases = measure.value(measure.of(CrossEntropy())(net, params, batch, {}))
     cost = math.log1p(math.exp(-6)) - math.log1p(math.exp(-7))
-    assert increases["0.weight"] == pytest.approx(cost)
-    # Of four weights 0, 0, 1, 3 half are zeros already: the two that go cost nothing.
-    assert increases["1.weight"] == 0
+    # A probe of zeros that are pruned already would cost nothing, whatever the layer is worth.
+    assert increases == pytest.approx({"0.weight": cost, "1.weight": cost})
+    # One of two weights is the least that goes; both are more.
+    both = LossIncrease(0.9)
+    more = both.value(both.of(CrossEntropy())(net, params, batch, {}))
+    assert more["0.weight"] == pytest.approx(math.log(2) - math.log1p(math.exp(-7)))
+
+
+@pytest.mark.parametrize("part", [LossIncrease(0.5), GradientVariance(), HessianTrace(draws=2)])
+def test_what_measures_take_is_counted(part) -> None:
+    """Torch's own count of operations is no more than what the clock is told, and near it."""
+    net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, seed=0, width=4), (1, 8, 8))
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 1, 8, 8, generator=g)
+    batch = Batch(x, torch.tensor([0, 1, 2, 0]), torch.ones(4), torch.arange(4), torch.tensor(0))
+    stage = Measure("it", part.of(CrossEntropy()))
+    with FlopCounterMode(display=False) as counted:
+        stage.f(net, net.params(), batch, {})
+    claimed = 2 * 4 * macs_per_example(net, stage, None)
+    assert 0.8 < counted.get_total_flops() / claimed <= 1.02
 
 
 # ---- the base ------------------------------------------------------------------------------------

@@ -166,9 +166,12 @@ class StandIn:
 
 
 def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
-    """The method with one batch of two, one epoch, and a codec whose lengths are static."""
+    """The method with batches of two and a codec whose lengths are static.
+
+    All its epochs stay, as its stages may depend on them; of two examples they are short.
+    """
     codec = method.codec if isinstance(method.codec, Dense) else Bitmap()
-    short = replace(local, epochs=1, batch=2)
+    short = replace(local, batch=2)
     quick: AnyMethod = replace(method, local=short, codec=codec)  # type: ignore[type-var]
     return quick
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core import REFERENCE_GMACS, Info
-from ..errors import InputError, unknown
+from ..errors import InputError, check, unknown
 from . import profile as profiles
 
 PROFILE_COLUMNS = ("client", "up", "down", "speed", "memory")
@@ -50,6 +50,12 @@ class Steps:
     seconds: tuple[float, ...]
     up: tuple[float, ...]
     down: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        begins = bool(self.seconds) and self.seconds[0] == 0
+        check(begins, "first second of a trace", self.seconds[:1], "0")
+        lasts = self.up[-1] > 0 and self.down[-1] > 0
+        check(lasts, "last bandwidth of a trace", (self.up[-1], self.down[-1]), "above 0")
 
 
 Trace = Mapping[int, Steps]

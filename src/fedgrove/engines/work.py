@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,7 +260,9 @@ def macs_per_example(net: Net, stage: Train | Measure, thin: Thin | None) -> int
     if isinstance(stage, Train):
         forward = net.layout.macs if thin is None else thin.macs(net.layout)
         return GRADIENT_PASSES * forward
-    passes: int = getattr(stage.f, "passes", 1)
+    passes: int | Callable[[Net], int] = getattr(stage.f, "passes", 1)
+    if callable(passes):
+        passes = passes(net)
     return passes * net.layout.macs
 
 

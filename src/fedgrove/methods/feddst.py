@@ -82,7 +82,7 @@ class FedDST:
     churn: float = 0.05
     """The share of each layer's weights that a client swaps in the first readjustment."""
     every: int = 10
-    """Rounds between readjustments; the first one is in the second round."""
+    """Rounds between readjustments; the first one is in the second round, with 1 in the first."""
     until: int | None = None
     """From this round on the mask stays as it is; None: from half of the rounds."""
     after: int = 1

@@ -113,7 +113,8 @@ class FedLayerPrune:
     asks for."""
     density: float = 0.5
     """Without ``p_base``: the share of the prunable weights that a client keeps, averaged over the
-    rounds. Clients disagree, and so the vote leaves the shared model denser than that."""
+    rounds. Clients disagree, and so the vote leaves the shared model denser than that. Where rates
+    are measured, or devices have their own, it is only what they start from."""
     p_max: float = 0.8
     """No layer loses more than this share."""
     rates: KindAndDepth | Alike | Allocated | LearnedSensitivity = KindAndDepth()

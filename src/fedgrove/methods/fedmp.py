@@ -43,6 +43,7 @@ from ..channels.submodel import (
     size_at,
 )
 from ..core import (
+    GRADIENT_PASSES,
     REFERENCE_GMACS,
     Batch,
     Batches,
@@ -170,7 +171,8 @@ class FedMP:
         plays = dict(state.plays)
         for client, gained in rewards.items():
             played = self.ratio(state, client)
-            plays[client] = (*plays.get(client, ()), (played, gained))
+            known = (*plays.get(client, ()), (played, gained))
+            plays[client] = known[-self.bandit.remembered :]
             edges[client] = self.bandit.split(edges.get(client, (0.0, self.most)), played)
         edges = dict(sorted(edges.items()))
         plays = dict(sorted(plays.items()))
@@ -227,15 +229,16 @@ def recovered(packet: Packet, model: Tree, groups: Sequence[ChannelGroup]) -> Tr
 def seconds(info: Info, macs: int, params: int, epochs: int) -> float:
     r"""How long a round takes a client: computing, and the sub-model down and up.
 
-    :math:`3\, m\, n\, E / v + 2 \cdot 32\, p / b`: :math:`m` -> ``macs`` of a forward pass, and as
-    much twice for the way back, :math:`n` examples, :math:`E` -> ``epochs``, :math:`v` multiply-
-    accumulates per second, :math:`p` -> ``params``, :math:`b` bits per second.
+    :math:`3\, m\, n\, E / v + 32\, p / b_{down} + 32\, p / b_{up}`: :math:`m` -> ``macs`` of a
+    forward pass, and as much twice for the way back, :math:`n` examples, :math:`E` -> ``epochs``,
+    :math:`v` multiply-accumulates per second, :math:`p` -> ``params``, :math:`b` bits per second.
 
     >>> seconds(Info(100, bandwidth=64.0, speed=0.5), macs=5_000_000, params=1_000_000, epochs=2)
     7.0
     """
-    computing = 3 * macs * info.examples * epochs / (info.speed * REFERENCE_GMACS * 1e9)
-    sending = 2 * 32 * params / (info.bandwidth * 1e6)
+    work = GRADIENT_PASSES * macs * info.examples * epochs
+    computing = work / (info.speed * REFERENCE_GMACS * 1e9)
+    sending = 32 * params / (info.down * 1e6) + 32 * params / (info.up * 1e6)
     return computing + sending
 
 

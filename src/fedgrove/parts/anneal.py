@@ -36,7 +36,7 @@ class AnnealedPull(Objective):
         \lambda = \min(1.1\, b^{i+1},\ 0.8) \text{ if } L < \bar L, \text{ else }
         \max(b^{i+1} / 1.1,\ 0.1)
 
-    b -> ``base``, :math:`\theta^t` -> ``carry[start]``, :math:`\theta_g` -> ``carry[to]``. The
+    b -> ``base``, :math:`\theta^t` -> ``carry[origin]``, :math:`\theta_g` -> ``carry[to]``. The
     expected loss starts at the round's first loss, so the first step takes the second branch: with
     a base of .5, .4545. ``pull="moving"`` pulls from where the model is now, a proximal term
     (Appendix D.1). A ``fixed`` weight takes the place of the annealed one (its Table 9).
@@ -45,7 +45,7 @@ class AnnealedPull(Objective):
     base: float = 0.5
     pull: Literal["fixed", "moving"] = "fixed"
     fixed: float | None = None
-    start: str = "personal"
+    origin: str = "personal"
     to: str = "model"
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class AnnealedPull(Objective):
         shared = trees.pick(carry[self.to], params)
         if self.pull == "moving":
             return 0.5 * weight * trees.sq_norm(trees.sub(params, shared)), remembered
-        away = trees.sub(trees.pick(carry[self.start], params), shared)
+        away = trees.sub(trees.pick(carry[self.origin], params), shared)
         along = trees.map(lambda theta, vector: (theta * vector).sum(), params, away)
         return weight * torch.stack(list(along.values())).sum(), remembered
 

@@ -46,6 +46,13 @@ class EUCB:
         check(self.explore >= 0, "explore", self.explore, "0 or more")
         check(self.finest > 0, "finest", self.finest, "above 0")
 
+    @property
+    def remembered(self) -> int:
+        """How many plays still count: older ones weigh less than a millionth, or 10,000 at most."""
+        if self.discount == 1:
+            return 10_000
+        return min(10_000, math.ceil(math.log(1e-6) / math.log(self.discount)))
+
     def __call__(self, edges: Sequence[float], plays: Plays, draw: float) -> float:
         """The next number to play; ``draw`` in [0, 1) is its place in its interval."""
         chosen = (edges[0], edges[-1])

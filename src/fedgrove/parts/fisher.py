@@ -47,7 +47,7 @@ class Fisher:
         check(0 <= self.smoothing < 1, "smoothing", self.smoothing, "in [0, 1)")
 
     def of(self, objective: Objective) -> Measured:
-        """The sum over a mini-batch of squared gradients by prunable weight."""
+        """The mean of squared gradients by prunable weight, of the one mini-batch it is run on."""
         if self.per_sample:
             return _SquaredPerSample(objective)
         return _SquaredOfBatch(objective)
@@ -176,8 +176,7 @@ class HessianTrace:
 
     :math:`\mathrm{tr}\,H^{(l)} \approx \frac{1}{m} \sum_v v_l^\top (H v)_l` with :math:`m` vectors
     of random signs (Hutchinson 1990), on one mini-batch. :math:`m` -> ``draws``. Negative estimates
-    count as 0. Per layer the cost is that of two backward passes for each draw, whatever the number
-    of layers.
+    count as 0. Each draw costs as much as three gradients, whatever the number of layers.
     """
 
     draws: int = 4

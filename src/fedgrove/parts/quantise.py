@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import InputError, check, unknown
 from ..trees import Tree
+from .mask import best
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
@@ -361,15 +362,7 @@ def _means(steps: list[_Step], total: Floats, zero: bool) -> list[float]:
 
 def largest(x: Tensor, n: int) -> Tensor:
     """Where the ``n`` largest magnitudes are; of equal ones the first."""
-    size = x.detach().abs().reshape(-1)
-    # The n-th largest by selection, which is faster than a sort. All above it are in; of those
-    # equal to it as many as are still wanted.
-    least = torch.kthvalue(size, size.numel() - n + 1).values
-    is_in = size > least
-    still_wanted = n - int(is_in.sum())
-    ties = (size == least).nonzero()[:still_wanted, 0]
-    is_in[ties] = True
-    return is_in.reshape(x.shape)
+    return best(x.detach().abs().reshape(-1), n).reshape(x.shape)
 
 
 def _map_floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
+from .. import trees
 from ..core import Batch, Carry, Info
 from ..errors import UnfitError, check
 from ..nets import Net
@@ -180,10 +182,10 @@ class Allocated:
 class LearnedSensitivity:
     r"""Sensitivities measured, not set (ours; the paper names it as future work).
 
-    A client prunes one layer after the other by magnitude, each alone and by ``probe``, and says by
-    how much its loss on one mini-batch grows, :math:`\Delta_l`. If the loss grows with the square
-    of the pruned share, :math:`\Delta_l (p_l / probe)^2`, its sum over layers at a given mean rate
-    :math:`p` is least for
+    A client prunes one layer after the other by magnitude, each alone and by ``probe`` of its
+    weights in use, and says by how much its loss on one mini-batch grows, :math:`\Delta_l`. If the
+    loss grows with the square of the pruned share, :math:`\Delta_l (p_l / probe)^2`, its sum over
+    layers at a given mean rate :math:`p` is least for
 
     .. math:: p_l = c\, d_l / \Delta_l, \qquad \sum_l d_l\, p_l = p \sum_l d_l
 
@@ -246,25 +248,7 @@ class LossIncrease:
 
     def of(self, objective: Objective) -> Callable[[Net, Tree, Batch, Carry], Tree]:
         """The loss of the whole network, under the name "", and with each layer pruned."""
-
-        def losses(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-            def loss(tree: Tree) -> torch.Tensor:
-                out = net(tree, batch.x, train=False)
-                mean, _ = objective(out, {k: tree[k] for k in net.layout.params}, batch, carry)
-                return mean
-
-            found = {"": loss(params)}
-            for name in net.layout.prunable:
-                weight = params[name]
-                # Not best(), which selects in numpy: here an engine may run many clients at once.
-                ordered = weight.flatten().abs().sort().values
-                count = max(1, round(self.probe * weight.numel()))
-                threshold = ordered[count - 1]
-                pruned = torch.where(weight.abs() > threshold, weight, 0.0)
-                found[name] = loss({**params, name: pruned})
-            return found
-
-        return losses
+        return _Losses(objective, self.probe)
 
     def value(self, measured: Tree) -> dict[str, float]:
         """The increase by layer; 0 where pruning made the loss smaller."""
@@ -274,6 +258,41 @@ class LossIncrease:
             if name:
                 increases[name] = max(0.0, float(after) - before)
         return increases
+
+
+@dataclass(frozen=True)
+class _Losses:
+    objective: Objective
+    probe: float
+
+    def passes(self, net: Net) -> int:
+        """One for the whole network, and one for each layer."""
+        return 1 + len(net.layout.prunable)
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        def loss(tree: Tree) -> Tensor:
+            out = net(tree, batch.x, train=False)
+            mean, _ = self.objective(out, trees.pick(tree, net.layout.params), batch, carry)
+            return mean
+
+        found = {"": loss(params)}
+        for name in net.layout.prunable:
+            found[name] = loss({**params, name: self._pruned(params[name])})
+        return found
+
+    def _pruned(self, weight: Tensor) -> Tensor:
+        """The weight without a share of those in use, the smallest.
+
+        Of those in use: a layer that is pruned already would otherwise lose only zeros, and seem to
+        cost nothing.
+        """
+        # Not best(), which selects in numpy: here an engine may run many clients at once.
+        ordered = weight.flatten().abs().sort().values
+        zeros = (ordered == 0).sum()
+        taken = (self.probe * (ordered.numel() - zeros)).round().clamp(min=1).long()
+        last = (zeros + taken - 1).clamp(max=ordered.numel() - 1)
+        threshold = ordered.gather(0, last.reshape(1))
+        return torch.where(weight.abs() > threshold, weight, 0.0)
 
 
 # ---- the rate of a round -------------------------------------------------------------------------
