@@ -147,3 +147,11 @@ def test_files_that_are_none_and_words_that_contradict_each_other_are_refused() 
         devices.read("times.csv", "times.csv")
     with pytest.raises(InputError, match=r"^--profile is phones and devices.csv is a profile too"):
         devices.read("phones", "devices.csv")
+
+
+@pytest.mark.parametrize("speed", ["1e-318", "1e300"])
+def test_a_speed_that_no_device_has_is_refused(speed: str) -> None:
+    """A round would take for ever, and a summary would hold a number that JSON has not."""
+    Path("own.csv").write_text(f"client,up,down,speed,memory\n0,1,1,{speed},1\n")
+    with pytest.raises(InputError, match=r"in GMAC/s, from 1e-06 to 1e\+09"):
+        devices.read("own.csv")

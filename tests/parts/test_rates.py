@@ -88,12 +88,13 @@ def test_the_pieces_of_the_schedule_by_hand() -> None:
 
 
 def test_a_strength_by_hand() -> None:
-    """Four layers, of which one holds half of all strength: 4 * .5 = 2, so .6 .7 p / (.1 + 2);
-    the others have a sixth each: 4 / 6."""
+    """Four layers, of which one holds half of all strength: 4 * .5 = 2, so .6 .7 / (.1 + 2);
+    the others have a sixth each: 4 / 6. All are scaled to the mean rate without strengths."""
     evidence = {"conv1.weight": 3.0, "conv2.weight": 1.0, "fc1.weight": 1.0, "head.weight": 1.0}
     rates = KindAndDepth(strength=GradientVariance())(CNN, 0.2, evidence)
-    assert rates["conv1.weight"] == pytest.approx(0.2 * 0.42 / 2.1)
-    assert rates["fc1.weight"] == pytest.approx(0.2 * 1.1 / (0.1 + 4 / 6))
+    proportion = (0.42 / 2.1) / (1.1 / (0.1 + 4 / 6))
+    assert rates["conv1.weight"] / rates["fc1.weight"] == pytest.approx(proportion)
+    assert mean_rate(CNN, rates) == pytest.approx(mean_rate(CNN, KindAndDepth()(CNN, 0.2)))
     # Without one, what was measured is not used; before anybody has measured, neither.
     assert KindAndDepth()(CNN, 0.2, evidence) == KindAndDepth()(CNN, 0.2)
     assert KindAndDepth(strength=GradientVariance())(CNN, 0.2) == KindAndDepth()(CNN, 0.2)

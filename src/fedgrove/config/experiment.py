@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -99,7 +100,7 @@ class Experiment:
         check(clients_are_valid, "clients", self.clients, "1 or more")
         check_validation(self.validation)
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
-        deadline_is_valid = self.deadline is None or self.deadline > 0
+        deadline_is_valid = self.deadline is None or 0 < self.deadline < math.inf
         check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
         check(bound_is_valid, "norm_bound", self.norm_bound, "0 (off) or 1 and more")

@@ -33,6 +33,11 @@ LONGEST_SHOWN = 40
 """Letters of a wrong cell that are shown."""
 
 
+SLOWEST = 1e-6
+FASTEST = 1e9
+"""Of bandwidths (Mbit/s) and speeds (GMAC/s) that a file may name."""
+
+
 class Device(NamedTuple):
     """A line of a profile."""
 
@@ -167,10 +172,10 @@ class _Line(NamedTuple):
         return value
 
     def positive(self, column: str, unit: str) -> float:
-        """A number above 0."""
-        allowed = f"a number above 0, in {unit}"
+        """A number above 0, within what any device has: beyond it a round would take for ever."""
+        allowed = f"a number above 0, in {unit}, from {SLOWEST:g} to {FASTEST:g}"
         value = self.number(column, 0, allowed)
-        if value == 0:
+        if not SLOWEST <= value <= FASTEST:
             raise self.wrong(column, allowed)
         return value
 

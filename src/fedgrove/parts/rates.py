@@ -69,7 +69,8 @@ class KindAndDepth:
     :math:`\alpha_l` becomes :math:`\alpha_l / (\varepsilon + L\gamma_l)`.
 
     Differs from the paper: it divides by :math:`\varepsilon + \gamma_l`. As the :math:`\gamma_l` of
-    L layers sum to 1, that would multiply every rate by about L.
+    L layers sum to 1, that would multiply every rate by about L. And the rates are scaled to the
+    mean they have without strengths, or a large layer of little strength would lose nearly all.
 
     >>> from torch import nn
     >>> layout = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 1)), (2,))
@@ -96,13 +97,16 @@ class KindAndDepth:
 
     def __call__(self, layout: Layout, p: float, evidence: Evidence | None = None) -> Rates:
         """The pruned share of every layer."""
-        rates: Rates = {}
         alphas = self.sensitivities(layout)
-        for name, alpha in alphas.items():
-            if self.strength is not None and evidence is not None:
-                alpha = alpha / (self.epsilon + len(alphas) * share_of(name, evidence))
-            rates[name] = p * alpha
-        return rates
+        rates = {name: p * alpha for name, alpha in alphas.items()}
+        if self.strength is None or evidence is None:
+            return rates
+        measured: Rates = {}
+        for name, rate in rates.items():
+            measured[name] = rate / (self.epsilon + len(rates) * share_of(name, evidence))
+        # As much is pruned as without the strengths, only elsewhere.
+        scale = mean_rate(layout, rates) / max(mean_rate(layout, measured), 1e-30)
+        return {name: scale * rate for name, rate in measured.items()}
 
     def sensitivities(self, layout: Layout) -> dict[str, float]:
         """The coefficient of every prunable weight tensor."""

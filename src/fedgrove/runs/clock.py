@@ -213,7 +213,10 @@ def notes(run: Run, end: float) -> list[str]:
     if trace is None:
         return []
     # A client with one line has the same bandwidth all along.
-    ends = [steps.seconds[-1] for steps in trace.values() if len(steps.seconds) > 1]
+    ends = []
+    for client in run.federation.ids:
+        if len(trace[client].seconds) > 1:
+            ends.append(trace[client].seconds[-1])
     ended = [last for last in ends if last < end]
     if not ended:
         return []

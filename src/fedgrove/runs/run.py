@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -67,7 +68,7 @@ class Run:
         check(lengths_are_valid, "finetune", self.finetune, "lengths of 0 or more epochs")
         check(self.score_on is None or self.score_on >= 0, "score_on", self.score_on, "0 or more")
         check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
-        deadline_is_valid = self.deadline is None or self.deadline > 0
+        deadline_is_valid = self.deadline is None or 0 < self.deadline < math.inf
         check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         if self.method.local is None:
             recipe = recipe_of(self.federation.defaults)
