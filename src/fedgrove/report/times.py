@@ -281,6 +281,8 @@ def _figure(curves: Sequence[Curve], scores: Scores, found: Mapping[str, Any]) -
     percent = " %" if scores.share else ""
     figure.update_layout(
         height=480,
+        template="plotly_white",
+        margin={"t": 40, "r": 20},
         xaxis_title="virtual seconds",
         yaxis_title=f"{scores.metric}{percent}",
         legend={"orientation": "h", "y": -0.2},
