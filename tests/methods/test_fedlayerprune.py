@@ -125,6 +125,17 @@ def test_regrowth_by_hand() -> None:
     assert after.model["w"][3] == 6.0
 
 
+def test_a_mask_that_leaves_a_layer_out_keeps_it() -> None:
+    """The gate lets it pass: such a client has pruned nothing of that layer, and nothing breaks."""
+    unnamed = report(0, 1, [2.0, 4.0, 5.0, 6.0], bits(1, 1, 1, 1), scores=[9, 9, 9, 9])
+    unnamed = replace(
+        unnamed, give={**unnamed.give, "model": Packet(unnamed.give["model"].values, {})}
+    )
+    after = FedLayerPrune(p_base=0.2).fold(state(round=4), [unnamed])
+    assert bool(after.mask["w"].all())
+    assert after.model["w"].tolist() == [2.0, 4.0, 5.0, 6.0]
+
+
 def test_how_many_come_back() -> None:
     """5 % of 60 pruned weights are 3: those of largest importance outside the mask."""
     mask = {"a": torch.arange(50) < 20, "b": torch.arange(50) < 20}

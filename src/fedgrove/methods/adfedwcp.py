@@ -55,7 +55,7 @@ from ..parts.imprint import Hits, Prototypes, accuracy, importance, layers_of
 from ..parts.local import LocalTraining
 from ..parts.mask import weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import dense_bytes
+from ..parts.one_model import dense_bytes, use_network_start
 from ..problems import CLASSES
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
@@ -69,6 +69,8 @@ class State:
     rounds: int
     model: Tree
     layers: tuple[str, ...]
+    weights: tuple[str, ...]
+    """What is clustered of them."""
     devices: dict[int, tuple[int, float]]
     """Every client's examples and bandwidth."""
     omegas: dict[int, tuple[float, ...]]
@@ -113,11 +115,10 @@ class AdFedWCP:
                 f"{start.net.problem.name}; weigh all alike: --set imprint=false."
             )
         clients = start.all_clients("keeps the importance of every client's layers")
-        infos = [start.clients[client] for client in clients]
-        devices = {
-            client: (info.examples, info.bandwidth)
-            for client, info in zip(clients, infos, strict=True)
-        }
+        devices = {}
+        for client in clients:
+            info = start.clients[client]
+            devices[client] = (info.examples, info.bandwidth)
         layers = layers_of(start.layout)
         alike = (1 / len(layers),) * len(layers)
         return State(
@@ -125,6 +126,7 @@ class AdFedWCP:
             rounds=start.rounds,
             model=start.params,
             layers=layers,
+            weights=start.layout.prunable,
             devices=devices,
             omegas=dict.fromkeys(clients, alike),
             asked=not self.imprint,
@@ -138,7 +140,7 @@ class AdFedWCP:
         """All clients weigh their layers first; then the cohort trains."""
         if not state.asked:
             return [Task(client, verb="imprint") for client in state.devices]
-        model = {"model": Packet(self._broadcast(state.model))}
+        model = {"model": Packet(self._broadcast(state))}
         tasks = []
         for client in cohort:
             tasks.append(Task(client, model, {"k": self.centroids(state, client)}))
@@ -147,22 +149,25 @@ class AdFedWCP:
     def centroids(self, state: State, client: int) -> list[float]:
         """The number of centroids of each layer of a client."""
         sizes = [examples for examples, _ in state.devices.values()]
+        fewest = min(sizes)
+        most = max(sizes)
         examples, bandwidth = state.devices[client]
         info = Info(examples, bandwidth=bandwidth)
         progress = Progress(state.round, state.rounds, state.change)
         counts = []
         for omega in state.omegas[client]:
-            counts.append(float(self.allocation(omega, info, min(sizes), max(sizes), progress)))
+            counts.append(float(self.allocation(omega, info, fewest, most, progress)))
         return counts
 
-    def _broadcast(self, model: Tree) -> Tree:
+    def _broadcast(self, state: State) -> Tree:
         """What is sent of the shared model: all of it, or clustered."""
         if not self.broadcast:
-            return model
-        names = {name for name, leaf in model.items() if leaf.dim() > 1}
+            return state.model
         k = torch.tensor(float(self.broadcast))
-        clustered = {name: kmeans.cluster(model[name], k, self.broadcast) for name in names}
-        return {name: clustered.get(name, leaf) for name, leaf in model.items()}
+        clustered = {}
+        for name in state.weights:
+            clustered[name] = kmeans.cluster(state.model[name], k, self.broadcast)
+        return {**state.model, **clustered}
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of the clustered models; what clients said of their layers."""
@@ -283,12 +288,16 @@ class Cluster:
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The clustered weights by name."""
-        numbers = carry["settings"]["k"]
-        clustered: Tree = {}
-        for number, name in enumerate(layers_of(net.layout)):
-            for weight in _weights_of(net.layout, name):
-                clustered[weight] = kmeans.cluster(params[weight], numbers[number], self.k_max)
-        return clustered
+        return clustered_weights(net.layout, params, carry["settings"]["k"], self.k_max)
+
+
+def clustered_weights(layout: Layout, params: Tree, numbers: Tensor, k_max: int) -> Tree:
+    """The weights of layer j as at most ``numbers[j]`` centroids, one of them 0."""
+    clustered: Tree = {}
+    for number, name in zip(numbers, layers_of(layout), strict=True):
+        for weight in _weights_of(layout, name):
+            clustered[weight] = kmeans.cluster(params[weight], number, k_max)
+    return clustered
 
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
@@ -301,24 +310,18 @@ def _masked(params: Mapping[str, Tensor], kept: Mask) -> Tree:
     return {name: torch.where(mask, params[name], 0.0) for name, mask in kept.items()}
 
 
-def use_network_start(carry: Carry, client: Client) -> Carry:
-    """The model is the network's start, which both sides draw from the seed."""
-    return {**carry, "model": client.start}
-
-
 def begin_personal(carry: Carry, client: Client) -> Carry:
     """A personal model starts at the network's start, and its mask by clustering that."""
     if "personal" in carry:
         return carry
     start = client.start
     numbers = carry["settings"]["k"]
+    most = int(numbers.max())
     kept: Mask = {}
-    for number, name in enumerate(layers_of(client.layout)):
-        k = numbers[number]
-        if k == 0:
-            continue
-        for weight in _weights_of(client.layout, name):
-            kept[weight] = kmeans.cluster(start[weight], k, int(k)) != 0
+    # 0: nothing is clustered.
+    if most:
+        clustered = clustered_weights(client.layout, start, numbers, most)
+        kept = {name: leaf != 0 for name, leaf in clustered.items()}
     return {**carry, "personal": start, "kept": kept}
 
 

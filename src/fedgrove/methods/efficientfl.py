@@ -44,12 +44,11 @@ from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import dense_bytes
+from ..parts.one_model import dense_bytes, send_sparse
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedsnip import send_sparse
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,10 @@ from ..parts.evidence import Gradient, settled
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow, top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import dense_bytes
+from ..parts.one_model import dense_bytes, model_with_own_mask, send_sparse
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedsnip import send_sparse
-from .fixedprune import model_with_own_mask
 
 
 @dataclass(frozen=True)

@@ -60,9 +60,8 @@ from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.fisher import Fisher
 from ..parts.hybrid import Hybrid, LiteralHybrid, loses_channels, without_empty_channels
 from ..parts.local import LocalTraining
-from ..parts.mask import best, weights_to_prune
+from ..parts.mask import all_kept, best, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.quantise import Half
 from ..parts.rates import (
     Alike,
     Allocated,
@@ -76,12 +75,10 @@ from ..parts.rates import (
 )
 from ..parts.schedule import Piecewise
 from ..parts.score import Magnitude
+from ..parts.scores import scores_form, scores_of, scores_packet
 from ..parts.vote import Vote
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-
-PREFIX = "scores."
-"""Of the names of importances, so that the ledger counts them as scores and not as values."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class FedLayerPrune:
         # Refuses a network with layers that the rates do not know.
         self.rates(start.layout, p_base)
         groups = groups_of(start.net)
-        all_weights = trees.map(_all_kept, trees.pick(start.params, prunable))
+        all_weights = trees.map(all_kept, trees.pick(start.params, prunable))
         return State(
             round=0,
             rounds=start.rounds,
@@ -242,7 +239,7 @@ class FedLayerPrune:
             mean.add(packet.values, report.examples, kept)
             if "scores" in report.give:
                 pruned = _outside(packet.mask, before)
-                scores.add(_scores_of(report.give["scores"]), report.examples, pruned)
+                scores.add(scores_of(report.give["scores"]), report.examples, pruned)
             if self.rates.measures is not None:
                 measured = True
                 evidence.add(_evidence_of(report, state.prunable), report.examples)
@@ -294,7 +291,7 @@ class FedLayerPrune:
             return carry
         layout = client.layout
         weights = trees.pick(carry["local"], layout.prunable)
-        mask = carry.get("model.mask") or trees.map(_all_kept, weights)
+        mask = carry.get("model.mask") or trees.map(all_kept, weights)
         estimates = torch.ones(())
         if isinstance(self.score, Fisher):
             importance = self.score.smoothed(carry.get("importance"), carry["fisher"])
@@ -331,7 +328,7 @@ class FedLayerPrune:
             return outcome
         importance = self.score.value(carry["importance"], int(carry["estimates"]["count"]))
         pruned = _outside(carry["own.mask"], importance)
-        scores = _scores_packet(trees.masked(importance, pruned))
+        scores = scores_packet(trees.masked(importance, pruned))
         return replace(outcome, give={**outcome.give, "scores": scores})
 
     def _holds(self, task: Task, net: Net) -> Holds:
@@ -346,8 +343,7 @@ class FedLayerPrune:
         holds = self._holds(task, net)
         if not isinstance(self.score, Fisher):
             return holds
-        scores = _scores_packet(trees.pick(net.params(), net.layout.prunable))
-        return replace(holds, packets={**holds.packets, "scores": Form.of(scores.values)})
+        return replace(holds, packets={**holds.packets, "scores": scores_form(net)})
 
     # ---- what is told of it ----------------------------------------------------------------------
 
@@ -419,10 +415,6 @@ def equal_bits(before: Mask, after: Mask) -> float:
     return equal / trees.size(before)
 
 
-def _all_kept(weight: Tensor) -> Tensor:
-    return torch.ones(weight.shape, dtype=torch.bool)
-
-
 def _unless_whole(mask: Mask) -> Mask | None:
     """A mask to send; none where it keeps everything."""
     if all(bool(kept.all()) for kept in mask.values()):
@@ -431,10 +423,9 @@ def _unless_whole(mask: Mask) -> Mask | None:
 
 
 def _outside(mask: Mask | None, weights: Mapping[str, Tensor]) -> Mask:
-    """Where a client has pruned; nowhere, if it sent no mask."""
-    if mask is None:
-        return {name: torch.zeros(leaf.shape, dtype=torch.bool) for name, leaf in weights.items()}
-    return {name: ~mask[name] for name in weights}
+    """Where a client has pruned; nowhere in a layer that its mask does not name."""
+    kept = mask or {}
+    return {name: ~kept.get(name, all_kept(leaf)) for name, leaf in weights.items()}
 
 
 def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
@@ -446,16 +437,6 @@ def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
 
 
 # ---- numbers that travel -------------------------------------------------------------------------
-
-
-def _scores_packet(importance: Mapping[str, Tensor]) -> Packet:
-    """Importances in 16 bits; bfloat16 has the range of float32, and they are tiny."""
-    named = {PREFIX + name: leaf for name, leaf in importance.items()}
-    return Packet(Half("bfloat16")(named))
-
-
-def _scores_of(packet: Packet) -> Tree:
-    return {name.removeprefix(PREFIX): leaf.float() for name, leaf in packet.values.items()}
 
 
 def _numbered(figures: Iterable[Any]) -> dict[str, Any]:

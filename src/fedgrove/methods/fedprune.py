@@ -37,7 +37,6 @@ from ..core import (
     Batches,
     Carry,
     Client,
-    Form,
     Give,
     Holds,
     Measure,
@@ -56,16 +55,13 @@ from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.evidence import Gradient
 from ..parts.local import LocalTraining
-from ..parts.mask import best, top, weights_to_prune
+from ..parts.mask import all_kept, best, top, weights_to_prune
 from ..parts.model_size import RiskPerTime
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.quantise import Half
+from ..parts.one_model import send_sparse
+from ..parts.scores import scores_form, scores_of, scores_packet
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedsnip import send_sparse
-
-PREFIX = "scores."
-"""Of the names of importances, so that the ledger counts them as scores and not as values."""
 
 
 @dataclass(frozen=True)
@@ -136,15 +132,12 @@ class FedPrune:
         for report in reports:
             mean.add(report.give["model"].values, report.examples)
             if "importance" in report.give:
-                # The mean has the type of what is added: in 16 bits many weights would be equals.
-                values = trees.map(Tensor.float, report.give["importance"].values)
-                importance.add(values, report.examples)
+                importance.add(scores_of(report.give["importance"]), report.examples)
                 is_step = True
         after = replace(state, round=state.round + 1, model=mean.value())
         mask = state.mask
         if is_step:
-            scores = {k.removeprefix(PREFIX): v for k, v in importance.value().items()}
-            mask = self._new_mask(after, scores)
+            mask = self._new_mask(after, importance.value())
         return replace(after, model=trees.masked(after.model, mask), mask=mask)
 
     def _steps(self, rounds: int) -> range:
@@ -159,7 +152,7 @@ class FedPrune:
     def _new_mask(self, state: State, importance: Tree) -> Mask:
         """The protected weights and the most important of the others."""
         weights = trees.pick(state.model, importance)
-        used = state.mask or trees.map(lambda w: torch.ones_like(w, dtype=torch.bool), weights)
+        used = state.mask or trees.map(all_kept, weights)
         total = trees.size(weights)
         in_use = int(trees.flat(used).sum())
         if self.adaptive is None:
@@ -260,15 +253,11 @@ class SquaredGradient:
 def send_importance(carry: Carry, client: Client) -> Outcome:
     """What was trained, and the mean of the squared gradients."""
     examples = len(client.data.train)
-    named = {PREFIX + name: sums / examples for name, sums in carry["importance"].items()}
-    # bfloat16 has the range of float32: squares of small gradients are tiny.
-    importance = Packet(Half("bfloat16")(named))
-    return Outcome({**send_sparse(carry, client).give, "importance": importance})
+    importance = trees.map(lambda sums: sums / examples, carry["importance"])
+    packets = {**send_sparse(carry, client).give, "importance": scores_packet(importance)}
+    return Outcome(packets)
 
 
 def holds_importance(task: Task, net: Net) -> Holds:
     """The model as it was sent, and a number for every prunable weight."""
-    weights = trees.pick(net.params(), net.layout.prunable)
-    named = {PREFIX + name: leaf for name, leaf in weights.items()}
-    form = Form.of(Half("bfloat16")(named))
-    return Holds({**what_was_sent(task, net).packets, "importance": form})
+    return Holds({**what_was_sent(task, net).packets, "importance": scores_form(net)})

@@ -19,15 +19,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from .. import trees
 from ..core import (
     Batches,
     Carry,
     Client,
     Edit,
-    Form,
     Give,
     Holds,
     Measure,
@@ -47,14 +44,17 @@ from ..parts.evidence import Gradient
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import OneModel, average, dense_bytes
-from ..parts.quantise import Half
+from ..parts.one_model import (
+    OneModel,
+    average,
+    dense_bytes,
+    send_sparse,
+    use_network_start,
+)
 from ..parts.score import sensitivity
+from ..parts.scores import scores_form, scores_of, scores_packet
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-
-PREFIX = "scores."
-"""Of the names of sensitivities, so that the ledger counts them as scores and not as values."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,8 @@ class FedSNIP:
         """The weights with the largest mean sensitivity, clients weighted by their examples."""
         mean = self.mean.start()
         for report in reports:
-            # The mean has the type of what is added: in 16 bits many weights would be equals.
-            values = trees.map(torch.Tensor.float, report.give["sensitivity"].values)
-            mean.add(values, report.examples)
-        scores = {k.removeprefix(PREFIX): v for k, v in mean.value().items()}
+            mean.add(scores_of(report.give["sensitivity"]), report.examples)
+        scores = mean.value()
         return top(scores, self.allocation(scores, self.density))
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -144,27 +142,13 @@ class FedSNIP:
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
 
 
-def use_network_start(carry: Carry, client: Client) -> Carry:
-    """The model is the network's start, which both sides draw from the seed."""
-    return {**carry, "model": client.start}
-
-
 def send_sensitivity(carry: Carry, client: Client) -> Outcome:
     """The sensitivity of every prunable weight."""
     gradient = carry["gradient"]
     scores = sensitivity(trees.pick(client.start, gradient), gradient)
-    named = {PREFIX + k: v for k, v in scores.items()}
-    # bfloat16 has the range of float32: shares of a sum over a whole network are tiny.
-    return Outcome({"sensitivity": Packet(Half("bfloat16")(named))})
+    return Outcome({"sensitivity": scores_packet(scores)})
 
 
 def holds_sensitivity(task: Task, net: Net) -> Holds:
     """A number for every prunable weight."""
-    weights = trees.pick(net.params(), net.layout.prunable)
-    named = {PREFIX + k: v for k, v in weights.items()}
-    return Holds({"sensitivity": Form.of(Half("bfloat16")(named))})
-
-
-def send_sparse(carry: Carry, client: Client) -> Outcome:
-    """What was trained, under the mask it was trained with."""
-    return Outcome({"model": Packet(carry["local"], carry.get("model.mask"))})
+    return Holds({"sensitivity": scores_form(net)})

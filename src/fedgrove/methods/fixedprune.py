@@ -23,9 +23,7 @@ from .. import trees
 from ..core import (
     Carry,
     Client,
-    Form,
     Give,
-    Holds,
     Outcome,
     Packet,
     Report,
@@ -41,11 +39,10 @@ from ..parts.allocate import ERK, GlobalRank, Uniform
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import OneModel, average, dense_bytes
+from ..parts.one_model import OneModel, average, dense_bytes, model_with_own_mask, send_sparse
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedsnip import send_sparse
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,3 @@ class FixedPrune:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The kept share of all parameters, biases included; masks are not counted."""
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
-
-
-def model_with_own_mask(task: Task, net: Net) -> Holds:
-    """The whole model, under the mask that the client found."""
-    return Holds({"model": Form.of(net.params(), "own")})

@@ -46,12 +46,11 @@ from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
-from ..parts.mask import prune, weights_to_prune
+from ..parts.mask import all_kept, prune, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
+from ..parts.one_model import model_with_own_mask, send_sparse
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
-from .fedsnip import send_sparse
-from .fixedprune import model_with_own_mask
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class LotteryFL:
             mean.add(packet.values, report.examples, packet.mask)
             if packet.mask:
                 # A layer that a mask does not name is whole.
-                named = {k: packet.mask.get(k, whole(state.model[k])) for k in state.prunable}
+                named = {k: packet.mask.get(k, all_kept(state.model[k])) for k in state.prunable}
                 tickets[report.of] = packed(named)
         tickets = dict(sorted(tickets.items()))
         return State(state.round + 1, mean.value(), state.prunable, tickets)
@@ -156,7 +155,7 @@ class LotteryFL:
             return same if mask is None else {**same, "ticket.mask": mask}
         smaller: Mask = {}
         for name in client.layout.prunable:
-            kept = whole(model[name]) if mask is None else mask[name]
+            kept = all_kept(model[name]) if mask is None else mask[name]
             smaller[name] = self._pruned(kept, model[name])
         # Train masks what it starts from.
         return {**carry, "ticket": client.start, "ticket.mask": smaller}
@@ -209,11 +208,6 @@ def scores(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
 def send_ticket(carry: Carry, client: Client) -> Outcome:
     """What was trained, under the client's own ticket."""
     return Outcome({"model": Packet(carry["local"], carry.get("ticket.mask"))})
-
-
-def whole(layer: Tensor) -> Tensor:
-    """The mask of a layer that is not pruned."""
-    return torch.ones_like(layer, dtype=torch.bool)
 
 
 def packed(mask: Mapping[str, Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from .. import trees
 from ..core import GRADIENT_PASSES, Batch, Carry, Form, Packet
 from ..nets import Net
 from ..trees import Tree
-from .gradient import gradient
+from .gradient import gradient, loss_at
 from .mask import best
 from .objective import Objective
 
@@ -43,13 +43,10 @@ class Gradient:
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         """The gradient by prunable weight, without dropout."""
 
+        mean_loss = loss_at(self.objective, net, params, batch, carry)
+
         def loss(weights: Tree) -> Tensor:
-            tree = {**params, **weights}
-            out = net(tree, batch.x, train=False)
-            # The objective must see the same tensors as the network, or its own terms (a pull to a
-            # reference, say) would have no gradient.
-            mean, _ = self.objective(out, trees.pick(tree, net.layout.params), batch, carry)
-            return mean * batch.weight.sum()
+            return mean_loss(weights) * batch.weight.sum()
 
         return gradient(loss, trees.pick(params, net.layout.prunable))
 

@@ -20,7 +20,7 @@ from ..errors import check
 from ..nets import Net
 from ..seeds import numpy_rng
 from ..trees import Tree
-from .gradient import gradient
+from .gradient import gradient, loss_at
 from .objective import Objective
 
 Measured = Callable[[Net, Tree, Batch, Carry], Tree]
@@ -93,22 +93,6 @@ class _SquaredOfBatch:
         weights = trees.pick(params, net.layout.prunable)
         loss = loss_at(self.objective, net, params, batch, carry)
         return trees.map(torch.square, gradient(loss, weights))
-
-
-def loss_at(
-    objective: Objective, net: Net, params: Tree, batch: Batch, carry: Carry
-) -> Callable[[Tree], Tensor]:
-    """The mean loss of a batch as a function of the prunable weights, without dropout."""
-
-    def loss(weights: Tree) -> Tensor:
-        tree = {**params, **weights}
-        out = net(tree, batch.x, train=False)
-        # The objective sees the tensors that the network sees, so that its own terms have a
-        # gradient too.
-        mean, _ = objective(out, trees.pick(tree, net.layout.params), batch, carry)
-        return mean
-
-    return loss
 
 
 def per_sample(

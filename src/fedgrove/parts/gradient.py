@@ -8,7 +8,27 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from .. import trees
+from ..core import Batch, Carry
+from ..nets import Net
 from ..trees import Tree
+from .objective import Objective
+
+
+def loss_at(
+    objective: Objective, net: Net, params: Tree, batch: Batch, carry: Carry
+) -> Callable[[Tree], Tensor]:
+    """The mean loss of a batch as a function of some weights, without dropout."""
+
+    def loss(weights: Tree) -> Tensor:
+        tree = {**params, **weights}
+        out = net(tree, batch.x, train=False)
+        # The objective sees the tensors that the network sees, or its own terms (a pull to a
+        # reference, say) would have no gradient.
+        mean, _ = objective(out, trees.pick(tree, net.layout.params), batch, carry)
+        return mean
+
+    return loss
 
 
 def gradient(loss: Callable[[Tree], Tensor], weights: Tree) -> Tree:

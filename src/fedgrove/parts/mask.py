@@ -27,6 +27,11 @@ def weights_to_prune(layout: Layout, density: float) -> tuple[str, ...]:
     return layout.prunable
 
 
+def all_kept(weight: Tensor) -> Tensor:
+    """The mask of a layer that is not pruned."""
+    return torch.ones(weight.shape, dtype=torch.bool)
+
+
 def top(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> Mask:
     """Keep the ``counts[layer]`` weights of largest score in every layer; of equal ones the first.
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Carry, Client, Outcome, Packet, Report, Start, Task
+from ..core import Carry, Client, Form, Holds, Outcome, Packet, Report, Start, Task
+from ..nets import Net
 from ..trees import Tree
 from .aggregate import Averaging
 
@@ -48,6 +49,21 @@ def average(state: OneModel, reports: Iterable[Report], rule: Averaging) -> OneM
 def send_model(carry: Carry, client: Client) -> Outcome:
     """The client sends what it trained."""
     return Outcome({"model": Packet(carry["local"])})
+
+
+def send_sparse(carry: Carry, client: Client) -> Outcome:
+    """What was trained, under the mask it was trained with."""
+    return Outcome({"model": Packet(carry["local"], carry.get("model.mask"))})
+
+
+def model_with_own_mask(task: Task, net: Net) -> Holds:
+    """The whole model, under a mask that the client found."""
+    return Holds({"model": Form.of(net.params(), "own")})
+
+
+def use_network_start(carry: Carry, client: Client) -> Carry:
+    """The model is the network's start, which both sides draw from the seed."""
+    return {**carry, "model": client.start}
 
 
 def dense_bytes(numbers: int, cohort: int, rounds: int) -> int:

@@ -18,7 +18,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import trees
 from ..core import Batch, Carry, Info
 from ..errors import UnfitError, check
 from ..nets import Net
@@ -26,6 +25,7 @@ from ..nets.layout import Layout
 from ..trees import Tree
 from .allocate import ERK, Uniform
 from .fisher import GradientVariance, HessianTrace
+from .gradient import loss_at
 from .objective import Objective
 from .schedule import Piecewise
 
@@ -274,14 +274,10 @@ class _Losses:
         return 1 + len(net.layout.prunable)
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        def loss(tree: Tree) -> Tensor:
-            out = net(tree, batch.x, train=False)
-            mean, _ = self.objective(out, trees.pick(tree, net.layout.params), batch, carry)
-            return mean
-
-        found = {"": loss(params)}
+        loss = loss_at(self.objective, net, params, batch, carry)
+        found = {"": loss({})}
         for name in net.layout.prunable:
-            found[name] = loss({**params, name: self._pruned(params[name])})
+            found[name] = loss({name: self._pruned(params[name])})
         return found
 
     def _pruned(self, weight: Tensor) -> Tensor:

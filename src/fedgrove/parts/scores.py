@@ -1,0 +1,38 @@
+"""Scores of weights as they travel: in 16 bits, under names that the ledger counts as scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from .. import trees
+from ..core import Form, Packet
+from ..nets import Net
+from ..trees import Tree
+from .quantise import Half
+
+PREFIX = "scores."
+"""Of the names of scores, so that the ledger does not take them for values."""
+
+
+def scores_packet(scores: Mapping[str, Tensor]) -> Packet:
+    """Scores in bfloat16: it has the range of float32, and squares of gradients are tiny."""
+    named = {PREFIX + name: leaf for name, leaf in scores.items()}
+    return Packet(Half("bfloat16")(named))
+
+
+def scores_form(net: Net) -> Form:
+    """What :func:`scores_packet` makes of a score for every prunable weight."""
+    weights = trees.pick(net.params(), net.layout.prunable)
+    return Form.of(scores_packet(weights).values)
+
+
+def scores_of(packet: Packet) -> Tree:
+    """The scores by weight, in float32: a mean taken in 16 bits would make equals of many.
+
+    >>> import torch
+    >>> scores_of(scores_packet({"w": torch.tensor([0.5])}))
+    {'w': tensor([0.5000])}
+    """
+    return {name.removeprefix(PREFIX): leaf.float() for name, leaf in packet.values.items()}
