@@ -256,7 +256,9 @@ ALONE = OFF | {
         pull=Proximal(0.0)
     ),  # its pull is to last round's model, which local does not have
     "clusterfl": methods.ClusterFL(tie=Clustered(0.0, 0.0, 0.0)),
-    "adfedwcp": methods.AdFedWCP(allocation=Fixed(0), imprint=False, pull=AnnealedPull(fixed=0.0)),
+    "adfedwcp": methods.AdFedWCP(
+        allocation=Fixed(0), importance="alike", pull=AnnealedPull(fixed=0.0)
+    ),
     "fedwcp": methods.FedWCP(k=0, pull=AnnealedPull(fixed=0.0)),
 }
 """Methods with what `local` does not have taken away: it prunes nothing and pulls towards nothing."""

@@ -22,6 +22,7 @@ from fedgrove.errors import InputError
 from fedgrove.methods import AdFedWCP, FedWCP
 from fedgrove.parts.anneal import AnnealedPull
 from fedgrove.parts.centroids import Adaptive
+from fedgrove.parts.importance import by_magnitude, weighed
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.rounds import evaluation
 
@@ -65,7 +66,7 @@ def test_the_papers_reductions_are_exact(
 def test_layers_are_weighed_before_the_first_round(tmp_path: Path) -> None:
     run = tiny(AdFedWCP(), tmp_path)
     (_, tasks, reports, after), second, *_ = exchanges(run)
-    assert {task.verb for task in tasks} == {"imprint"}
+    assert {task.verb for task in tasks} == {"weigh"}
     assert not any(task.send or report.give for task, report in zip(tasks, reports, strict=True))
     assert after.round == 0
     layers = len(run.net.layout.prunable)
@@ -74,6 +75,58 @@ def test_layers_are_weighed_before_the_first_round(tmp_path: Path) -> None:
         assert sum(weights) == pytest.approx(1)
         assert after.omegas[report.of] == pytest.approx(tuple(weights))
     assert second[1][0].verb == "train"
+
+
+def test_layers_weighed_otherwise(tmp_path: Path) -> None:
+    """By magnitude nobody is asked first: the initial weights are the same everywhere."""
+    run = tiny(AdFedWCP(importance="magnitude"), tmp_path / "magnitude")
+    layers = [(name,) for name in run.net.layout.prunable]
+    played = list(exchanges(run))
+    before, tasks, _, _ = played[0]
+    _, _, reports, after = played[-1]
+    assert {task.verb for task in tasks} == {"train"}
+    initial = pytest.approx(weighed(by_magnitude(run.params, layers)))
+    assert all(omega == initial for omega in before.omegas.values())
+    memory = memory_of(run, 0)
+    used = {k: memory["personal"][k] * memory["kept"][k] for k in run.net.layout.prunable}
+    assert after.omegas[0] == pytest.approx(weighed(by_magnitude(used, layers)))
+    assert 0 <= reports[0].metrics["accuracy"] <= 1
+
+    run = tiny(AdFedWCP(importance="gradient"), tmp_path / "gradient")
+    first, second, *_ = exchanges(run)
+    assert {task.verb for task in first[1]} == {"weigh"}
+    assert {task.verb for task in second[1]} == {"train"}
+    for _, _, reports, after in (first, second):
+        for report in reports:
+            assert sum(after.omegas[report.of]) == pytest.approx(1)
+            assert len(set(after.omegas[report.of])) > 1
+
+
+def test_weak_devices_get_fewer_centroids_where_that_is_asked(tmp_path: Path) -> None:
+    rule = Adaptive(k_min=2, upper=False, memory=True, speed=True)
+    plain = AdFedWCP(allocation=replace(rule, memory=False, speed=False))
+    counts = []
+    for i, method in enumerate((plain, AdFedWCP(allocation=rule))):
+        run = tiny(method, tmp_path / str(i), sizes=(24, 24, 12, 12))
+        weak = Info(24, speed=0.25, memory=1 << 28)
+        clients = dict(run.federation.clients)
+        clients[0] = replace(clients[0], info=weak)
+        run = replace(run, federation=replace(run.federation, clients=clients))
+        *_, (_, tasks, _, _) = exchanges(run)
+        counts.append({task.to: sum(task.settings["k"]) for task in tasks})
+    assert counts[1][0] < counts[0][0]
+    assert counts[1][1] <= counts[0][1]
+
+
+def test_what_the_paper_counts_of_an_uplink_by_hand(tmp_path: Path) -> None:
+    """k = 4 in three layers of 5056 weights, 131 biases: 3 * 4 * 32 + 2 * 5056 + 32 * 131 bits."""
+    run = tiny(FedWCP(k=4), tmp_path)
+    *_, (_, _, _, after) = exchanges(run)
+    assert run.net.layout.size == 5187
+    assert run.method.figures(after) == {
+        "centroids": 4,
+        "uplink_counted": pytest.approx((384 + 10112 + 4192) / (32 * 5187)),
+    }
 
 
 def test_slow_clients_get_fewer_centroids(tmp_path: Path) -> None:
@@ -141,9 +194,11 @@ def test_a_clustered_broadcast(tmp_path: Path) -> None:
     assert all(len(values[name].unique()) <= 4 for name in run.net.layout.prunable)
 
 
-def test_every_engine_finds_the_same_centroids(tmp_path: Path) -> None:
-    serial = play(tiny(AdFedWCP(), tmp_path / "serial"), Serial())
-    batched = play(tiny(AdFedWCP(), tmp_path / "batched"), Batched())
+@pytest.mark.parametrize("importance", ["imprint", "magnitude", "gradient", "alike"])
+def test_every_engine_finds_the_same_centroids(importance: Any, tmp_path: Path) -> None:
+    method = AdFedWCP(importance=importance)
+    serial = play(tiny(method, tmp_path / "serial"), Serial())
+    batched = play(tiny(method, tmp_path / "batched"), Batched())
     assert trees.distance(tensors(serial), tensors(batched)) < 1e-9
     for client, omega in serial.omegas.items():
         assert omega == pytest.approx(batched.omegas[client])
@@ -159,7 +214,9 @@ def test_imprinting_needs_classes() -> None:
     }
     with pytest.raises(InputError, match="imprinting, which needs classes, and the targets are"):
         fg.run(AdFedWCP(), data="rooms", **words)
-    assert fg.run(AdFedWCP(imprint=False), data="rooms", **words).summary["metric"] == "mae"
+    for importance in ("alike", "magnitude", "gradient"):
+        result = fg.run(AdFedWCP(importance=importance), data="rooms", **words)
+        assert result.summary["metric"] == "mae"
 
 
 @pytest.mark.parametrize(
@@ -167,6 +224,7 @@ def test_imprinting_needs_classes() -> None:
     [
         (lambda: FedWCP(k=1), "k is 1"),
         (lambda: AdFedWCP(broadcast=1), r"broadcast is 1; it must be 0, or in 2\.\.256"),
+        (lambda: AdFedWCP(importance="size"), "importance is 'size'; it must be one of imprint, "),
         (lambda: AdFedWCP(allocation=Adaptive(k_min=40)), "k_max is 32"),
     ],
 )

@@ -9,6 +9,7 @@ Before round 0 every client says how important its layers are at the initial mod
     th_k = E epochs of min CE(th M_k) + lambda <th, th_k - th_g> from th_k -> Train, AnnealedPull
     c_k  = k_kj centroids per layer j of th_k, one at 0; M_k = [c_k != 0]  -> kmeans.cluster
     w_k  = softmax of what each layer adds to the accuracy                 -> Prototypes, Hits
+           (or by magnitude or gradient, ours                              -> parts.importance)
     th_g = sum_k n_k c_k / sum_k n_k                                       -> WeightedMean
 
 A client sends c_k and uses th_k M_k. The shared model never overwrites a personal one, it only
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -51,7 +52,10 @@ from ..parts import kmeans
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.anneal import AnnealedPull
 from ..parts.centroids import Adaptive, Fixed, Progress, clustered_bits
-from ..parts.imprint import Hits, Prototypes, accuracy, importance, layers_of
+from ..parts.evidence import Gradient
+from ..parts.importance import by_gradient, by_magnitude, weighed
+from ..parts.imprint import Hits, Prototypes, Right, accuracy, layers_of
+from ..parts.imprint import importance as imprinted
 from ..parts.local import LocalTraining
 from ..parts.mask import weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
@@ -71,8 +75,15 @@ class State:
     layers: tuple[str, ...]
     weights: tuple[str, ...]
     """What is clustered of them."""
-    devices: dict[int, tuple[int, float]]
-    """Every client's examples and bandwidth."""
+    sizes: tuple[int, ...]
+    """How many of these each layer has."""
+    size: int
+    """All numbers of the model."""
+    devices: dict[int, tuple[int, float, float, int]]
+    """Every client's examples, bandwidth, speed and memory."""
+    fewest: int
+    most: int
+    """Examples of any client."""
     omegas: dict[int, tuple[float, ...]]
     """The importance of every layer, by client, as the client last said."""
     asked: bool = False
@@ -81,6 +92,10 @@ class State:
     """The clients' mean accuracy on their training data in the last round."""
     change: float = 0.0
     """By how much it rose."""
+    centroids: float = 0.0
+    """Per layer, the mean over the clients and layers of the last round."""
+    counted: float = 1.0
+    """What the paper counts of its uplink, as a share of a dense one."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +103,8 @@ class AdFedWCP:
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
     allocation: Adaptive | Fixed = Adaptive()
-    imprint: bool = True
-    """Whether layers are weighed by imprinting; False: all alike, 1/L."""
+    importance: Literal["imprint", "magnitude", "gradient", "alike"] = "imprint"
+    """What layers are weighed by: imprinting, mean |w|, mean |w g|, or not at all, 1/L each."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
     pull: AnnealedPull = AnnealedPull()
@@ -103,33 +118,44 @@ class AdFedWCP:
         check(
             self.broadcast == 0 or 2 <= self.broadcast <= 256, "broadcast", self.broadcast, allowed
         )
+        ways = ("imprint", "magnitude", "gradient", "alike")
+        check(self.importance in ways, "importance", self.importance, f"one of {', '.join(ways)}")
 
     # ---- the server ------------------------------------------------------------------------------
 
     def init(self, start: Start) -> State:
         """The initial model; nobody has weighed its layers yet."""
         weights_to_prune(start.layout, 0.0 if self.clusters else 1.0)
-        if self.imprint and start.net.problem.kind != CLASSES.kind:
+        if self.importance == "imprint" and start.net.problem.kind != CLASSES.kind:
             raise InputError(
                 f"adfedwcp weighs layers by imprinting, which needs classes, and the targets are "
-                f"{start.net.problem.name}; weigh all alike: --set imprint=false."
+                f"{start.net.problem.name}; weigh them otherwise: --set importance=gradient, "
+                "magnitude or alike."
             )
+        layout = start.layout
         clients = start.all_clients("keeps the importance of every client's layers")
         devices = {}
         for client in clients:
             info = start.clients[client]
-            devices[client] = (info.examples, info.bandwidth)
-        layers = layers_of(start.layout)
-        alike = (1 / len(layers),) * len(layers)
+            devices[client] = (info.examples, info.bandwidth, info.speed, info.memory)
+        layers = layers_of(layout)
+        omega = [1 / len(layers)] * len(layers)
+        if self.importance == "magnitude":
+            # The initial weights are the same everywhere: nobody need be asked.
+            omega = weighed(by_magnitude(start.params, _weights_by_layer(layout)))
         return State(
             round=0,
             rounds=start.rounds,
             model=start.params,
             layers=layers,
-            weights=start.layout.prunable,
+            weights=layout.prunable,
+            sizes=tuple(layout.count(names) for names in _weights_by_layer(layout)),
+            size=layout.size,
             devices=devices,
-            omegas=dict.fromkeys(clients, alike),
-            asked=not self.imprint,
+            fewest=min(examples for examples, *_ in devices.values()),
+            most=max(examples for examples, *_ in devices.values()),
+            omegas=dict.fromkeys(clients, tuple(omega)),
+            asked=self.importance in ("magnitude", "alike"),
         )
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -139,7 +165,7 @@ class AdFedWCP:
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """All clients weigh their layers first; then the cohort trains."""
         if not state.asked:
-            return [Task(client, verb="imprint") for client in state.devices]
+            return [Task(client, verb="weigh") for client in state.devices]
         model = {"model": Packet(self._broadcast(state))}
         tasks = []
         for client in cohort:
@@ -148,15 +174,12 @@ class AdFedWCP:
 
     def centroids(self, state: State, client: int) -> list[float]:
         """The number of centroids of each layer of a client."""
-        sizes = [examples for examples, _ in state.devices.values()]
-        fewest = min(sizes)
-        most = max(sizes)
-        examples, bandwidth = state.devices[client]
-        info = Info(examples, bandwidth=bandwidth)
+        examples, bandwidth, speed, memory = state.devices[client]
+        info = Info(examples, bandwidth, speed, memory)
         progress = Progress(state.round, state.rounds, state.change)
         counts = []
         for omega in state.omegas[client]:
-            counts.append(float(self.allocation(omega, info, fewest, most, progress)))
+            counts.append(float(self.allocation(omega, info, state.fewest, state.most, progress)))
         return counts
 
     def _broadcast(self, state: State) -> Tree:
@@ -174,12 +197,17 @@ class AdFedWCP:
         mean = self.mean.start(state.model)
         omegas = dict(state.omegas)
         accuracies = []
+        numbers: list[float] = []
+        counted: list[float] = []
         for report in reports:
-            if self.imprint:
+            if self.importance != "alike":
                 said = [report.metrics[name] for name in _numbered(state.layers)]
                 omegas[report.of] = tuple(said)
             if "model" in report.give:
                 mean.add(report.give["model"].values, report.examples)
+                k = self.centroids(state, report.of)
+                numbers += k
+                counted.append(_counted_share(state, k))
                 if "accuracy" in report.metrics:
                     accuracies.append(report.metrics["accuracy"])
         if not state.asked:
@@ -196,6 +224,8 @@ class AdFedWCP:
             omegas=omegas,
             accuracy=now,
             change=change,
+            centroids=_mean(numbers, state.centroids),
+            counted=_mean(counted, state.counted),
         )
 
     # ---- a client --------------------------------------------------------------------------------
@@ -203,7 +233,7 @@ class AdFedWCP:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Weigh layers at the initial model; or train, cluster, weigh and send."""
         return {
-            "imprint": (
+            "weigh": (
                 Edit(use_network_start),
                 *self._weigh("model"),
                 Give(self._say_importance, self._holds_importance),
@@ -227,6 +257,11 @@ class AdFedWCP:
         }[verb]
 
     @property
+    def scores(self) -> bool:
+        """Whether clients say how accurate they are: where the numbers of centroids follow it."""
+        return isinstance(self.allocation, Adaptive) or self.importance in ("imprint", "gradient")
+
+    @property
     def clusters(self) -> bool:
         """Whether anything is clustered."""
         return self.allocation.k_max > 0
@@ -239,22 +274,44 @@ class AdFedWCP:
         return (Measure("clustered", Cluster(self.allocation.k_max), ONE_EXAMPLE, of="trained"),)
 
     def _weigh(self, of: str) -> tuple[Stage, ...]:
-        """Two passes: prototypes of the classes, then who is nearest to their own."""
-        if not self.imprint:
-            return ()
-        return (
-            Measure("prototypes", Prototypes(), of=of),
-            Measure("hits", Hits(), of=of),
-        )
+        """What is measured for the importance, and the accuracy on the training data.
+
+        Imprinting takes two passes: prototypes of the classes, then who is nearest to their own.
+        """
+        match self.importance:
+            case "imprint":
+                return (
+                    Measure("prototypes", Prototypes(), of=of),
+                    Measure("hits", Hits(), of=of),
+                )
+            case "gradient":
+                slope = Measure("slope", Gradient(self.objective), of=of)
+                return (slope, Measure("hits", Right(), of=of))
+        return (Measure("hits", Right(), of=of),) if self.scores else ()
 
     def _say_importance(self, carry: Carry, client: Client) -> Outcome:
-        return Outcome(metrics=_importance(carry, client.layout))
+        return Outcome(metrics=self._importance(carry, "model", client.layout))
+
+    def _importance(self, carry: Carry, of: str, layout: Layout) -> dict[str, float]:
+        """The importance of each layer of ``carry[of]``, by its name in a report."""
+        layers = layers_of(layout)
+        weights = _weights_by_layer(layout)
+        match self.importance:
+            case "imprint":
+                omega = imprinted(carry["hits"], layers)
+            case "magnitude":
+                omega = weighed(by_magnitude(carry[of], weights))
+            case "gradient":
+                omega = weighed(by_gradient(carry[of], carry["slope"], weights))
+            case "alike":
+                return {}
+        return dict(zip(_numbered(layers), omega, strict=True))
 
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """The clustered model, and what the layers and the model are worth."""
-        metrics: dict[str, float] = {}
-        if self.imprint:
-            metrics = {"accuracy": accuracy(carry["hits"]), **_importance(carry, client.layout)}
+        metrics = self._importance(carry, "used", client.layout)
+        if "output" in carry.get("hits", {}):
+            metrics["accuracy"] = accuracy(carry["hits"])
         memory = {"personal": carry["trained"], "kept": carry["kept"]}
         return Outcome({"model": Packet(carry["clustered.model"])}, metrics, memory)
 
@@ -262,11 +319,18 @@ class AdFedWCP:
         return Holds(metrics=dict.fromkeys(_numbered(layers_of(net.layout)), (0.0, 1.0)))
 
     def _holds(self, task: Task, net: Net) -> Holds:
-        metrics: dict[str, tuple[float, float]] = {}
-        if self.imprint:
-            names = ["accuracy", *_numbered(layers_of(net.layout))]
-            metrics = dict.fromkeys(names, (0.0, 1.0))
-        return Holds({"model": Form.of(net.params())}, metrics)
+        names = []
+        if self.importance != "alike":
+            names += _numbered(layers_of(net.layout))
+        if self.scores and net.problem.kind == CLASSES.kind:
+            names.append("accuracy")
+        return Holds({"model": Form.of(net.params())}, dict.fromkeys(names, (0.0, 1.0)))
+
+    # ---- what is told of it ----------------------------------------------------------------------
+
+    def figures(self, state: State) -> Mapping[str, float]:
+        """Of the last round: centroids per layer, and the uplink by the paper's count."""
+        return {"centroids": state.centroids, "uplink_counted": state.counted}
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The uplink at k_max, counted twice: an upper bound, as k follows from training."""
@@ -368,9 +432,20 @@ def _weights_of(layout: Layout, layer: str) -> tuple[str, ...]:
     raise KeyError(layer)
 
 
-def _importance(carry: Carry, layout: Layout) -> dict[str, float]:
-    layers = layers_of(layout)
-    return dict(zip(_numbered(layers), importance(carry["hits"], layers), strict=True))
+def _weights_by_layer(layout: Layout) -> list[tuple[str, ...]]:
+    return [_weights_of(layout, name) for name in layers_of(layout)]
+
+
+def _counted_share(state: State, numbers: Sequence[float]) -> float:
+    """What the paper counts of a model with so many centroids per layer, as a share of dense."""
+    bits = 32 * (state.size - sum(state.sizes))
+    for weights, k in zip(state.sizes, numbers, strict=True):
+        bits += clustered_bits(weights, 0, int(k)) if k else 32 * weights
+    return bits / (32 * state.size)
+
+
+def _mean(numbers: Sequence[float], otherwise: float) -> float:
+    return sum(numbers) / len(numbers) if numbers else otherwise
 
 
 def _numbered(layers: Iterable[Any]) -> list[str]:

@@ -45,7 +45,7 @@ class FedWCP:
         """The method that does the work."""
         return AdFedWCP(
             allocation=Fixed(self.k),
-            imprint=False,
+            importance="alike",
             broadcast=self.broadcast,
             pull=self.pull,
             mean=self.mean,
@@ -73,6 +73,10 @@ class FedWCP:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, cluster, send."""
         return self._adaptive.work(verb)
+
+    def figures(self, state: State) -> Mapping[str, float]:
+        """Of the last round: centroids per layer, and the uplink by the paper's count."""
+        return self._adaptive.figures(state)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """k centroids, log2 k bits per weight and 32-bit biases; both directions counted alike."""

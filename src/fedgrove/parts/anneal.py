@@ -39,7 +39,7 @@ class AnnealedPull(Objective):
     b -> ``base``, :math:`\theta^t` -> ``carry[origin]``, :math:`\theta_g` -> ``carry[to]``. The
     expected loss starts at the round's first loss, so the first step takes the second branch: with
     a base of .5, .4545. ``pull="moving"`` pulls from where the model is now, a proximal term
-    (Appendix D.1). A ``fixed`` weight takes the place of the annealed one (its Table 9).
+    (Appendix D.1). A ``fixed`` weight takes the place of the annealed one (its Table 8).
     """
 
     base: float = 0.5

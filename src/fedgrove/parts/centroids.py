@@ -44,6 +44,10 @@ class Adaptive:
     :math:`\omega_{ij}` -> ``omega``, :math:`D_i` -> ``Info.examples`` between ``fewest`` and
     ``most`` of all clients, :math:`b_i` -> ``Info.bandwidth``; :math:`B_{min}, B_{max}` ->
     ``slow``, ``fast``, the ends of the range (Mbit/s), not the clients' own extremes.
+
+    Ours, off by default: ``memory`` and ``speed`` bound k in the same form, by ``Info.memory``
+    between ``little`` and ``plenty`` bytes and by ``Info.speed`` between ``weak`` and ``strong``.
+    The least of all upper bounds holds.
     """
 
     k_min: int = 5
@@ -53,9 +57,17 @@ class Adaptive:
     slow: float = 5.0
     fast: float = 100.0
     lower: bool = True
-    """Whether the lower bound holds; without it every layer gets k_min (the paper's Table 8)."""
+    """Whether the lower bound holds; without it every layer gets k_min (the paper's Table 11)."""
     upper: bool = True
     """Whether bandwidth limits k."""
+    memory: bool = False
+    """Whether the device's memory limits k too."""
+    little: int = 1 << 28
+    plenty: int = 1 << 32
+    speed: bool = False
+    """Whether the device's speed limits k too."""
+    weak: float = 0.25
+    strong: float = 1.0
 
     def __post_init__(self) -> None:
         check(2 <= self.k_min <= 256, "k_min", self.k_min, "in 2..256")
@@ -63,11 +75,15 @@ class Adaptive:
         check(self.xi >= 0, "xi", self.xi, "0 or more")
         check(self.zeta >= 0, "zeta", self.zeta, "0 or more")
         check(0 < self.slow < self.fast, "slow and fast", (self.slow, self.fast), "0 < slow < fast")
+        memories = (self.little, self.plenty)
+        check(0 < self.little < self.plenty, "little and plenty", memories, "0 < little < plenty")
+        speeds = (self.weak, self.strong)
+        check(0 < self.weak < self.strong, "weak and strong", speeds, "0 < weak < strong")
 
     def __call__(self, omega: float, info: Info, fewest: int, most: int, progress: Progress) -> int:
         """The number of centroids of one layer of one client."""
         low = self.least(omega, info.examples, fewest, most, progress) if self.lower else self.k_min
-        return min(low, self.limit(omega, info.bandwidth)) if self.upper else low
+        return min(low, *self.limits(omega, info))
 
     def least(self, omega: float, examples: int, fewest: int, most: int, progress: Progress) -> int:
         """The lower bound: what importance, data and progress ask for.
@@ -85,14 +101,29 @@ class Adaptive:
             eta = 1 + self.zeta * abs(progress.change)
         return min(max(_up(by_data * gamma * eta), self.k_min), self.k_max)
 
-    def limit(self, omega: float, bandwidth: float) -> int:
-        """The upper bound: what the client's bandwidth allows.
+    def limits(self, omega: float, info: Info) -> list[int]:
+        """The upper bounds of a client that hold; k_max is always one.
 
-        >>> Adaptive().limit(0.5, bandwidth=100.0), Adaptive().limit(0.5, bandwidth=5.0)
+        >>> Adaptive(memory=True).limits(0.5, Info(100, bandwidth=5.0, memory=1 << 32))
+        [32, 18, 32]
+        """
+        bounds = [self.k_max]
+        if self.upper:
+            bounds.append(self.limit(omega, info.bandwidth, self.slow, self.fast))
+        if self.memory:
+            bounds.append(self.limit(omega, info.memory, self.little, self.plenty))
+        if self.speed:
+            bounds.append(self.limit(omega, info.speed, self.weak, self.strong))
+        return bounds
+
+    def limit(self, omega: float, has: float, least: float, most: float) -> int:
+        """What a client is allowed that has so much of something, in a range from least to most.
+
+        >>> Adaptive().limit(0.5, 100.0, 5.0, 100.0), Adaptive().limit(0.5, 5.0, 5.0, 100.0)
         (32, 18)
         """
-        beta = (self.k_max - self.k_min) / (self.fast - self.slow)
-        return max(self.k_min, self.k_max - _up(beta * (1 - omega) * (self.fast - bandwidth)))
+        beta = (self.k_max - self.k_min) / (most - least)
+        return max(self.k_min, self.k_max - _up(beta * (1 - omega) * (most - has)))
 
 
 @dataclass(frozen=True)

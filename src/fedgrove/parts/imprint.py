@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core import Batch, Carry
 from ..nets import Net
 from ..nets.layout import Layout
+from ..problems import CLASSES
 from ..trees import Tree
 
 LONGEST = 100
@@ -65,6 +66,19 @@ class Hits:
         hits["output"] = _sum_right(logits, batch)
         hits["all"] = batch.weight.sum()
         return hits
+
+
+@dataclass(frozen=True)
+class Right:
+    """What Measure sums where layers are weighed otherwise: the network's right answers alone."""
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """As :class:`Hits` names them; where targets are no classes, only how many there are."""
+        counted = {"all": batch.weight.sum()}
+        if net.problem.kind != CLASSES.kind:
+            return counted
+        logits = net(params, batch.x, train=False).logits
+        return {**counted, "output": _sum_right(logits, batch)}
 
 
 def _sum_right(nearness: Tensor, batch: Batch) -> Tensor:
