@@ -31,7 +31,9 @@ def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
 Name = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="The paper: ca-afp, fedlayerprune or safl.", show_default=False
+        metavar="NAME",
+        help="The paper: adfedwcp, ca-afp, fedlayerprune or safl.",
+        show_default=False,
     ),
 ]
 Table = Annotated[int | None, _option("--table", "One of its tables.", "N", o.whole)]
@@ -39,6 +41,10 @@ Figure = Annotated[int | None, _option("--figure", "One of its figures.", "N", o
 Rows = Annotated[
     str | None,
     _option("--rows", "Only these rows, by name or pattern, as 'hermes-*,safl-k5-0.3'.", "NAMES"),
+]
+Rounds = Annotated[
+    int | None,
+    _option("--rounds", "So many rounds, of papers that can; else the paper's.", "N", o.whole),
 ]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")
@@ -56,6 +62,7 @@ def paper(
     figure: Figure = None,
     quick: Quick = False,
     rows: Rows = None,
+    rounds: Rounds = None,
     seeds: Seeds = None,
     data: Data = None,
     split: o.Split = None,
@@ -112,23 +119,54 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
 
     Data sets that are not found are left out, with a line on stderr; with none found it fails.
     """
-    from ..errors import InputError
-    from ..papers import Setting
+    from ..errors import check
 
+    rounds = words["rounds"]
+    check(
+        rounds is None or part.any_length,
+        "--rounds",
+        rounds,
+        "left out: this part's are the paper's",
+    )
+    check(rounds is None or rounds >= 1, "--rounds", rounds, "1 or more")
     studies: dict[str, Study] = {}
     missing: list[InputError] = []
     for name in _data_of(part, words):
-        setting = Setting(name, words["split"], words["quick"])
-        study = _chosen_rows(part.study(setting), words["rows"])
-        try:
-            # All rows of a study are on the same data: loading the first row's tells of all.
-            study.rows[0].experiment.federation(words["data_dir"])
-        except InputError as error:
-            missing.append(error)
-        else:
+        data = name
+        setting, study = _study(part, data, words)
+        why = _why_missing(study, words)
+        # Data that were asked for by name are not replaced.
+        if why is not None and data in part.instead and not words["data"]:
+            data = part.instead[name]
+            print(f"fedgrove: {data} in the place of {name}: {why}", file=sys.stderr)
+            setting, study = _study(part, data, words)
+            why = _why_missing(study, words)
+        if why is None:
             studies[_folder(setting)] = study
+        else:
+            missing.append(why)
     _tell_missing(missing, is_empty=not studies)
     return studies
+
+
+def _study(part: Part, data: str, words: Mapping[str, Any]) -> tuple[Setting, Study]:
+    """A part on one data set, with the rows that are asked for."""
+    from ..papers import Setting
+
+    setting = Setting(data, words["split"], words["quick"], words["rounds"])
+    return setting, _chosen_rows(part.study(setting), words["rows"])
+
+
+def _why_missing(study: Study, words: Mapping[str, Any]) -> InputError | None:
+    """Why a study's data cannot be read; None where they can."""
+    from ..errors import InputError
+
+    try:
+        # All rows of a study are on the same data: loading the first row's tells of all.
+        study.rows[0].experiment.federation(words["data_dir"])
+    except InputError as error:
+        return error
+    return None
 
 
 def _data_of(part: Part | DataTable, words: Mapping[str, Any]) -> list[str]:

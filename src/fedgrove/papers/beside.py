@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
+from ..data.devices import read
 from ..report.over_seeds import paired
 from ..report.tables import Summary, console, plain_table
+from ..report.times import Curve, common_target, curve
 from .studies import Row, Study
 
 Comparison = Mapping[str, Any]
@@ -43,6 +45,17 @@ TITLES = {
     "density_end": "density %, at the end",
     "mask_stability": "mask stability %",
     "pruned": "pruned %",
+    "accuracy_band": "accuracy %",
+    "clients_band": "clients",
+    "mib_up": "MiB up",
+    "mib_down": "MiB down",
+    "less_counted": "% less up, counted",
+    "less_up": "% less up, sent",
+    "less_down": "% less down, sent",
+    "centroids": "centroids per layer",
+    "virtual_seconds": "virtual s",
+    "seconds_round": "s a round, here",
+    "seconds_to_all": "virtual s to what all reach",
 }
 """How a measure is called in a table's head and on an axis; see :func:`title_of`."""
 DIGITS = {
@@ -57,17 +70,33 @@ DIGITS = {
     "density_run": 2,
     "density_end": 2,
     "mask_stability": 2,
+    "clients_band": 1,
+    "mib_up": 1,
+    "mib_down": 1,
+    "less_counted": 2,
+    "less_up": 2,
+    "less_down": 2,
+    "centroids": 2,
+    "virtual_seconds": 1,
+    "seconds_round": 2,
+    "seconds_to_all": 1,
 }
 """Measures that do not depend on fine-tuning, and how many digits of them are shown."""
 SHARES = {"share_paper": "mib_paper", "share": "mib"}
 """Measures in % of another row's, and what of."""
 REDUCTIONS = {"reduction_paper": "mib_paper", "reduction": "mib"}
 """Measures of how much less a row has than another one, in % of that, and what of."""
+TO_ALL = "seconds_to_all"
+"""Virtual seconds to the best accuracy that all rows of a panel reach, on every seed."""
+FIGURES = ("mask_stability", "centroids", "uplink_counted")
+"""What methods tell of themselves in each round."""
 FRACTIONS = ("accuracy", "density", "mask_stability", "pruned")
 """What begins the names of measures that are fractions, and are shown in %."""
 REACHED = "rounds_to@"
 """Begins a measure of how many rounds it takes to an accuracy."""
 SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, both ways."
+FASTEST = 100
+"""Mbit/s: where bandwidths of named profiles end."""
 QUICK = "QUICK: a look, not a measurement"
 
 
@@ -90,6 +119,8 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         pairs += _pairs(study, summaries)
         notes += study.notes
         notes += _not_reached(study, summaries)
+        notes += _reached_by_all(study, summaries)
+        notes += _bands_apart(study, summaries)
         for summary in summaries.values():
             if summary is not None:
                 finished.append(summary)
@@ -123,8 +154,10 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
     }
 
 
-def run_value(summary: Summary, key: str, layer: str = "") -> float | None:
-    """One value of a run; ``layer`` is the one that ``pruned`` is of.
+def run_value(
+    summary: Summary, key: str, layer: str = "", band: Collection[str] = ()
+) -> float | None:
+    """One value of a run; ``layer`` is the one that ``pruned`` is of, ``band`` the clients.
 
     None where there is none: the score of a run whose clients are all equally accurate, rounds to
     an accuracy that was not reached, what was not measured.
@@ -134,7 +167,7 @@ def run_value(summary: Summary, key: str, layer: str = "") -> float | None:
     3.0
     """
     measure, _, length = key.partition(":")
-    if "@" in measure or measure in ("density_run", "mask_stability"):
+    if "@" in measure or measure in ("density_run", "mask_stability", "centroids"):
         return _over_rounds(summary.get("lines", ()), measure)
     if measure == "pruned":
         kept = summary.get("figures", {}).get(f"density:{layer}")
@@ -143,6 +176,20 @@ def run_value(summary: Summary, key: str, layer: str = "") -> float | None:
         # A summary has the accuracies of single clients at the last length only.
         is_last = length == list(summary["finetune"])[-1]
         return float(max(summary["accuracy_clients"].values())) if is_last else None
+    if measure == "accuracy_band":
+        scored = summary["accuracy_clients"]
+        values = [scored[client] for client in band if client in scored]
+        return math.fsum(values) / len(values) if values else None
+    if measure == "clients_band":
+        return float(len(band))
+    if measure in ("mib_up", "mib_down"):
+        return float(summary[measure.replace("mib", "bytes")] / 2**20)
+    if measure.startswith("less_"):
+        return _less(summary, measure)
+    if measure == "virtual_seconds":
+        return float(summary["virtual_seconds"])
+    if measure == "seconds_round":
+        return float(summary["seconds"] / summary["rounds"])
     if measure == "mib":
         return float((summary["bytes_up"] + summary["bytes_down"]) / 2**20)
     if measure == "mib_paper":
@@ -160,6 +207,23 @@ def run_value(summary: Summary, key: str, layer: str = "") -> float | None:
     if scores["accuracy_std"] == 0:
         return None
     return float(scores["accuracy_mean"] / scores["accuracy_std"])
+
+
+def _less(summary: Summary, measure: str) -> float:
+    """How much less was sent, in %, than by all clients of all rounds with 4 bytes a parameter.
+
+    Counted: by the method's own formula, in which both directions are alike, or as it tells itself
+    of its uplink.
+    """
+    dense = 4 * summary["params"] * summary["cohort"] * summary["rounds"]
+    told = _over_rounds(summary.get("lines", ()), "uplink_counted")
+    if measure != "less_counted":
+        share = summary[measure.replace("less", "bytes")] / dense
+    elif told is not None:
+        share = told
+    else:
+        share = summary["bytes_paper"] / (2 * dense)
+    return float(100 * (1 - share))
 
 
 def _over_rounds(lines: Iterable[Mapping[str, Any]], measure: str) -> float | None:
@@ -193,7 +257,7 @@ def _over_rounds(lines: Iterable[Mapping[str, Any]], measure: str) -> float | No
 def _in_line(line: Mapping[str, Any], name: str) -> float | None:
     """What a line says; nothing where clients were not scored, or the method has no such figure."""
     keys = {"density_run": "density", "rounds_to": "accuracy_mean"}
-    told = line.get("figures", {}) if name == "mask_stability" else line
+    told = line.get("figures", {}) if name in FIGURES else line
     value: float | None = told.get(keys.get(name, name))
     return value
 
@@ -229,10 +293,68 @@ def _not_reached(study: Study, summaries: Summaries) -> Iterator[str]:
             yield f"{100 * target:g} % was not reached by: {', '.join(short)}."
 
 
+def _reached_by_all(study: Study, summaries: Summaries) -> Iterator[str]:
+    """A note of the accuracy that all rows of a panel reach."""
+    if TO_ALL in study.counted:
+        for panel, (target, _) in _common(study, summaries).items():
+            where = f"{panel}: " if panel else ""
+            yield f"{where}what all rows reach on every seed is {100 * target:.2f} %."
+
+
+def _common(study: Study, summaries: Summaries) -> dict[str, tuple[float, dict[str, list[float]]]]:
+    """By panel: the best accuracy that all runs reach, and the seconds of each row's runs to it."""
+    curves: dict[str, dict[str, list[Curve]]] = {}
+    for row in study.rows:
+        for run in _finished(row, summaries).values():
+            found = curve(row.name, row.label, run.get("lines", ()))
+            curves.setdefault(row.panel, {}).setdefault(row.name, []).append(found)
+    common = {}
+    for panel, by_row in curves.items():
+        target = common_target([each for runs in by_row.values() for each in runs])
+        seconds = {}
+        for name, runs in by_row.items():
+            points = [each.reaches(target) for each in runs]
+            seconds[name] = [point.second for point in points if point is not None]
+        common[panel] = (target, seconds)
+    return common
+
+
+def _bands_apart(study: Study, summaries: Summaries) -> Iterator[str]:
+    """Notes of how far the groups of bandwidths lie apart, by series."""
+    means: dict[str, list[float]] = {}
+    for row in study.rows:
+        value = _row(study, row, summaries)["ours"].get("accuracy_band:0")
+        if row.band is not None and value is not None:
+            means.setdefault(row.series, []).append(value["mean"])
+    for series, found in means.items():
+        apart = 100 * (max(found) - min(found))
+        yield f"{series}: groups of bandwidths lie {apart:.2f} points apart."
+
+
+def _in_band(row: Row, seed: int, clients: Iterable[str]) -> list[str]:
+    """Which clients have a bandwidth of the row's."""
+    if row.band is None:
+        return []
+    low, high = row.band
+    devices = read(row.experiment.profile)
+    members = []
+    for client in clients:
+        uplink = devices.info(1, int(client), seed).up
+        # The last group has its upper end too: bandwidths are clipped there.
+        if low <= uplink < high or uplink == high == FASTEST:
+            members.append(client)
+    return members
+
+
 def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
     # The best of a panel is known only when all its rows are.
     rows = [_row(study, row, summaries) for row in study.rows]
     _mark_best(rows, study.best)
+    if TO_ALL in study.counted:
+        for panel, (_, seconds) in _common(study, summaries).items():
+            for made in rows:
+                if made["panel"] == panel and made["name"] in seconds:
+                    made["ours"][TO_ALL] = _over_seeds(seconds[made["name"]])
     # Shares are of another row, which is known only now.
     for row in rows:
         if row["name"] == study.base and row["ours"]:
@@ -268,13 +390,16 @@ def _row(study: Study, row: Row, summaries: Summaries) -> dict[str, Any]:
         for measure in study.measures:
             keys.append(f"{measure}:{length}")
     for measure in study.counted:
-        if measure not in SHARES | REDUCTIONS:
+        if measure not in SHARES | REDUCTIONS and measure != TO_ALL:
             keys.append(measure)
 
     runs = _finished(row, summaries)
     ours = {}
     for key in keys:
-        values = [run_value(run, key, row.layer) for run in runs.values()]
+        values = []
+        for seed, run in runs.items():
+            band = _in_band(row, seed, run.get("accuracy_clients", ()))
+            values.append(run_value(run, key, row.layer, band))
         if key.startswith(REACHED) and None in values:
             # The mean of those that got there would look better than the row is: a note says it.
             continue

@@ -35,6 +35,9 @@ class Row:
     """Only the first so many seeds, where it is too long for all of them."""
     layer: str = ""
     """The weight tensor that the measure ``pruned`` is of: rows of one run may differ in it."""
+    band: tuple[float, float] | None = None
+    """The uplinks (Mbit/s, the upper end not included but for the fastest) of the clients that the
+    measure ``accuracy_band`` is of."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Setting:
     data: str
     split: str | None = None
     quick: bool = False
+    rounds: int | None = None
+    """None: as many as the paper has."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,10 @@ class Part:
     study: Callable[[Setting], Study]
     look: str = "motion"
     """The built-in data of a quick look."""
+    instead: Mapping[str, str] = field(default_factory=dict)
+    """What takes the place of data that are not found."""
+    any_length: bool = False
+    """Whether it may be run in any number of rounds; in others a method has phases."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ themselves make up for it.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,22 @@ def cluster(x: Tensor, k: Tensor, k_max: int, bins: int = BINS) -> Tensor:
     nearest = _nearest(values, centroids)
     # A centroid that rounds to -0.0 would cost a bit in every weight: adding 0 makes it +0.0.
     return (nearest.to(x.dtype) + 0.0).reshape(x.shape)
+
+
+def operations(size: int, k: int, bins: int = BINS) -> int:
+    """About how many multiplications, additions and comparisons :func:`cluster` takes.
+
+    The programme's share does not depend on the number of values:
+
+    >>> operations(0, 32), operations(1_000_000, 32) - operations(0, 32)
+    (6406753, 38000000)
+    """
+    table = (bins + 1) ** 2
+    # Each of k - 1 steps adds and takes a minimum three times; before, about four per interval.
+    programme = (3 * (k - 1) + 4) * table
+    # Each value is searched for among k centroids and added, in each of Lloyd's steps and at last.
+    search = math.ceil(math.log2(k)) + 2
+    return programme + size * (3 + (LLOYD_STEPS + 1) * search)
 
 
 def _histogram(x: Tensor, bins: int) -> Tensor:
