@@ -338,6 +338,9 @@ class Train:
     It must compare equal from round to round, or batched stacks no clients of other runs with these
     and captures its CUDA graphs anew each time: a function of a module, a method of a frozen
     dataclass or an instance of one, and no lambda that ``work`` makes at each call."""
+    differentiate: bool = False
+    """Whether the gradient goes through ``at`` by the chain rule instead of past it: scores that
+    make a mask are moved by what they do to the weights."""
     whole: tuple[str, ...] = ()
     """Trees of the carry that keep their full width where the mask removes whole channels, and all
     others are narrowed with the network: a teacher's, which ``out.whole`` runs."""

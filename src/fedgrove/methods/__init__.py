@@ -31,7 +31,9 @@ from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
+from .fedem import FedEM
 from .fedlayerprune import FedLayerPrune
+from .fedmask import FedMask
 from .fedmp import FedMP
 from .fedprox import FedProx
 from .fedprune import FedPrune
@@ -46,6 +48,7 @@ from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
+from .qfedcg import QFedCG
 from .safl import SAFL
 
 __all__ = [
@@ -61,8 +64,10 @@ __all__ = [
     "FedCHAR",
     "FedDST",
     "FedDrop",
+    "FedEM",
     "FedLayerPrune",
     "FedMP",
+    "FedMask",
     "FedProx",
     "FedPrune",
     "FedRolex",
@@ -75,6 +80,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LotteryFL",
+    "QFedCG",
     "find",
     "find_own",
     "label_of",

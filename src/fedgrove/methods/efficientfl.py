@@ -22,20 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import trees
-from ..core import (
-    Carry,
-    Client,
-    Form,
-    Give,
-    Holds,
-    Outcome,
-    Packet,
-    Report,
-    Stage,
-    Start,
-    Task,
-    Train,
-)
+from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
@@ -44,7 +31,7 @@ from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import dense_bytes, send_sparse
+from ..parts.one_model import dense_bytes, holds_update, send_sparse
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
@@ -130,9 +117,3 @@ class EfficientFL:
         Neither the dense round nor the 8 bits count.
         """
         return round(self.density * dense_bytes(net.layout.size, cohort, rounds))
-
-
-def holds_update(task: Task, net: Net) -> Holds:
-    """An update looks like the model that was sent, under the same mask."""
-    model = task.send["model"]
-    return Holds({"update": Form.of(model.values, model.mask)})

@@ -299,10 +299,13 @@ def as_before(stage: Train, carry: Carry) -> Carry:
 def forward_at(stage: Train, params: Tree, carry: Carry) -> Tree:
     """The weights of the forward pass: the parameters, or what ``stage.at`` makes of them.
 
-    Then the gradient goes straight through: it is taken there and moves the parameters.
+    Then the gradient goes straight through: it is taken there and moves the parameters. With
+    ``stage.differentiate`` it is that of ``stage.at`` as well.
     """
     if stage.at is None:
         return params
+    if stage.differentiate:
+        return stage.at(params, carry)
     with torch.no_grad():
         there = stage.at(params, carry)
     # The difference is a constant to autograd, and what is left of the sum is the parameters.

@@ -61,6 +61,12 @@ def model_with_own_mask(task: Task, net: Net) -> Holds:
     return Holds({"model": Form.of(net.params(), "own")})
 
 
+def holds_update(task: Task, net: Net) -> Holds:
+    """An update looks like the model that was sent, under the same mask."""
+    model = task.send["model"]
+    return Holds({"update": Form.of(model.values, model.mask)})
+
+
 def use_network_start(carry: Carry, client: Client) -> Carry:
     """The model is the network's start, which both sides draw from the seed."""
     return {**carry, "model": client.start}

@@ -1,0 +1,273 @@
+r"""FedMask: the weights stay as they were drawn; every client learns which of them to use.
+
+(Li, Sun, Zeng, Zhang, Li & Chen, "FedMask: Joint Computation and Communication-Efficient
+Personalized Federated Learning via Heterogeneous Masking", SenSys 2021; what of it was open says
+docs/papers/fedmask.md.)
+
+Round :math:`t`, cohort :math:`S_t`; w the initial weights, which both sides draw from the seed;
+b the server's bits, at first all 1; s_k scores, P_k the part of the network that client k may use,
+at first all of it::
+
+    s_k  = its own where b agrees with its sign, else scale or -scale by b         -> scores_from
+    s_k  = E epochs of min CE(w [s >= 0] P_k; D_k), d[s >= 0]/ds = sigmoid'(s)     -> Train, hard
+    P_k  = the share ``density`` of each layer with the largest s_k; once          -> one_shot
+    m_k  = [s_k >= 0] P_k                                                          -> bits
+    v_j  = sum_k n_k m_kj / sum_k n_k over those who have j in P_k                 -> WeightedMean
+    b    = [v >= 1/2]                                                              -> majority
+
+Only b and m_k travel, one bit a weight. A client uses w m_k; biases and norm layers stay as they
+were drawn too, running statistics are its own. With nothing pruned, nothing rescaled and no
+training (a ``scale`` that no score crosses) everybody uses the initial network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import trees
+from ..core import (
+    Carry,
+    Client,
+    Edit,
+    Form,
+    Give,
+    Holds,
+    Outcome,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
+from ..errors import check
+from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.allocate import Uniform
+from ..parts.local import LocalTraining
+from ..parts.mask import all_kept, top, weights_to_prune
+from ..parts.objective import Objective, ProblemLoss
+from ..trees import Mask, Tree
+from ..wire.codec import Codec, Smallest
+
+
+@dataclass(frozen=True)
+class State:
+    """The clients' mean vote on every weight, in [0, 1]."""
+
+    round: int
+    votes: Tree
+
+
+@dataclass(frozen=True)
+class FedMask:
+    """A frozen random network for all, and a learned mask of each client's own."""
+
+    density: float = 0.5
+    """The share of each layer's weights that a client may use from its first round on."""
+    scale: float = 0.001
+    """How far from 0 a score begins that the server's bit decides: how much training turns it."""
+    rescale: bool = True
+    """Whether weights are scaled to the variance that a network of this density needs (He et al.
+    2015); False: as the network drew them."""
+    mean: Averaging = WeightedMean()
+    """Of the masks, over those who may use a weight."""
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
+        check(self.scale > 0, "scale", self.scale, "above 0")
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def init(self, start: Start) -> State:
+        """All weights are in use."""
+        # Raises where there is nothing to mask, with density 1 too.
+        names = weights_to_prune(start.layout, 0.0)
+        return State(0, trees.map(torch.ones_like, trees.pick(start.params, names)))
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """What most clients use, for those who have no mask of their own yet."""
+        return {"bits": Packet(majority(state.votes))}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains its scores."""
+        return [Task(client, self.deliver(state, client)) for client in cohort]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The mean over those who may use a weight; where nobody may, the vote stays."""
+        mean = self.mean.start(state.votes)
+        for report in reports:
+            packet = report.give["bits"]
+            votes = {name: leaf.to(state.votes[name].dtype) for name, leaf in packet.values.items()}
+            mean.add(votes, report.examples, packet.mask)
+        return State(state.round + 1, mean.value())
+
+    # ---- a client --------------------------------------------------------------------------------
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train scores, and with the first ones prune; send bits."""
+        train = Train(
+            self.objective,
+            self.local,
+            start="scores",
+            end="trained",
+            mask="",
+            at=masked_network,
+            differentiate=True,
+        )
+        return {
+            "train": (Edit(self._begin), train, Edit(self._prune), Give(send_bits, holds_bits)),
+            "use": (Edit(self._use),),
+        }[verb]
+
+    def _begin(self, carry: Carry, client: Client) -> Carry:
+        """Scores from the server's bits, in the places of the weights; the rest stands beside."""
+        frozen = self.network(client)
+        weights = trees.pick(frozen, client.layout.prunable)
+        rest = dict(carry)
+        # Taken out, so that old and new clients have the same trees, and train at once.
+        statistics = rest.pop("statistics", {})
+        own = rest.pop("scores", trees.map(lambda w: torch.full_like(w, self.scale), weights))
+        scores = scores_from(own, carry["bits"], self.scale)
+        part = rest.pop("part", None) or trees.map(all_kept, weights)
+        tree = {**frozen, **statistics, **scores}
+        return {**rest, "scores": tree, "frozen": frozen, "part": part}
+
+    def _prune(self, carry: Carry, client: Client) -> Carry:
+        """In its first round a client chooses its part; then its bits are within it."""
+        scores = trees.pick(carry["trained"], client.layout.prunable)
+        part = carry["part"]
+        if "part" not in client.memory:
+            part = one_shot(scores, self.density)
+        return {**carry, "part": part, "scores": scores}
+
+    def _use(self, carry: Carry, client: Client) -> Carry:
+        """The network under the client's mask; under the server's bits before it has one."""
+        mask = carry["bits"]
+        if "scores" in carry:
+            mask = bits(carry["scores"], carry["part"])
+        rest = dict(carry)
+        statistics = rest.pop("statistics", {})
+        for name in ("scores", "part"):
+            rest.pop(name, None)
+        model = trees.masked({**self.network(client), **statistics}, mask)
+        return {**rest, "model": model, "model.mask": mask}
+
+    def network(self, client: Client) -> Tree:
+        """The weights that masks are of: the network's start, perhaps rescaled."""
+        if not self.rescale:
+            return client.start
+        weights = trees.pick(client.start, client.layout.prunable)
+        return {**client.start, **trees.map(lambda w: rescaled(w, self.density), weights)}
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """One bit for each weight, down and up."""
+        weights = net.layout.count(net.layout.prunable)
+        return 2 * -(-weights // 8) * cohort * rounds
+
+
+# ---- masks and scores ----------------------------------------------------------------------------
+
+
+def hard(score: Tensor) -> Tensor:
+    r""":math:`[\sigma(s) \ge \frac12]`, with the gradient of :math:`\sigma(s)`.
+
+    >>> s = torch.tensor([2.0, 0.0, -2.0], requires_grad=True)
+    >>> hard(s)
+    tensor([1., 1., 0.], grad_fn=<AddBackward0>)
+    >>> torch.autograd.grad(hard(s).sum(), s)[0]
+    tensor([0.1050, 0.2500, 0.1050])
+    """
+    soft = torch.sigmoid(score)
+    # The second term is 0 to the bit, and has the gradient of the sigmoid.
+    return (score >= 0).to(score.dtype) + (soft - soft.detach())
+
+
+def masked_network(params: Tree, carry: Carry) -> Tree:
+    """The weights of the forward pass: those that were drawn, under the mask of the scores."""
+    weights = trees.pick(carry["frozen"], params)
+    for name, part in carry["part"].items():
+        weights[name] = torch.where(part, weights[name], 0.0) * hard(params[name])
+    return weights
+
+
+def scores_from(own: Tree, server: Mask, scale: float) -> Tree:
+    """The client's own score where the server's bit agrees with it; else ``scale`` by the bit.
+
+    >>> own = {"w": torch.tensor([0.7, -0.7, 0.7])}
+    >>> scores_from(own, {"w": torch.tensor([True, True, False])}, 0.1)
+    {'w': tensor([ 0.7000,  0.1000, -0.1000])}
+    """
+    scores = {}
+    for name, score in own.items():
+        agree = (score >= 0) == server[name]
+        overruled = (2 * server[name].to(score.dtype) - 1) * scale
+        scores[name] = torch.where(agree, score, overruled)
+    return scores
+
+
+def rescaled(weight: Tensor, density: float) -> Tensor:
+    r"""The weight at He's variance for what is left of its inputs: :math:`2 / (\rho\, n_{in})`.
+
+    :math:`\rho` -> ``density``, :math:`n_{in}` the inputs of one output. A network's own draw is
+    often far smaller, and here nothing but a mask could make up for it.
+
+    >>> rescaled(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), density=0.25)
+    tensor([[ 2., -2.],
+            [ 2.,  2.]])
+    """
+    inputs = max(1, weight[0].numel())
+    size = weight.square().mean().sqrt()
+    # A weight of zeros stays one.
+    size = torch.where(size > 0, size, 1.0)
+    return weight * (math.sqrt(2 / (density * inputs)) / size)
+
+
+def one_shot(scores: Tree, density: float) -> Mask:
+    """The weights of each layer with the largest scores; of equal ones the first."""
+    return top(scores, Uniform()(scores, density))
+
+
+def bits(scores: Tree, part: Mask) -> Mask:
+    """The weights in use: a score of 0 or more, within the client's part.
+
+    >>> bits({"w": torch.tensor([1.0, -1.0, 1.0])}, {"w": torch.tensor([True, True, False])})
+    {'w': tensor([ True, False, False])}
+    """
+    return {name: (scores[name] >= 0) & kept for name, kept in part.items()}
+
+
+def majority(votes: Tree) -> Mask:
+    """The weights that at least half of those who may use them do use.
+
+    >>> majority({"w": torch.tensor([0.4, 0.5, 1.0])})
+    {'w': tensor([False,  True,  True])}
+    """
+    return {name: vote >= 0.5 for name, vote in votes.items()}
+
+
+# ---- what a client sends, keeps and uses ---------------------------------------------------------
+
+
+def send_bits(carry: Carry, client: Client) -> Outcome:
+    """The mask within the client's part; scores and running statistics stay."""
+    memory = {
+        "part": carry["part"],
+        "scores": carry["scores"],
+        "statistics": trees.pick(carry["trained"], client.layout.buffers),
+    }
+    mask = bits(carry["scores"], carry["part"])
+    return Outcome({"bits": Packet(mask, carry["part"])}, memory=memory)
+
+
+def holds_bits(task: Task, net: Net) -> Holds:
+    """A bit for every weight, in a part that the client has chosen."""
+    return Holds({"bits": Form.of(task.send["bits"].values, "own")})
