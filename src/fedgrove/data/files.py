@@ -78,7 +78,8 @@ def arrays(
     if available is None:
         files = " or ".join(f"'{form.files[0]}'" for form in forms)
         raise InputError(
-            f"{name} was not found: looked for {files} in {_listed(places)}. Get it from {source}, "
+            f"{name} was not found: looked for {files} in {_listed(places)}"
+            f"{_incomplete(places, forms)}. Get it from {source}, "
             f"put it in a folder and name that folder by FEDGROVE_DATA or --data-dir; "
             f"digits, motion, rooms, tags and diabetes need no files."
         )
@@ -94,6 +95,19 @@ def _find(places: Sequence[Path], forms: Sequence[Form]) -> tuple[list[Path], Fo
             if all(path.exists() for path in paths):
                 return paths, form
     return None
+
+
+def _incomplete(places: Sequence[Path], forms: Sequence[Form]) -> str:
+    """Which files are missing beside those that are there, as the end of a sentence."""
+    for place in places:
+        for form in forms:
+            missing = []
+            for file in form.files:
+                if not _plain_or_gzipped(place / file).exists():
+                    missing.append(f"'{file}'")
+            if len(missing) < len(form.files):
+                return f", where of {len(form.files)} files {', '.join(missing)} is missing"
+    return ""
 
 
 def _plain_or_gzipped(path: Path) -> Path:
@@ -141,7 +155,8 @@ def unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Ar
 
     Without a writable cache no copy is kept and nothing fails.
     """
-    target = cache_folder() / "unpacked" / f"{name}-{_key(paths)}.npz"
+    # A colon ("emnist:letters") may not stand in a file's name on every system.
+    target = cache_folder() / "unpacked" / f"{name.replace(':', '-')}-{_key(paths)}.npz"
     # A copy that is missing or damaged, in any of the ways np.load reports it, is made again.
     with (
         contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),

@@ -1,4 +1,7 @@
-"""Image sets: MNIST and its kin from idx, CIFAR from its binary files, both from packed npz."""
+"""Image sets: MNIST and its kin from idx, CIFAR from its binary files, SVHN from MATLAB's.
+
+MNIST and CIFAR are read from packed npz as well.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 
 from ..errors import InputError
 from .dataset import Array
@@ -22,13 +26,21 @@ IDX = (
     "t10k-labels-idx1-ubyte",
 )
 """The files of MNIST and Fashion-MNIST; both the readers and the downloads follow this order."""
+EMNIST_SOURCE = (
+    "https://www.nist.gov/itl/products-and-services/emnist-dataset "
+    "(the binary format, gzip.zip; its idx files in a folder emnist)"
+)
+SVHN_SOURCE = (
+    "http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits; the .mat files in a "
+    "folder svhn)"
+)
 
 
 # ---- MNIST and Fashion-MNIST ---------------------------------------------------------------------
 
 
-def read_idx(path: Path) -> Array:
-    """An idx file of unsigned bytes.
+def read_idx(path: Path, source: str = "its source") -> Array:
+    """An idx file of unsigned bytes; ``source`` is where a whole one is to be had.
 
     Its layout: 0, 0, 8, the number of dimensions, each dimension as big-endian 32 bit, the bytes.
     """
@@ -45,7 +57,8 @@ def read_idx(path: Path) -> Array:
     # A truncated file fails in any of these ways, depending on where it ends.
     except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
         raise InputError(
-            f"'{path}' is not an idx file of bytes, or is truncated; download it again."
+            f"'{path}' is not an idx file of bytes (0, 0, 8, the number of dimensions, each "
+            f"dimension as 32 bit, the bytes), or is truncated; download it again from {source}."
         ) from error
     return np.frombuffer(blob, np.uint8, offset=header).reshape(shape)
 
@@ -84,6 +97,93 @@ def _idx_downloads(folder: str, base: str, md5s: Sequence[str]) -> tuple[Downloa
     for file, md5 in zip(IDX, md5s, strict=True):
         downloads.append(Download(f"{base}{file}.gz", md5, f"{folder}/{file}.gz"))
     return tuple(downloads)
+
+
+# ---- EMNIST --------------------------------------------------------------------------------------
+
+
+def emnist_set(paths: Sequence[Path]) -> Arrays:
+    """The four files of one split of EMNIST, train and test parts together, images upright.
+
+    Labels are as in the files: from 0, but from 1 in the split `letters`.
+    """
+    xs = []
+    ys = []
+    # The order of IDX: images and labels of the train part, then of the test part.
+    for images_at, labels_at in (paths[:2], paths[2:]):
+        x = read_idx(images_at, EMNIST_SOURCE)
+        y = read_idx(labels_at, EMNIST_SOURCE)
+        if x.shape[1:] != (28, 28) or y.shape != x.shape[:1]:
+            raise InputError(
+                f"'{images_at}' holds {x.shape} and '{labels_at}' {y.shape}; n images of 28 x 28 "
+                f"and n labels were expected: download both again from {EMNIST_SOURCE}."
+            )
+        # The files hold each picture's columns where MNIST's hold its rows.
+        xs.append(x.transpose(0, 2, 1))
+        ys.append(y)
+    return {"x": np.concatenate(xs)[:, None], "y": np.concatenate(ys)}
+
+
+def emnist_forms(split: str) -> tuple[Form, ...]:
+    """The four idx files of a split, in the folder of ours, of the archive or of torchvision."""
+    forms = []
+    for folder in ("emnist", "gzip", "EMNIST/raw"):
+        files = []
+        for part in ("train", "test"):
+            files.append(f"{folder}/emnist-{split}-{part}-images-idx3-ubyte.gz")
+            files.append(f"{folder}/emnist-{split}-{part}-labels-idx1-ubyte.gz")
+        forms.append(Form(tuple(files), emnist_set))
+    return tuple(forms)
+
+
+# ---- SVHN ----------------------------------------------------------------------------------------
+
+
+def read_svhn(path: Path) -> Arrays:
+    """One .mat file of cropped digits: X (32, 32, 3, n) of bytes, y (n, 1) of 1 to 10.
+
+    Label 10 is the digit 0.
+    """
+    expected = (
+        "a MATLAB file with X (32, 32, 3, n) of unsigned bytes and y (n, 1) of labels 1 to 10 was "
+        f"expected: download it again from {SVHN_SOURCE}"
+    )
+    try:
+        contents = scipy.io.loadmat(path, variable_names=["X", "y"])
+        x = np.asarray(contents["X"])
+        y = np.asarray(contents["y"]).reshape(-1)
+    except KeyError as error:
+        raise InputError(f"'{path}' has no array {error}; {expected}.") from error
+    # A file that is truncated, or no MATLAB file at all, fails inside of scipy in ways that differ
+    # between its versions and with the place where it ends; all of them mean the same here.
+    except Exception as error:
+        raise InputError(f"'{path}' cannot be read; {expected}.") from error
+    is_images = x.dtype == np.uint8 and x.shape == (32, 32, 3, len(y))
+    is_labels = y.dtype.kind in "iuf" and bool(np.isin(y, np.arange(1, 11)).all())
+    if not is_images or not is_labels:
+        raise InputError(
+            f"'{path}' holds X {x.dtype} {x.shape} and {len(y)} labels y {y.dtype}; {expected}."
+        )
+    return {"x": x.transpose(3, 2, 0, 1), "y": y.astype(np.int64) % 10}
+
+
+def svhn_set(paths: Sequence[Path]) -> Arrays:
+    """The parts of SVHN together, in the order given."""
+    xs = []
+    ys = []
+    for path in paths:
+        part = read_svhn(path)
+        xs.append(part["x"])
+        ys.append(part["y"])
+    return {"x": np.concatenate(xs), "y": np.concatenate(ys)}
+
+
+def svhn_forms(parts: Sequence[str]) -> tuple[Form, ...]:
+    """The .mat files of these parts, in a folder of their own or beside the other sets."""
+    forms = []
+    for folder in ("svhn/", "SVHN/", ""):
+        forms.append(Form(tuple(f"{folder}{part}_32x32.mat" for part in parts), svhn_set))
+    return tuple(forms)
 
 
 # ---- CIFAR ---------------------------------------------------------------------------------------

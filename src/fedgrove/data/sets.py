@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ COLOUR = Defaults("lenet", cohort=100, rounds=100, epochs=1, batch=64, optimiser
 
 FASHION_LABELS = "T-shirt trouser pullover dress coat sandal shirt sneaker bag ankle-boot"
 CIFAR10_LABELS = "airplane automobile bird cat deer dog frog horse ship truck"
+EMNIST_MERGED = string.digits + string.ascii_uppercase + "abdefghnqrt"
+"""The classes of the splits that do not tell a small letter from its like capital."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,41 @@ def _image_dataset(
         return Dataset(d["x"], d["y"].astype("int64"), labels, pixels=pixels)
 
     return dataset
+
+
+def _emnist(split: str, about: str, labels: str, first_label: int = 0) -> NamedSet:
+    """A split of EMNIST; ``first_label`` is the files' number for the first class."""
+
+    def dataset(d: Arrays) -> Dataset:
+        # One pair of constants for all splits, which differ in the third digit.
+        pixels = Pixels(255.0, (0.1736,), (0.3317,))
+        return Dataset(d["x"], d["y"].astype("int64") - first_label, tuple(labels), pixels=pixels)
+
+    return NamedSet(
+        about=f"{about}, 1x28x28, {len(labels)} classes",
+        defaults=GREY,
+        partition="dirichlet:0.4",
+        clients=100,
+        forms=images.emnist_forms(split),
+        dataset=dataset,
+        source=images.EMNIST_SOURCE,
+    )
+
+
+def _svhn(about: str, *parts: str) -> NamedSet:
+    return NamedSet(
+        about=about,
+        defaults=COLOUR,
+        partition="dirichlet:0.4",
+        clients=100,
+        forms=images.svhn_forms(parts),
+        dataset=_image_dataset(
+            tuple(string.digits),
+            mean=(0.4377, 0.4438, 0.4728),
+            deviation=(0.1980, 0.2010, 0.1970),
+        ),
+        source=images.SVHN_SOURCE,
+    )
 
 
 def _cifar100_dataset(d: Arrays) -> Dataset:
@@ -186,6 +224,26 @@ SETS = {
             "https://github.com/zalandoresearch/fashion-mnist "
             "(four idx files, in a folder fashion-mnist)"
         ),
+    ),
+    # A word behind a colon is the set's part, as with a method's preset.
+    "emnist": _emnist("balanced", "131,600 handwritten characters (split balanced)", EMNIST_MERGED),
+    "emnist:byclass": _emnist(
+        "byclass",
+        "814,255 handwritten characters",
+        string.digits + string.ascii_uppercase + string.ascii_lowercase,
+    ),
+    "emnist:bymerge": _emnist("bymerge", "814,255 handwritten characters", EMNIST_MERGED),
+    "emnist:letters": _emnist(
+        "letters", "145,600 handwritten letters", string.ascii_uppercase, first_label=1
+    ),
+    "emnist:digits": _emnist("digits", "280,000 handwritten digits", string.digits),
+    "emnist:mnist": _emnist("mnist", "70,000 handwritten digits, made like MNIST", string.digits),
+    "svhn": _svhn("99,289 house numbers' digits, 3x32x32", "train", "test"),
+    "svhn:extra": _svhn(
+        "630,420 house numbers' digits, 3x32x32, the easier extra ones too",
+        "train",
+        "test",
+        "extra",
     ),
     "cifar10": NamedSet(
         about="60,000 photographs, 3x32x32, 10 classes",

@@ -516,6 +516,8 @@ def exists(path: Path) -> InputError:
 
 def fresh_name(root: Path, stem: str) -> Path:
     """A folder name under ``root`` that is not taken: ``stem``, ``stem-2``, ``stem-3``, ..."""
+    # A colon (the data set "emnist:letters") may not stand in a folder's name on every system.
+    stem = stem.replace(":", "-")
     path = root / stem
     n = 2
     while path.exists():
