@@ -811,6 +811,8 @@ def figure_3(setting: Setting) -> Study:
             "Of the figure the paper prints the lowest group's accuracy, and that groups lie less "
             "than 1.5 points apart; bandwidths are drawn apart from data, so that methods which "
             "do not know them differ by chance alone.",
+            "A normal distribution leaves few clients in the outer groups; clients is their mean "
+            "over seeds, and a seed without any does not count in the accuracy.",
         ),
     )
 
