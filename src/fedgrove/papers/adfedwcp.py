@@ -491,7 +491,8 @@ def table_4(setting: Setting) -> Study:
             *notes(setting),
             COUNTS,
             "s a round, here: real time on this machine for all clients together, with clustering, "
-            "coding and scoring; Table 12 has the clustering of one client alone.",
+            "coding and scoring, which runs in lockstep share; Table 12 has the clustering of one "
+            "client alone.",
         ),
     )
 
