@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.conftest import started
 
+from fedgrove import papers
 from fedgrove.cli import main
 from fedgrove.cli.paper import _places, _studies
 from fedgrove.errors import InputError
@@ -133,7 +134,8 @@ def test_where_parts_go() -> None:
 
 
 def words(**given: Any) -> dict[str, Any]:
-    return {"data": None, "split": None, "quick": False, "data_dir": None, "rows": None, **given}
+    none = dict.fromkeys(("data", "split", "data_dir", "rows", "rounds"))
+    return {**none, "quick": False, **given}
 
 
 @pytest.fixture
@@ -171,6 +173,44 @@ def test_only_some_rows() -> None:
     assert [row.name for row in chosen.rows] == ["start=1", "start=0.5", "start=0.2", "P2=0"]
     with pytest.raises(InputError, match=r"^--rows is 'P3', which is no row of CA-AFP, Figure 2; "):
         _studies(PAPER.figures[2], words(quick=True, rows="P3"))
+
+
+def test_rounds_only_where_any_number_will_do() -> None:
+    with pytest.raises(InputError, match=r"^--rounds is 5; it must be left out: this part's are "):
+        _studies(PAPER.figures[2], words(quick=True, rounds=5))
+    free = papers.find("adfedwcp").tables[3]
+    (chosen,) = _studies(free, words(quick=True, rounds=5)).values()
+    assert {row.experiment.rounds for row in chosen.rows} == {5}
+    with pytest.raises(InputError, match="--rounds is 0; it must be 1 or more"):
+        _studies(free, words(quick=True, rounds=0))
+
+
+@pytest.fixture
+def only_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which Fashion-MNIST is, in a small likeness, and EMNIST is not."""
+    monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    images = {}
+    for part, n in (("train", 20_000), ("test", 100)):
+        images[f"x_{part}"] = rng.integers(0, 255, size=(n, 28, 28), dtype=np.uint8)
+        images[f"y_{part}"] = (np.arange(n) % 10).astype(np.uint8)
+    np.savez(tmp_path / "fashion_mnist.npz", **images)
+    return tmp_path
+
+
+def test_other_data_take_the_place_of_those_not_found(
+    only_fashion: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = papers.find("adfedwcp").tables[8]
+    (item,) = _studies(part, words(data_dir=str(only_fashion))).items()
+    folder, study = item
+    assert folder == "fashion-mnist"
+    assert study.notes[0].startswith("fashion-mnist stands in the place of EMNIST")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: fashion-mnist in the place of emnist: ")
+    # Who asks for it by name is not given something else.
+    with pytest.raises(InputError, match="emnist"):
+        _studies(part, words(data_dir=str(only_fashion), data="emnist"))
 
 
 def test_rows_run_apart_are_put_together(whole: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -252,3 +253,59 @@ def test_groups_are_shown_where_clients_are_grouped() -> None:
     alone["b-s0"] = summary(0, {0: 0.5, 3: 0.7}, group_sizes=[1] * 4)
     assert "groups" not in layout(table("x", "table1", [(study(), alone)]))[0]
     assert "groups" in layout(table("x", "table1", [(study(), done())]))[0]
+
+
+def line(done: int, accuracy: float, clock: float, **figures: float) -> dict[str, Any]:
+    sent = {"bytes_up": 0, "bytes_down": 0}
+    told = {"accuracy_mean": accuracy, "virtual_clock": clock, "figures": figures}
+    return {"round": done, "counts": True, **sent, **told}
+
+
+def test_what_is_less_than_dense_by_hand() -> None:
+    """Dense is 4 bytes x 2^17 parameters x 2 clients x 2 rounds = 2 MiB each way.
+
+    1 MiB up is half less, 2 MiB down nothing; the formula counts 2.5 MiB of both, 4 in all: 37.5.
+    """
+    sizes = {"params": 2**17, "cohort": 2, "rounds": 2, "virtual_seconds": 3.0}
+    run = summary(0, {0: 0.5}, **sizes)
+    keys = ["less_up", "less_down", "less_counted", "mib_up", "mib_down", "virtual_seconds"]
+    assert [run_value(run, key) for key in keys] == [50.0, 0.0, 37.5, 1.0, 2.0, 3.0]
+    assert run_value(run, "seconds_round") == 0.75
+    # A method that tells its uplink is believed: .1 and .2 of a dense one.
+    lines = [line(1, 0.4, 1.0, uplink_counted=0.1, centroids=4)]
+    lines += [line(2, 0.5, 3.0, uplink_counted=0.2, centroids=6)]
+    told = {**run, "lines": lines}
+    assert run_value(told, "less_counted") == pytest.approx(85.0)
+    assert run_value(told, "centroids") == 5.0
+
+
+def test_seconds_to_what_all_reach_by_hand() -> None:
+    """The best of a is .6 and of b .5: all reach .5, a after 2 s and b after 9 s."""
+    asked = Experiment(FedAvg(), "motion")
+    rows = (Row("a", "a", asked), Row("b", "b", asked))
+    runs = {
+        "a-s0": {**summary(0, {0: 0.6}), "lines": [line(1, 0.5, 2.0), line(2, 0.6, 4.0)]},
+        "b-s0": {**summary(0, {0: 0.5}), "lines": [line(1, 0.4, 5.0), line(2, 0.5, 9.0)]},
+    }
+    made = Study("t", "a", rows, 1, measures=("accuracy_mean",), counted=("seconds_to_all",))
+    found = table("x", "table1", [(made, runs)])
+    assert [row["ours"]["seconds_to_all"]["mean"] for row in found["rows"]] == [2.0, 9.0]
+    assert "what all rows reach on every seed is 50.00 %." in found["notes"]
+
+
+def test_accuracy_by_bandwidth_by_hand(tmp_path: Path) -> None:
+    """Clients 0 and 1 have 5 and 23 Mbit/s, client 2 has 24, client 3 100, at the upper end."""
+    lines = [f"{k},{up},50,1,1000" for k, up in enumerate((5, 23, 24, 100))]
+    file = tmp_path / "devices.csv"
+    file.write_text("client,up,down,speed,memory\n" + "\n".join(lines) + "\n")
+    asked = Experiment(FedAvg(), "motion", profile=str(file))
+    bands = ((5, 24), (24, 81), (81, 100))
+    rows = tuple(Row("a", f"a {band}", asked, series="a", band=band) for band in bands)
+    scored = {"0": 0.2, "1": 0.4, "2": 0.6, "3": 0.9}
+    runs = {"a-s0": summary(0, {0: 0.5}, accuracy_clients=scored)}
+    made = Study("t", "a", rows, 1, measures=("accuracy_band",), counted=("clients_band",))
+    found = table("x", "figure3", [(made, runs)])
+    means = [row["ours"]["accuracy_band:0"]["mean"] for row in found["rows"]]
+    assert means == pytest.approx([0.3, 0.6, 0.9])
+    assert [row["ours"]["clients_band"]["mean"] for row in found["rows"]] == [2, 1, 1]
+    assert "a: groups of bandwidths lie 60.00 points apart." in found["notes"]

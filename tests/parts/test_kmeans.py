@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from fedgrove.parts import quantise
-from fedgrove.parts.kmeans import cluster
+from fedgrove.parts.kmeans import cluster, operations
 
 
 def clustered(values: list[float], k: int, k_max: int = 8) -> list[float]:
@@ -61,3 +61,8 @@ def test_many_clients_at_once_with_numbers_of_their_own() -> None:
     for i in range(5):
         assert torch.equal(together[i], cluster(x[i], k[i], 32))
         assert len(together[i].unique()) == int(k[i])
+
+
+def test_what_clustering_takes_by_hand() -> None:
+    """k = 4, 8 bins: (3 * 3 + 4) * 9^2 for the programme; a value 3 + 5 * (2 + 2) = 23."""
+    assert operations(10, 4, bins=8) == 13 * 81 + 10 * 23

@@ -491,7 +491,8 @@ def table_4(setting: Setting) -> Study:
             *notes(setting),
             COUNTS,
             "s a round, here: real time on this machine for all clients together, with clustering, "
-            "coding and scoring; Table 12 has the clustering of one client alone.",
+            "coding and scoring, which runs in lockstep share; Table 12 has the clustering of one "
+            "client alone.",
         ),
     )
 
@@ -811,6 +812,8 @@ def figure_3(setting: Setting) -> Study:
             "Of the figure the paper prints the lowest group's accuracy, and that groups lie less "
             "than 1.5 points apart; bandwidths are drawn apart from data, so that methods which "
             "do not know them differ by chance alone.",
+            "A normal distribution leaves few clients in the outer groups; clients is their mean "
+            "over seeds, and a seed without any does not count in the accuracy.",
         ),
     )
 

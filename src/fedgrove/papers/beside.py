@@ -323,8 +323,10 @@ def _bands_apart(study: Study, summaries: Summaries) -> Iterator[str]:
     """Notes of how far the groups of bandwidths lie apart, by series."""
     means: dict[str, list[float]] = {}
     for row in study.rows:
+        if row.band is None:
+            continue
         value = _row(study, row, summaries)["ours"].get("accuracy_band:0")
-        if row.band is not None and value is not None:
+        if value is not None:
             means.setdefault(row.series, []).append(value["mean"])
     for series, found in means.items():
         apart = 100 * (max(found) - min(found))
