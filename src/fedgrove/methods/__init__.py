@@ -31,6 +31,7 @@ from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
+from .fedkd import FedKD
 from .fedlayerprune import FedLayerPrune
 from .fedmp import FedMP
 from .fedprox import FedProx
@@ -61,6 +62,7 @@ __all__ = [
     "FedCHAR",
     "FedDST",
     "FedDrop",
+    "FedKD",
     "FedLayerPrune",
     "FedMP",
     "FedProx",
