@@ -95,13 +95,14 @@ def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) 
     ]
     outcomes = [Outcome()] * len(tasks)
     for number, stage in numbered(run.work(tasks[0].verb)):
+        net = run.net_named(getattr(stage, "net", "model"))
         match stage:
             case Train():
-                carry = stack([local.start_training(run.net, stage, c) for c in carries])
+                carry = stack([local.start_training(net, stage, c) for c in carries])
                 for batches in zip(
-                    *(local.epochs(run.net, stage, c, number) for c in clients), strict=True
+                    *(local.epochs(net, stage, c, number) for c in clients), strict=True
                 ):
-                    carry = vmap(lambda c, b, s=stage: local.step(run.net, s, c, b))(
+                    carry = vmap(lambda c, b, s=stage, n=net: local.step(n, s, c, b))(
                         carry, join(batches)
                     )
                 carries = [settled(run, stage, c) for c in unstack(carry, len(tasks))]
@@ -109,7 +110,7 @@ def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) 
                 carry = stack(carries)
                 total = None
                 for batches in zip(*(c.batches(stage.over, number) for c in clients), strict=True):
-                    one = vmap(lambda c, b, s=stage: s.f(run.net, c[s.of], b, c))(
+                    one = vmap(lambda c, b, s=stage, n=net: s.f(n, c[s.of], b, c))(
                         carry, join(batches)
                     )
                     total = one if total is None else trees.map(torch.add, total, one)

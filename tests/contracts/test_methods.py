@@ -23,6 +23,7 @@ from fedgrove.engines.work import perform
 from fedgrove.parts.aggregate import Averaging
 from fedgrove.parts.anneal import AnnealedPull
 from fedgrove.parts.centroids import Fixed
+from fedgrove.parts.lowrank import Energy
 from fedgrove.parts.objective import Clustered, Proximal
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
 from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
@@ -244,6 +245,7 @@ OFF = {
     "feddst": methods.FedDST(density=1.0),
     "fedprune": methods.FedPrune(density=1.0),
     "fedmp": methods.FedMP(most=0.0),
+    "fedkd": methods.FedKD(distil=0.0, energy=Energy(1.0, 1.0)),
     "lotteryfl": methods.LotteryFL(density=1.0),
     "efficientfl": methods.EfficientFL(density=1.0, bits=0),
     "ifca": methods.IFCA(clusters=1),

@@ -32,6 +32,7 @@ from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
 from .fedem import FedEM
+from .fedkd import FedKD
 from .fedlayerprune import FedLayerPrune
 from .fedmask import FedMask
 from .fedmp import FedMP
@@ -65,6 +66,7 @@ __all__ = [
     "FedDST",
     "FedDrop",
     "FedEM",
+    "FedKD",
     "FedLayerPrune",
     "FedMP",
     "FedMask",
