@@ -19,6 +19,7 @@ from fedgrove.engines import Serial
 from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
+from fedgrove.engines.batched.graphs import STEPS_MULTIPLE
 from fedgrove.engines.batched.steps import BatchPlan, Stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import InputError
@@ -390,6 +391,24 @@ def test_memory_is_measured_once_and_the_stack_fits(
     assert len(measured) == 1
     per_client, free = measured[0]
     assert 0 < per_client < free
+
+
+@CUDA
+def test_a_graph_of_the_last_step_reads_nothing_behind_the_plan(tmp_path: Path) -> None:
+    """One client does 16 steps, as many as a captured plan has room for, and the last one alone.
+
+    Its graph is captured there, and warmed up with steps of its own.
+    """
+    run = make_run(
+        methods.FedAvg(local=LocalTraining(1, 4, SGD(0.1))), tmp_path, sizes=(64, 20, 12), cohort=3
+    )
+    counts = [len(run.federation.clients[k].train) for k in run.infos]
+    assert max(-(-count // 4) for count in counts) == STEPS_MULTIPLE
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    expected = list(reports(run, Serial(), tasks))
+    engine = Batched(device="cuda")
+    for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
+        assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
 
 
 def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> None:

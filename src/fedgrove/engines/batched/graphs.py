@@ -69,6 +69,8 @@ class CapturedStack:
         with torch.cuda.stream(stream):
             for _ in range(2):
                 stack.advance(size, all_active, ragged)
+                # Back to the same step: behind the last one the plan may have no row to read.
+                stack.step.copy_(before[0])
         torch.cuda.current_stream().wait_stream(stream)
 
         graph = torch.cuda.CUDAGraph()
