@@ -22,8 +22,8 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
-from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.runs.rounds import draw_cohort, evaluation
+from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.runs.rounds import evaluation
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
@@ -122,7 +122,7 @@ def test_it_stays_plain_and_short() -> None:
 
 # ---- methods of one's own ------------------------------------------------------------------------
 
-OWN = {"fedem": "FedEM", "fedgen": "FedGen"}
+OWN = {"fedgen": "FedGen"}
 
 
 @pytest.fixture(params=OWN)
@@ -158,77 +158,9 @@ def test_a_users_method_is_the_same_on_every_engine(
 
 
 @pytest.fixture
-def fedem(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module("fedem")
-
-
-@pytest.fixture
 def fedgen(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module("fedgen")
-
-
-def test_fedem_mixes_where_fedavg_cannot(fedem: ModuleType) -> None:
-    """On users of three kinds a mixture serves clients better than one model."""
-    words = {"data": "motion", "rounds": 8, "evaluate": 0, "progress": False, "engine": "pool"}
-    one = fedgrove.run("fedavg", **words).summary
-    mixture = fedgrove.run(fedem.FedEM(), **words).summary
-    assert mixture["accuracy_mean"] > one["accuracy_mean"]
-    assert mixture["bytes_paper"] is None
-
-
-def test_a_round_of_fedem_by_hand(fedem: ModuleType, tmp_path: Path) -> None:
-    """One client, one batch, one step: both halves of a round take q from the shares before it."""
-    method = fedem.FedEM(components=2, local=LocalTraining(1, 32, SGD(0.1)))
-    run = make_run(method, tmp_path, sizes=(20, 13), cohort=1, rounds=1)
-    (client,) = draw_cohort(run, 0)
-    part = run.federation.clients[client].train
-    state = play(run, Serial())
-
-    leaves = []
-    losses = []
-    for model in run.initial_state.models:
-        leaves.append({name: value.clone().requires_grad_() for name, value in model.items()})
-        logits = run.net(leaves[-1], part.x, train=True).logits
-        losses.append(torch.nn.functional.cross_entropy(logits, part.y, reduction="none"))
-    # Equal shares at first: their logarithm is the same for both, and softmax leaves it out.
-    q = torch.softmax(-torch.stack(losses).detach(), 0)
-    for m in range(2):
-        loss = (q[m] * losses[m]).mean()
-        gradients = torch.autograd.grad(loss, list(leaves[m].values()))
-        stepped = {}
-        for (name, value), gradient in zip(leaves[m].items(), gradients, strict=True):
-            stepped[name] = (value - 0.1 * gradient).detach()
-        assert trees.distance(state.models[m], stepped) < 1e-12
-    kept = run.memory.read(client, run.memory.files[client])["shares"]["log"]
-    assert kept.exp().tolist() == pytest.approx(q.mean(1).tolist(), abs=1e-12)
-    # Such shares that it matters which ones are taken.
-    assert abs(float(kept.exp()[0]) - 0.5) > 1e-3
-
-
-def test_fedem_predicts_in_a_clients_own_shares(fedem: ModuleType) -> None:
-    """Two models that give 3:1 and 1:3 for two classes, in shares of .9 and .1: .7 and .3."""
-    net = Net(torch.nn.Linear(1, 2), (1,))
-    odds = torch.tensor([3.0, 1.0]).log()
-    carry = {
-        "model0": {"weight": torch.zeros(2, 1), "bias": odds},
-        "model1": {"weight": torch.zeros(2, 1), "bias": -odds},
-        "shares": {"log": torch.tensor([0.9, 0.1]).log()},
-    }
-    logits = fedem.FedEM(components=2).predict(net, carry["model0"], torch.ones(1, 1), carry)
-    # .9 * 3/4 + .1 * 1/4 = .7
-    assert torch.softmax(logits, 1)[0].tolist() == pytest.approx([0.7, 0.3])
-
-
-@pytest.mark.parametrize("name", ["rooms", "tags"])
-def test_fedem_mixes_whatever_the_targets_are(name: str, fedem: ModuleType) -> None:
-    """Three components at equal shares and one differ little; cross-entropy would be far off."""
-    words = {"data": name, "clients": 6, "rounds": 2, "progress": False, "engine": "serial"}
-    one = fedgrove.run("fedavg", **words).summary
-    mixture = fedgrove.run(fedem.FedEM(), **words).summary
-    key = f"{one['metric']}_mean"
-    assert mixture[key] == pytest.approx(one[key], rel=0.25)
 
 
 def test_fedgen_trains_clients_on_what_is_generated(fedgen: ModuleType, tmp_path: Path) -> None:

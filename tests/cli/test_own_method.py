@@ -115,25 +115,17 @@ def cut(out: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["fedem.py:FedEM", "--data", "motion", "--rounds", "2", "--cohort", "4"],
-        ["fedgen.py:FedGen", "--rounds", "2", "--set", "weight=0.5"],
-    ],
-    ids=["fedem", "fedgen"],
-)
-def test_the_examples_run_from_the_command_line(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_example_runs_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    method, *rest = words
-    assert main(["run", f"examples/{method}", *rest, "--json"]) == 0
+    words = ["examples/fedgen.py:FedGen", "--rounds", "2", "--set", "weight=0.5"]
+    assert main(["run", *words, "--json"]) == 0
     (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith(method.partition(".")[0])
+    assert folder.name.startswith("fedgen")
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["method"] == method.partition(":")[2].lower()
+    assert summary["method"] == "fedgen"
     assert summary["rounds"] == 2
 
 

@@ -314,6 +314,22 @@ def test_a_step_goes_straight_through(form, tmp_path: Path) -> None:
     assert trees.distance(trained, expected) < 1e-12
 
 
+@pytest.mark.parametrize("form", [lean, pure])
+def test_a_step_by_the_chain_rule(form, tmp_path: Path) -> None:
+    """w - lr g(w/2 + s) / 2: what straight through moves, times the derivative of w/2 + s."""
+    run = make_run(methods.FedAvg(), tmp_path)
+    client, carry = task_of(run)
+    carry["shift"] = {name: torch.full_like(value, 0.1) for name, value in run.params.items()}
+    straight = Train(CrossEntropy(), LocalTraining(1, 32, SGD(0.1)), at=halved)
+    chained = replace(straight, differentiate=True)
+    moves = []
+    for stage in (straight, chained):
+        trained = form(run, stage, carry, local.epochs(run.net, stage, client, 0))["local"]
+        moves.append(trees.sub(trained, run.params))
+    assert trees.distance(trees.map(lambda move: move / 2, moves[0]), moves[1]) < 1e-12
+    assert float(trees.sq_norm(moves[1])) > 1e-6
+
+
 @dataclass(frozen=True)
 class Waning(Objective):
     """A loss of which less counts with every step; the first share comes from ``begin``."""
