@@ -47,6 +47,7 @@ from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
+from .pfedgate import PFedGate
 from .safl import SAFL
 
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LotteryFL",
+    "PFedGate",
     "find",
     "find_own",
     "label_of",
