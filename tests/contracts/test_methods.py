@@ -69,7 +69,7 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
 
 SENDS_MASKS = {
     *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
-    *("fedlayerprune", "feddst", "fedmask", "fedmp", "fedprune", "lotteryfl"),
+    *("fedlayerprune", "feddst", "fedmask", "fedmp", "fedprune", "lotteryfl", "pfedgate"),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
 }
 
@@ -247,6 +247,7 @@ OFF = {
     "fedmp": methods.FedMP(most=0.0),
     "fedkd": methods.FedKD(distil=0.0, energy=Energy(1.0, 1.0)),
     "lotteryfl": methods.LotteryFL(density=1.0),
+    "pfedgate": methods.PFedGate(budget=1.0),
     "efficientfl": methods.EfficientFL(density=1.0, bits=0),
     "ifca": methods.IFCA(clusters=1),
     "fedem": methods.FedEM(components=1),
@@ -357,6 +358,8 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         # A fifth of 768 + 4096 + 192 = 5056 weights is 1011, and 131 biases. Readjusted in rounds 0 and 1, so two masks
         # go up and three down, one bit a weight.
         "feddst": 8 * (1011 + 131) * 3 * 50 + 5056 / 8 * 3 * 5,
+        # all down; up half of the 5056 weights and 131 biases
+        "pfedgate": 4 * (5187 + 2528 + 131) * 3 * 50,
         "ifca": 4 * 5187 * (3 + 1) * 3 * 50,
         # half the units: 12*32+32 = 416, 32*32+32 = 1056, 32*3+3 = 99: 1571 in all. One round of stage 1 with all four,
         # 49 of stage 2; K = 2: (2K + 1) M + p M

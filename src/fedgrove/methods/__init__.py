@@ -49,6 +49,7 @@ from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
+from .pfedgate import PFedGate
 from .qfedcg import QFedCG
 from .safl import SAFL
 
@@ -82,6 +83,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LotteryFL",
+    "PFedGate",
     "QFedCG",
     "find",
     "find_own",

@@ -20,7 +20,7 @@ from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 
 if TYPE_CHECKING:
-    from ..nets import Output
+    from ..nets import Net, Output
 
 
 class Objective(ABC):
@@ -40,6 +40,10 @@ class Objective(ABC):
     def begin(self, params: Tree, carry: Carry) -> Tree:
         """What ``carry["aux"]`` holds before the first step; every name that a step adds to it."""
         return {}
+
+    def more_macs(self, net: Net) -> int:
+        """The multiply-accumulates per example of other networks that it runs, for the clock."""
+        return 0
 
     def __add__(self, other: Objective) -> Objective:
         # Flat, however it is bracketed: equal sums compare equal, and so train in one stack.
@@ -64,6 +68,10 @@ class Sum(Objective):
         for term in self.terms:
             aux |= term.begin(params, carry)
         return aux
+
+    def more_macs(self, net: Net) -> int:
+        """Those of all terms."""
+        return sum(term.more_macs(net) for term in self.terms)
 
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry
