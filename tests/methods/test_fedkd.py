@@ -137,12 +137,23 @@ def test_a_smaller_mentee_costs_fewer_bytes(tmp_path: Path):
 def test_bad_values_are_refused():
     for words, sentence in (
         ({"distil": -1.0}, "distil is -1.0"),
-        ({"mentee": "mlp", "distil": 0.0, "use_mentor": True}, "without mentors"),
-        ({"mentee": "mlp"}, "use_mentor=true"),
         ({"mentee": "my.py:Net", "use_mentor": True}, "built-in network"),
     ):
         with pytest.raises(InputError, match=sentence):
             FedKD(**words)
+
+
+@pytest.mark.parametrize("words", [{"use_mentor": False}, {"distil": 0.0}])
+def test_a_mentee_of_its_own_needs_mentors_to_use(words, tmp_path: Path):
+    with pytest.raises(InputError, match="use_mentor=true"):
+        fedgrove.run(
+            replace(SMALL, **words),
+            out=tmp_path / "run",
+            rounds=1,
+            engine="serial",
+            progress=False,
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_mentee_that_does_not_fit_is_refused_before_the_run(tmp_path: Path):

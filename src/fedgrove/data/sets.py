@@ -78,7 +78,7 @@ def _emnist(split: str, about: str, labels: str, first_label: int = 0) -> NamedS
     """A split of EMNIST; ``first_label`` is the files' number for the first class."""
 
     def dataset(d: Arrays) -> Dataset:
-        # One pair of constants for all splits, which differ in the third digit.
+        # Constants as published for the whole set, taken for every split; not measured here.
         pixels = Pixels(255.0, (0.1736,), (0.3317,))
         return Dataset(d["x"], d["y"].astype("int64") - first_label, tuple(labels), pixels=pixels)
 

@@ -80,18 +80,6 @@ class FedKD:
     def __post_init__(self) -> None:
         check(self.distil >= 0, "distil", self.distil, "0 or more")
         check(
-            self.distil > 0 or not self.mentee,
-            "mentee",
-            self.mentee,
-            "left out without mentors (distil=0): it is then the run's own network that travels",
-        )
-        check(
-            self.use_mentor or not self.mentee,
-            "mentee",
-            self.mentee,
-            "left out, unless clients use their mentors, of the run's network: use_mentor=true",
-        )
-        check(
             not custom.is_spec(self.mentee),
             "mentee",
             self.mentee,
@@ -125,6 +113,15 @@ class FedKD:
 
     def init(self, start: Start) -> State:
         """The mentee's initial parameters."""
+        # Not when the method is made: settings come one by one, in any order.
+        uses_mentors = self.distil > 0 and self.use_mentor
+        check(
+            uses_mentors or not self.mentee,
+            "mentee",
+            self.mentee,
+            "left out, unless there are mentors (distil above 0), of the run's own network, and "
+            "clients use them: --set use_mentor=true",
+        )
         return State(0, start.rounds, mentee_of(start.net).params())
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
