@@ -32,7 +32,7 @@ def trace(
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = _dependency_graph(module, shape)
-            found = list(graph.get_all_groups())
+            found = _groups_followed(graph)
     except Exception as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UnfitError(
@@ -60,6 +60,37 @@ def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
     like = next(module.parameters())
     x = torch.zeros((1, *shape), dtype=like.dtype, device=like.device)
     return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
+
+
+def _groups_followed(graph: Any) -> list[Any]:
+    """The groups of every layer that has not fallen with another one's.
+
+    As the graph's own loop has it, but a group that cannot be followed, as one whose channels are
+    split and shuffled again and again, is left out alone: its channels stay. Where none can be
+    followed the first error is raised.
+    """
+    found: list[Any] = []
+    seen: set[nn.Module] = set()
+    failure: Exception | None = None
+    for part in list(graph.module2node):
+        if part in seen or not isinstance(part, _ConvNd | nn.Linear):
+            continue
+        pruner = graph.get_pruner_of_module(part)
+        if pruner is None or pruner.get_out_channels(part) is None:
+            continue
+        every_channel = list(range(pruner.get_out_channels(part)))
+        try:
+            group = graph.get_pruning_group(part, pruner.prune_out_channels, every_channel)
+        except Exception as error:  # of whatever kind, in code that is not ours
+            failure = failure or error
+            continue
+        for item in group:
+            if graph.is_out_channel_pruning_fn(item.dep.handler):
+                seen.add(item.dep.target.module)
+        found.append(group)
+    if failure is not None and not found:
+        raise failure
+    return found
 
 
 class _Spot(NamedTuple):
