@@ -77,9 +77,7 @@ _NETS = {
         least=16,
     ),
     "resnet18": _BuiltIn(ResNet18, "ResNet-18 for small images", spatial=2, least=8),
-    "shufflenetv2": _BuiltIn(
-        ShuffleNetV2, "ShuffleNetV2 for small images", spatial=2, least=8
-    ),
+    "shufflenetv2": _BuiltIn(ShuffleNetV2, "ShuffleNetV2 for small images", spatial=2, least=8),
     "mlp": _BuiltIn(Mlp, "two hidden layers", spatial=None),
 }
 

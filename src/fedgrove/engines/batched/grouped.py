@@ -2,16 +2,18 @@
 
 ``vmap`` moves the clients' dimension about before and after every convolution. Here K clients'
 images lie side by side as one image of K·C channels, (N, K·C, H, W), from the first layer to the
-last: a convolution has K groups, BatchNorm has K·C channels, pooling and ReLU need no change; a
-channel shuffle is done client by client. From ``flatten`` on, features are (K, N, F) and a linear layer is a batched product. The network's own
-forward code runs unchanged: a ``TorchFunctionMode`` replaces the few functions that must know.
+last: a convolution has K groups, BatchNorm has K·C channels, pooling and ReLU need no change, and
+channels are split, joined and shuffled client by client. A layer that is frozen has one weight for
+all clients. From ``flatten`` on, features are (K, N, F) and a linear layer is a batched product.
+The network's own forward code runs unchanged: a ``TorchFunctionMode`` replaces the few functions
+that must know.
 
 Not every forward can be run this way, so :func:`supports` tries a network before it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -158,7 +160,7 @@ class _GroupedMode(TorchFunctionMode):
         parts = torch.chunk(self._as_examples(input), chunks, 1)
         return tuple(self._side_by_side(part) for part in parts)
 
-    def _cat(self, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    def _cat(self, tensors: list[Tensor] | tuple[Tensor, ...], dim: int = 0) -> Tensor:
         if dim != 1 or any(x.dim() != 4 for x in tensors):
             return torch.cat(tensors, dim)
         return self._side_by_side(torch.cat([self._as_examples(x) for x in tensors], 1))
