@@ -109,7 +109,7 @@ Init = Annotated[
     str | None,
     option(
         "--init",
-        "Start from these weights, as RUN/models/client-00000.safetensors; :body: all but the head.",
+        "Weights to start from, as RUN/models/client-00000.safetensors; :body: all but the head.",
         "FILE[:body]",
     ),
 ]
