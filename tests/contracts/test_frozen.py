@@ -89,17 +89,26 @@ def test_batched_is_serial_with_frozen_layers(method, tmp_path: Path) -> None:
     assert trees.distance(expected_memory, memory) < 1e-9
 
 
+DEEP = [
+    ("fedavg", "bn-cnn2", "group"),
+    ("fedavg", "resnet18", "batch"),
+    ("fedavg", "shufflenetv2", "batch"),
+    ("heterofl", "bn-cnn2", "group"),
+    ("heterofl", "resnet18", "batch"),
+]
+DEEP_AND_SLOW = [
+    ("fedavg", "resnet18", "group"),
+    ("fedavg", "shufflenetv2", "group"),
+    ("heterofl", "resnet18", "group"),
+    ("heterofl", "shufflenetv2", "batch"),
+    ("heterofl", "shufflenetv2", "group"),
+]
+
+
 @pytest.mark.parametrize(
-    ("net", "norm"),
-    [
-        ("bn-cnn2", "group"),
-        ("resnet18", "batch"),
-        pytest.param("resnet18", "group", marks=pytest.mark.slow),
-        ("shufflenetv2", "batch"),
-        pytest.param("shufflenetv2", "group", marks=pytest.mark.slow),
-    ],
+    ("name", "net", "norm"),
+    [*DEEP, *(pytest.param(*case, marks=pytest.mark.slow) for case in DEEP_AND_SLOW)],
 )
-@pytest.mark.parametrize("name", ["fedavg", "heterofl"])
 def test_engines_agree_on_deeper_nets(name: str, net: str, norm: str, tmp_path: Path) -> None:
     """Channels are removed behind the frozen layers; clients are stacked side by side."""
     found = {}
