@@ -32,14 +32,9 @@ def trace(
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = _dependency_graph(module, shape)
-            found = _groups_followed(graph)
+            found, failure = _groups_followed(graph)
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise UnfitError(
-            f"the channels of {type(module).__name__} could not be followed, "
-            f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
-            "operations, or use a method that prunes no channels."
-        ) from error
+        raise _cannot_follow(module, error) from error
     position = {name: i for i, name in enumerate(order)}
     label = {part: name for name, part in module.named_modules()}
     groups: list[ChannelGroup] = []
@@ -47,8 +42,19 @@ def trace(
         group = _group(items, graph, label, names, position)
         if group is not None:
             groups.append(group)
+    if failure is not None and not groups:
+        raise _cannot_follow(module, failure) from failure
     groups.sort(key=lambda group: position[group.name])
     return tuple(groups)
+
+
+def _cannot_follow(module: nn.Module, error: Exception) -> UnfitError:
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    return UnfitError(
+        f"the channels of {type(module).__name__} could not be followed, "
+        f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
+        "operations, or use a method that prunes no channels."
+    )
 
 
 def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
@@ -62,12 +68,11 @@ def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
     return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
 
 
-def _groups_followed(graph: Any) -> list[Any]:
-    """The groups of every layer that has not fallen with another one's.
+def _groups_followed(graph: Any) -> tuple[list[Any], Exception | None]:
+    """The groups of every layer that has not fallen with another one's, and the first error.
 
     As the graph's own loop has it, but a group that cannot be followed, as one whose channels are
-    split and shuffled again and again, is left out alone: its channels stay. Where none can be
-    followed the first error is raised.
+    split and shuffled again and again, is left out alone: its channels stay.
     """
     found: list[Any] = []
     seen: set[nn.Module] = set()
@@ -88,9 +93,7 @@ def _groups_followed(graph: Any) -> list[Any]:
             if graph.is_out_channel_pruning_fn(item.dep.handler):
                 seen.add(item.dep.target.module)
         found.append(group)
-    if failure is not None and not found:
-        raise failure
-    return found
+    return found, failure
 
 
 class _Spot(NamedTuple):
