@@ -27,11 +27,18 @@ from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 
-SHAPES = {"mlp": (12,), "har-cnn": (3, 16), "bn-cnn2": (1, 8, 8), "resnet18": (3, 8, 8)}
+SHAPES = {
+    "mlp": (12,),
+    "har-cnn": (3, 16),
+    "bn-cnn2": (1, 8, 8),
+    "resnet18": (3, 8, 8),
+    "shufflenetv2": (3, 8, 8),
+}
 OPTIONS: dict[str, dict[str, Any]] = {
     "har-cnn": {"dropout": False},
     "bn-cnn2": {"width": 4},
     "resnet18": {"width": 4, "norm": "group"},
+    "shufflenetv2": {"width": 4, "norm": "group"},
 }
 SLIM = {"densities": (0.5,), "guided": 1, "tune": 1, "score": FilterL1()}
 SMALL: dict[str, dict[str, Any]] = {

@@ -76,6 +76,8 @@ def run(
     deadline: float | None = None,
     norm_bound: float = NORM_BOUND,
     faults: str | None = None,
+    init: str | Path | None = None,
+    freeze: float = 0.0,
     timeout: float | None = None,
     engine: str | Engine = "auto",
     device: str = "auto",
@@ -115,6 +117,10 @@ def run(
         make later is lost; None: the slowest is waited for.
     norm_bound: refuse updates longer than so many times the recent median; 0: none.
     faults: make clients fail or lie, as ``"crash=0.1,late=0.2"`` (``fedgrove list faults``).
+    init: start from the weights in a file, ``FILE.safetensors``, as in models/ of a run folder;
+        with ``:body`` at the end the head keeps its random ones.
+    freeze: the share of the net's layers, from the first on, that is kept as it is: not trained,
+        sent or pruned; as 0.25.
     timeout: seconds of real time after which a client that has not answered is lost.
     engine: auto, batched, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
@@ -148,6 +154,8 @@ def run(
         deadline=deadline,
         norm_bound=norm_bound,
         faults=faults,
+        init=None if init is None else str(init),
+        freeze=freeze,
     )
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
@@ -255,8 +263,7 @@ def resume(
         given = [name for name, value in objects.items() if value is not None]
         check_trust(folder.config, folder.path, trust, given)
         check_named_data(folder.config, data)
-        if data is None:
-            check_files(folder.config)
+        check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
         planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:

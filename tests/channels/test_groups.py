@@ -104,6 +104,28 @@ def test_every_net_but_not_its_output(name: str, shape: tuple[int, ...], count: 
     assert makers == set(found.layout.prunable) - {"head.weight"}
 
 
+@pytest.mark.parametrize("norm", ["batch", "group", "none"])
+def test_shufflenetv2_loses_what_no_shuffle_mixes(norm: str) -> None:
+    """The stem, the inner channels of every unit and those in front of the head. Channels that are
+    split and shuffled come out in other places, and stay."""
+    found = layout("shufflenetv2", (1, 8, 8), width=4, norm=norm)
+    units = [f"stage{i}.{j}" for i, n in ((2, 4), (3, 8), (4, 4)) for j in range(n)]
+    inner = [f"{unit}.conv1" for unit in units]
+    groups = {group.name: group for group in groups_of(found)}
+    assert list(groups) == ["conv1", *inner, "conv5"]
+    for unit in units:
+        places = groups[f"{unit}.conv1"].within("filter", "input")
+        tensors = {(place.tensor, place.role) for place in places}
+        assert tensors == {
+            (f"{unit}.conv1.weight", "filter"),
+            (f"{unit}.conv2.weight", "filter"),
+            (f"{unit}.conv3.weight", "input"),
+        }
+    # What the stem makes is read by both branches of the first unit.
+    read = {place.tensor for place in groups["conv1"].within("input")}
+    assert read == {"stage2.0.side_conv2.weight", "stage2.0.conv1.weight"}
+
+
 def test_groups_are_plain_and_found_once(har: Net) -> None:
     assert groups_of(har) is groups_of(har)
     assert pickle.loads(pickle.dumps(groups_of(har))) == groups_of(har)

@@ -62,7 +62,7 @@ def test_json_is_the_summary_alone(here: Path, capsys: pytest.CaptureFixture[str
 
 def test_every_word_reaches_the_config(here: Path) -> None:
     words = "--data motion --net mlp --partition iid --scenario noisy --split random --clients 3 --cohort 2 --rounds 1 --validation 0.2"
-    more = "--epochs 2 --batch 8 --lr 0.01 --profile phones --seed 5 --evaluate 0 --no-standardise --finetune 0,1"
+    more = "--epochs 2 --batch 8 --lr 0.01 --profile phones --seed 5 --evaluate 0 --no-standardise --finetune 0,1 --freeze 0.4"
     sets = [
         "--set",
         "mu=0.5",
@@ -90,6 +90,7 @@ def test_every_word_reaches_the_config(here: Path) -> None:
         "method": "fedprox", "data": "motion", "net": "mlp", "partition": "iid", "scenario": "noisy",
         "split": "random", "validation": 0.2, "clients": 3, "cohort": 2, "rounds": 1, "finetune": [0, 1], "profile": "phones",
         "standardise": False, "seed": 5, "evaluate": 0, "quorum": 0.0, "norm_bound": 100.0,
+        "freeze": 0.4,
     }  # fmt: skip
     assert config["method"]["pull"]["mu"] == 0.5
     assert config["method"]["codec"]["type"] == "Smallest"

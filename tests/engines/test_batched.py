@@ -91,6 +91,8 @@ NETS: list[tuple[str, tuple[int, ...], dict[str, Any]]] = [
     ("bn-cnn4", (3, 16, 16), {"width": 4}),
     ("resnet18", (3, 8, 8), {"width": 4}),
     ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}),
+    ("shufflenetv2", (3, 8, 8), {"width": 4}),
+    ("shufflenetv2", (3, 8, 8), {"width": 4, "norm": "group"}),
 ]
 
 

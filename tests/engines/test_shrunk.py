@@ -70,7 +70,10 @@ def test_shrunk_training_is_masked_training(
     thin, masked = both(run, stage, mask, near=near)
     small = structured(run.net, mask)
     assert small is not None
-    assert trees.distance(thin["local"], small.settled(masked["local"])) < 1e-9
+    # In 57 layers of four channels Adam turns noise of 1e-15 into 1e-8 within a round, on one
+    # engine alone.
+    tolerance = 1e-6 if net == "shufflenetv2" else 1e-9
+    assert trees.distance(thin["local"], small.settled(masked["local"])) < tolerance
     # Something was learnt.
     assert trees.distance(thin["local"], trees.masked(run.params, mask)) > 1e-3
     assert list(thin["local"]) == list(masked["local"])

@@ -44,6 +44,7 @@ NETS: dict[str, tuple[int, ...]] = {
     "bn-cnn2": (1, 8, 8),
     "bn-cnn4": (3, 16, 16),
     "resnet18": (3, 8, 8),
+    "shufflenetv2": (3, 8, 8),
     "mlp": (12,),
 }
 

@@ -20,9 +20,10 @@ SMALL = {
     "bn-cnn2": (1, 8, 8),
     "bn-cnn4": (3, 16, 16),
     "resnet18": (3, 8, 8),
+    "shufflenetv2": (3, 8, 8),
     "mlp": (2, 3),
 }
-NARROW = {"resnet18": {"width": 4}, "bn-cnn4": {"width": 4}}
+NARROW = {"resnet18": {"width": 4}, "shufflenetv2": {"width": 4}, "bn-cnn4": {"width": 4}}
 """Options that make the large nets quick to build."""
 
 
@@ -50,6 +51,11 @@ def count(name: str, shape: tuple[int, ...], classes: int, **options: object) ->
         # stem 1728 + 128; layer1 4·36864 + 512; layer2-4: convs 524288·(1 + 4 + 16),
         # norms 2·5·(128 + 256 + 512); head 5130
         ("resnet18", (3, 32, 32), 10, 11_173_962),
+        # stem 648; stage2: 216 + 1392 + 1392 + 522 + 3364 in its first unit and 2·3364 + 522 in each
+        # of three others, 28636; stage3: 1044 + 3·13456 + 1044, and 7·(2·13456 + 1044), 238148;
+        # stage4: 2088 + 3·53824 + 2088, and 3·(2·53824 + 2088), 494856; conv5 464·1024 = 475136;
+        # norms 2·(24 + 778 + 3016 + 3248 + 1024); head 10250
+        ("shufflenetv2", (3, 32, 32), 10, 1_263_854),
         # 64·64+64 twice, 64·10+10
         ("mlp", (1, 8, 8), 10, 8_970),
     ],
@@ -151,7 +157,7 @@ def test_a_shape_that_does_not_fit() -> None:
     assert str(caught.value) == (
         "net 'har-cnn' takes (channels, length) with a length of at least 4 and was given "
         "(1, 28, 28); nets that take this shape: "
-        "mnist-cnn, lenet, leafcnn, bn-cnn2, bn-cnn4, resnet18, mlp."
+        "mnist-cnn, lenet, leafcnn, bn-cnn2, bn-cnn4, resnet18, shufflenetv2, mlp."
     )
 
 
@@ -161,6 +167,7 @@ def test_a_shape_that_does_not_fit() -> None:
         ("lenett", {}, "did you mean 'lenet'"),
         ("mlp", {"hiden": 3}, "did you mean 'hidden'"),
         ("resnet18", {"norm": "layer"}, "batch, group, none"),
+        ("shufflenetv2", {"width": 6}, "a multiple of 4"),
         ("mlp:hiden=3", {}, "did you mean 'hidden'"),
         (
             "mlp:hidden=many",

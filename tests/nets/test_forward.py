@@ -138,3 +138,41 @@ def test_resnet18_as_described() -> None:
     assert y.shape == (4, 32, 2, 2)
     logits = F.linear(F.adaptive_avg_pool2d(y, 1).flatten(1), t["head.weight"], t["head.bias"])
     torch.testing.assert_close(built(x), logits, rtol=0, atol=1e-12)
+
+
+def test_shufflenetv2_as_described() -> None:
+    """Three stages; the first unit of each halves the image in both branches, the others pass half
+    of the channels by. Behind a unit channel 2i is the i-th of the branch that passes by, and
+    channel 2i + 1 the i-th of the other."""
+    built = nets.build("shufflenetv2", (3, 16, 16), 3, seed=0, width=8).double()
+    t = tensors_of(built)
+
+    def conv(x: Tensor, name: str, **options: int) -> Tensor:
+        return F.conv2d(x, t[f"{name}.weight"], **options)
+
+    x = values(4, 3, 16, 16)
+    y = F.relu(norm(conv(x, "conv1", padding=1), t, "norm1"))
+    for stage, units in ((2, 4), (3, 8), (4, 4)):
+        for i in range(units):
+            unit = f"stage{stage}.{i}"
+            stride = 2 if i == 0 else 1
+            if i == 0:
+                side = conv(y, f"{unit}.side_conv1", stride=2, padding=1, groups=y.shape[1])
+                side = conv(norm(side, t, f"{unit}.side_norm1"), f"{unit}.side_conv2")
+                side = F.relu(norm(side, t, f"{unit}.side_norm2"))
+                z = y
+            else:
+                half = y.shape[1] // 2
+                side = y[:, :half]
+                z = y[:, half:]
+            z = F.relu(norm(conv(z, f"{unit}.conv1"), t, f"{unit}.norm1"))
+            z = conv(z, f"{unit}.conv2", stride=stride, padding=1, groups=z.shape[1])
+            z = conv(norm(z, t, f"{unit}.norm2"), f"{unit}.conv3")
+            z = F.relu(norm(z, t, f"{unit}.norm3"))
+            y = z.new_empty(4, 2 * z.shape[1], *z.shape[2:])
+            y[:, 0::2] = side
+            y[:, 1::2] = z
+    assert y.shape == (4, 32, 2, 2)
+    y = F.relu(norm(conv(y, "conv5"), t, "norm5"))
+    logits = F.linear(F.adaptive_avg_pool2d(y, 1).flatten(1), t["head.weight"], t["head.bias"])
+    torch.testing.assert_close(built(x), logits, rtol=0, atol=1e-12)

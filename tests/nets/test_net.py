@@ -27,6 +27,8 @@ CASES = [
     ("bn-cnn4", (3, 16, 16), {"width": 4, "norm": "none"}, True),
     ("resnet18", (3, 8, 8), {"width": 4}, True),
     ("resnet18", (3, 8, 8), {"width": 4, "norm": "group"}, True),
+    ("shufflenetv2", (3, 8, 8), {"width": 4}, True),
+    ("shufflenetv2", (3, 8, 8), {"width": 4, "norm": "group"}, True),
     ("mlp", (2, 3), {}, True),
 ]
 

@@ -46,7 +46,6 @@ FEW_METHODS = ["fedavg", "ca-afp", "heterofl"]
 
 REFUSED = {
     "channels": r"cannot be used with net \w+: it has no channels that can be removed\.",
-    "followed": r"cannot be used with net \w+: the channels of \w+ could not be followed",
     "norms": r"cannot be used with net \w+: it has no norm layers behind its channels; score",
     "weights": r"cannot be used with net \w+: it has no weights that can be pruned",
     "layers": r"cannot be used with net \w+: the last 2 layers are shared, and it has 1 with",

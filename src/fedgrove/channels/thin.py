@@ -63,7 +63,7 @@ class Thin:
         Each weight is used once for every position it slides over, and cutting channels changes no
         position: so the small net need not be built to know.
         """
-        total = 0
+        total = layout.frozen_macs
         for layer in layout.layers:
             full = sum(math.prod(self.full[name]) for name in layer.weights)
             small = sum(math.prod(self.small[name]) for name in layer.weights)

@@ -32,14 +32,9 @@ def trace(
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = _dependency_graph(module, shape)
-            found = list(graph.get_all_groups())
+            found, failure = _groups_followed(graph)
     except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise UnfitError(
-            f"the channels of {type(module).__name__} could not be followed, "
-            f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
-            "operations, or use a method that prunes no channels."
-        ) from error
+        raise _cannot_follow(module, error) from error
     position = {name: i for i, name in enumerate(order)}
     label = {part: name for name, part in module.named_modules()}
     groups: list[ChannelGroup] = []
@@ -47,8 +42,19 @@ def trace(
         group = _group(items, graph, label, names, position)
         if group is not None:
             groups.append(group)
+    if failure is not None and not groups:
+        raise _cannot_follow(module, failure) from failure
     groups.sort(key=lambda group: position[group.name])
     return tuple(groups)
+
+
+def _cannot_follow(module: nn.Module, error: Exception) -> UnfitError:
+    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    return UnfitError(
+        f"the channels of {type(module).__name__} could not be followed, "
+        f"{type(error).__name__}: {reason}; write its forward pass with plain tensor "
+        "operations, or use a method that prunes no channels."
+    )
 
 
 def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
@@ -60,6 +66,34 @@ def _dependency_graph(module: nn.Module, shape: tuple[int, ...]) -> Any:
     like = next(module.parameters())
     x = torch.zeros((1, *shape), dtype=like.dtype, device=like.device)
     return torch_pruning.DependencyGraph().build_dependency(module, x, verbose=False)
+
+
+def _groups_followed(graph: Any) -> tuple[list[Any], Exception | None]:
+    """The groups of every layer that has not fallen with another one's, and the first error.
+
+    As the graph's own loop has it, but a group that cannot be followed, as one whose channels are
+    split and shuffled again and again, is left out alone: its channels stay.
+    """
+    found: list[Any] = []
+    seen: set[nn.Module] = set()
+    failure: Exception | None = None
+    for part in list(graph.module2node):
+        if part in seen or not isinstance(part, _ConvNd | nn.Linear):
+            continue
+        pruner = graph.get_pruner_of_module(part)
+        if pruner is None or pruner.get_out_channels(part) is None:
+            continue
+        every_channel = list(range(pruner.get_out_channels(part)))
+        try:
+            group = graph.get_pruning_group(part, pruner.prune_out_channels, every_channel)
+        except Exception as error:  # of whatever kind, in code that is not ours
+            failure = failure or error
+            continue
+        for item in group:
+            if graph.is_out_channel_pruning_fn(item.dep.handler):
+                seen.add(item.dep.target.module)
+        found.append(group)
+    return found, failure
 
 
 class _Spot(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import methods
 from ..api import configured
@@ -26,6 +26,7 @@ from ..errors import InputError, check
 from ..parts.local import LocalTraining
 from ..runs.folder import fresh_name
 
+N = TypeVar("N", int, float)
 WORDS = (
     "data",
     "net",
@@ -46,6 +47,8 @@ WORDS = (
     "deadline",
     "norm_bound",
     "faults",
+    "init",
+    "freeze",
 )
 """The words that go into an :class:`Experiment` as they are."""
 
@@ -151,9 +154,10 @@ def cost_of_shape(
         info=lambda client: devices.info(examples, client, seed),
         trace=devices.trace,
         seed=seed,
+        freeze=_given(words, "freeze", 0.0),
     )
 
 
-def _given(words: Mapping[str, Any], word: str, default: int) -> int:
-    value: int | None = words.get(word)
+def _given(words: Mapping[str, Any], word: str, default: N) -> N:
+    value: N | None = words.get(word)
     return default if value is None else value

@@ -105,6 +105,23 @@ Data = Annotated[
 Net = Annotated[
     str | None, option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
 ]
+Init = Annotated[
+    str | None,
+    option(
+        "--init",
+        "Weights to start from, as RUN/models/client-00000.safetensors; :body: all but the head.",
+        "FILE[:body]",
+    ),
+]
+Freeze = Annotated[
+    float | None,
+    option(
+        "--freeze",
+        "Keep the first layers as they are, as 0.25: not trained, sent or pruned; else 0.",
+        "SHARE",
+        number,
+    ),
+]
 Partition = Annotated[
     str | None,
     option(

@@ -59,6 +59,8 @@ def sweep(
     seeds: Seeds = None,
     data: o.Data = None,
     net: o.Net = None,
+    init: o.Init = None,
+    freeze: o.Freeze = None,
     partition: o.Partition = None,
     scenario: o.Scenario = None,
     split: o.Split = None,

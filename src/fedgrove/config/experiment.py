@@ -17,6 +17,7 @@ from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
 from ..errors import InputError, check
+from ..nets.freeze import check_share
 from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
 from ..runs.faults import NO_FAULTS, Faults
@@ -37,9 +38,10 @@ NUMBER_WORDS = (
     "quorum",
     "deadline",
     "norm_bound",
+    "freeze",
 )
 """The words of an experiment that are numbers or lists of numbers."""
-TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults")
+TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults", "init")
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
@@ -77,6 +79,10 @@ class Experiment:
     """Refuse updates longer than so many times the recent median; 0: none."""
     faults: str | None = None
     """How clients fail or lie: kinds with their probabilities, as ``crash=0.1,late=0.2``."""
+    init: str | None = None
+    """A file of weights to start from, ``FILE.safetensors`` or ``FILE.safetensors:body``."""
+    freeze: float = 0.0
+    """The share of the net's layers, from the first on, that is kept as it is."""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, type):
@@ -104,6 +110,7 @@ class Experiment:
         check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
         check(bound_is_valid, "norm_bound", self.norm_bound, "0 (off) or 1 and more")
+        check_share(self.freeze)
         # Parsed here only for the refusal, before any data are read.
         self.parsed_faults()
 
@@ -131,6 +138,8 @@ class Experiment:
             deadline=self.deadline,
             gate=Gate(self.norm_bound),
             faults=self.parsed_faults(),
+            init=self.init,
+            freeze=self.freeze,
         )
 
     def resolved(self, run: Run) -> Experiment:

@@ -32,7 +32,11 @@ class Plan:
         """The text of its config.toml."""
         named = (self.experiment.profile, self.experiment.trace)
         files = self.run.federation.files
-        return to_toml(self.experiment, {path: files[path] for path in files if path in named})
+        recorded = {path: files[path] for path in files if path in named}
+        origin = self.run.origin
+        if origin is not None:
+            recorded[origin.path] = origin.sha256
+        return to_toml(self.experiment, recorded)
 
     def create_folder(self) -> RunFolder:
         """The run folder, made new."""

@@ -25,7 +25,8 @@ evaluated as code. A method of the user's own, and its own parts, go by their fi
     "mine/fedem.py" = "8e35..."
 
 Such a file is run only if it is trusted (:func:`check_trust`) and is still the same. Files of
-devices are recorded alike, under ``[files]`` (:func:`check_files`).
+devices, and of the weights that a run starts from, are recorded alike, under ``[files]``
+(:func:`check_files`).
 
 Data that were made in Python cannot be written. What is known of them is, so that others are
 refused when the run is resumed::
@@ -53,6 +54,7 @@ from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, unknown
 from ..nets.custom import file_of, import_file, is_spec
+from ..nets.given import path_of
 from ..problems import Metric, Tasks
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
@@ -70,7 +72,8 @@ NONE = "none"
 def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> str:
     """An experiment as the text of config.toml; floats are written so that no bit is lost.
 
-    ``files`` holds the SHA-256 of each file of devices that its federation was made from.
+    ``files`` holds the SHA-256 of each file of devices that its federation was made from, and of
+    that of its initial weights.
     """
     run: dict[str, Any] = {"method": methods.name_of(experiment.method)}
     for word, value in vars(experiment).items():
@@ -259,13 +262,15 @@ def check_trust(text: str, folder: Path, trust: bool, given: Collection[str] = (
 
 
 def check_files(text: str) -> None:
-    """Refuse to go on where a file of devices is not the one that the run was started with."""
+    """Refuse to go on where a file is not the one that the run was started with."""
     files = _parsed(text).get("files", {})
+    weights = path_of(str(read_words(text).get("init", "")))
     for path, known in files.items() if isinstance(files, dict) else ():
         place = Path(path)
         if not place.is_file():
+            what = "started from the weights in" if path == weights else "has the devices of"
             raise InputError(
-                f"the run has the devices of {path}, and there is no file {place.absolute()}; go "
+                f"the run {what} {path}, and there is no file {place.absolute()}; go "
                 "to the folder where the run was started, or restore the file."
             )
         _check_unchanged(place, known, "restore the file, or start the run again.")

@@ -53,6 +53,7 @@ def cost(
     info: Callable[[int], Info] | None = None,
     trace: Trace | None = None,
     seed: int = 0,
+    freeze: float = 0.0,
 ) -> dict[str, Any]:
     """Count what a run would send and what a client needs, with stand-in clients of a few zeros.
 
@@ -90,6 +91,7 @@ def cost(
             rounds=rounds,
             cohort=cohort,
             seed=seed,
+            freeze=freeze,
         )
         played = _play(run, with_recipe(method, local), trace)
     layout = run.net.layout
@@ -126,6 +128,7 @@ def of_run(run: Run, net: str | nn.Module) -> dict[str, Any]:
         info=run.federation.info,
         trace=run.federation.trace,
         seed=run.seed,
+        freeze=run.frozen,
     )
 
 

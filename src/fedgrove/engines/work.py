@@ -255,11 +255,13 @@ def macs_per_example(net: Net, stage: Train | Measure, thin: Thin | None) -> int
     """The multiply-accumulates of a stage for one example, each time that it is seen.
 
     Of training, those of the net that is really trained, ``thin`` where there is one; a Measure
-    runs in full width.
+    runs in full width. Frozen layers count once: nothing goes back through those in front.
     """
     if isinstance(stage, Train):
         forward = net.layout.macs if thin is None else thin.macs(net.layout)
-        return GRADIENT_PASSES * forward + stage.objective.more_macs(net)
+        frozen = net.layout.frozen_macs
+        step = GRADIENT_PASSES * (forward - frozen) + frozen
+        return step + stage.objective.more_macs(net)
     passes: int | Callable[[Net], int] = getattr(stage.f, "passes", 1)
     if callable(passes):
         passes = passes(net)

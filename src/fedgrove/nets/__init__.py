@@ -20,6 +20,7 @@ from .layout import probe, tensors_of
 from .mlp import Mlp
 from .net import Net, Output
 from .resnet import ResNet18
+from .shufflenet import ShuffleNetV2
 
 __all__ = ["Net", "Output", "build", "describe", "fitting", "names"]
 
@@ -76,6 +77,7 @@ _NETS = {
         least=16,
     ),
     "resnet18": _BuiltIn(ResNet18, "ResNet-18 for small images", spatial=2, least=8),
+    "shufflenetv2": _BuiltIn(ShuffleNetV2, "ShuffleNetV2 for small images", spatial=2, least=8),
     "mlp": _BuiltIn(Mlp, "two hidden layers", spatial=None),
 }
 

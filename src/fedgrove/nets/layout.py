@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..errors import InputError, check, unknown
+from . import norms
 from .state import changed_by_forward
 
 Kind = Literal["conv", "linear", "norm", "other"]
@@ -69,6 +70,10 @@ class Layout:
     """Whether the forward pass writes into its input."""
     frozen: tuple[str, ...] = ()
     """Parameters without a gradient (``requires_grad=False``): they stay in the module."""
+    frozen_size: int = 0
+    """How many numbers ``frozen`` holds."""
+    frozen_macs: int = 0
+    """Multiply-accumulates of the layers that are frozen whole, which are none of ``layers``."""
     state: tuple[str, ...] = ()
     """Buffers and attributes that the forward pass changes beside ``buffers``: they are put back
     after every call."""
@@ -80,11 +85,13 @@ class Layout:
         names = tuple(tensors)
         # tensors_of puts the parameters first.
         count = sum(parameter.requires_grad for parameter in module.parameters())
-        layers, writes_input = _observe_layers(module, shape, tensors)
-        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+        layers, frozen_macs, writes_input = _observe_layers(module, shape, tensors)
+        frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
-        has_batch_norm = any(isinstance(part, _BatchNorm) for part in module.modules())
+        fixed = norms.fixed(module)
+        batch_norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+        has_batch_norm = any(part not in fixed for part in batch_norms)
         state: tuple[str, ...] = ()
         # The built-in networks keep none, and need not be tried.
         if not type(module).__module__.startswith(f"{__package__}."):
@@ -97,6 +104,8 @@ class Layout:
             batch_norm=keeps_statistics or has_batch_norm,
             writes_input=writes_input,
             frozen=tuple(frozen),
+            frozen_size=sum(parameter.numel() for parameter in frozen.values()),
+            frozen_macs=frozen_macs,
             state=state,
         )
 
@@ -171,8 +180,11 @@ class Layout:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one forward pass per sample: conv, linear, recurrent layers."""
-        return sum(layer.macs for layer in self.layers)
+        """Multiply-accumulates of one forward pass per sample: conv, linear, recurrent layers.
+
+        Frozen ones too.
+        """
+        return self.frozen_macs + sum(layer.macs for layer in self.layers)
 
     @property
     def activations(self) -> int:
@@ -215,12 +227,13 @@ class Layout:
         """Estimate the bytes of one training step, all in float32.
 
         (2 + s)·d + a·B numbers: d parameters, their gradients, s optimiser slots (SGD 0, with
-        momentum 1, Adam 2), and the a activations of B samples. Real use is higher: pooling
-        indices, dropout masks and the kernels' work space are not counted.
+        momentum 1, Adam 2), and the a activations of B samples; what is frozen counts once. Real
+        use is higher: pooling indices, dropout masks and the kernels' work space are not counted.
         """
         check(batch > 0, "batch", batch, "above 0")
         check(optimiser_slots >= 0, "optimiser_slots", optimiser_slots, "0 or more")
-        return FLOAT_BYTES * ((2 + optimiser_slots) * self.size + self.activations * batch)
+        trained = (2 + optimiser_slots) * self.size
+        return FLOAT_BYTES * (trained + self.frozen_size + self.activations * batch)
 
     def count(self, which: Iterable[str]) -> int:
         """How many numbers the tensors called ``which`` hold."""
@@ -303,8 +316,11 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
 
 def _observe_layers(
     module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
-) -> tuple[tuple[Layer, ...], bool]:
-    """The layers in order of execution, with what they cost; whether the input was written to."""
+) -> tuple[tuple[Layer, ...], int, bool]:
+    """The layers in order of execution, with what they cost.
+
+    Then the multiply-accumulates of those that are frozen, and whether the input was written to.
+    """
     holders: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
         own_tensors = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -336,11 +352,14 @@ def _observe_layers(
     ordered = dict.fromkeys([*started, *holders])
     name_by_id = {id(t): name for name, t in tensors.items()}
     layers: list[Layer] = []
+    frozen_macs = 0
     for name in ordered:
         layer = _layer(name, holders[name], name_by_id, macs[name], activations[name])
         if layer.names:
             layers.append(layer)
-    return tuple(layers), writes_input
+        else:
+            frozen_macs += layer.macs
+    return tuple(layers), frozen_macs, writes_input
 
 
 def _layer(

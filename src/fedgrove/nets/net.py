@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
+from . import norms
 from .layout import Layout, tensors_of
 from .state import place_of, put_back
 
@@ -61,14 +62,17 @@ class Net:
         problem: AnyProblem = CLASSES,
         whole: ref[Net] | None = None,
     ) -> None:
+        self.module = module
+        self._fixed_norms = norms.fixed(module)
         # A module that overrides train() gets to run it before the first step.
-        self.module = module.train(module.training)
+        self._set_mode(module.training)
         self.shape = tuple(shape)
         """The shape of one input, without the batch dimension."""
         self.problem = problem
         """What its outputs are for: where objectives find the loss."""
         self.layout = Layout.of(module, shape)
-        self._slots = _slots(module)
+        self._slots, self._constants = _slots(module)
+        self._elsewhere: dict[tuple[torch.device, torch.dtype], list[Any]] = {}
         self._state = [place_of(module, name) for name in self.layout.state]
         self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
@@ -100,6 +104,23 @@ class Net:
         """The module's own parameters, then its float buffers: detached copies."""
         return {name: t.detach().clone() for name, t in tensors_of(self.module).items()}
 
+    def constants(self) -> Tree:
+        """What stays in the module because it is frozen: detached copies.
+
+        Parameters without a gradient, and the running statistics of norm layers that have none.
+        With them a tree is the whole model.
+        """
+        frozen = set(self.layout.frozen)
+        fixed = {id(buffer) for part in self._fixed_norms for buffer in part.buffers()}
+        constants = {}
+        for name, parameter in self.module.named_parameters():
+            if name in frozen:
+                constants[name] = parameter.detach().clone()
+        for name, buffer in self.module.named_buffers():
+            if id(buffer) in fixed:
+                constants[name] = buffer.detach().clone()
+        return constants
+
     def __call__(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Output:
         """Run on ``x`` with the tensors of ``tree``, which may hold other names too.
 
@@ -125,7 +146,7 @@ class Net:
     def run(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Tensor:
         """The module's own output, while it holds the tensors of ``tree``."""
         if self.module.training != train:
-            self.module.train(train)
+            self._set_mode(train)
         new = self._values(tree)
         if self.layout.writes_input:
             # Its caller may need the input again, and under grad or vmap must not see it change.
@@ -134,8 +155,13 @@ class Net:
             x = channels_last(x)
             new = [channels_last(value) for value in new]
         old = [owner[key] for _, owner, key in self._slots]
+        old_constants: list[Any] = []
+        if self._constants and not _are_alike(new[0], old[0]):
+            old_constants = [owner[key] for owner, key in self._constants]
         try:
             self._put(new)
+            if old_constants:
+                self._put_constants(self._constants_like(new[0], old[0].dtype))
             if self._state:
                 with put_back(self._state):
                     output: Tensor = self.module(x)
@@ -143,6 +169,8 @@ class Net:
                 output = self.module(x)
         finally:
             self._put(old)
+            if old_constants:
+                self._put_constants(old_constants)
         return output
 
     def filled(self, tree: Mapping[str, Tensor]) -> nn.Module:
@@ -178,6 +206,31 @@ class Net:
                 f"the net: {', '.join(self.layout.shapes)}."
             ) from None
 
+    def _set_mode(self, train: bool) -> None:
+        self.module.train(train)
+        for part in self._fixed_norms:
+            part.eval()
+
+    def _constants_like(self, new: Tensor, own_dtype: torch.dtype) -> list[Any]:
+        """What is not in the tree, on the device of ``new`` and, if it has the net's own type, in
+        that of ``new``.
+
+        Copied once for each device and type: a CUDA graph reads them where they are.
+        """
+        where = (new.device, new.dtype)
+        if where not in self._elsewhere:
+            copies = []
+            for owner, key in self._constants:
+                value = owner[key].detach()
+                dtype = new.dtype if value.dtype == own_dtype else value.dtype
+                copies.append(value.to(new.device, dtype))
+            self._elsewhere[where] = copies
+        return self._elsewhere[where]
+
+    def _put_constants(self, values: Sequence[Any]) -> None:
+        for (owner, key), value in zip(self._constants, values, strict=True):
+            owner[key] = value
+
     def _put(self, values: Sequence[Any]) -> None:
         for (_, owner, key), value in zip(self._slots, values, strict=True):
             owner[key] = value
@@ -200,17 +253,27 @@ def channels_last(v: Tensor) -> Tensor:
     return last.permute(0, 3, 1, 2)
 
 
-def _slots(module: nn.Module) -> list[tuple[str, dict[str, Any], str]]:
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return one.device == other.device and one.dtype == other.dtype
+
+
+def _slots(
+    module: nn.Module,
+) -> tuple[list[tuple[str, dict[str, Any], str]], list[tuple[dict[str, Any], str]]]:
     """Where each tensor is stored: (name in the tree, the dict that holds it, its key there).
 
-    A tensor that several layers share has one name and several places.
+    A tensor that several layers share has one name and several places. Then where those are that
+    are not in the tree: frozen parameters, and buffers that are no floats or that no file holds.
     """
     name_by_id = {id(t): name for name, t in tensors_of(module).items()}
     slots: list[tuple[str, dict[str, Any], str]] = []
+    constants: list[tuple[dict[str, Any], str]] = []
     for part in module.modules():
         owners: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
         for owner in owners:
             for key, tensor in owner.items():
                 if id(tensor) in name_by_id:
                     slots.append((name_by_id[id(tensor)], owner, key))
-    return slots
+                elif tensor is not None:
+                    constants.append((owner, key))
+    return slots, constants

@@ -101,6 +101,21 @@ def layer(kind: str, channels: int) -> nn.Module:
             return nn.Identity()
 
 
+def fixed(module: nn.Module) -> list[nn.Module]:
+    """The norm layers whose running statistics are constants, as those of a frozen layer are.
+
+    They normalise by these in training too, and so are never in train mode.
+    """
+    found: list[nn.Module] = []
+    for part in module.modules():
+        if not isinstance(part, _NormBase) or part.running_mean is None:
+            continue
+        is_trained = any(parameter.requires_grad for parameter in part.parameters())
+        if not is_trained and "running_mean" not in part.state_dict():
+            found.append(part)
+    return found
+
+
 def settle(module: nn.Module) -> None:
     """Leave every BatchNorm with float buffers only, in place.
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import norms
+
 MISSING = object()
 """Stands for an attribute that is not there yet."""
 
@@ -38,6 +40,8 @@ def changed_by_forward(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for train in (False, True):
             trial.train(train)
+            for part in norms.fixed(trial):
+                part.eval()
             before: dict[str, Any] = {}
             # The first call may fill what later ones only read.
             for batch in (2, 3):

@@ -24,8 +24,21 @@ FIGURES = (
 )
 TROUBLES = ("lost", "refused")
 """Columns of how many answers never reached the model, by why."""
-NAMES = ("run", "method", "data", "partition", "scenario", "split", "seed", "rounds")
+NAMES = (
+    "run",
+    "method",
+    "data",
+    "partition",
+    "scenario",
+    "split",
+    "init",
+    "freeze",
+    "seed",
+    "rounds",
+)
 """Columns that tell runs apart; they are shown when there are several runs."""
+USUAL = {"init": "scratch", "freeze": 0.0}
+"""What most runs have in a column that is shown only if another has something else."""
 
 
 class Scores(NamedTuple):
@@ -156,7 +169,7 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
         left = [*left, "metric"]
     table = plain_table(left, [*_score_columns(metrics), *FIGURES, *troubles])
     for i, row in enumerate(rows):
-        cells = [str(row.summary.get(name, "")) for name in names]
+        cells = [str(row.summary.get(name, USUAL.get(name, ""))) for name in names]
         if is_tuned:
             cells.append(f"{row.length or 0} epochs")
         if by_task:
@@ -182,6 +195,8 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
 
 
 def _is_known(name: str, summaries: Sequence[Summary]) -> bool:
+    if name in USUAL:
+        return any(summary.get(name, USUAL[name]) != USUAL[name] for summary in summaries)
     return any(name in summary for summary in summaries)
 
 

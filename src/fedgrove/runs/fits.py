@@ -71,11 +71,20 @@ def notes(run: Run, state: Any, density: float | None) -> list[str]:
     layout = run.net.layout
     name = name_of(run.net)
     said = []
-    if layout.frozen:
+    if run.origin is not None:
+        head = ", its head from scratch" if run.origin.body else ""
         said.append(
-            f"{_listed(layout.frozen)} of {name} are frozen (requires_grad=False): they stay as "
-            "they are and are not sent"
+            f"{name} started from the weights in {run.origin.path}{head}; every device has them, "
+            "and what it took to bring them there is not counted"
         )
+    if layout.frozen:
+        why = f"freeze={run.frozen:g}" if run.frozen else "requires_grad=False"
+        said.append(
+            f"{_listed(layout.frozen)} of {name} are frozen ({why}): they stay as they are and are "
+            "not sent"
+        )
+    if run.frozen and run.origin is None:
+        said.append(f"the frozen layers of {name} are random: no init= was given")
     if layout.state:
         said.append(
             f"{_listed(layout.state)} of {name} change in its forward pass: every call begins with "

@@ -426,7 +426,10 @@ class RunFolder:
     # ---- results ---------------------------------------------------------------------------------
 
     def save_models(self, run: Run, state: Any) -> None:
-        """Each client's own model where it has one, otherwise the delivered model, written once."""
+        """Each client's own model where it has one, otherwise the delivered model, written once.
+
+        With what is frozen in the net, so that a file is a whole model.
+        """
         folder = self._inside("models")
         try:
             folder.mkdir(exist_ok=True)
@@ -436,6 +439,7 @@ class RunFolder:
         shared: dict[int, str] = {}
         self._model_digests = {}
         # All at once, so that each is alive as long as its id is a key.
+        constants = run.net.constants()
         delivered = {k: run.deliver(state, k).get("model") for k in run.served}
         for client, packet in delivered.items():
             own = run.memory.read(client, run.memory.files.get(client)).get("own")
@@ -450,7 +454,9 @@ class RunFolder:
             index[str(client)] = name
             # Even over a file that is there: a process that was killed may have left it.
             if f"models/{name}" not in self._model_digests:
-                self._write_model(name, tree_bytes(tree))
+                is_model = tree.keys() == run.net.layout.shapes.keys()
+                whole = {**constants, **tree} if is_model else tree
+                self._write_model(name, tree_bytes(whole))
         self._write_model("index.json", json.dumps(index, indent=1).encode())
         for path in folder.glob(f"*{PARTIAL}"):
             path.unlink()

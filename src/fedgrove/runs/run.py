@@ -14,7 +14,10 @@ from .. import nets, problems, seeds
 from ..core import AnyMethod, Client, Give, Holds, Info, Packet, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
-from ..nets import Net
+from ..nets import Net, given
+from ..nets.freeze import check_share
+from ..nets.freeze import freeze as freeze_layers
+from ..nets.given import Origin
 from ..parts.gate import Gate, RecentLengths
 from ..parts.local import SGD, Adam, LocalTraining
 from ..trees import Tree
@@ -52,6 +55,10 @@ class Run:
     """Virtual seconds after which an exchange ends; who is later is lost (:mod:`.clock`)."""
     gate: Gate = field(default_factory=Gate)
     faults: Faults = NO_FAULTS
+    origin: Origin | None = None
+    """The file that the net's weights come from; None: they are drawn from the seed."""
+    frozen: float = 0.0
+    """The share of the net's layers that is kept as it is."""
     held: Held = field(default_factory=Held)
     lengths: RecentLengths = field(default_factory=RecentLengths)
 
@@ -117,7 +124,7 @@ class Run:
 
     @cached_property
     def params(self) -> Tree:
-        """The network's initial parameters: both sides draw them from the seed."""
+        """The network's initial parameters: both sides draw them from the seed, or have a file."""
         return self.net.params()
 
     @cached_property
@@ -153,7 +160,12 @@ class Run:
         """What the server knows before the first round."""
 
         def fresh(j: int) -> Tree:
-            return self.net.redraw(seeds.derive(self.seed, "net", j))
+            drawn = self.net.redraw(seeds.derive(self.seed, "net", j))
+            if self.origin is None:
+                return drawn
+            # What was given is not thrown away: another head is enough to tell models apart.
+            head = self.net.layout.head
+            return {name: drawn[name] if name in head else self.params[name] for name in drawn}
 
         return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets, self.sample)
 
@@ -251,6 +263,8 @@ def build(
     deadline: float | None = None,
     gate: Gate = Gate(),
     faults: Faults = NO_FAULTS,
+    init: str | None = None,
+    freeze: float = 0.0,
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
@@ -268,7 +282,14 @@ def build(
         rounds = defaults.rounds
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
+    check_share(freeze)
     module = nets.build(net, federation.shape, federation.classes, seed)
+    origin = None
+    if init is not None:
+        origin, weights = given.read(init)
+        given.put(origin, weights, module, federation.shape)
+    if freeze:
+        freeze_layers(module, federation.shape, freeze)
     run = Run(
         method=method,
         federation=federation,
@@ -283,6 +304,8 @@ def build(
         deadline=deadline,
         gate=gate,
         faults=faults,
+        origin=origin,
+        frozen=freeze,
     )
     check_fit(run)
     check_stages(run)

@@ -31,6 +31,8 @@ from ..core import (
     bytes_of_paper,
 )
 from ..nets import Net
+from ..nets.given import SCRATCH
+from ..nets.layout import Layout
 from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
@@ -329,12 +331,14 @@ def summarise(
         "rounds": run.rounds,
         "clients": clients,
         "cohort": run.cohort,
+        **_start_of(run),
         "groups": len(sizes),
         "group_sizes": sizes,
         "scored": len(scored),
         **_headline(run, state.round, federation.problem, scored),
         "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
+        **_frozen_params(layout),
         "params_mean": _mean(reports, "params") if reports else None,
         "macs": layout.macs,
         **training.totals(),
@@ -364,6 +368,17 @@ def summarise(
             *clock.notes(run, clock.clock_of(lines)),
         ],
     }
+
+
+def _start_of(run: Run) -> dict[str, Any]:
+    """Where the weights came from, and the share of the layers that kept them."""
+    if run.origin is None:
+        return {"init": SCRATCH, "freeze": run.frozen}
+    return {"init": str(run.origin), "init_sha256": run.origin.sha256, "freeze": run.frozen}
+
+
+def _frozen_params(layout: Layout) -> dict[str, int]:
+    return {"params_frozen": layout.frozen_size} if layout.frozen_size else {}
 
 
 def _headline(

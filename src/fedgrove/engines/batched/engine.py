@@ -240,9 +240,10 @@ class Batched:
         """What two nets must share to be run as one: layout, modules, types and problem."""
         if id(net) not in self._net_keys:
             dtypes = tuple(v.dtype for v in net.params().values())
-            # A module of the user's may have settings that its text does not show: it shares a
-            # stack with itself alone.
-            module = str(net.module) if nets.is_ours(net.module) else id(net)
+            # A module of the user's may have settings that its text does not show, and what is
+            # frozen is in the module: it shares a stack with itself alone.
+            shows_all = nets.is_ours(net.module) and not net.layout.frozen
+            module = str(net.module) if shows_all else id(net)
             self._net_keys[id(net)] = (net, (net.layout, module, dtypes, net.problem))
         return self._net_keys[id(net)][1]
 

@@ -2,9 +2,11 @@
 
 ``vmap`` moves the clients' dimension about before and after every convolution. Here K clients'
 images lie side by side as one image of K·C channels, (N, K·C, H, W), from the first layer to the
-last: a convolution has K groups, BatchNorm has K·C channels, pooling and ReLU need no change. From
-``flatten`` on, features are (K, N, F) and a linear layer is a batched product. The network's own
-forward code runs unchanged: a ``TorchFunctionMode`` replaces the few functions that must know.
+last: a convolution has K groups, BatchNorm has K·C channels, pooling and ReLU need no change, and
+channels are split, joined and shuffled client by client. A layer that is frozen has one weight for
+all clients. From ``flatten`` on, features are (K, N, F) and a linear layer is a batched product.
+The network's own forward code runs unchanged: a ``TorchFunctionMode`` replaces the few functions
+that must know.
 
 Not every forward can be run this way, so :func:`supports` tries a network before it is used.
 """
@@ -60,6 +62,10 @@ class _GroupedMode(TorchFunctionMode):
             F.group_norm: self._group_norm,
             torch.flatten: self._flatten,
             Tensor.flatten: self._flatten,
+            torch.chunk: self._chunk,
+            Tensor.chunk: self._chunk,
+            torch.cat: self._cat,
+            F.channel_shuffle: self._channel_shuffle,
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,6 +84,11 @@ class _GroupedMode(TorchFunctionMode):
         dilation: Any = 1,
         groups: int = 1,
     ) -> Tensor:
+        if weight.dim() == 4:
+            # A frozen layer has one weight for all clients: their images are so many examples.
+            images = self._as_examples(input)
+            y = F.conv2d(images, weight, bias, stride, padding, dilation, groups)
+            return self._side_by_side(y)
         bias = None if bias is None else bias.flatten()
         is_plain = groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1)
         if is_plain and im2col.is_faster(input, weight, _pair(stride), _pair(padding)):
@@ -98,10 +109,10 @@ class _GroupedMode(TorchFunctionMode):
         bias: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        mean = _flat_view(running_mean)
-        var = _flat_view(running_var)
-        scale = _flat_view(weight)
-        shift = _flat_view(bias)
+        mean = self._flat_view(running_mean)
+        var = self._flat_view(running_var)
+        scale = self._flat_view(weight)
+        shift = self._flat_view(bias)
         # Running statistics do not see the batch, so padding does no harm when they are used.
         if self.weight is None or not options.get("training"):
             return F.batch_norm(input, mean, var, scale, shift, **options)
@@ -122,7 +133,7 @@ class _GroupedMode(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         groups = num_groups * self.clients
-        return F.group_norm(input, groups, _flat_view(weight), _flat_view(bias), eps)
+        return F.group_norm(input, groups, self._flat_view(weight), self._flat_view(bias), eps)
 
     def _flatten(self, x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
         if start_dim != 1 or end_dim != -1:
@@ -136,7 +147,43 @@ class _GroupedMode(TorchFunctionMode):
         y = features @ weight.mT
         if bias is None:
             return y
+        if bias.dim() == 1:
+            # Of a frozen layer: one for all clients.
+            return y + bias
         return y + bias.unsqueeze(1)
+
+    # Channels that are split, joined or shuffled are so client by client.
+
+    def _chunk(self, input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
+        if input.dim() != 4 or dim != 1:
+            return torch.chunk(input, chunks, dim)
+        parts = torch.chunk(self._as_examples(input), chunks, 1)
+        return tuple(self._side_by_side(part) for part in parts)
+
+    def _cat(self, tensors: list[Tensor] | tuple[Tensor, ...], dim: int = 0) -> Tensor:
+        if dim != 1 or any(x.dim() != 4 for x in tensors):
+            return torch.cat(tensors, dim)
+        return self._side_by_side(torch.cat([self._as_examples(x) for x in tensors], 1))
+
+    def _channel_shuffle(self, input: Tensor, groups: int) -> Tensor:
+        return self._side_by_side(F.channel_shuffle(self._as_examples(input), groups))
+
+    def _as_examples(self, x: Tensor) -> Tensor:
+        """(N, K·C, ...) as (N·K, C, ...)."""
+        return x.reshape(len(x) * self.clients, -1, *x.shape[2:])
+
+    def _side_by_side(self, x: Tensor) -> Tensor:
+        """(N·K, C, ...) as (N, K·C, ...)."""
+        return x.reshape(len(x) // self.clients, -1, *x.shape[2:])
+
+    def _flat_view(self, rows: Tensor | None) -> Tensor | None:
+        """One row per client as one row for all: a view, so that BatchNorm moves the running
+        statistics of the tree itself. A frozen layer's row, the same for all, is repeated."""
+        if rows is None:
+            return None
+        if rows.dim() == 1:
+            return rows.repeat(self.clients)
+        return rows.view(-1)
 
     def _split_clients(self, x: Tensor) -> Tensor:
         """(N, K·C, ...) as (K, N, C...); what has that form already stays."""
@@ -151,14 +198,6 @@ def _pair(value: Any) -> im2col.Pair:
     if isinstance(value, int):
         return (value, value)
     return (value[0], value[1])
-
-
-def _flat_view(rows: Tensor | None) -> Tensor | None:
-    """One row per client as one row for all: a view, so that BatchNorm moves the running statistics
-    of the tree itself."""
-    if rows is None:
-        return None
-    return rows.view(-1)
 
 
 # ---- whether a network can be run this way -------------------------------------------------------

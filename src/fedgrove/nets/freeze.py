@@ -1,0 +1,71 @@
+"""The first layers of a network kept as they are: neither trained nor sent nor pruned."""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..errors import InputError, check
+from .layout import Layout
+from .state import place_of
+
+
+def freeze(module: nn.Module, shape: tuple[int, ...], share: float) -> None:
+    """Freeze the first ``share`` of a module's layers, in place.
+
+    Layers are counted as papers do: those with weights (convolutions, linear, recurrent, attention
+    layers) in the order in which they run, rounded down. With them are frozen the norm layers and
+    what else runs before the first layer that is trained; a tensor that a trained layer shares is
+    trained. A frozen norm layer normalises by the running statistics that it has.
+
+    What is frozen is a constant of the module and no tensor of its tree: no method, mask, optimiser
+    or message ever meets it.
+
+    >>> module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> freeze(module, (2,), 0.5)
+    >>> [name for name, p in module.named_parameters() if p.requires_grad]
+    ['2.weight', '2.bias']
+    """
+    check_share(share)
+    layout = Layout.of(module, shape)
+    weighted = [layer for layer in layout.layers if layer.weights and layer.activations]
+    # Not 2.9999999996, where a third of nine is meant.
+    count = min(math.floor(share * len(weighted) + 1e-9), len(weighted) - 1)
+    if count <= 0 and share > 0:
+        name = type(module).__name__
+        if not weighted:
+            raise InputError(f"freeze is {share:g}, and {name} has no layers with weights.")
+        least = math.ceil(100 / len(weighted)) / 100
+        raise InputError(
+            f"freeze is {share:g}, which is less than one of the {len(weighted)} layers with "
+            f"weights that {name} has; give {least:g} or more, or 0."
+        )
+    if share == 0:
+        return
+    first_trained = layout.layers.index(weighted[count])
+    trained: set[str] = set()
+    for layer in layout.layers[first_trained:]:
+        trained.update(layer.names)
+    for layer in layout.layers[:first_trained]:
+        for name in layer.params:
+            if name not in trained:
+                module.get_parameter(name).requires_grad_(False)
+        part = module.get_submodule(layer.name)
+        if isinstance(part, _NormBase) and trained.isdisjoint(layer.names):
+            _fix_statistics(module, layer.buffers)
+
+
+def check_share(share: float) -> None:
+    """Refuse a share that would leave nothing to train."""
+    check(0 <= share < 1, "freeze", share, "a share of the layers: 0 or more, and below 1")
+
+
+def _fix_statistics(module: nn.Module, names: tuple[str, ...]) -> None:
+    """Make buffers ones that no ``state_dict`` holds: so they are constants, and not sent."""
+    for name in names:
+        part, key = place_of(module, name)
+        buffer = part.get_buffer(key)
+        delattr(part, key)
+        part.register_buffer(key, buffer, persistent=False)
