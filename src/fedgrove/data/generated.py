@@ -1,11 +1,14 @@
-"""Sets that need no files: scikit-learn's digits and diabetes; motion, rooms and tags are made."""
+"""Sets that need no files: scikit-learn's digits and diabetes; the others are made."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from ..seeds import numpy_rng
 from .dataset import Array, Dataset, Pixels
+from .forecast import AHEAD, forecast
 from .windows import windowed
 
 ACTIVITIES = ("resting", "strolling", "walking", "jogging", "running")
@@ -96,6 +99,7 @@ def rooms_dataset(users: int = ROOM_USERS) -> Dataset:
         notes=("generated, not measured",),
         kind="numbers",
         targets=np.concatenate(targets).astype(np.float32)[:, None],
+        kinds=owners % 2,
     )
 
 
@@ -127,6 +131,7 @@ def tags_dataset(users: int = ROOM_USERS) -> Dataset:
         notes=("generated, not measured",),
         kind="labels",
         targets=np.concatenate(targets).astype(np.float32),
+        kinds=owners % 2,
     )
 
 
@@ -138,6 +143,15 @@ def motion_dataset(users: int = USERS) -> Dataset:
     so one model for all does worse than one per kind. Kinds also wear the sensor turned by 15
     degrees from each other, users by as much again at random; resting hardly moves at all.
     """
+    return _motion_windows(users, LENGTH)
+
+
+def motion_forecast_dataset(users: int = USERS) -> Dataset:
+    """The same recordings, of which the next :data:`AHEAD` samples after a window are forecast."""
+    return forecast(_motion_windows(users, LENGTH + AHEAD), AHEAD, ("x", "y", "z"))
+
+
+def _motion_windows(users: int, length: int) -> Dataset:
     recordings = []
     labels = []
     owners = []
@@ -147,15 +161,17 @@ def motion_dataset(users: int = USERS) -> Dataset:
             recordings.append(recording)
             labels.append(np.full(len(recording), activity))
             owners.append(np.full(len(recording), user))
-    return windowed(
+    windows = windowed(
         np.concatenate(recordings),
         np.concatenate(labels),
         np.concatenate(owners),
         ACTIVITIES,
-        LENGTH,
+        length,
         STEP,
         notes=("generated, not measured",),
     )
+    assert windows.user is not None
+    return replace(windows, kinds=windows.user % KINDS)
 
 
 def _recording(user: int, activity: int) -> Array:

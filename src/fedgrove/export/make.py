@@ -172,7 +172,7 @@ def _subject(source: Source, client: int, options: ExportOptions) -> _Subject:
     )
     small_net, small_tree = shrunk(source.net, tree, options.align)
     if source.raw is not None and not options.standardised:
-        data = source.raw.clients[client]
+        data = source.raw.client(client, source.rounds)
         scale = source.scale(client)
     else:
         data = source.data(client)

@@ -51,7 +51,12 @@ class Source:
 
     def data(self, client: int) -> ClientData:
         """A client's data, as its model saw them."""
-        return self.federation.clients[client]
+        return self.federation.client(client, self.rounds)
+
+    @property
+    def rounds(self) -> int:
+        """After how many rounds the models were kept: a client may have had other data before."""
+        return int(self.summary["rounds"])
 
     def tree(self, client: int) -> Tree:
         """A client's own model, in full width."""
@@ -84,7 +89,8 @@ class Source:
         """How the client's inputs were standardised; None if they were not, or it is not known."""
         if self.raw is None:
             return None
-        return scale_between(self.raw.clients[client].train.x, self.data(client).train.x)
+        raw = self.raw.client(client, self.rounds)
+        return scale_between(raw.train.x, self.data(client).train.x)
 
 
 def opened(
