@@ -104,7 +104,7 @@ SETS = {
     ),
     "motion-forecast": NamedSet(
         about=(
-            "the same recordings, 3x64, of which the next 8 samples are forecast (numbers), "
+            "the same movements, 3x64, of which the next 8 samples are forecast (numbers), "
             "24 users of three kinds (or as many as asked), built in"
         ),
         defaults=Defaults(

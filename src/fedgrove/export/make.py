@@ -348,7 +348,9 @@ def _notes(
             f"int8 loses {100 * lost:.1f} points, {round(examples * lost)} of this client's "
             f"{examples} test examples; 1 is allowed"
         )
-    reported = source.summary["accuracy_clients"].get(str(client))
+    # Of a mixed federation each client's score is of its own task.
+    scores = source.summary.get("accuracy_clients") or source.summary.get("metric_clients", {})
+    reported = scores.get(str(client))
     # One example may fall otherwise on another machine; two have another cause.
     if reported is not None and abs(reported - torch_accuracy) > 1.5 / examples:
         yield (
