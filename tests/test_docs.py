@@ -178,9 +178,12 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
             given = given.partition(":")[0]
         if key == "net" and given and ".py:" not in given:
             given = given.partition(":")[0]  # a net's options follow its name
-        assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), (
-            f"{key} {given}"
-        )
+        several_given = [given] if given else []
+        if key == "data" and given:
+            several_given = [each.removesuffix(":grey") for each in given.split("+")]
+        for each in several_given:
+            is_file = re.search(r"\.npz$|\.py:\w+$", each)
+            assert each in names or is_file, f"{key} {given}"
     recipe = (
         recipe_of(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
     )

@@ -163,9 +163,8 @@ def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None =
     if not groups:
         return
     columns = ["seeds", *_columns(groups), "up", "down"]
-    is_mixed = any("task" in group for group in groups)
-    names = ["over seeds", "task"] if is_mixed else ["over seeds"]
-    out.print(plain_table(names, columns, [_row(group, is_mixed) for group in groups]))
+    names = _names(groups)
+    out.print(plain_table(names, columns, [_row(group, names) for group in groups]))
     for metric in dict.fromkeys(_metric(group) for group in groups if not _more(group)):
         out.print(f"{metric}: less is better, and the worst is the largest")
 
@@ -183,7 +182,17 @@ def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None =
     out.print(f"p: two-sided paired t-test over seeds{caution}")
 
 
-def _row(group: Mapping[str, Any], is_mixed: bool) -> list[str]:
+def _names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns that tell rows apart: tasks and metrics only where there are several."""
+    names = ["over seeds"]
+    if any("task" in group for group in groups):
+        names.append("task")
+    if len({_metric(group) for group in groups}) > 1:
+        names.append("metric")
+    return names
+
+
+def _row(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     finished = len(group["seeds"])
     seeds = str(finished)
     if group["missing"]:
@@ -192,11 +201,14 @@ def _row(group: Mapping[str, Any], is_mixed: bool) -> list[str]:
     mean = _shown(group, group[f"{metric}_mean"])
     if group[f"{metric}_mean_std"] is not None:
         mean += f" ± {_shown(group, group[f'{metric}_mean_std'])}"
-    names = [group["group"]]
-    if is_mixed:
-        names.append(group.get("task", ""))
+    percent = " %" if _share(group) else ""
+    words = {
+        "over seeds": group["group"],
+        "task": group.get("task", ""),
+        "metric": f"{metric}{percent}",
+    }
     return [
-        *names,
+        *(words[name] for name in names),
         seeds,
         mean,
         _shown(group, group[f"{metric}_worst"]),
