@@ -309,8 +309,8 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
     files |= {"checksums.txt", "lock"}
-    # Only of methods that have them.
-    of_some = {"figures", "prediction"}
+    # Only of methods that have them, and of federations of several tasks.
+    of_some = {"figures", "prediction", "purity", "tasks"}
     assert column("docs/runs.md") == set(summary) | files | of_some
 
 

@@ -7,6 +7,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.conftest import started
 
@@ -279,3 +280,21 @@ def test_a_client_that_switched_is_exported_with_its_new_data(
     out = capsys.readouterr().out
     assert "they have changed" not in out
     assert summary["scenario"] == "switch:1:0-2"
+
+
+def test_tasks_of_equally_many_classes_are_exported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for name, classes in (("one", 3), ("two", 3), ("narrow", 2)):
+        x = rng.normal(size=(40, 1, 8, 8))
+        np.savez(f"{name}.npz", x=x, y=np.arange(40) % classes, client=np.arange(40) // 20)
+    words = ["--net", "mlp", "--cohort", "4", "--rounds", "1", "--engine", "serial"]
+    assert main(["run", "fedavg", "--data", "one.npz+two.npz", *words, "--out", "mine"]) == 0
+    assert main(["export", "mine", "--client", "3"]) == 0
+    assert (here / "mine/export/client-00003.onnx").is_file()
+    assert "0 = one: 0 | two: 0" in (here / "mine/export/client-00003.onnx.md").read_text()
+    assert main(["run", "fedavg", "--data", "one.npz+narrow.npz", *words, "--out", "other"]) == 0
+    capsys.readouterr()
+    assert main(["export", "other", "--client", "3"]) == 2
+    assert "with all their outputs, can be exported" in capsys.readouterr().err

@@ -62,7 +62,8 @@ def switched(federation: Federation, scenario: Scenario, text: str, seed: int) -
     if isinstance(pairs, int):
         pairs = drawn_pairs(federation, pairs, seed)
     named = ", ".join(f"{one} and {other}" for one, other in pairs)
-    note = f"after {scenario.round} rounds these clients exchange their data: {named}"
+    rounds = "1 round" if scenario.round == 1 else f"{scenario.round} rounds"
+    note = f"after {rounds} these clients exchange their data: {named}"
     changed = switch(federation, scenario.round, pairs)
     return replace(changed, scenario=text, notes=(*changed.notes, note))
 

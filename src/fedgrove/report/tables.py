@@ -6,6 +6,7 @@ They are made from the same objects that ``--json`` prints.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -249,10 +250,13 @@ def _best(rows: Sequence[_Row]) -> set[int]:
             choose = max if row.scores.more_is_better else min
             place = _place(row)
             best_means[place] = choose(mean, best_means.get(place, mean))
+    compared = Counter(_place(row) for row in rows)
     best = set()
     for i, row in enumerate(rows):
         mean = row.scores.mean
-        if mean is not None and mean == best_means[_place(row)]:
+        # The tasks of one run are not beside each other.
+        is_alone = bool(row.task) and compared[_place(row)] == 1
+        if mean is not None and not is_alone and mean == best_means[_place(row)]:
             best.add(i)
     return best
 
