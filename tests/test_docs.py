@@ -178,9 +178,12 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
             given = given.partition(":")[0]
         if key == "net" and given and ".py:" not in given:
             given = given.partition(":")[0]  # a net's options follow its name
-        assert given is None or given in names or re.search(r"\.npz$|\.py:\w+$", given), (
-            f"{key} {given}"
-        )
+        several_given = [given] if given else []
+        if key == "data" and given:
+            several_given = [each.removesuffix(":grey") for each in given.split("+")]
+        for each in several_given:
+            is_file = re.search(r"\.npz$|\.py:\w+$", each)
+            assert each in names or is_file, f"{key} {given}"
     recipe = (
         recipe_of(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
     )
@@ -306,8 +309,8 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
     files |= {"checksums.txt", "lock"}
-    # Only of methods that have them.
-    of_some = {"figures", "prediction"}
+    # Only of methods that have them, and of federations of several tasks.
+    of_some = {"figures", "prediction", "purity", "tasks"}
     assert column("docs/runs.md") == set(summary) | files | of_some
 
 

@@ -179,7 +179,8 @@ class Info:
     bandwidth is that of the uplink in Mbit/s, which is what a server budgets by; downlink is the
     other way, None if it is the same. speed is relative to a reference device
     (:data:`REFERENCE_GMACS`), memory is in bytes; task is the data set it belongs to, in a
-    federation that mixes several.
+    federation that mixes several: for its own loss, and for whoever reads the scores. A method's
+    server must not look at it: that is what it has to find out.
 
     >>> device = Info(examples=100, bandwidth=5.0, downlink=40.0)
     >>> device.up, device.down, Info(examples=100, bandwidth=5.0).down

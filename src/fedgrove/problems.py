@@ -37,7 +37,18 @@ TAKEN = {
     *("method", "data", "partition", "scenario", "split", "validation", "engine", "seed"),
     *("round", "rounds", "clients", "cohort", "groups", "group_sizes", "scored", "unscored"),
     *("metric", "more_is_better", "share", "finetune", "tasks", "figures", "notes", "seconds"),
-    *("density", "params", "macs", "loss", "total", "lost", "refused", "abandoned", "counts"),
+    *(
+        "purity",
+        "density",
+        "params",
+        "macs",
+        "loss",
+        "total",
+        "lost",
+        "refused",
+        "abandoned",
+        "counts",
+    ),
 }
 """Names that summary.json and metrics.jsonl have for something else: no metric is called so."""
 

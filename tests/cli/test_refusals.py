@@ -40,6 +40,31 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run ditto --set lr", "--set was given 'lr'; it takes key=value"),
         ("run --set lr", "--set was given 'lr"),
         ("run --data nope", "there is no data set 'nope'"),
+        ("run --data digits+nope", "there is no data set 'nope'"),
+        ("run --data digits+digits", "data is 'digits+digits', which names a set twice; "),
+        (
+            "run fedavg --data digits+motion",
+            "inputs of digits (1, 8, 8), motion (3, 64) cannot be brought to one shape: ",
+        ),
+        ("run fedavg --data crowd+digits", "the clients of crowd are made when they are needed; "),
+        (
+            "run fedavg --data rooms+tags --clients 1",
+            "clients is 1; it must be at least 2, one for each data set.",
+        ),
+        (
+            "run fedavg --data rooms+tags --clients 6 --scenario switch:2:4",
+            "pairs of a switch is 4; it must be at most 3 pairs of clients of different tasks.",
+        ),
+        (
+            "run fedavg --data rooms --scenario switch:2:1 --rounds 2",
+            "client ",
+        ),
+        (
+            "run fedavg --data rooms+tags --partition dirichlet:.5",
+            "partition dirichlet:.5 deals by class, and the targets of rooms are numbers; ",
+        ),
+        ("run fedavg --data digits:grey", "digits:grey has no colours to leave out; "),
+        ("run fedavg --partition iid:0", "partition is 'iid:0'; it must be iid:N with N above 0."),
         ("run --data nope.npz", "there is no file 'nope.npz'"),
         ("run --data digits --net har-cnn", "net 'har-cnn' takes (channels, length)"),
         ("run --net nope", "there is no net 'nope'"),

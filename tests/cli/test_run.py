@@ -7,6 +7,7 @@ import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.conftest import started
 
@@ -252,3 +253,49 @@ def test_a_robust_mean_by_name(here: Path, capsys: pytest.CaptureFixture[str]) -
     line = next(row for row in capsys.readouterr().out.splitlines() if row.startswith("mean"))
     names = "WeightedMean, Median, TrimmedMean, ClippedMean, MultiKrum, GeometricMedian"
     assert line.split(maxsplit=1)[1].strip() == names
+
+
+def test_several_tasks_have_a_row_each_and_compare_over_seeds(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "rooms+tags", "--clients", "4", "--cohort", "4", "--rounds", "2"]
+    words += ["--epochs", "1", "--engine", "serial", "--out", "mine", "--seeds", "2"]
+    assert main(["sweep", "local", "fedavg", *words]) == 0
+    capsys.readouterr()
+    assert main(["compare", "mine"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    # A row for each run and task, then one for each method and task over seeds.
+    assert len([row for row in rows if row[:1] == ["mine/fedavg-s1"] and "tags" in row]) == 1
+    assert len([row for row in rows if row[:4] == ["mine/fedavg", "rooms", "mae", "2"]]) == 1
+    assert len([row for row in rows if row[:4] == ["mine/fedavg", "mine/local", "on", "tags"]]) == 1
+
+
+def test_a_client_that_switched_is_exported_with_its_new_data(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "digits", "--clients", "3", "--cohort", "3", "--rounds", "2", "--engine"]
+    words += ["serial", "--epochs", "1", "--scenario", "switch:1:0-2", "--out", "mine"]
+    assert main(["run", "fedavg", *words, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert main(["export", "mine", "--client", "0", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert "they have changed" not in out
+    assert summary["scenario"] == "switch:1:0-2"
+
+
+def test_tasks_of_equally_many_classes_are_exported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    for name, classes in (("one", 3), ("two", 3), ("narrow", 2)):
+        x = rng.normal(size=(40, 1, 8, 8))
+        np.savez(f"{name}.npz", x=x, y=np.arange(40) % classes, client=np.arange(40) // 20)
+    words = ["--net", "mlp", "--cohort", "4", "--rounds", "1", "--engine", "serial"]
+    assert main(["run", "fedavg", "--data", "one.npz+two.npz", *words, "--out", "mine"]) == 0
+    assert main(["export", "mine", "--client", "3"]) == 0
+    assert (here / "mine/export/client-00003.onnx").is_file()
+    assert "0 = one: 0 | two: 0" in (here / "mine/export/client-00003.onnx.md").read_text()
+    assert main(["run", "fedavg", "--data", "one.npz+narrow.npz", *words, "--out", "other"]) == 0
+    capsys.readouterr()
+    assert main(["export", "other", "--client", "3"]) == 2
+    assert "with all their outputs, can be exported" in capsys.readouterr().err

@@ -279,11 +279,13 @@ def test_names_and_descriptions():
     assert {
         "digits",
         "motion",
+        "motion-forecast",
         "rooms",
         "tags",
         "diabetes",
         "crowd",
         "uci-har",
+        "uci-har-forecast",
         "wisdm",
         "wisdm51",
         "mnist",

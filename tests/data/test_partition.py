@@ -178,7 +178,7 @@ def test_the_same_seed_deals_the_same():
 @pytest.mark.parametrize(
     "text", ["dirichlet", "dirichlet:x", "dirichlet:0", "dirichlet:-1", "dirichlet:nan",
              "dirichlet:inf", "classes:0", "classes:2.5", "classes:2:0", "shards:a", "shards:2:0",
-             "iid:3", "nature", "", "grouped", "iid:grouped", "dirichlet:1:grouped", "classes:grouped",
+             "iid:0", "iid:x", "dirichlet:1:0", "iid:3:4", "nature", "", "grouped", "iid:grouped", "dirichlet:1:grouped", "classes:grouped",
              "classes:2:grouped:5", "classes:2:grouped:grouped", "classes:0:grouped"]
 )  # fmt: skip
 def test_wrong_words_are_refused_in_a_sentence(text):
@@ -192,3 +192,14 @@ def test_impossible_deals_are_refused():
         dealt("dirichlet:0.001", clients=40)
     with pytest.raises(InputError, match="at most 10 classes"):
         dealt("classes:11")
+
+
+@pytest.mark.parametrize("text", ["iid:20", "dirichlet:0.5:20"])
+def test_so_many_examples_of_each_class_are_dealt(text):
+    rows = np.concatenate(dealt(text, clients=5))
+    assert len(np.unique(rows)) == len(rows)
+    assert np.bincount(Y[rows]).tolist() == [20] * 10
+    # Of blocks, as many as fit: three of 6 rows, never a part of one.
+    label = np.repeat(np.arange(2), 9)
+    blocks = np.concatenate(dealt("iid:20", label, np.full(18, 6), clients=2))
+    assert np.bincount(label[blocks]).tolist() == [3, 3]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fedgrove import data
 from fedgrove.data import split
@@ -42,6 +43,27 @@ def test_uci_har():
         assert not halves(c.train) & halves(c.validation)
     # No window was dropped, as it would be where a chain is cut.
     assert sum(len(p) for c in f.clients.values() for p in (c.train, c.validation, c.test)) == 10299
+
+
+@needs("uci_har.npz")
+def test_uci_har_forecast():
+    f = data.load("uci-har+uci-har-forecast", data_dir=FOLDER, clients=8)
+    assert (len(f.clients), f.shape, f.classes) == (8, (9, 128), 72)
+    dataset = dataset_of("uci-har-forecast", None, FOLDER)
+    # All windows but the last of each of the 857 chains.
+    assert len(dataset.x) == 10299 - 857
+    assert dataset.targets.shape == (9442, 72)
+
+
+@needs("mnist.npz", "fashion_mnist.npz", "cifar10_test.npz")
+def test_images_of_several_sets():
+    names = "mnist+fashion-mnist+digits+cifar10:grey"
+    f = data.load(names, data_dir=FOLDER, clients=8, partition="iid:10")
+    assert (len(f.clients), f.shape, f.classes) == (8, (1, 32, 32), 10)
+    # Standardised anew, so of mean 0 and deviation 1, but for which images were drawn.
+    x = torch.cat([f.clients[k].train.x for k in (6, 7)])
+    assert abs(float(x.mean())) < 0.3
+    assert 0.7 < float(x.std()) < 1.3
 
 
 @needs("wisdm_windows128.npz")

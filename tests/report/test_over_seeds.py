@@ -91,6 +91,56 @@ def test_a_group_whose_runs_all_failed_is_left_out() -> None:
     assert over_seeds({"a-s0": None}) == []
 
 
+def mixed(method: str, seed: int, **means: float) -> dict[str, Any]:
+    """Of a federation of two tasks, the second with an error."""
+    words = {
+        "one": {"metric": "accuracy", "more_is_better": True, "share": True},
+        "two": {"metric": "rmse", "more_is_better": False, "share": False},
+    }
+    tasks = {}
+    for name, mean in means.items():
+        figures = {"mean": mean, "worst": 0.25, "clients": 3, "bytes_up": 60, "bytes_down": 4}
+        tasks[name] = {**words[name], **figures}
+    whole = {"method": method, "seed": seed, "bytes_up": 100, "bytes_down": 8, "metric": None}
+    return {**whole, "data": "one+two", "clients": 6, "tasks": tasks}
+
+
+def test_each_task_of_a_mixed_federation_is_compared_with_its_own() -> None:
+    runs = {}
+    for seed in (0, 1):
+        runs[f"a-s{seed}"] = mixed("a", seed, one=0.5 + 0.1 * seed, two=2.0)
+        runs[f"b-s{seed}"] = mixed("b", seed, one=0.7 + 0.2 * seed, two=1.5)
+    groups = over_seeds(runs)
+    named = [(group["group"], group["task"]) for group in groups]
+    assert named == [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]
+    # (.7 + .9) / 2 of b, whose differences to a are .2 and .3.
+    assert groups[2]["accuracy_mean"] == 0.8
+    assert groups[2]["bytes_up"] == 60
+    (pair,) = groups[2]["paired"]
+    assert (pair["against"], pair["difference"]) == ("a", 0.25)
+    (pair,) = groups[3]["paired"]
+    assert (pair["difference"], groups[3]["rmse_mean"]) == (-0.5, 1.5)
+    file = io.StringIO()
+    print_over_seeds(groups, file)
+    rows = [line.split() for line in file.getvalue().splitlines()]
+    assert [
+        "b",
+        "one",
+        "accuracy",
+        "%",
+        "2",
+        "80.00",
+        "±",
+        "14.14",
+        "25.00",
+        "60",
+        "B",
+        "4",
+        "B",
+    ] in rows
+    assert ["b", "a", "on", "two", "2", "-0.5", "0", "-"] in rows
+
+
 def test_the_tables_say_it() -> None:
     file = io.StringIO()
     print_over_seeds(over_seeds(three()), file)

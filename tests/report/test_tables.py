@@ -56,6 +56,24 @@ def test_several_runs_have_names_and_the_best_of_each_data_set_is_marked() -> No
     assert lines[5] == "* the best mean accuracy on its data"
 
 
+def test_tasks_have_their_clients_and_bytes() -> None:
+    form = {"metric": "accuracy", "more_is_better": True, "share": True}
+    scores = {"std": 0.0, "worst": 0.5, "worst10": 0.5, "bytes_up": 1 << 20, "bytes_down": 12}
+    tasks = {
+        "one": {**form, **scores, "mean": 0.6, "clients": 3},
+        "two": {**form, **scores, "mean": 0.7, "clients": 2},
+    }
+    alone = summary(0.0, metric=None, tasks=tasks, finetune={"0": {"tasks": tasks}})
+    lines = printed(alone)
+    assert lines[2].split()[:5] == ["one", "3", "60.00", "±", "0.00"]
+    assert "1.0 MiB" in lines[2]
+    assert "12 B" in lines[2]
+    # The tasks of one run are not compared with each other; those of two are.
+    assert not any("*" in line for line in lines)
+    lines = printed(alone, alone | {"method": "local", "tasks": {"two": tasks["one"]}})
+    assert ["*" in line for line in lines[2:5]] == [False, True, False]
+
+
 def test_each_fine_tuning_length_has_a_row() -> None:
     low = {
         "accuracy_mean": 0.5,

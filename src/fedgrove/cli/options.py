@@ -100,7 +100,11 @@ Plot = Annotated[
 
 Data = Annotated[
     str | None,
-    option("--data", "A data set (fedgrove list data) or FILE.npz; else digits.", "NAME"),
+    option(
+        "--data",
+        "A data set (fedgrove list data) or FILE.npz, or several as mnist+digits; else digits.",
+        "NAME",
+    ),
 ]
 Net = Annotated[
     str | None, option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
@@ -131,7 +135,12 @@ Partition = Annotated[
     ),
 ]
 Scenario = Annotated[
-    str | None, option("--scenario", "none, noisy, drift, flipped:SHARE or restricted:K.", "KIND")
+    str | None,
+    option(
+        "--scenario",
+        "none, noisy, drift, flipped:SHARE, restricted:K or switch:ROUND:PAIRS.",
+        "KIND",
+    ),
 ]
 Split = Annotated[str | None, option("--split", "blocks or random.", "KIND")]
 Validation = Annotated[

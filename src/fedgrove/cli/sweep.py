@@ -245,7 +245,7 @@ def _show(out: Path, ends: Ends, json: bool) -> None:
             rows.append({"run": name, **summary})
     if rows:
         print_summaries(rows)
-    # Runs without a score, or of several tasks, are in the first table only.
+    # Runs without a score are in the first table only.
     if groups:
         print()
         print_over_seeds(groups)

@@ -3,6 +3,7 @@
 from .federation import ClientData, Defaults, Examples, Federation
 from .loading import describe, from_arrays, from_clients, load, names
 from .mix import mix
+from .switch import switch
 
 __all__ = [
     "ClientData",
@@ -15,4 +16,5 @@ __all__ = [
     "load",
     "mix",
     "names",
+    "switch",
 ]

@@ -18,7 +18,8 @@ from . import split as splits
 from .dataset import Dataset, Ints
 from .devices import Devices
 from .federation import ClientData, Defaults, Examples, Federation
-from .scale import scaling
+from .scale import Scaling, scaling
+from .switch import switched
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
 
@@ -98,7 +99,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     unvalidated = sum(len(rows.validation) == 0 for rows in usable)
     if choices.validation > 0 and unvalidated:
         notes.append(f"{unvalidated} of {len(usable)} clients have no validation examples")
-    return Federation(
+    federation = Federation(
         name,
         clients,
         classes=len(dataset.labels),
@@ -114,6 +115,9 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         files=choices.devices.files,
         problem=_problem(dataset, usable, choices.standardise),
     )
+    if scenario.kind == "switch":
+        return switched(federation, scenario, federation.scenario, choices.seed)
+    return federation
 
 
 def _check_needs_classes(name: str, dataset: Dataset, choices: Choices) -> None:
@@ -126,10 +130,10 @@ def _check_needs_classes(name: str, dataset: Dataset, choices: Choices) -> None:
             f"partition {choices.partition} deals by class, and the targets of {name} are "
             f"{dataset.kind}; take natural or iid."
         )
-    if choices.scenario not in (None, "none"):
+    if scenarios.parse(choices.scenario or "none").kind not in ("none", "switch"):
         raise InputError(
             f"scenario {choices.scenario} changes classes, and the targets of {name} are "
-            f"{dataset.kind}; take none."
+            f"{dataset.kind}; take none, or switch:ROUND:PAIRS."
         )
 
 
@@ -141,8 +145,13 @@ def _problem(dataset: Dataset, rows: Sequence[splits.Rows], standardise: bool) -
         return LABELS
     assert dataset.targets is not None
     columns = dataset.targets.shape[1]
+    as_they_are = Unit((0.0,) * columns, (1.0,) * columns)
+    if dataset.ahead:
+        # Samples that follow the input are scaled as it is, client by client: of one who forecasts
+        # the mean of each channel, the root of the mean square is near 1.
+        return numbers(as_they_are, "rmse")
     if not standardise:
-        return numbers(Unit((0.0,) * columns, (1.0,) * columns))
+        return numbers(as_they_are)
     # Of the training rows of all clients: a common unit, so that one model serves all. It takes
     # two sums of each client to find it.
     train = dataset.targets[np.concatenate([each.train for each in rows])].astype(np.float64)
@@ -225,13 +234,26 @@ def _client(
             # One stream per part: sparing the test part does not change the training labels drawn.
             rng = numpy_rng(choices.seed, "labels", k, part)
             y = scenarios.corrupted(scenario, y, len(dataset.labels), rng)
-        parts[part] = Examples(scale(dataset.x[part_rows]), _targets(dataset, part_rows, y))
+        targets = _targets(dataset, part_rows, y, scale)
+        parts[part] = Examples(scale(dataset.x[part_rows]), targets)
     info = choices.devices.info(len(rows.train), k, choices.seed)
-    return ClientData(parts["train"], parts["validation"], parts["test"], info)
+    kind = _kind(dataset, rows)
+    return ClientData(parts["train"], parts["validation"], parts["test"], info, kind=kind)
 
 
-def _targets(dataset: Dataset, rows: Ints, y: Ints) -> Tensor:
+def _kind(dataset: Dataset, rows: splits.Rows) -> str:
+    """The kind of user that a client is; empty where none is known, or its rows are of several."""
+    if dataset.kinds is None:
+        return ""
+    found = np.unique(dataset.kinds[np.concatenate([rows.train, rows.test])])
+    return str(found[0]) if len(found) == 1 else ""
+
+
+def _targets(dataset: Dataset, rows: Ints, y: Ints, scale: Scaling) -> Tensor:
     """The classes ``y``, or what there is in their place."""
     if dataset.targets is None:
         return torch.from_numpy(y)
+    if dataset.ahead:
+        samples = dataset.targets[rows].reshape(len(rows), -1, dataset.ahead)
+        return scale(samples).flatten(1)
     return torch.from_numpy(dataset.targets[rows].astype(np.float32))

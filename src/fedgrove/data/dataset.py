@@ -30,7 +30,11 @@ class Dataset:
 
     x: raw inputs (n, *shape), channels first; y: labels (n,), indices into ``labels``.
     kind: what the targets are: "classes", "labels" or "numbers".
-    targets: where they are not classes: (n, L), L as many as ``labels``; ``y`` is then all zeros.
+    targets: where they are not classes: (n, L), L as many as ``labels``; ``y`` is then all zeros,
+        or what a split should hold out evenly.
+    ahead: above 0 where targets are so many samples of every channel that follow the input, one
+        channel after another; they are then scaled as the client's inputs are.
+    kinds: of generated users, the kind that each row was made for (:mod:`fedgrove.runs.purity`).
     user: the person each row comes from, numbered from 0; None where a set has no users.
     block: what a `blocks` split holds out together, a chain of overlapping windows or a contiguous
         piece of a longer run; None where there are none, and ``refusal`` then says why.
@@ -50,6 +54,8 @@ class Dataset:
     notes: tuple[str, ...] = ()
     kind: str = "classes"
     targets: Array | None = None
+    ahead: int = 0
+    kinds: Ints | None = None
     refusal: str = "its examples are not windows of a series, so there is nothing to keep together"
 
 

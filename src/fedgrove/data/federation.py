@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -45,6 +45,8 @@ class ClientData:
     test: Examples
     info: Info
     labels: tuple[int, ...] | None = None
+    kind: str = ""
+    """Which kind of user generated data were made for; no method sees it (:mod:`runs.purity`)."""
 
     def __post_init__(self) -> None:
         if self.labels is not None:
@@ -137,6 +139,8 @@ class Federation:
     that it lacks, they stay as ``infos`` says."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of each file of devices."""
+    later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
+    """What some clients hold later: pairs of a round and the data from then on, in order."""
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""
@@ -145,7 +149,11 @@ class Federation:
             cast = Cast(lazy.make, dtype)
             clients = LazyClients(cast, lazy.count, lazy.info, lazy.by_round, lazy.kept)
             return replace(self, clients=clients)
-        return replace(self, clients={k: _cast(c, dtype) for k, c in self.clients.items()})
+        later = {}
+        for k, versions in self.later.items():
+            later[k] = tuple((begin, _cast(data, dtype)) for begin, data in versions)
+        clients_now = {k: _cast(c, dtype) for k, c in self.clients.items()}
+        return replace(self, clients=clients_now, later=later)
 
     @property
     def is_lazy(self) -> bool:
@@ -156,13 +164,24 @@ class Federation:
         """The data of one client, in a round where they change from round to round."""
         if isinstance(self.clients, LazyClients):
             return self.clients.at(k, round)
-        return self.clients[k]
+        current = self.clients[k]
+        for begin, data in self.later.get(k, ()):
+            if begin <= round:
+                current = data
+        return current
+
+    def all_data(self) -> Iterator[ClientData]:
+        """What every client holds at any time, of a federation in memory."""
+        yield from self.clients.values()
+        for versions in self.later.values():
+            for _, data in versions:
+                yield data
 
     def info(self, k: int, round: int = 0) -> Info:
         """What the server knows of one client, in a round."""
         if isinstance(self.clients, LazyClients):
             return self.clients.info_of(k, round)
-        return self.infos[k]
+        return self.client(k, round).info
 
     @cached_property
     def infos(self) -> Mapping[int, Info]:

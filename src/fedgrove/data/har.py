@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from ..errors import InputError
 from .dataset import Array, Dataset, Ints, ids, positions, runs
 from .files import Arrays, Form, need, npz
+from .forecast import AHEAD, forecast
 from .windows import windowed
 
 UCI_LABELS = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
@@ -106,6 +108,34 @@ def uci_dataset(d: Arrays) -> Dataset:
     # that windows of different chains never overlap.
     start = chain * (128 * (len(y) + 1)) + positions(chain) * 64
     return Dataset(d["x"], y, UCI_LABELS, ids(d["user"]), chain, start, reach=128)
+
+
+def uci_forecast_dataset(d: Arrays) -> Dataset:
+    """The same windows with the samples that follow, which are in the next window of the chain.
+
+    The last window of a chain has none, and is left out.
+    """
+    windows = uci_dataset(d)
+    assert windows.block is not None
+    assert windows.start is not None
+    assert windows.user is not None
+    # Within a chain rows are in order of time, wherever they stand.
+    order = np.argsort(windows.block, kind="stable")
+    has_next = windows.block[order][:-1] == windows.block[order][1:]
+    now = order[:-1][has_next]
+    after = order[1:][has_next]
+    half = windows.x.shape[2] // 2
+    longer = np.concatenate([windows.x[now], windows.x[after][:, :, half : half + AHEAD]], axis=2)
+    cut = replace(
+        windows,
+        x=longer,
+        y=windows.y[now],
+        user=ids(windows.user[now]),
+        block=ids(windows.block[now]),
+        start=windows.start[now],
+        reach=windows.reach + AHEAD,
+    )
+    return forecast(cut, AHEAD, SIGNALS)
 
 
 # ---- WISDM ---------------------------------------------------------------------------------------

@@ -10,13 +10,14 @@ import math
 import tarfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import scipy.io
 
 from ..errors import InputError
-from .dataset import Array
+from .dataset import Array, Dataset, Pixels
 from .files import Arrays, Download, Form, need, npz
 
 IDX = (
@@ -34,6 +35,34 @@ SVHN_SOURCE = (
     "http://ufldl.stanford.edu/housenumbers/ (format 2, cropped digits; the .mat files in a "
     "folder svhn)"
 )
+
+
+OPTIONS = ("grey",)
+"""What may follow the name of a set of images, after a colon."""
+LUMA = (0.299, 0.587, 0.114)
+"""How bright red, green and blue are (ITU-R BT.601)."""
+AT_ONCE = 10_000
+"""Images that lose their colours at once."""
+
+
+def grey(name: str, dataset: Dataset) -> Dataset:
+    """The images without their colours, in whole steps of brightness.
+
+    They are standardised by the mean and deviation of all of them.
+    """
+    pixels = dataset.pixels
+    if pixels is None or dataset.x.shape[1] != len(LUMA):
+        raise InputError(f"{name} has no colours to leave out; take the set without :grey.")
+    bright = np.empty((len(dataset.x), 1, *dataset.x.shape[2:]), dtype=np.uint8)
+    # In pieces: as floats all images together would take eight times their room.
+    for begin in range(0, len(bright), AT_ONCE):
+        piece = dataset.x[begin : begin + AT_ONCE]
+        bright[begin : begin + AT_ONCE, 0] = np.rint(np.einsum("c,nchw->nhw", LUMA, piece))
+    counts = np.bincount(bright.reshape(-1), minlength=256)
+    steps = np.arange(256) / pixels.top
+    mean = float(np.average(steps, weights=counts))
+    deviation = float(np.sqrt(np.average((steps - mean) ** 2, weights=counts)))
+    return replace(dataset, x=bright, pixels=Pixels(pixels.top, (mean,), (deviation,)))
 
 
 # ---- MNIST and Fashion-MNIST ---------------------------------------------------------------------

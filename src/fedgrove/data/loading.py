@@ -1,8 +1,8 @@
-"""The ways to make a federation: a named set or file, your own arrays, or a function."""
+"""The ways to make a federation: named sets or files, your own arrays, or a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,20 @@ from ..core import Info
 from ..errors import check, unknown
 from ..problems import CLASSES, Problem
 from . import devices
+from . import scenario as scenarios
 from .build import Choices, build
 from .checked import Checked, called, checked_info
 from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import ClientData, Defaults, Federation
 from .files import need, npz
+from .images import OPTIONS, grey
 from .lazy import LazyClients, takes_round
+from .mix import mix
 from .sets import SETS, dataset_of
+from .several import for_each, is_several, shares, tasks_of
 from .split import VALIDATION
+from .switch import switched
 
 LARGEST = 1e30
 """Numbers beyond this are refused: float32, in which all is computed, ends at 3e38."""
@@ -63,6 +68,12 @@ def load(
 ) -> Federation:
     """The federation of a named set, or of an npz file with arrays x, y, client (and block).
 
+    A ``+`` between several makes one federation of them, in which every client has the task of its
+    set (:func:`fedgrove.data.mix`, with shared outputs): the clients are dealt to the sets as
+    equally as can be. ``partition``, ``scenario`` and ``split`` hold within each set, and may be
+    one for each. A set's clients are those that it has alone, with as many clients and that seed.
+    ``cifar10:grey`` is the set without its colours.
+
     None stands for the set's own choice. ``validation`` is the share held out for validation, of
     what is left after the test part: 0.1 by default, 0 for none. ``profile`` is a name or a file of
     devices, ``trace`` a file of bandwidths over time (:mod:`fedgrove.data.devices`).
@@ -70,7 +81,21 @@ def load(
     >>> federation = load("digits", clients=5)
     >>> len(federation.clients), federation.shape, federation.classes
     (5, (1, 8, 8), 10)
+    >>> both = load("motion+motion-forecast", clients=5)
+    >>> [client.info.task for client in both.clients.values()]
+    ['motion', 'motion', 'motion', 'motion-forecast', 'motion-forecast']
     """
+    if isinstance(data, str) and is_several(data):
+        return _load_several(
+            data,
+            partition=partition,
+            scenario=scenario,
+            split=split,
+            clients=clients,
+            devices_of=devices.read(profile, trace),
+            seed=seed,
+            words={"validation": validation, "standardise": standardise, "data_dir": data_dir},
+        )
     choices = Choices(
         partition=partition,
         scenario=scenario,
@@ -92,19 +117,79 @@ def load(
             Path(data).stem,
             choices,
         )
-    if data not in SETS:
-        raise unknown("data set", data, [*SETS, "FILE.npz"])
-    known = SETS[data]
+    name, option = _named(data)
+    known = SETS[name]
     choices = replace(
         choices, partition=partition or known.partition, clients=clients or known.clients
     )
-    if data == "crowd":
+    if name == "crowd":
+        check(not option, "data", data, "crowd")
         return crowd(choices, known.defaults)
     # A generated set makes as many users as are wanted; dealt out artificially, the number of
     # clients says nothing about the users, and it keeps its usual number.
     users = clients if choices.partition == "natural" else None
-    dataset = dataset_of(data, users, data_dir)
+    dataset = dataset_of(name, users, data_dir)
+    if option == "grey":
+        dataset = grey(data, dataset)
     return build(data, dataset, choices, known.defaults)
+
+
+def _named(data: str) -> tuple[str, str]:
+    """The name of a set, and what follows it after a colon."""
+    name, _, option = data.partition(":")
+    if name not in SETS or option not in ("", *OPTIONS):
+        raise unknown("data set", data, [*SETS, "FILE.npz", *(f"SET:{word}" for word in OPTIONS)])
+    return name, option
+
+
+def _load_several(
+    data: str,
+    *,
+    partition: str | None,
+    scenario: str | None,
+    split: str | None,
+    clients: int | None,
+    devices_of: devices.Devices,
+    seed: int,
+    words: Mapping[str, Any],
+) -> Federation:
+    """The federation of ``a+b``: its sets dealt one by one, then mixed, then given devices."""
+    tasks = tasks_of(data)
+    names = list(tasks)
+    for each in tasks.values():
+        # A typo is reported before any file is read.
+        if not each.endswith(".npz"):
+            _named(each)
+    switching = scenarios.parse("none")
+    if scenario is not None and scenario.startswith("switch"):
+        # Clients switch between the sets, once these are one federation.
+        switching = scenarios.parse(scenario)
+    partition_of = for_each("partition", partition, names)
+    scenario_of = for_each("scenario", None if switching.pairs else scenario, names)
+    split_of = for_each("split", split, names)
+    clients_of = shares(clients, names)
+    parts = {}
+    for place, (name, each) in enumerate(tasks.items()):
+        parts[name] = load(
+            each,
+            partition=partition_of[place],
+            scenario=scenario_of[place],
+            split=split_of[place],
+            clients=clients_of[place],
+            seed=seed,
+            **words,
+        )
+    mixed = mix(parts, data, outputs="shared")
+    # By the numbers that clients have here: alone, each set would number its own from 0.
+    devices_of.check_all_there(len(mixed.clients))
+    on_devices = {}
+    for k, client in mixed.clients.items():
+        device = devices_of.info(client.info.examples, k, seed)
+        on_devices[k] = replace(client, info=replace(device, task=client.info.task))
+    mixed = replace(mixed, clients=on_devices, trace=devices_of.trace, files=devices_of.files)
+    if switching.pairs:
+        return switched(mixed, switching, str(scenario), seed)
+    return mixed
 
 
 def from_arrays(

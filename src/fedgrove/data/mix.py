@@ -15,12 +15,17 @@ from .devices import Steps
 from .federation import ClientData, Examples, Federation
 
 
-def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federation:
+def mix(
+    federations: Mapping[str, Federation], name: str = "mixed", outputs: str = "own"
+) -> Federation:
     """One federation of several; every client belongs to the task it came with.
 
     Features (F,) and series (C, L) of different sizes are brought to the largest by zeros at the
-    end; images must agree in shape. Data sets of the same targets and labels share the network's
-    outputs, others have outputs of their own. Defaults are those of the first federation.
+    end; images are resized (bilinear) to the largest height and width, and grey ones repeated where
+    others have colours. With ``outputs="own"`` data sets of the same targets and labels share the
+    network's outputs, others have outputs of their own. With "shared" all begin at output 0, and
+    there are as many as the widest needs: where a client's outputs lie does not tell its task.
+    Either way a client sees those of its task alone. Defaults are those of the first federation.
 
     >>> from fedgrove import data
     >>> mixed = mix({"rooms": data.load("rooms", clients=3), "tags": data.load("tags", clients=2)})
@@ -28,29 +33,34 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
     (5, (12,), 6, 'tags')
     """
     check(len(federations) > 1, "federations", list(federations), "two or more, by name")
+    check(outputs in OUTPUTS, "outputs", outputs, " or ".join(OUTPUTS))
     for own_name, federation in federations.items():
         if federation.is_lazy:
             raise InputError(
                 f"the clients of {own_name} are made when they are needed; mix federations whose "
                 "clients are in memory."
             )
+        if federation.later:
+            raise InputError(
+                f"clients of {own_name} switch; mix the federations first, then call data.switch."
+            )
     shape = _common_shape(federations)
-    tasks = _tasks(federations)
+    tasks = _tasks(federations, outputs == "shared")
     # Targets of one kind stay as they are; others stand in as many columns as the widest needs.
     kinds = {_kind(federation) for federation in federations.values()}
     columns = None if len(kinds) == 1 else max(1, *(task.columns for task in tasks))
 
     clients: dict[int, ClientData] = {}
-    labels: dict[int, str] = {}
+    labels: dict[int, list[str]] = {}
     trace: dict[int, Steps] = {}
     notes: list[str] = []
     for task, federation in zip(tasks, federations.values(), strict=True):
         for offset, label in enumerate(federation.labels):
-            labels.setdefault(task.first + offset, f"{task.name}: {label}")
+            labels.setdefault(task.first + offset, []).append(f"{task.name}: {label}")
         for note in federation.notes:
             notes.append(f"{task.name}: {note}")
         if federation.shape != shape:
-            notes.append(f"{task.name}: inputs {federation.shape} filled up with zeros to {shape}")
+            notes.append(f"{task.name}: {_how_shaped(federation.shape, shape)}")
         for own_number, client in federation.clients.items():
             number = len(clients)
             clients[number] = _client(client, task.name, shape, columns)
@@ -63,7 +73,7 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
         name,
         clients,
         classes=len(labels),
-        labels=tuple(labels[output] for output in sorted(labels)),
+        labels=tuple(" | ".join(names) for _, names in sorted(labels.items())),
         shape=shape,
         defaults=replace(first.defaults, cohort=cohort),
         notes=tuple(notes),
@@ -76,28 +86,42 @@ def mix(federations: Mapping[str, Federation], name: str = "mixed") -> Federatio
     )
 
 
+OUTPUTS = ("own", "shared")
+
+
 def _agreed(federations: Mapping[str, Federation], word: str) -> str:
-    found = {getattr(federation, word) for federation in federations.values()}
-    return str(found.pop()) if len(found) == 1 else "mixed"
+    """What all say, or one after another as ``--data a+b`` takes it."""
+    found = [str(getattr(federation, word)) for federation in federations.values()]
+    return found[0] if len(set(found)) == 1 else "+".join(found)
 
 
 def _common_shape(federations: Mapping[str, Federation]) -> tuple[int, ...]:
-    """The largest size of each dimension; images are not filled up."""
+    """The largest size of each dimension; channels of images must be equal, or one."""
     shapes = {name: federation.shape for name, federation in federations.items()}
-    first, *others = shapes.values()
-    if all(shape == first for shape in others):
-        return first
-    listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    largest = tuple(max(sizes) for sizes in zip(*shapes.values(), strict=False))
     ranks = {len(shape) for shape in shapes.values()}
-    if ranks not in ({1}, {2}):
+    is_image = ranks == {3}
+    channels = {shape[0] for shape in shapes.values()} - {1}
+    if len(ranks) > 1 or (is_image and len(channels) > 1):
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise InputError(
-            f"inputs of {listed} cannot be brought to one shape: only features (F,) and series "
-            "(C, L) are filled up; give images of one size and number of channels."
+            f"inputs of {listed} cannot be brought to one shape: features (F,) go with features, "
+            "series (C, L) with series, and images (C, H, W) with images that are grey or have as "
+            "many channels."
         )
-    return tuple(max(sizes) for sizes in zip(*shapes.values(), strict=True))
+    return largest
 
 
-def _tasks(federations: Mapping[str, Federation]) -> tuple[Task, ...]:
+def _how_shaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    if len(shape) < 3:
+        return f"inputs {shape} filled up with zeros to {wanted}"
+    how = "resized (bilinear)" if shape[1:] != wanted[1:] else "grey channel repeated"
+    if shape[1:] != wanted[1:] and shape[0] != wanted[0]:
+        how += " and its grey channel repeated"
+    return f"images {shape} {how}, to {wanted}"
+
+
+def _tasks(federations: Mapping[str, Federation], shared: bool) -> tuple[Task, ...]:
     """The tasks with their outputs."""
     tasks: list[Task] = []
     first_outputs: dict[tuple[Problem, tuple[str, ...]], int] = {}
@@ -110,7 +134,7 @@ def _tasks(federations: Mapping[str, Federation]) -> tuple[Task, ...]:
             )
         key = (problem, federation.labels)
         if key not in first_outputs:
-            first_outputs[key] = end
+            first_outputs[key] = 0 if shared else end
             end += federation.classes
         columns = _kind(federation)[0]
         tasks.append(Task(name, problem, first_outputs[key], federation.classes, columns))
@@ -130,7 +154,7 @@ def _client(
     client: ClientData, task: str, shape: tuple[int, ...], columns: int | None
 ) -> ClientData:
     def filled(part: Examples) -> Examples:
-        return Examples(_padded(part.x, shape), _in_columns(part.y, columns))
+        return Examples(_shaped(part.x, shape), _in_columns(part.y, columns))
 
     return replace(
         client,
@@ -140,6 +164,19 @@ def _client(
         info=replace(client.info, task=task),
         labels=client.labels,
     )
+
+
+def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Inputs of the common shape."""
+    if len(shape) < 3:
+        return _padded(x, shape)
+    if not len(x):
+        return x.new_zeros((0, *shape))
+    if tuple(x.shape[2:]) != shape[1:]:
+        # Pixels are already standardised, which resizing commutes with: its weights sum to 1.
+        x = F.interpolate(x, shape[1:], mode="bilinear", align_corners=False)
+    # A view: the channels of a grey image take no more memory than one.
+    return x.reshape(len(x), -1, *shape[1:]).expand(-1, *shape)
 
 
 def _padded(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -13,7 +13,9 @@ from .dataset import Array, Ints
 KINDS = (
     "natural",
     "iid",
+    "iid:N",
     "dirichlet:ALPHA",
+    "dirichlet:ALPHA:N",
     "classes:K",
     "classes:K:N",
     "classes:K:grouped",
@@ -35,8 +37,8 @@ class Partition:
     kind: natural, iid, dirichlet, classes or shards.
     alpha: the parameter of dirichlet.
     k: classes per client, of classes and shards.
-    cap: with classes, how many examples of each class a client holds at most; with shards, how many
-        examples of each class are dealt in all; 0 is no limit.
+    cap: with classes, how many examples of each class a client holds at most; with the others, how
+        many examples of each class are dealt in all; 0 is no limit.
     grouped: whether the classes are divided into sets of k, so that clients of one set hold the
         same classes; of classes and shards.
     """
@@ -64,8 +66,12 @@ def parse(text: str) -> Partition:
         match kind, values:
             case (("natural" | "iid"), []):
                 partition = Partition(kind)
+            case "iid", [cap]:
+                partition = Partition(kind, cap=int(cap))
             case "dirichlet", [alpha]:
                 partition = Partition(kind, alpha=float(alpha))
+            case "dirichlet", [alpha, cap]:
+                partition = Partition(kind, alpha=float(alpha), cap=int(cap))
             case "shards", []:
                 partition = Partition(kind, k=2)
             case (("classes" | "shards"), [k]):
@@ -76,10 +82,14 @@ def parse(text: str) -> Partition:
     if partition is None or (grouped and not by_class):
         raise unknown("partition", text, KINDS)
 
-    if kind == "dirichlet":
+    if kind == "iid":
+        check(partition.cap > 0 or not values, "partition", text, "iid:N with N above 0")
+    elif kind == "dirichlet":
         # Refuses NaN as well, which no comparison holds for.
         alpha_is_valid = 0 < partition.alpha < float("inf")
         check(alpha_is_valid, "partition", text, "dirichlet:ALPHA with ALPHA above 0")
+        cap_is_valid = partition.cap > 0 or len(values) < 2
+        check(cap_is_valid, "partition", text, "dirichlet:ALPHA:N with N above 0")
     elif by_class:
         # A cap of 0 means no limit only where none was written.
         cap_is_valid = partition.cap > 0 or len(values) < 2
@@ -99,6 +109,11 @@ def deal(
     draw = {"iid": _iid, "dirichlet": _dirichlet, "classes": _by_class, "shards": _by_class}[
         partition.kind
     ]
+    draws_from_all = partition.kind in ("iid", "dirichlet")
+    if draws_from_all and partition.cap:
+        some = _some_of_each(y, size, partition.cap, rng)
+        own = deal(replace(partition, cap=0), y[some], size[some], clients, rng)
+        return [some[units] for units in own]
     examples = int(size.sum())
     least = max(2, min(10, examples // (4 * clients)))
     # A small cap cannot give a client more than K times itself.
@@ -116,6 +131,15 @@ def deal(
         f"partition {_described(partition)} leaves one of {clients} clients with fewer than "
         f"{least} of {examples} examples in each of {DRAWS} draws; {advice}."
     )
+
+
+def _some_of_each(y: Ints, size: Ints, cap: int, rng: np.random.Generator) -> Ints:
+    """Units drawn from every class, as long as they hold at most ``cap`` examples of it."""
+    some = []
+    for label in np.unique(y):
+        units = rng.permutation(np.flatnonzero(y == label))
+        some.append(units[np.cumsum(size[units]) <= cap])
+    return np.sort(np.concatenate(some))
 
 
 def _described(partition: Partition) -> str:

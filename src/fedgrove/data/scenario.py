@@ -1,7 +1,8 @@
-"""Scenarios: noisy labels, drift and missing classes at some clients."""
+"""Scenarios: noisy labels, drift and missing classes at some clients, and clients that switch."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +11,35 @@ from ..errors import check, unknown
 from ..seeds import numpy_rng
 from .dataset import Ints
 
-KINDS = ("none", "noisy", "noisy:all", "drift", "drift:train", "flipped:SHARE", "restricted:K")
+KINDS = (
+    "none",
+    "noisy",
+    "noisy:all",
+    "drift",
+    "drift:train",
+    "flipped:SHARE",
+    "restricted:K",
+    "switch:ROUND:PAIRS",
+)
 AFFECTED = 0.4
 """Share of clients that a scenario affects (CA-AFP, the ablation of its score weights)."""
+SWITCH = re.compile(
+    r"(?P<round>\d{1,9}):((?P<count>\d{1,9})|(?P<pairs>\d{1,9}-\d{1,9}(,\d{1,9}-\d{1,9})*))"
+)
+"""What follows "switch:"."""
 
 
 @dataclass(frozen=True)
 class Scenario:
     """A parsed scenario.
 
-    kind: none, noisy, drift, flipped or restricted.
+    kind: none, noisy, drift, flipped, restricted or switch.
     clients: the share of clients that are affected.
     share: the share of an affected client's labels that are made random.
     test: whether labels of the test part are made random too.
     k: classes each client keeps; 0 is all of them.
+    round: rounds after which clients exchange their data (:mod:`fedgrove.data.switch`).
+    pairs: who exchanges with whom; or how many pairs are drawn.
     """
 
     kind: str
@@ -31,6 +47,8 @@ class Scenario:
     test: bool = False
     k: int = 0
     clients: float = AFFECTED
+    round: int = 0
+    pairs: int | tuple[tuple[int, int], ...] = ()
 
 
 def parse(text: str) -> Scenario:
@@ -44,10 +62,13 @@ def parse(text: str) -> Scenario:
     keeps test labels true. `flipped:SHARE`: so many of the clients train on labels in reverse
     order, class c as class C - 1 - c; test labels stay true. `restricted:K`: each client keeps K
     classes drawn from its own, the rest is discarded. Validation labels are part of what a client
-    was given, so they are as wrong as its training labels.
+    was given, so they are as wrong as its training labels. `switch:ROUND:PAIRS`: after so many
+    rounds pairs of clients exchange all their data; PAIRS is how many are drawn, or who they are.
 
     >>> parse("restricted:2").k, parse("drift").test, parse("noisy").test
     (2, True, False)
+    >>> parse("switch:10:2").pairs, parse("switch:10:3-17,4-20").pairs
+    (2, ((3, 17), (4, 20)))
     """
     kind, _, value = text.partition(":")
     match kind, value:
@@ -64,7 +85,30 @@ def parse(text: str) -> Scenario:
         case "restricted", _ if value.lstrip("-").isdigit():
             check(int(value) > 0, "scenario", text, "restricted:K with K above 0")
             return Scenario(kind, k=int(value))
+        case "switch", _:
+            return _switch(text, value)
     raise unknown("scenario", text, KINDS)
+
+
+def _switch(text: str, value: str) -> Scenario:
+    allowed = (
+        "switch:ROUND:PAIRS with a round of 1 or more and how many pairs, or who they are, each "
+        "client once, as switch:10:2 or switch:10:3-17,4-20"
+    )
+    match = SWITCH.fullmatch(value)
+    check(match is not None and int(match["round"]) > 0, "scenario", text, allowed)
+    assert match is not None
+    at = int(match["round"])
+    if match["count"]:
+        check(int(match["count"]) > 0, "scenario", text, allowed)
+        return Scenario("switch", round=at, pairs=int(match["count"]))
+    pairs = []
+    for pair in match["pairs"].split(","):
+        one, other = pair.split("-")
+        pairs.append((int(one), int(other)))
+    named = [client for pair in pairs for client in pair]
+    check(len(set(named)) == len(named), "scenario", text, allowed)
+    return Scenario("switch", round=at, pairs=tuple(pairs))
 
 
 def _share(text: str, value: str) -> float:

@@ -16,6 +16,7 @@ from .generated import (
     diabetes_dataset,
     digits_dataset,
     motion_dataset,
+    motion_forecast_dataset,
     rooms_dataset,
     tags_dataset,
 )
@@ -139,6 +140,16 @@ SETS = {
         ),
         partition="natural",
     ),
+    "motion-forecast": NamedSet(
+        about=(
+            "the same movements, 3x64, of which the next 8 samples are forecast (numbers), "
+            "24 users of three kinds (or as many as asked), built in"
+        ),
+        defaults=Defaults(
+            "har-cnn", cohort=10, rounds=20, epochs=3, batch=16, optimiser="Adam", lr=1e-3
+        ),
+        partition="natural",
+    ),
     "rooms": NamedSet(
         about=(
             "generated room temperatures to forecast (numbers), 8 features, 20 users of two kinds "
@@ -178,6 +189,17 @@ SETS = {
         partition="natural",
         forms=har.UCI,
         dataset=har.uci_dataset,
+        source="https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
+    ),
+    "uci-har-forecast": NamedSet(
+        about=(
+            "the windows of uci-har, 9x128, of which the next 8 samples are forecast (numbers), "
+            "30 users"
+        ),
+        defaults=HAR,
+        partition="natural",
+        forms=har.UCI,
+        dataset=har.uci_forecast_dataset,
         source="https://archive.ics.uci.edu/dataset/240/human+activity+recognition+using+smartphones",
     ),
     "wisdm": NamedSet(
@@ -277,6 +299,7 @@ GIVEN: dict[str, Callable[[], Dataset]] = {"digits": digits_dataset, "diabetes":
 """Sets that come with scikit-learn."""
 MADE: dict[str, Callable[..., Dataset]] = {
     "motion": motion_dataset,
+    "motion-forecast": motion_forecast_dataset,
     "rooms": rooms_dataset,
     "tags": tags_dataset,
 }

@@ -172,7 +172,7 @@ def _subject(source: Source, client: int, options: ExportOptions) -> _Subject:
     )
     small_net, small_tree = shrunk(source.net, tree, options.align)
     if source.raw is not None and not options.standardised:
-        data = source.raw.clients[client]
+        data = source.raw.client(client, source.rounds)
         scale = source.scale(client)
     else:
         data = source.data(client)
@@ -348,7 +348,9 @@ def _notes(
             f"int8 loses {100 * lost:.1f} points, {round(examples * lost)} of this client's "
             f"{examples} test examples; 1 is allowed"
         )
-    reported = source.summary["accuracy_clients"].get(str(client))
+    # Of a mixed federation each client's score is of its own task.
+    scores = source.summary.get("accuracy_clients") or source.summary.get("metric_clients", {})
+    reported = scores.get(str(client))
     # One example may fall otherwise on another machine; two have another cause.
     if reported is not None and abs(reported - torch_accuracy) > 1.5 / examples:
         yield (

@@ -18,7 +18,7 @@ from ..data import ClientData, Federation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
-from ..problems import CLASSES
+from ..problems import CLASSES, Tasks
 from ..runs.checksums import damaged, is_plain, parsed
 from ..runs.folder import RunFolder
 from ..runs.result import Result
@@ -51,7 +51,12 @@ class Source:
 
     def data(self, client: int) -> ClientData:
         """A client's data, as its model saw them."""
-        return self.federation.clients[client]
+        return self.federation.client(client, self.rounds)
+
+    @property
+    def rounds(self) -> int:
+        """After how many rounds the models were kept: a client may have had other data before."""
+        return int(self.summary["rounds"])
 
     def tree(self, client: int) -> Tree:
         """A client's own model, in full width."""
@@ -84,7 +89,8 @@ class Source:
         """How the client's inputs were standardised; None if they were not, or it is not known."""
         if self.raw is None:
             return None
-        return scale_between(self.raw.clients[client].train.x, self.data(client).train.x)
+        raw = self.raw.client(client, self.rounds)
+        return scale_between(raw.train.x, self.data(client).train.x)
 
 
 def opened(
@@ -135,10 +141,11 @@ def opened(
     # Nor are the devices that it was trained on needed, whose files may be gone.
     experiment = replace(experiment, profile=None, trace=None)
     federation = experiment.federation(data_dir)
-    if federation.problem != CLASSES:
+    if not _names_classes(federation):
         raise InputError(
             f"the targets of {federation.name} are {federation.problem.name}, and only models that "
-            "name classes by accuracy can be exported; save the weights of models/ instead."
+            "name classes by accuracy, with all their outputs, can be exported; save the weights "
+            "of models/ instead."
         )
     raw = None
     data_have_a_name = not isinstance(experiment.data, Federation)
@@ -149,6 +156,17 @@ def opened(
     full_net = Net(module, federation.shape)
     files = _model_files(folder)
     return Source(folder, summary, experiment, full_net, federation, raw, files)
+
+
+def _names_classes(federation: Federation) -> bool:
+    """Whether every output of every client's model is a class of its data, scored by accuracy."""
+    problem = federation.problem
+    if not isinstance(problem, Tasks):
+        return problem == CLASSES
+    # A task with fewer outputs than the network would need the others cut off.
+    widths = {(task.first, task.outputs) for task in problem.tasks}
+    are_whole = widths == {(0, federation.classes)}
+    return are_whole and all(task.problem == CLASSES for task in problem.tasks)
 
 
 def _model_files(folder: RunFolder) -> dict[int, str]:

@@ -12,7 +12,7 @@ from scipy import stats
 
 from .tables import Summary, console, mib, plain_table
 
-SAME = ("data", "partition", "scenario", "split", "validation", "clients")
+SAME = ("data", "task", "partition", "scenario", "split", "validation", "clients")
 """Runs are paired by seed only where these agree.
 
 Then the same seed means the same data, shared out alike.
@@ -30,27 +30,40 @@ def over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
     belong together. ``accuracy_mean`` and ``accuracy_worst`` (of another metric, so called) are
     means over seeds; ``accuracy_mean_std`` is the sample standard deviation over seeds of the runs'
     accuracy_mean, None with one seed. ``paired`` holds the differences to the objects before it.
-    Mixed federations have no one metric, and are left out.
+    A mixed federation has an object for each of its ``task``s, which are paired with their own.
     """
-    runs_by_label: dict[str, dict[int, Summary]] = {}
+    runs_of: dict[tuple[str, str], dict[int, Summary]] = {}
     started: dict[str, int] = {}
     for name, summary in members.items():
         label = label_of(name)
         started[label] = started.get(label, 0) + 1
         # A run with --score-on 0 has nothing to compare.
-        if summary is not None and "tasks" not in summary and summary.get("scored") != 0:
-            # By seed, because seeds are what pairs the runs of two labels.
-            runs_by_label.setdefault(label, {})[summary["seed"]] = summary
+        if summary is not None and summary.get("scored") != 0:
+            for task, figures in _by_task(summary).items():
+                # By seed, because seeds are what pairs the runs of two labels.
+                runs_of.setdefault((label, task), {})[summary["seed"]] = figures
 
-    groups: dict[str, dict[str, Any]] = {}
-    for label, runs in runs_by_label.items():
-        groups[label] = _figures(label, runs, started[label])
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for (label, task), runs in runs_of.items():
+        groups[label, task] = _figures(label, runs, started[label])
     # Each pair once, the later minus the earlier: what is listed first is the baseline.
-    for (earlier, before), (later, after) in combinations(runs_by_label.items(), 2):
+    for (earlier, before), (later, after) in combinations(runs_of.items(), 2):
         difference = paired(after, before)
         if difference is not None:
-            groups[later]["paired"].append({"against": earlier, **difference})
+            groups[later]["paired"].append({"against": earlier[0], **difference})
     return list(groups.values())
+
+
+def _by_task(summary: Summary) -> dict[str, Summary]:
+    """The summary as it would be of each task alone; of one task, as it is."""
+    if "tasks" not in summary:
+        return {"": summary}
+    found: dict[str, Summary] = {}
+    for name, task in summary["tasks"].items():
+        metric = task["metric"]
+        own = {f"{metric}_mean": task["mean"], f"{metric}_worst": task["worst"]}
+        found[name] = {**summary, **task, **own, "task": name}
+    return found
 
 
 def label_of(name: str) -> str:
@@ -77,6 +90,7 @@ def _figures(label: str, runs: Mapping[int, Summary], started: int) -> dict[str,
     return {
         "group": label,
         "method": first["method"],
+        **({"task": first["task"]} if "task" in first else {}),
         "seeds": sorted(runs),
         "missing": started - len(runs),
         **{key: first[key] for key in FORM if key in first},
@@ -149,7 +163,8 @@ def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None =
     if not groups:
         return
     columns = ["seeds", *_columns(groups), "up", "down"]
-    out.print(plain_table(["over seeds"], columns, [_row(group) for group in groups]))
+    names = _names(groups)
+    out.print(plain_table(names, columns, [_row(group, names) for group in groups]))
     for metric in dict.fromkeys(_metric(group) for group in groups if not _more(group)):
         out.print(f"{metric}: less is better, and the worst is the largest")
 
@@ -167,7 +182,17 @@ def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None =
     out.print(f"p: two-sided paired t-test over seeds{caution}")
 
 
-def _row(group: Mapping[str, Any]) -> list[str]:
+def _names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns that tell rows apart: tasks and metrics only where there are several."""
+    names = ["over seeds"]
+    if any("task" in group for group in groups):
+        names.append("task")
+    if len({_metric(group) for group in groups}) > 1:
+        names.append("metric")
+    return names
+
+
+def _row(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     finished = len(group["seeds"])
     seeds = str(finished)
     if group["missing"]:
@@ -176,8 +201,14 @@ def _row(group: Mapping[str, Any]) -> list[str]:
     mean = _shown(group, group[f"{metric}_mean"])
     if group[f"{metric}_mean_std"] is not None:
         mean += f" ± {_shown(group, group[f'{metric}_mean_std'])}"
+    percent = " %" if _share(group) else ""
+    words = {
+        "over seeds": group["group"],
+        "task": group.get("task", ""),
+        "metric": f"{metric}{percent}",
+    }
     return [
-        group["group"],
+        *(words[name] for name in names),
         seeds,
         mean,
         _shown(group, group[f"{metric}_worst"]),
@@ -210,9 +241,12 @@ def _shown(group: Mapping[str, Any], value: float, sign: str = "") -> str:
 
 def _pair(group: Mapping[str, Any], pair: Mapping[str, Any]) -> list[str]:
     p = "-" if pair["p"] is None else f"{pair['p']:.2g}"
+    against = pair["against"]
+    if "task" in group:
+        against += f" on {group['task']}"
     return [
         group["group"],
-        pair["against"],
+        against,
         str(pair["seeds"]),
         _shown(group, pair["difference"], "+"),
         _shown(group, pair["standard_error"]),

@@ -6,6 +6,7 @@ They are made from the same objects that ``--json`` prints.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -83,6 +84,13 @@ class _Row(NamedTuple):
     """Epochs of fine-tuning; empty where the run has no fine-tuning to tell apart."""
     scores: Scores
     task: str = ""
+    figures: Mapping[str, Any] = {}
+    """Of a task: its clients and bytes."""
+
+    def sent(self, direction: str) -> int:
+        """The bytes of the row's task, or of its run: the first runs did not tell them apart."""
+        count: int = self.figures.get(f"bytes_{direction}", self.summary[f"bytes_{direction}"])
+        return count
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -164,7 +172,7 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
     metrics = _metrics(rows)
     by_task = any(row.task for row in rows)
     if by_task:
-        left = [*left, "task"]
+        left = [*left, "task", "clients"]
     if len(metrics) > 1:
         left = [*left, "metric"]
     table = plain_table(left, [*_score_columns(metrics), *FIGURES, *troubles])
@@ -173,7 +181,7 @@ def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -
         if is_tuned:
             cells.append(f"{row.length or 0} epochs")
         if by_task:
-            cells.append(row.task)
+            cells += [row.task, str(row.figures.get("clients", ""))]
         if len(metrics) > 1:
             cells.append(_named(row.scores))
         # A single row is trivially the best: marking it would say nothing.
@@ -217,7 +225,7 @@ def _rows_of_tasks(summary: Summary, length: str, figures: Mapping[str, Any]) ->
         return [_Row(summary, length, Scores.of(summary, figures))]
     rows = []
     for name, task in figures["tasks"].items():
-        rows.append(_Row(summary, length, Scores.of_task(task), name))
+        rows.append(_Row(summary, length, Scores.of_task(task), name, task))
     return rows
 
 
@@ -257,10 +265,13 @@ def _best(rows: Sequence[_Row]) -> set[int]:
             choose = max if row.scores.more_is_better else min
             place = _place(row)
             best_means[place] = choose(mean, best_means.get(place, mean))
+    compared = Counter(_place(row) for row in rows)
     best = set()
     for i, row in enumerate(rows):
         mean = row.scores.mean
-        if mean is not None and mean == best_means[_place(row)]:
+        # The tasks of one run are not beside each other.
+        is_alone = bool(row.task) and compared[_place(row)] == 1
+        if mean is not None and not is_alone and mean == best_means[_place(row)]:
             best.add(i)
     return best
 
@@ -301,8 +312,8 @@ def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
         scores.shown(scores.worst10),
         f"{summary['density']:.3f}",
         f"{summary['params_mean']:,.0f}",
-        mib(summary["bytes_up"]),
-        mib(summary["bytes_down"]),
+        mib(row.sent("up")),
+        mib(row.sent("down")),
         "-" if paper is None else f"{paper / 2**20:,.1f}",
         f"{summary['seconds']:.1f}",
     ]

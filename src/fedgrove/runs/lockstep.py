@@ -22,9 +22,10 @@ from .admission import Admission, TooFewReports, unanswered
 from .clock import Stopwatch, clock_of
 from .folder import RunFolder
 from .guard import figures_of
+from .purity import purity_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
-from .scoring import scores, summarise, untested, with_scores
+from .scoring import bytes_of_tasks, scores, summarise, task_names, untested, with_scores
 
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl as it is written."""
@@ -85,7 +86,7 @@ class Member:
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Send the loop its answers, and start the line of metrics that describes them."""
-        ledger = Ledger()
+        ledger = Ledger(name_of=task_names(self.run))
         watch = Stopwatch(self.run, self._now)
         round_before = self.exchange.state.round
         self.exchange = self._loop.send(ledger.tally(watch.timed(answers)))
@@ -97,11 +98,13 @@ class Member:
             "counts": round_after > round_before,
             **ledger.totals(),
             **ledger.parts(),
+            **bytes_of_tasks(ledger),
             **self.exchange.tally.line(),
             **watch.line(),
         }
         self._now = self.line["virtual_clock"]
         self.line |= figures_of(self.run.method, self.exchange.state)
+        self.line |= purity_of(self.run, self.exchange.state, round_before)
         if self.exchange.why_abandoned:
             why = f"{self.exchange.why_abandoned} {watch.nobody_in_time}".strip()
             self.exchange = replace(self.exchange, why_abandoned=why)

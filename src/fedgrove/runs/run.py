@@ -280,6 +280,13 @@ def build(
         net = defaults.net
     if rounds is None:
         rounds = defaults.rounds
+    for k, versions in federation.later.items():
+        begin, _ = versions[-1]
+        if begin >= rounds:
+            raise InputError(
+                f"client {k} switches after {begin} rounds, and the run has {rounds}; it must "
+                "train on its new data: let it switch earlier, or take more rounds."
+            )
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
     check_share(freeze)

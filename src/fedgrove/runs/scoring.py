@@ -39,6 +39,7 @@ from ..trees import Tree
 from ..wire.ledger import Ledger
 from . import clock
 from .guard import calling, figures_of
+from .purity import purity_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -277,6 +278,34 @@ def _by_task(
     return found
 
 
+def task_names(run: Run) -> Callable[[Task], str] | None:
+    """Which task of a mixed federation a message belongs to; None where there is one."""
+    if not isinstance(run.federation.problem, Tasks):
+        return None
+    return lambda task: run.task_of(task.to, task.round)
+
+
+def bytes_of_tasks(ledger: Ledger) -> dict[str, dict[str, dict[str, int]]]:
+    """What a line of metrics.jsonl says of each task's bytes; nothing where there is one task."""
+    if not ledger.by_name:
+        return {}
+    return {"bytes_tasks": {name: own.totals() for name, own in sorted(ledger.by_name.items())}}
+
+
+def _with_bytes(
+    by_task: Mapping[str, Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """The figures of each task, with the bytes that its clients' rounds took."""
+    found = {}
+    for name, figures in by_task.items():
+        sums = {"bytes_up": 0, "bytes_down": 0}
+        for line in lines:
+            for key, count in line.get("bytes_tasks", {}).get(name, {}).items():
+                sums[key] += count
+        found[name] = {**figures, **sums}
+    return found
+
+
 def _mean_of_those_who_say(reports: Sequence[Report], name: str) -> float | None:
     """The mean of a number over the clients that gave it; None, in JSON null, if none did.
 
@@ -335,7 +364,8 @@ def summarise(
         "groups": len(sizes),
         "group_sizes": sizes,
         "scored": len(scored),
-        **_headline(run, state.round, federation.problem, scored),
+        **_purity(run, state),
+        **_headline(run, state.round, federation.problem, scored, lines),
         "density": round(_mean(reports, "density"), 8) if reports else None,
         "params": layout.size,
         **_frozen_params(layout),
@@ -381,8 +411,19 @@ def _frozen_params(layout: Layout) -> dict[str, int]:
     return {"params_frozen": layout.frozen_size} if layout.frozen_size else {}
 
 
+def _purity(run: Run, state: Any) -> dict[str, float]:
+    """That of the groups; their number is told anyway."""
+    # Of the data that the last round worked on: the groups were made from these.
+    found = purity_of(run, state, max(0, state.round - 1))
+    return {"purity": found["purity"]} if found else {}
+
+
 def _headline(
-    run: Run, at_round: int, problem: AnyProblem, reports: Sequence[Report]
+    run: Run,
+    at_round: int,
+    problem: AnyProblem,
+    reports: Sequence[Report],
+    lines: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
@@ -391,7 +432,10 @@ def _headline(
         return {**words, "validation_mean": None, "finetune": {}}
     if isinstance(problem, Tasks):
         # Different metrics have no common mean.
-        by_task = {str(n): _by_task(run, at_round, problem, reports, n) for n in run.finetune}
+        by_task = {}
+        for n in run.finetune:
+            figures = _by_task(run, at_round, problem, reports, n)
+            by_task[str(n)] = _with_bytes(figures, lines)
         finetune = {length: {"tasks": tasks} for length, tasks in by_task.items()}
         return {"metric": None, "tasks": by_task[last], "finetune": finetune}
     after = {str(n): _spread_of(problem.metric, reports, n) for n in run.finetune}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,9 @@ class Ledger:
 
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
+    name_of: Callable[[Task], str] | None = None
+    """Which of several books a message is in as well; without it there is one."""
+    by_name: dict[str, Ledger] = field(default_factory=dict)
 
     def tally(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
         """Count the answers that pass through; a lost one was paid for too."""
@@ -29,6 +32,8 @@ class Ledger:
                 cost.pop("down", None)
             tasks_paid_for.add(id(task))
             self.add(cost)
+            if self.name_of is not None:
+                self.by_name.setdefault(self.name_of(task), Ledger()).add(cost)
             yield task, answer
 
     def add(self, cost: Mapping[str, Parts]) -> None:

@@ -64,7 +64,7 @@ class DeviceData:
             labels.append(loaded.y)
             offsets.update(loaded.offsets)
             end = len(loaded.y)
-        for data in federation.clients.values():
+        for data in federation.all_data():
             examples = getattr(data, split)
             inputs.append(examples.x.to(self.device))
             labels.append(examples.y.to(self.device))

@@ -1,0 +1,57 @@
+"""How pure groups are, and against what they are held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgrove import data, methods
+from fedgrove.runs.purity import purity, purity_of, truth_of
+from fedgrove.runs.run import build
+from fedgrove.runs.store import Memory
+
+
+def test_golden() -> None:
+    """Groups {0, 1, 2}, {3, 4}, {5}: most of the first are a (2 of 3), one of two is b, c is c."""
+    groups = {0: 7, 1: 7, 2: 7, 3: 8, 4: 8, 5: 9}
+    truth = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 5: "c"}
+    assert purity(groups, truth) == 4 / 6
+    # Client 6 has no group, and of client 5 nobody knows what it is.
+    assert purity(groups, {0: "a", 1: "a", 2: "b", 3: "b", 4: "c", 6: "c"}) == 3 / 5
+    assert purity({}, truth) == 1.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc")), min_size=1))
+def test_bounds(pairs: list[tuple[int, str]]) -> None:
+    groups = {k: group for k, (group, _) in enumerate(pairs)}
+    truth = {k: kind for k, (_, kind) in enumerate(pairs)}
+    found = purity(groups, truth)
+    one_group = purity(dict.fromkeys(groups, 0), truth)
+    # Dividing a group never makes it less pure.
+    assert one_group <= found <= 1
+    assert purity(truth, truth) == 1
+    assert purity({k: k for k in truth}, truth) == 1
+
+
+def test_truth_is_the_task_or_the_kind_of_the_round(tmp_path: Path) -> None:
+    mixed = data.load("rooms+tags", clients=4, scenario="switch:2:1-2")
+    run = build(methods.make("ifca"), mixed, Memory(tmp_path))
+    assert truth_of(run, 1) == {0: "rooms", 1: "rooms", 2: "tags", 3: "tags"}
+    assert truth_of(run, 2) == {0: "rooms", 1: "tags", 2: "rooms", 3: "tags"}
+
+    state = SimpleNamespace(groups={0: 0, 1: 0, 2: 1, 3: 1})
+    assert purity_of(run, state, 1) == {"groups": 2, "purity": 1.0}
+    assert purity_of(run, state, 2) == {"groups": 2, "purity": 0.5}
+    assert purity_of(run, object(), 2) == {}
+    # motion has users of three kinds, which its dealt clients have not.
+    motion = build(methods.make("ifca"), data.load("motion", clients=4), Memory(tmp_path))
+    assert truth_of(motion, 0) == {0: "0", 1: "1", 2: "2", 3: "0"}
+    dealt = data.load("motion", clients=4, partition="iid")
+    assert truth_of(build(methods.make("ifca"), dealt, Memory(tmp_path)), 0) == {}
+    digits = build(methods.make("ifca"), data.load("digits", clients=4), Memory(tmp_path))
+    assert truth_of(digits, 0) == {}
+    crowd = build(methods.make("ifca"), data.load("crowd", clients=20), Memory(tmp_path))
+    assert truth_of(crowd, 0) == {}
