@@ -23,16 +23,22 @@ from ..errors import InputError, unknown
 from ..nets import custom
 from .adfedwcp import AdFedWCP
 from .ca_afp import CAAFP
+from .caldas_dropout import CaldasDropout
 from .clusterfl import ClusterFL
 from .ditto import Ditto
 from .efficientfl import EfficientFL
 from .fedavg import FedAvg
+from .fedbabu import FedBABU
 from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
+from .fedgen import FedGen
 from .fedlayerprune import FedLayerPrune
+from .fedlc import FedLC
+from .fedlps import FedLPS
 from .fedmp import FedMP
+from .fedntd import FedNTD
 from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
@@ -46,23 +52,31 @@ from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
+from .moon import MOON
 from .safl import SAFL
 
 __all__ = [
     "CAAFP",
     "IFCA",
+    "MOON",
     "SAFL",
     "AdFedWCP",
+    "CaldasDropout",
     "ClusterFL",
     "Ditto",
     "EfficientFL",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedCHAR",
     "FedDST",
     "FedDrop",
+    "FedGen",
+    "FedLC",
+    "FedLPS",
     "FedLayerPrune",
     "FedMP",
+    "FedNTD",
     "FedProx",
     "FedPrune",
     "FedRolex",
