@@ -259,7 +259,7 @@ def macs_per_example(net: Net, stage: Train | Measure, thin: Thin | None) -> int
     """
     if isinstance(stage, Train):
         forward = net.layout.macs if thin is None else thin.macs(net.layout)
-        return GRADIENT_PASSES * forward
+        return (GRADIENT_PASSES + stage.objective.passes) * forward
     passes: int | Callable[[Net], int] = getattr(stage.f, "passes", 1)
     if callable(passes):
         passes = passes(net)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class LabelCounts:
     ``is_class`` is above 0 for the outputs that are classes of the client's.
     """
 
-    passes: int = 0
+    passes: ClassVar[int] = 0
     """Nothing is computed: of the network only the number of its outputs is asked for."""
 
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:

@@ -41,6 +41,11 @@ class Objective(ABC):
         """What ``carry["aux"]`` holds before the first step; every name that a step adds to it."""
         return {}
 
+    @property
+    def passes(self) -> int:
+        """Forward passes that it makes in a step beside the network's own, as of a teacher."""
+        return 0
+
     def __add__(self, other: Objective) -> Objective:
         # Flat, however it is bracketed: equal sums compare equal, and so train in one stack.
         return Sum((*_terms(self), *_terms(other)))
@@ -64,6 +69,11 @@ class Sum(Objective):
         for term in self.terms:
             aux |= term.begin(params, carry)
         return aux
+
+    @property
+    def passes(self) -> int:
+        """Those of all terms."""
+        return sum(term.passes for term in self.terms)
 
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry

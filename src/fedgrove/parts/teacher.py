@@ -54,6 +54,11 @@ class ModelContrast(Objective):
         check(self.mu >= 0, "mu", self.mu, "0 or more")
         check(self.tau > 0, "tau", self.tau, "above 0")
 
+    @property
+    def passes(self) -> int:
+        """One of each of the other two models."""
+        return 2
+
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
@@ -127,6 +132,11 @@ class NotTrueDistillation(Objective):
     def __post_init__(self) -> None:
         check(self.beta >= 0, "beta", self.beta, "0 or more")
         check(self.tau > 0, "tau", self.tau, "above 0")
+
+    @property
+    def passes(self) -> int:
+        """One of the teacher."""
+        return 1
 
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry
