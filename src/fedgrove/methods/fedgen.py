@@ -1,4 +1,4 @@
-r"""FedGen: a generator on the server tells clients how features of each class look (Zhu, Hong & Zhou,
+r"""FedGen: a generator on the server tells clients how features of classes look (Zhu, Hong & Zhou,
 "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; h the last linear layer of w, G the generator::

@@ -133,11 +133,12 @@ class FedLPS:
         channels = dict(state.channels)
         for report in reports:
             packet = report.give["model"]
-            mean.add(recovered(packet, state.model, groups), report.examples)
             chosen = channels_in(packet, groups)
-            # A group without channels is no choice: such a client is asked again.
-            is_choice = all(bool(kept.any()) for kept in chosen.values())
-            if is_choice and not is_whole(chosen):
+            if any(not bool(kept.any()) for kept in chosen.values()):
+                # A layer without channels is no model. Its client is asked again.
+                continue
+            mean.add(recovered(packet, state.model, groups), report.examples)
+            if not is_whole(chosen):
                 channels[report.of] = chosen
         return replace(
             state,
