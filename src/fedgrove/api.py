@@ -76,6 +76,7 @@ def run(
     deadline: float | None = None,
     norm_bound: float = NORM_BOUND,
     faults: str | None = None,
+    per_task: bool = False,
     timeout: float | None = None,
     engine: str | Engine = "auto",
     device: str = "auto",
@@ -115,6 +116,8 @@ def run(
         make later is lost; None: the slowest is waited for.
     norm_bound: refuse updates longer than so many times the recent median; 0: none.
     faults: make clients fail or lie, as ``"crash=0.1,late=0.2"`` (``fedgrove list faults``).
+    per_task: keep the true tasks of a mixed federation apart: the method runs once for each, as if
+        the server were told who does what.
     timeout: seconds of real time after which a client that has not answered is lost.
     engine: auto, batched, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
@@ -148,6 +151,7 @@ def run(
         deadline=deadline,
         norm_bound=norm_bound,
         faults=faults,
+        per_task=per_task,
     )
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})

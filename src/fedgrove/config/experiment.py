@@ -37,8 +37,9 @@ NUMBER_WORDS = (
     "quorum",
     "deadline",
     "norm_bound",
+    "per_task",
 )
-"""The words of an experiment that are numbers or lists of numbers."""
+"""The words of an experiment that are numbers, lists of numbers, or true or false."""
 TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults")
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
@@ -77,6 +78,8 @@ class Experiment:
     """Refuse updates longer than so many times the recent median; 0: none."""
     faults: str | None = None
     """How clients fail or lie: kinds with their probabilities, as ``crash=0.1,late=0.2``."""
+    per_task: bool = False
+    """Keep the true tasks of a mixed federation apart: the method once for each."""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, type):
@@ -131,6 +134,7 @@ class Experiment:
             deadline=self.deadline,
             gate=Gate(self.norm_bound),
             faults=self.parsed_faults(),
+            per_task=self.per_task,
         )
 
     def resolved(self, run: Run) -> Experiment:
