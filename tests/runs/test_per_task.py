@@ -12,6 +12,8 @@ from tests.conftest import federation, play, small, tensors
 
 import fedgrove as fg
 from fedgrove import data, methods, trees
+from fedgrove.config.experiment import Experiment
+from fedgrove.config.grid import grid
 from fedgrove.core import Info, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Examples
@@ -155,7 +157,7 @@ def test_a_client_that_switches_goes_to_its_new_task(tmp_path: Path) -> None:
 # ---- from the words of the command line ----------------------------------------------------------
 
 
-def test_tables_say_so_and_a_run_is_resumed(tmp_path: Path) -> None:
+def test_tables_say_so(tmp_path: Path) -> None:
     words: dict[str, Any] = {"data": mixed(), "rounds": 2, "engine": "serial", "progress": False}
     result = fg.run("fedavg", per_task=True, out=tmp_path / "run", **words)
     assert result.summary["method"] == "fedavg per task"
@@ -165,6 +167,36 @@ def test_tables_say_so_and_a_run_is_resumed(tmp_path: Path) -> None:
     together = fg.run("fedavg", **words)
     assert together.summary["method"] == "fedavg"
     assert together.summary["tasks"] != result.summary["tasks"]
+
+
+def test_a_run_that_was_stopped_is_resumed(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"data": mixed(), "rounds": 3, "engine": "serial", "progress": False}
+    whole = fg.run("fedlps", per_task=True, set=["widths=1,0.5"], **words)
+
+    def stop(line: Any) -> None:
+        if line["round"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fg.run(
+            "fedlps",
+            per_task=True,
+            set=["widths=1,0.5"],
+            out=tmp_path / "run",
+            watch=stop,
+            **words,
+        )
+    again = fg.resume(tmp_path / "run", data=words["data"], engine="serial", progress=False)
+    assert again.summary["tasks"] == whole.summary["tasks"]
+    assert again.summary["metric_clients"] == whole.summary["metric_clients"]
+
+
+def test_a_sweep_names_its_runs_so(tmp_path: Path) -> None:
+    base = Experiment(methods.FedAvg(), per_task=True)
+    assert list(grid(["fedavg", "local"], base, [0])) == [
+        "fedavg-per-task-s0",
+        "local-per-task-s0",
+    ]
 
 
 def test_one_task_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:

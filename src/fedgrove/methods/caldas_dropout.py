@@ -1,4 +1,4 @@
-r"""Caldas' federated dropout: every client trains a random part, of one size for all (Caldas,
+r"""Federated dropout of Caldas et al.: a random part for every client, of one size for all (Caldas,
 Konecny, McMahan & Talwalkar, "Expanding the Reach of Federated Learning by Reducing Client Resource
 Requirements", 2018).
 

@@ -1,6 +1,5 @@
-r"""FedBABU: only the body is trained and averaged, under a random head that all share and nobody
-trains; each client tunes the head for itself in the end (Oh, Kim & Yun, "FedBABU: Toward Enhanced
-Representation for Federated Image Classification", ICLR 2022, Alg. 1).
+r"""FedBABU: the body is trained under a random head, which clients tune in the end (Oh, Kim & Yun,
+"FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`; b the body, h the last ``head`` layers as they started::
 
