@@ -236,6 +236,18 @@ def scored(
 @pytest.mark.parametrize("kind", FEDERATIONS)
 @pytest.mark.parametrize("method", ["fedavg", "ca-afp", "ifca"])
 def test_engines_agree_on_every_problem(kind: str, method: str, tmp_path: Path) -> None:
+    engines_agree(kind, method, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["own labels", "tasks"])
+@pytest.mark.parametrize("method", ["moon", "fedntd", "fedlc", "fedgen", "fedbabu"])
+def test_engines_agree_on_methods_that_look_at_labels_and_features(
+    kind: str, method: str, tmp_path: Path
+) -> None:
+    engines_agree(kind, method, tmp_path)
+
+
+def engines_agree(kind: str, method: str, tmp_path: Path) -> None:
     federation = FEDERATIONS[kind]()
     made = methods.make(method)
     model, figures = scored(made, federation, Serial(), tmp_path / "serial")

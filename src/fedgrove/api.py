@@ -78,6 +78,7 @@ def run(
     faults: str | None = None,
     init: str | Path | None = None,
     freeze: float = 0.0,
+    per_task: bool = False,
     timeout: float | None = None,
     engine: str | Engine = "auto",
     device: str = "auto",
@@ -121,6 +122,8 @@ def run(
         with ``:body`` at the end the head keeps its random ones.
     freeze: the share of the net's layers, from the first on, that is kept as it is: not trained,
         sent or pruned; as 0.25.
+    per_task: keep the true tasks of a mixed federation apart: the method runs once for each, as if
+        the server were told who does what.
     timeout: seconds of real time after which a client that has not answered is lost.
     engine: auto, batched, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
@@ -156,6 +159,7 @@ def run(
         faults=faults,
         init=None if init is None else str(init),
         freeze=freeze,
+        per_task=per_task,
     )
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})

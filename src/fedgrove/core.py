@@ -345,6 +345,8 @@ class Train:
     whole: tuple[str, ...] = ()
     """Trees of the carry that keep their full width where the mask removes whole channels, and all
     others are narrowed with the network: a teacher's, which ``out.whole`` runs."""
+    frozen: str = ""
+    """A tree of the carry whose parameters and buffers, by name, stay as they are; "": none."""
 
     @property
     def mask_name(self) -> str:

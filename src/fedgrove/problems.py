@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -435,6 +435,67 @@ class Tasks:
 
 
 AnyProblem = Problem | Tasks
+
+
+# ---- the classes of a client, whatever else there is ---------------------------------------------
+
+
+class ClassTargets(NamedTuple):
+    """A batch's targets as classes, counted over all outputs of the network."""
+
+    y: Tensor
+    """(n,): the output of each example's class; 0 where the client's targets are no classes."""
+    own: Tensor
+    """(outputs,): which outputs are classes of the client's; none where it has no classes."""
+
+    @property
+    def is_given(self) -> Tensor:
+        """Whether the client's targets are classes at all."""
+        return self.own.any()
+
+
+def class_targets(problem: AnyProblem, outputs: Tensor, y: Tensor, own: Tree) -> ClassTargets:
+    """The targets of a batch as classes, for objectives that need more than their loss.
+
+    In a mixed federation those of the client's task, if that is one of classes.
+
+    >>> outputs = torch.zeros(2, 3)
+    >>> class_targets(CLASSES, outputs, torch.tensor([2, 0]), {})
+    ClassTargets(y=tensor([2, 0]), own=tensor([True, True, True]))
+    """
+    check_has_classes(problem)
+    count = outputs.shape[1]
+    number = torch.arange(count, device=outputs.device)
+    if not isinstance(problem, Tasks):
+        everything = number >= 0
+        return ClassTargets(y, own.get("allowed", everything))
+    # Beside targets of several columns, a class stands in the first of them.
+    classes = y.long() if y.dim() == 1 else y[:, 0].long()
+    target = torch.zeros_like(classes)
+    mine = number < 0
+    for position, task in enumerate(problem.tasks):
+        if task.problem.kind != "classes":
+            continue
+        is_mine = own["task"] == position
+        of_task = (number >= task.first) & (number < task.first + task.outputs)
+        target = torch.where(is_mine, classes + task.first, target)
+        mine = torch.where(is_mine, of_task, mine)
+    if "allowed" in own:
+        mine = mine & own["allowed"]
+    return ClassTargets(target, mine)
+
+
+def check_has_classes(problem: AnyProblem) -> None:
+    """Refuse a federation none of whose targets are classes."""
+    if isinstance(problem, Tasks):
+        kinds = {task.problem.kind for task in problem.tasks}
+    else:
+        kinds = {problem.kind}
+    if "classes" not in kinds:
+        raise InputError(
+            f"the targets of the data are {problem.name}, and what is asked for is made of "
+            "classes; take data with classes, or another method, as fedavg."
+        )
 
 
 def client_marks(

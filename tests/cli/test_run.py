@@ -91,7 +91,7 @@ def test_every_word_reaches_the_config(here: Path) -> None:
         "method": "fedprox", "data": "motion", "net": "mlp", "partition": "iid", "scenario": "noisy",
         "split": "random", "validation": 0.2, "clients": 3, "cohort": 2, "rounds": 1, "finetune": [0, 1], "profile": "phones",
         "standardise": False, "seed": 5, "evaluate": 0, "quorum": 0.0, "norm_bound": 100.0,
-        "freeze": 0.4,
+        "freeze": 0.4, "per_task": False,
     }  # fmt: skip
     assert config["method"]["pull"]["mu"] == 0.5
     assert config["method"]["codec"]["type"] == "Smallest"

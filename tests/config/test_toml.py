@@ -96,7 +96,7 @@ def test_the_run_words_are_there_for_people() -> None:
     assert words == {
         "method": "lg-fedavg", "data": "motion", "net": "mlp", "rounds": 7,
         "validation": 0.1, "finetune": [0], "standardise": True, "seed": 0, "evaluate": 1,
-        "quorum": 0.0, "norm_bound": 100.0, "freeze": 0.0,
+        "quorum": 0.0, "norm_bound": 100.0, "freeze": 0.0, "per_task": False,
     }  # fmt: skip
 
 

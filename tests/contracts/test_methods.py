@@ -23,9 +23,12 @@ from fedgrove.engines.work import perform
 from fedgrove.parts.aggregate import Averaging
 from fedgrove.parts.anneal import AnnealedPull
 from fedgrove.parts.centroids import Fixed
+from fedgrove.parts.generator import GeneratedFeatures
+from fedgrove.parts.labels import LogitCalibration
 from fedgrove.parts.lowrank import Energy
 from fedgrove.parts.objective import Clustered, Proximal
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
+from fedgrove.parts.teacher import ModelContrast, NotTrueDistillation
 from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
@@ -71,6 +74,7 @@ SENDS_MASKS = {
     *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
     *("fedlayerprune", "feddst", "fedmask", "fedmp", "fedprune", "lotteryfl", "pfedgate"),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
+    *("caldas-dropout", "fedlps"),
 }
 
 
@@ -172,6 +176,7 @@ ONE_GROUP = {
     "feddst": methods.FedDST(),  # nobody readjusts a mask in the first round
     "ifca": methods.IFCA(clusters=1),
     "feddrop": methods.FedDrop(widths=(1.0,)),
+    "caldas-dropout": methods.CaldasDropout(share=1.0),
     "hermes": methods.Hermes(densities=()),
     "safl": methods.SAFL(densities=()),
     "fedlayerprune": methods.FedLayerPrune(p_base=0.0),
@@ -257,6 +262,13 @@ OFF = {
     "feddrop": methods.FedDrop(widths=(1.0,)),
     "hermes": methods.Hermes(densities=()),  # as fedbn
     "safl": methods.SAFL(densities=()),
+    "moon": methods.MOON(contrast=ModelContrast(mu=0.0)),
+    "fedbabu": methods.FedBABU(head=0),
+    "fedntd": methods.FedNTD(distil=NotTrueDistillation(beta=0.0)),
+    "fedlc": methods.FedLC(objective=LogitCalibration(tau=0.0)),
+    "fedlps": methods.FedLPS(encoder=0.0, widths=(1.0,)),
+    "fedgen": methods.FedGen(generated=GeneratedFeatures(alpha=0.0)),
+    "caldas-dropout": methods.CaldasDropout(share=1.0),
 }
 ALONE = OFF | {
     "fedprox": methods.FedProx(
@@ -366,6 +378,15 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "safl": 4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
         # three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; clients take it and half in turn
         **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
+        # the same 3123 for all clients
+        "caldas-dropout": 8 * 3123 * 3 * 50,
+        # all but the last layer's 195
+        "fedbabu": 8 * (5187 - 195) * 3 * 50,
+        # the first of three layers is the encoder, a quarter of them to rounding; of the second 48 or 32 of 64 units:
+        # 64*48+48 = 3120, 48*3+3 = 147: 3267; 64*32+32 = 2080, 99: 2179
+        "fedlps": 8 * (3267 + 2179) / 2 * 3 * 50,
+        # and the generator down, 3 classes and 3 of noise to 5 to 64: 6*5+5 = 35, 5*64+64 = 384: 419
+        "fedgen": whole + 4 * 419 * 3 * 50,
         # half of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
         "fedlayerprune": (8 * (5187 - 0.5 * 5056) + 2 * 649) * 3 * 50,
         # 32 and 16 centroids of 32 bits in three layers, 5 and 4 bits for each of 5056 weights, 131 biases

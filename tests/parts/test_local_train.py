@@ -367,3 +367,57 @@ def test_what_an_objective_begins_with(form, tmp_path: Path) -> None:
         leaves = stepped
     expected = {name: value.detach() for name, value in leaves.items()}
     assert trees.distance(after["local"], expected) < 1e-12
+
+
+# ---- what stays as it is -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_is_frozen_keeps_its_bits_and_the_rest_trains(
+    recipe: str, net: str, tmp_path: Path
+) -> None:
+    """Also under weight decay and momentum, and the statistics of a norm layer with its scale."""
+    run = make_run(methods.FedAvg(local=RECIPES[recipe]), tmp_path, net=net)
+    names = run.net.layout.first(2)
+    stage = Train(CrossEntropy(), RECIPES[recipe], frozen="fixed")
+    client, carry = task_of(run)
+    carry["fixed"] = trees.pick(carry["model"], names)
+    found = []
+    for form in (lean, pure):
+        batches = local.epochs(run.net, stage, client, 0)
+        found.append(form(run, stage, carry, batches)["local"])
+    for after in found:
+        assert trees.identical(trees.pick(after, names), carry["fixed"])
+        moved = [k for k in after if not torch.equal(after[k], carry["model"][k])]
+        assert set(moved) == set(after) - set(names)
+    assert trees.distance(*found) < 1e-12
+
+
+def test_clipping_overlooks_what_is_frozen() -> None:
+    # One line: outputs w x + b at x = 1, squared distance to 0 by hand. w = 3, b = 4 give a gradient
+    # of (14, 14) for (w, b). With w frozen the length is 14, and b moves by lr * clip = 0.5.
+    net = Net(nn.Linear(1, 1).double(), (1,))
+    start = {"weight": torch.full((1, 1), 3.0).double(), "bias": torch.full((1,), 4.0).double()}
+    recipe = LocalTraining(1, 1, SGD(0.5), clip=1.0)
+    one = torch.ones(1, 1, dtype=F64)
+    batch = Batch(one, one, one[0], torch.arange(1), torch.tensor(0))
+    carry: Carry = {"model": start, "aux": {}, "settings": {"round": torch.tensor(0.0)}}
+    carry["fixed"] = {"weight": start["weight"]}
+    stage = Train(SquaredOutput(), recipe, frozen="fixed")
+    for after in (
+        local.train(net, stage, carry, [batch]),
+        local.step(net, stage, local.start_training(net, stage, carry), batch),
+    ):
+        assert float(after["local"]["bias"]) == pytest.approx(3.5)
+        assert float(after["local"]["weight"]) == 3
+
+
+@dataclass(frozen=True)
+class SquaredOutput(Objective):
+    """The square of the output."""
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        return (out.logits**2).sum(), {}

@@ -101,6 +101,7 @@ def run(
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
     faults: o.Faults = None,
+    per_task: o.PerTask = False,
     no_standardise: o.NoStandardise = False,
     dry_run: o.DryRun = False,
     json: o.Json = False,

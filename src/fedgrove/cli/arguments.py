@@ -16,7 +16,7 @@ from ..config.experiment import (
     shorthand_settings,
     with_settings,
 )
-from ..config.grid import Variant, variants
+from ..config.grid import PER_TASK, Variant, variants
 from ..config.plan import Plan, plan
 from ..core import AnyMethod, Engine
 from ..cost.estimate import EXAMPLES_TRAINED, cost, of_run
@@ -49,6 +49,7 @@ WORDS = (
     "faults",
     "init",
     "freeze",
+    "per_task",
 )
 """The words that go into an :class:`Experiment` as they are."""
 
@@ -82,7 +83,10 @@ def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:
     if out is not None:
         return Path(out)
     data = Path(str(wanted.data)).stem
-    return fresh_name(Path("runs"), f"{methods.label_of(method)}-{data}-s{wanted.seed}")
+    label = methods.label_of(method)
+    if wanted.per_task:
+        label += PER_TASK
+    return fresh_name(Path("runs"), f"{label}-{data}-s{wanted.seed}")
 
 
 def chosen_methods(words: Mapping[str, Any], recipe: LocalTraining) -> dict[str, AnyMethod]:

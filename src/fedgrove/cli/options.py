@@ -246,6 +246,12 @@ Faults = Annotated[
         "KIND=P,...",
     ),
 ]
+PerTask = Annotated[
+    bool,
+    typer.Option(
+        "--per-task", help="Mixed data: keep the true tasks apart, the method once for each."
+    ),
+]
 NoStandardise = Annotated[
     bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")
 ]

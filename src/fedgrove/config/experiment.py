@@ -39,8 +39,9 @@ NUMBER_WORDS = (
     "deadline",
     "norm_bound",
     "freeze",
+    "per_task",
 )
-"""The words of an experiment that are numbers or lists of numbers."""
+"""The words of an experiment that are numbers, lists of numbers, or true or false."""
 TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults", "init")
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
@@ -83,6 +84,8 @@ class Experiment:
     """A file of weights to start from, ``FILE.safetensors`` or ``FILE.safetensors:body``."""
     freeze: float = 0.0
     """The share of the net's layers, from the first on, that is kept as it is."""
+    per_task: bool = False
+    """Keep the true tasks of a mixed federation apart: the method once for each."""
 
     def __post_init__(self) -> None:
         if isinstance(self.method, type):
@@ -140,6 +143,7 @@ class Experiment:
             faults=self.parsed_faults(),
             init=self.init,
             freeze=self.freeze,
+            per_task=self.per_task,
         )
 
     def resolved(self, run: Run) -> Experiment:

@@ -18,6 +18,9 @@ from ..runs.run import with_recipe
 from .experiment import Experiment
 from .settings import assign, members, walk
 
+PER_TASK = "-per-task"
+"""How the name of a run ends, before its seed, where true tasks are kept apart."""
+
 
 class Variant(NamedTuple):
     """A method with some settings changed; ``label`` names it and the settings that vary."""
@@ -51,7 +54,7 @@ def grid(
     experiments: dict[str, Experiment] = {}
     for label, method in every_variant:
         for seed in seeds:
-            name = f"{label}-s{seed}"
+            name = f"{label}{PER_TASK if base.per_task else ''}-s{seed}"
             if name in experiments:
                 raise InputError(
                     f"the sweep holds {name} twice; give every method, value and seed once."

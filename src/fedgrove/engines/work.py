@@ -261,7 +261,7 @@ def macs_per_example(net: Net, stage: Train | Measure, thin: Thin | None) -> int
         forward = net.layout.macs if thin is None else thin.macs(net.layout)
         frozen = net.layout.frozen_macs
         step = GRADIENT_PASSES * (forward - frozen) + frozen
-        return step + stage.objective.more_macs(net)
+        return step + stage.objective.more_macs(net, forward)
     passes: int | Callable[[Net], int] = getattr(stage.f, "passes", 1)
     if callable(passes):
         passes = passes(net)

@@ -23,19 +23,25 @@ from ..errors import InputError, unknown
 from ..nets import custom
 from .adfedwcp import AdFedWCP
 from .ca_afp import CAAFP
+from .caldas_dropout import CaldasDropout
 from .clusterfl import ClusterFL
 from .ditto import Ditto
 from .efficientfl import EfficientFL
 from .fedavg import FedAvg
+from .fedbabu import FedBABU
 from .fedbn import FedBN
 from .fedchar import FedCHAR
 from .feddrop import FedDrop
 from .feddst import FedDST
 from .fedem import FedEM
+from .fedgen import FedGen
 from .fedkd import FedKD
 from .fedlayerprune import FedLayerPrune
+from .fedlc import FedLC
+from .fedlps import FedLPS
 from .fedmask import FedMask
 from .fedmp import FedMP
+from .fedntd import FedNTD
 from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
@@ -49,6 +55,7 @@ from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
+from .moon import MOON
 from .pfedgate import PFedGate
 from .qfedcg import QFedCG
 from .safl import SAFL
@@ -56,21 +63,28 @@ from .safl import SAFL
 __all__ = [
     "CAAFP",
     "IFCA",
+    "MOON",
     "SAFL",
     "AdFedWCP",
+    "CaldasDropout",
     "ClusterFL",
     "Ditto",
     "EfficientFL",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedCHAR",
     "FedDST",
     "FedDrop",
     "FedEM",
+    "FedGen",
     "FedKD",
+    "FedLC",
+    "FedLPS",
     "FedLayerPrune",
     "FedMP",
     "FedMask",
+    "FedNTD",
     "FedProx",
     "FedPrune",
     "FedRolex",

@@ -1,6 +1,7 @@
-r"""FedDrop: every client trains channels drawn anew each round (Wen, Jeon & Huang, "Federated
-Dropout - A Simple Approach for Enabling Federated Learning on Resource Constrained Devices", IEEE
-WCL 2022).
+r"""FedDrop (Wen): every client trains channels drawn anew, as many as its device holds.
+
+(Wen, Jeon & Huang, "Federated Dropout - A Simple Approach for Enabling Federated Learning on
+Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-dropout``.)
 
 Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every layer's channels::
 

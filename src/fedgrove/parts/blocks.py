@@ -156,7 +156,7 @@ class GatedLoss(Objective):
     count: int
     budget: float
 
-    def more_macs(self, net: Net) -> int:
+    def more_macs(self, net: Net, forward: int) -> int:
         """A gradient through the model, beside that of the gating layer."""
         return GRADIENT_PASSES * net.nets["model"].layout.macs
 

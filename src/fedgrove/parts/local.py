@@ -253,6 +253,19 @@ def flat_mask(mask: Mapping[str, Tensor], params: Mapping[str, Tensor]) -> Tenso
     return torch.cat(parts)
 
 
+def frozen_names(stage: Train, carry: Carry) -> frozenset[str]:
+    """The names of what stays as it is in a Train stage."""
+    if not stage.frozen:
+        return frozenset()
+    return frozenset(carry[stage.frozen])
+
+
+def without_frozen(g: Tensor, params: Mapping[str, Tensor], frozen: frozenset[str]) -> Tensor:
+    """A flat gradient with zeros for the parameters that stay, so that clipping overlooks them."""
+    moves = {name: torch.zeros_like(params[name]) for name in params if name in frozen}
+    return g * flat_mask(moves, params)
+
+
 def learning_rate(local: LocalTraining, carry: Carry) -> Tensor:
     r""":math:`\eta_t = \eta\,\delta^t`, as a tensor."""
     rate: Tensor = local.optimiser.lr * local.decay ** carry["settings"]["round"]
@@ -338,14 +351,21 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     # gradient; a pruned weight starts as +0.0, and 0.0 minus a zero of either sign is 0.0.
     if stage.mask_name in carry:
         g = g * flat_mask(carry[stage.mask_name], params)
+    frozen = frozen_names(stage, carry)
+    if frozen:
+        g = without_frozen(g, params, frozen)
     if local.clip is not None:
         g = g * clip_scale(g, local.clip)
     w, state = local.optimiser.step(
         trees.flat(params), g, carry[OPTIMISER], learning_rate(local, carry)
     )
+    after = trees.unflat(w, params) | buffers
+    for name in frozen & after.keys():
+        # Weight decay moves a parameter whose gradient is 0, and a forward pass moves statistics.
+        after[name] = carry[stage.end][name]
     return {
         **carry,
-        stage.end: trees.unflat(w, params) | buffers,
+        stage.end: after,
         "aux": carry["aux"] | aux,
         OPTIMISER: state,
     }
@@ -376,6 +396,11 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     mask = None
     if stage.mask_name in carry:
         mask = flat_mask(carry[stage.mask_name], params)
+    frozen = frozen_names(stage, carry)
+    frozen_views = {k: v for k, v in trees.unflat(w, start_params).items() if k in frozen}
+    if frozen:
+        ones = torch.ones_like(w) if mask is None else mask
+        mask = without_frozen(ones, start_params, frozen)
     lr = float(learning_rate(local, carry))
     carry = {**carry, "aux": carry["aux"] | stage.objective.begin(start_params, carry)}
     for batch in batches:
@@ -392,8 +417,14 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
         if local.clip is not None:
             g.mul_(clip_scale(g, local.clip))
         local.optimiser.step_(w, g, state, lr)
+        for name, view in frozen_views.items():
+            # As in moved(): weight decay moves what has no gradient.
+            view.copy_(start_params[name])
         if aux:
             # Detached, or each step would keep the graphs of all steps before it alive.
             remembered = {k: v.detach() for k, v in aux.items()}
             carry = {**carry, "aux": carry["aux"] | remembered}
-    return {**carry, stage.end: {k: v.detach() for k, v in tree.items()}}
+    after = {k: v.detach() for k, v in tree.items()}
+    for name in frozen & buffers.keys():
+        after[name] = start[name]
+    return {**carry, stage.end: after}

@@ -41,8 +41,11 @@ class Objective(ABC):
         """What ``carry["aux"]`` holds before the first step; every name that a step adds to it."""
         return {}
 
-    def more_macs(self, net: Net) -> int:
-        """The multiply-accumulates per example of other networks that it runs, for the clock."""
+    def more_macs(self, net: Net, forward: int) -> int:
+        """The multiply-accumulates per example beside those of the trained network, for the clock.
+
+        A teacher's pass or another network's; ``forward`` are those of one pass of the network.
+        """
         return 0
 
     def __add__(self, other: Objective) -> Objective:
@@ -69,9 +72,9 @@ class Sum(Objective):
             aux |= term.begin(params, carry)
         return aux
 
-    def more_macs(self, net: Net) -> int:
+    def more_macs(self, net: Net, forward: int) -> int:
         """Those of all terms."""
-        return sum(term.more_macs(net) for term in self.terms)
+        return sum(term.more_macs(net, forward) for term in self.terms)
 
     def __call__(
         self, out: Output, params: Tree, batch: Batch, carry: Carry

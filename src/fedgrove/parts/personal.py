@@ -1,4 +1,4 @@
-"""Models of which a client keeps a part: what it receives is shared, the rest stays with it."""
+"""Models of which only a part is shared: the rest is a client's own, or stays as it started."""
 
 from __future__ import annotations
 
@@ -40,3 +40,24 @@ def share_received(carry: Carry, client: Client) -> Outcome:
     if kept:
         memory["kept"] = kept
     return Outcome(packets, memory=memory)
+
+
+# ---- a rest that nobody trains -------------------------------------------------------------------
+
+
+def complete_from_start(carry: Carry, client: Client) -> Carry:
+    """Fill what was not received from the network's start, which both sides draw from the seed.
+
+    ``carry["received"]`` is what came and ``carry["fixed"]`` the rest, each by its names;
+    ``carry["model"]`` becomes the whole model, in the network's order.
+    """
+    received = carry["model"]
+    fixed = {name: leaf for name, leaf in client.start.items() if name not in received}
+    model = trees.pick({**fixed, **received}, client.layout.shapes)
+    return {**carry, "received": received, "fixed": fixed, "model": model}
+
+
+def send_received(carry: Carry, client: Client) -> Outcome:
+    """Send back what was received, trained, under the mask that it came with."""
+    shared = trees.pick(carry["local"], carry["received"])
+    return Outcome({"model": Packet(shared, carry.get("model.mask"))})

@@ -11,6 +11,7 @@ from ..errors import InputError, UnfitError
 from ..nets import Net
 from ..parts.objective import Objective, check_fits
 from .guard import calling
+from .per_task import states_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -105,7 +106,9 @@ def notes(run: Run, state: Any, density: float | None) -> list[str]:
 
 def _partly_removable(run: Run, state: Any) -> list[str]:
     """A note where a method removes channels and most of the network has none to remove."""
-    structure = getattr(state, "structure", None)
+    # The network is the same for all tasks, where they are kept apart.
+    first = next(iter(states_of(state).values()))
+    structure = getattr(first, "structure", None)
     if not structure:
         return []
     reached: set[str] = set()

@@ -17,6 +17,7 @@ from .. import methods
 from ..core import AnyMethod, WithFigures
 from ..errors import FedgroveError, MethodError
 from ..nets.custom import file_of
+from .per_task import states_of
 
 T = TypeVar("T")
 
@@ -93,9 +94,21 @@ def check_state(method: AnyMethod, function: str, state: Any) -> None:
 
 
 def figures_of(method: AnyMethod, state: Any) -> dict[str, dict[str, float]]:
-    """A method's own figures of a state, under ``figures``; nothing where it has none."""
+    """A method's own figures of a state, under ``figures``; nothing where it has none.
+
+    Where the server keeps tasks apart, the name of a task stands before those of its figures.
+    """
     if not isinstance(method, WithFigures):
         return {}
+    figures: dict[str, float] = {}
+    for task, own in states_of(state).items():
+        for name, figure in _figures(method, own).items():
+            figures[f"{task}.{name}" if task else name] = figure
+    return {"figures": figures}
+
+
+def _figures(method: Any, state: Any) -> dict[str, float]:
+    """The figures of one state, once they are known to be numbers."""
     with calling(method, "figures"):
         given = method.figures(state)
     if not isinstance(given, Mapping):
@@ -113,4 +126,4 @@ def figures_of(method: AnyMethod, state: Any) -> dict[str, dict[str, float]]:
                 "finite number, or leave it out."
             )
         figures[str(name)] = number
-    return {"figures": figures}
+    return figures

@@ -75,7 +75,7 @@ def rounds(
             broken: list[BaseException] = []
             reports = noted(admission.reports(answers), broken)
             with calling(run.method, "fold", others=broken):
-                folded = run.method.fold(state, reports)
+                folded = run.server.fold(state, reports)
             check_state(run.method, "fold", folded)
             # A method that stops early has not seen all: the rest still counts towards the quorum.
             deque(reports, maxlen=0)
@@ -86,14 +86,14 @@ def rounds(
         admission.settle()
         exchanges = exchanges_of_a_round(run, state, folded, exchanges)
         state = folded
-        if isinstance(run.method, WithServerTraining):
-            state = train_server(run, run.method, state, number)
+        if isinstance(run.server, WithServerTraining):
+            state = train_server(run, run.server, state, number)
         attempt = 0
         why_abandoned = ""
     yield Exchange(state, [], 0, tally, number=number)
 
 
-def train_server(run: Run, method: WithServerTraining[Any], state: Any, number: int) -> Any:
+def train_server(run: Run, server: WithServerTraining[Any], state: Any, number: int) -> Any:
     """The state after the server's own training, the same to the bit wherever clients train.
 
     ``number`` exchanges are done: of those that are no rounds, several may end in the same round.
@@ -103,7 +103,7 @@ def train_server(run: Run, method: WithServerTraining[Any], state: Any, number: 
         # For dropout, which draws from torch's global generator, as on a client.
         torch.default_generator.manual_seed(seed)
         with calling(run.method, "train_server"):
-            trained = method.train_server(state, Server(run.nets, seed))
+            trained = server.train_server(state, Server(run.nets, seed))
     check_state(run.method, "train_server", trained)
     return trained
 
@@ -133,7 +133,7 @@ def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
     """The tasks of the next exchange, stamped with round, attempt and version of memory."""
     cohort = draw_cohort(run, state.round, attempt)
     with calling(run.method, "plan"):
-        planned = run.method.plan(state, cohort)
+        planned = run.server.plan(state, cohort)
         clients = [task.to for task in planned]
     if not clients:
         raise EngineError(f"the method planned no task for round {state.round}.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import nets, problems, seeds
+from .. import methods, nets, problems, seeds
 from ..core import AnyMethod, Client, Give, Holds, Info, Packet, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
@@ -26,6 +26,7 @@ from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
 from .guard import calling
+from .per_task import PerTask
 from .store import Memory
 from .trial import check_problem, check_stages
 
@@ -59,6 +60,8 @@ class Run:
     """The file that the net's weights come from; None: they are drawn from the seed."""
     frozen: float = 0.0
     """The share of the net's layers that is kept as it is."""
+    per_task: bool = False
+    """Whether true tasks are kept apart, the method once for each (:mod:`.per_task`)."""
     held: Held = field(default_factory=Held)
     lengths: RecentLengths = field(default_factory=RecentLengths)
 
@@ -170,9 +173,22 @@ class Run:
         return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets, self.sample)
 
     @cached_property
+    def server(self) -> AnyMethod | PerTask:
+        """What plans and folds: the method, or the method once for each task."""
+        if not self.per_task:
+            return self.method
+        return PerTask(self.method, self.task_of, self.federation.ids)
+
+    @property
+    def label(self) -> str:
+        """What tables call the method."""
+        name = methods.name_of(self.method)
+        return f"{name} per task" if self.per_task else name
+
+    @cached_property
     def initial_state(self) -> Any:
         """The method's state before round 0, made once."""
-        return self.method.init(self.start)
+        return self.server.init(self.start)
 
     def client(self, task: Task, memory: dict[str, Tree]) -> Client:
         """The client a task is for, with what it remembers."""
@@ -225,7 +241,7 @@ class Run:
     def deliver(self, state: Any, client: int) -> Mapping[str, Packet]:
         """What a client is sent in order to use the model now."""
         with calling(self.method, "deliver"):
-            return self.method.deliver(state, client)
+            return self.server.deliver(state, client)
 
 
 def again(attempt: int) -> tuple[int, ...]:
@@ -265,6 +281,7 @@ def build(
     faults: Faults = NO_FAULTS,
     init: str | None = None,
     freeze: float = 0.0,
+    per_task: bool = False,
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
@@ -313,6 +330,7 @@ def build(
         faults=faults,
         origin=origin,
         frozen=freeze,
+        per_task=per_task,
     )
     check_fit(run)
     check_stages(run)

@@ -349,7 +349,7 @@ def summarise(
     layout = run.net.layout
     scored = with_scores(reports, run.finetune)
     return {
-        "method": methods.name_of(run.method),
+        "method": run.label,
         "data": federation.name,
         "partition": federation.partition,
         "scenario": federation.scenario,

@@ -1,0 +1,103 @@
+r"""Federated dropout of Caldas et al.: a random part for every client, of one size for all (Caldas,
+Konecny, McMahan & Talwalkar, "Expanding the Reach of Federated Learning by Reducing Client Resource
+Requirements", 2018).
+
+Round :math:`t`, cohort :math:`S_t`, the same share s of every layer's channels for all clients::
+
+    M_k  = s C channels of every layer, drawn for this round and client      -> drawn
+    w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
+    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
+
+A client uses the whole model. With a share of 1 this is FedAvg. Not to be confused with ``feddrop``
+(Wen et al. 2022), where each device has a share of its own; papers call both "FedDrop". The paper's
+lossy compression of what travels is left out. It does not say how updates of parts are averaged:
+here every parameter over those who have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..channels.find import groups_of, removable_groups
+from ..channels.submodel import (
+    PlainGroups,
+    cut_out,
+    groups_from_plain,
+    groups_to_plain,
+    mean_of,
+)
+from ..core import Give, Packet, Report, Stage, Start, Task, Train
+from ..errors import check
+from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.device_widths import send_masked, submodel_bytes
+from ..parts.local import LocalTraining
+from ..parts.objective import Objective, ProblemLoss
+from ..seeds import torch_rng
+from ..trees import Tree
+from ..wire.codec import Codec, Smallest
+from .feddrop import drawn
+
+
+@dataclass(frozen=True)
+class State:
+    """The model in full width."""
+
+    round: int
+    structure: PlainGroups
+    model: Tree
+
+
+@dataclass(frozen=True)
+class CaldasDropout:
+    """One model of which every client trains the same share of channels, drawn at random."""
+
+    share: float = 0.75
+    """The share of every layer's channels that a client trains, whatever its device."""
+    alike: bool = False
+    """Whether all clients of a round train the same part."""
+    draw: int = 0
+    """Seed of the draws, beside round and client; the run's own seed does not enter."""
+    mean: Averaging = WeightedMean()
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check(0 < self.share <= 1, "share", self.share, "in (0, 1]")
+
+    def init(self, start: Start) -> State:
+        """The network's initial parameters."""
+        find = groups_of if self.share == 1 else removable_groups
+        return State(0, groups_to_plain(find(start.net)), start.params)
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """Every client uses the whole model."""
+        return {"model": Packet(state.model)}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains, each client its own draw, or all of them one."""
+        groups = groups_from_plain(state.structure)
+        tasks = []
+        for k in cohort:
+            who = "all" if self.alike else k
+            generator = torch_rng(self.draw, state.round, who, "channels")
+            channels = drawn(groups, self.share, generator)
+            tasks.append(Task(k, {"model": cut_out(state.model, groups, channels)}))
+        return tasks
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """Every parameter averaged over those who have it."""
+        model = mean_of(state.model, reports, groups_from_plain(state.structure), self.mean)
+        return replace(state, round=state.round + 1, model=model)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train and send; to use the model, nothing need be done."""
+        if verb == "train":
+            return (Train(self.objective, self.local), Give(send_masked))
+        return {"use": ()}[verb]
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """A sub-model down and up."""
+        return submodel_bytes(net, (self.share,), cohort, rounds)

@@ -1,0 +1,92 @@
+r"""FedBABU: the body is trained under a random head, which clients tune in the end (Oh, Kim & Yun,
+"FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Alg. 1).
+
+Round :math:`t`, cohort :math:`S_t`; b the body, h the last ``head`` layers as they started::
+
+    b_k  = E epochs of min CE((b, h); D_k) over b alone, from b        -> Train(frozen="fixed")
+    b    = sum_k n_k b_k / sum_k n_k                                   -> average
+    h_k  = ``tune`` epochs of min CE((b, h); D_k) over h alone         -> Train(frozen="received")
+
+The head is drawn from the seed on both sides and never travels. A client uses (b, h_k), tuned anew
+whenever it is scored; ``tune=0`` is the paper's shared model before personalisation. With no head
+(``head=0``) this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..errors import UnfitError, check
+from ..nets import Net
+from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.local import LocalTraining
+from ..parts.objective import Objective, ProblemLoss
+from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
+from ..parts.personal import complete_from_start, send_received
+from ..wire.codec import Codec, Dense
+
+
+@dataclass(frozen=True)
+class FedBABU:
+    """A body that all train, under a head that stays random until a client tunes it for itself."""
+
+    head: int = 1
+    """How many of the last layers that have parameters are the head."""
+    tune: int = 1
+    """Epochs in which a client tunes the head before it uses the model; 0: it stays random."""
+    mean: Averaging = WeightedMean()
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Dense()
+
+    def __post_init__(self) -> None:
+        check(self.head >= 0, "head", self.head, "0 or more layers")
+        check(self.tune >= 0, "tune", self.tune, "0 or more epochs")
+
+    def init(self, start: Start) -> OneModel:
+        """Alg. 1, "initialize": the body is the server's, the head is everybody's."""
+        layers = start.layout.trained_layers
+        if self.head >= len(layers):
+            raise UnfitError(
+                f"the last {self.head} layers are the head, and it has {len(layers)} with "
+                "parameters: no body is left. Take a smaller head (--set head=1), or a deeper net."
+            )
+        head = set(start.layout.last(self.head))
+        return OneModel(0, {name: v for name, v in start.params.items() if name not in head})
+
+    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
+        """Every client gets the body."""
+        return deliver_model(state)
+
+    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains."""
+        return train_cohort(state, cohort)
+
+    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
+        """Alg. 1, the weighted mean of the bodies."""
+        return average(state, reports, self.mean)
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train the body under the head and send it; to use the model, tune the head first."""
+        whole = Edit(complete_from_start)
+        if verb == "train":
+            body = Train(self.objective, self.local, frozen="fixed")
+            return (whole, body, Give(send_received))
+        return {"use": (whole, *self._tuning())}[verb]
+
+    def _tuning(self) -> tuple[Stage, ...]:
+        """The head's own training, if there is a head and it is tuned."""
+        if not (self.head and self.tune):
+            return ()
+        recipe = self.local
+        if recipe is not None:
+            recipe = replace(recipe, epochs=self.tune)
+        return (Train(self.objective, recipe, "model", "model", frozen="received"),)
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """The parameters of the body."""
+        # `last` names buffers too, which the papers do not count.
+        body = set(net.layout.params) - set(net.layout.last(self.head))
+        return dense_bytes(net.layout.count(body), cohort, rounds)

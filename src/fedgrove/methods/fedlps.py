@@ -1,0 +1,214 @@
+r"""FedLPS: a frozen encoder that all tasks share, and predictors cut to each device (Jia, Zhang,
+Beheshti & Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local
+Parameter Sharing", AAAI 2024).
+
+Client k holds a share :math:`s_k` of the channels; e the first layers as they started, p the rest,
+the predictor. Round :math:`t`, cohort :math:`S_t`::
+
+    p_k  = E epochs of min CE((e, p); D_k) over p alone, from p M_k      -> Train(frozen="fixed")
+    M_k  = of p_k when first trained, the s_k C channels of largest L1   -> ChoosePart
+    p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> recovered
+
+M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
+both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
+predictor for each task, told which is which: run it with ``per_task``. Without an encoder and with
+a share of 1 for all this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .. import trees
+from ..channels.choice import Even, FilterL1, nested
+from ..channels.find import groups_of
+from ..channels.groups import ChannelGroup, Channels, expand
+from ..channels.submodel import (
+    PlainGroups,
+    channels_in,
+    cut_out,
+    groups_from_plain,
+    groups_to_plain,
+    is_whole,
+    shapes_of,
+)
+from ..core import (
+    Carry,
+    Client,
+    Edit,
+    Form,
+    Give,
+    Holds,
+    Packet,
+    Report,
+    Stage,
+    Start,
+    Task,
+    Train,
+)
+from ..errors import UnfitError, check
+from ..nets import Net
+from ..nets.layout import Layout
+from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.device_widths import check_shares, client_shares
+from ..parts.local import LocalTraining
+from ..parts.objective import Objective, ProblemLoss
+from ..parts.personal import complete_from_start, send_received
+from ..trees import Tree
+from ..wire.codec import Codec, Smallest
+from .fedmp import recovered
+
+
+@dataclass(frozen=True)
+class State:
+    """The predictor in full width, each client's share of its channels, and which they are."""
+
+    round: int
+    structure: PlainGroups
+    model: Tree
+    shares: dict[int, float]
+    channels: dict[int, dict[str, Tensor]]
+    """Of the clients that have pruned."""
+
+
+@dataclass(frozen=True)
+class FedLPS:
+    """A predictor on a frozen encoder; each client prunes it once, to the share it can hold."""
+
+    encoder: float = 0.25
+    """The share of the layers, counted from the first, that stay as they start."""
+    widths: tuple[float, ...] = ()
+    """Shares of channels, given to the clients in turn; empty: what each device can hold."""
+    mean: Averaging = WeightedMean()
+    """Over recovered predictors: what a client did not have counts as it was."""
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check(0 <= self.encoder < 1, "encoder", self.encoder, "in [0, 1)")
+        check_shares(self.widths)
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def init(self, start: Start) -> State:
+        """The predictor as it starts, and every client's share of its channels."""
+        shares = client_shares(start, self.widths, self.local)
+        frozen = encoder_names(start.layout, self.encoder)
+        groups = predictor_groups(start.net, frozen)
+        if not groups and min(shares.values()) < 1:
+            raise UnfitError(
+                "behind the encoder it has no channels that could be removed. Take a shorter "
+                "encoder (--set encoder=0), or another net."
+            )
+        predictor = {name: v for name, v in start.params.items() if name not in frozen}
+        if not predictor.keys() & set(start.layout.params):
+            raise UnfitError(
+                "the encoder is all of it, and no predictor is left. Take a shorter encoder (--set "
+                "encoder=0)."
+            )
+        return State(0, groups_to_plain(groups), predictor, shares, {})
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """The client's own part of the predictor; all of it before it has pruned."""
+        groups = groups_from_plain(state.structure)
+        return {"model": cut_out(state.model, groups, state.channels.get(client))}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains; who does so for the first time prunes after it."""
+        tasks = []
+        for k in cohort:
+            share = state.shares[k]
+            verb = "train" if share == 1 or k in state.channels else "train:prune"
+            tasks.append(Task(k, self.deliver(state, k), {"share": share}, verb))
+        return tasks
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The mean of the recovered predictors; and what clients have pruned is known."""
+        groups = groups_from_plain(state.structure)
+        mean = self.mean.start(state.model)
+        channels = dict(state.channels)
+        for report in reports:
+            packet = report.give["model"]
+            chosen = channels_in(packet, groups)
+            if any(not bool(kept.any()) for kept in chosen.values()):
+                # A layer without channels is no model. Its client is asked again.
+                continue
+            mean.add(recovered(packet, state.model, groups), report.examples)
+            if not is_whole(chosen):
+                channels[report.of] = chosen
+        return replace(
+            state,
+            round=state.round + 1,
+            model=mean.value(),
+            channels=dict(sorted(channels.items())),
+        )
+
+    # ---- a client --------------------------------------------------------------------------------
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train the predictor and send it, pruned; to use the model, put the encoder before it."""
+        whole = Edit(complete_from_start)
+        train = Train(self.objective, self.local, frozen="fixed")
+        return {
+            "train": (whole, train, Give(send_received)),
+            "train:prune": (whole, train, Edit(ChoosePart()), Give(send_received, holds_own_part)),
+            "use": (whole,),
+        }[verb]
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """The predictor down and up, at the mean width; the first round as the others."""
+        sizes = [predictor_size(net, self.encoder, share) for share in self.widths or (1.0,)]
+        return round(2 * 4 * cohort * rounds * sum(sizes) / len(sizes))
+
+
+@dataclass(frozen=True)
+class ChoosePart:
+    """Of what the client trained it keeps the channels of largest L1, as many as its share.
+
+    ``carry["local"]`` is what is left, ``carry["model.mask"]`` the mask.
+    """
+
+    def __call__(self, carry: Carry, client: Client) -> Carry:
+        """The same share of every layer behind the encoder."""
+        groups = predictor_groups(client.net, carry["fixed"])
+        scores = FilterL1()(carry["local"], groups)
+        channels: Channels = Even()(scores, float(carry["settings"]["share"]))
+        if is_whole(channels):
+            return carry
+        mask = expand(groups, shapes_of(carry["received"]), channels)
+        return {**carry, "local": trees.masked(carry["local"], mask), "model.mask": mask}
+
+
+def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:
+    """Parameters and buffers of the first layers, so large a share of those with parameters."""
+    return layout.first(round(share * len(layout.trained_layers)))
+
+
+def predictor_groups(net: Net, frozen: Iterable[str]) -> tuple[ChannelGroup, ...]:
+    """The channels that are made behind the encoder: a frozen layer loses none of its own."""
+    fixed = set(frozen)
+    found = []
+    for group in groups_of(net):
+        makers = group.within("filter", "bias", "scale", "shift")
+        if not any(place.tensor in fixed for place in makers):
+            found.append(group)
+    return tuple(found)
+
+
+def predictor_size(net: Net, encoder: float, share: float) -> int:
+    """Parameters of the predictor with this share of every layer's channels."""
+    frozen = encoder_names(net.layout, encoder)
+    groups = predictor_groups(net, frozen)
+    names = [name for name in net.layout.params if name not in frozen]
+    mask = expand(groups, net.layout.shapes, nested(groups, share))
+    removed = sum(int((~mask[name]).sum()) for name in names if name in mask)
+    return net.layout.count(names) - removed
+
+
+def holds_own_part(task: Task, net: Net) -> Holds:
+    """The predictor as it was sent, under a mask that the client chose."""
+    return Holds({"model": Form.of(task.send["model"].values, "own")})

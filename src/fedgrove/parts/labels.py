@@ -1,0 +1,85 @@
+"""How often a client has each class, and the loss that is calibrated by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..core import Batch, Carry
+from ..errors import check
+from ..nets import Net
+from ..problems import class_targets
+from ..trees import Tree
+from .objective import Objective
+
+if TYPE_CHECKING:
+    from ..nets import Output
+
+LEAST_COUNT = 1e-8
+"""A class without examples counts as so many: its logit falls by 100 tau, which is out of sight."""
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """What Measure sums: how often each output's class occurs, ``counts`` (outputs,).
+
+    ``is_class`` is above 0 for the outputs that are classes of the client's.
+    """
+
+    passes: ClassVar[int] = 0
+    """Nothing is computed: of the network only the number of its outputs is asked for."""
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """The counts of one batch."""
+        outputs = net(params, batch.x[:1], train=False).logits
+        targets = class_targets(net.problem, outputs, batch.y, carry.get("client", {}))
+        classes = torch.arange(outputs.shape[1], device=outputs.device)
+        is_label = classes == targets.y.unsqueeze(1)
+        counts = (is_label.to(batch.weight.dtype) * batch.weight.unsqueeze(1)).sum(0)
+        own = targets.own.to(counts.dtype)
+        return {"counts": counts * own, "is_class": own}
+
+
+@dataclass(frozen=True)
+class LogitCalibration(Objective):
+    r"""FedLC's loss: logits of rare classes are lowered while a client trains, so that it must
+    raise them.
+
+    .. math:: -\log \frac{e^{z_y - \tau n_y^{-1/4}}}{\sum_c e^{z_c - \tau n_c^{-1/4}}}
+
+    (Zhang et al. 2022.) :math:`z` -> ``out.logits``, :math:`n_c` -> the client's examples of
+    class c, ``carry[labels]["counts"]``, which :class:`LabelCounts` makes. It takes the place of
+    ``ProblemLoss``, and equals it to the bit at :math:`\tau = 0`. A class without examples is
+    taken for one of ``LEAST_COUNT``. Outputs that are no classes stay as they are.
+
+    Differs from the paper: its sum leaves out :math:`c = y`, which is no cross-entropy and falls
+    below 0; published implementations keep it.
+    """
+
+    tau: float = 1.0
+    labels: str = "labels"
+
+    def __post_init__(self) -> None:
+        check(self.tau >= 0, "tau", self.tau, "0 or more")
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        """The mean over the examples that are not padding."""
+        labels = carry[self.labels]
+        lowered = out.logits - self.tau * margins(labels["counts"], labels["is_class"])
+        losses = out.net.problem.losses(lowered, batch.y, carry.get("client", {}))
+        return (losses * batch.weight).sum() / batch.weight.sum(), {}
+
+
+def margins(counts: Tensor, is_class: Tensor) -> Tensor:
+    r"""By how much the logit of each class is lowered: :math:`n_c^{-1/4}`; 0 for other outputs.
+
+    >>> margins(torch.tensor([16.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.0]))
+    tensor([  0.5000, 100.0000,   0.0000])
+    """
+    rare = counts.clamp_min(LEAST_COUNT) ** -0.25
+    return torch.where(is_class > 0, rare, torch.zeros_like(rare))

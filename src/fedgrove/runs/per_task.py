@@ -1,0 +1,149 @@
+"""A method once for each true task: the server is told who does what, and keeps the tasks apart.
+
+In a federation that mixes data sets, a method with one model makes one model of all tasks. With
+``per_task`` the server has a state of the method for each task (``Info.task``), as if each task
+were a federation of its own: cohort, reports and deliveries go by the task of their client. Clients
+notice nothing, and the method is any method, as it is. It is what an oracle would do, and so the
+measure for methods that must find the tasks themselves.
+
+All tasks start at the same initial parameters. The cohort of a round is drawn over all clients as
+ever; a task of which nobody is drawn, or nobody answers, keeps its state, and its round passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from .. import seeds
+from ..core import AnyMethod, Info, Packet, Report, Server, Start, Task, WithServerTraining
+from ..errors import EngineError, InputError
+
+
+@dataclass(frozen=True)
+class TaskStates:
+    """The method's state for each task, as a chain, one link a task.
+
+    A chain and no dictionary: a checkpoint holds no types, and finds them again by fields.
+    """
+
+    round: int
+    """The least of the tasks' own: rounds that all have completed."""
+    task: str
+    state: Any
+    others: TaskStates | None = None
+
+    def by_task(self) -> dict[str, Any]:
+        """The states by task."""
+        rest = {} if self.others is None else self.others.by_task()
+        return {self.task: self.state, **rest}
+
+
+def chained(states: Mapping[str, Any]) -> TaskStates:
+    """The states of all tasks as one."""
+    least = min(state.round for state in states.values())
+    chain: TaskStates | None = None
+    for task, state in reversed(list(states.items())):
+        chain = TaskStates(least, task, state, chain)
+    assert chain is not None
+    return chain
+
+
+@dataclass(frozen=True)
+class PerTask:
+    """The server's side of a method, once for each task."""
+
+    method: AnyMethod
+    task_of: Callable[[int, int], str]
+    """The task of a client in a round."""
+    clients: Sequence[int]
+    """All clients, in order."""
+
+    def init(self, start: Start) -> TaskStates:
+        """The method's first state for each task, of the clients that ever have it."""
+        members: dict[str, dict[int, Info]] = {}
+        for client in start.all_clients("has a state for each task"):
+            # Scores after the last round are of clients as a next one would find them.
+            for task in {self.task_of(client, at) for at in range(start.rounds + 1)}:
+                members.setdefault(task, {})[client] = start.clients[client]
+        if set(members) == {""}:
+            raise InputError(
+                "per_task is given, and the clients have no tasks of their own; mix data sets "
+                "(fedgrove.data.mix), or leave it out."
+            )
+        states = {}
+        for task in sorted(members):
+            # The run's sample is of all clients: where a method asks some, they are the first ones.
+            own = replace(start, clients=members[task], sample=None)
+            states[task] = self.method.init(own)
+        return chained(states)
+
+    def deliver(self, state: TaskStates, client: int) -> Mapping[str, Packet]:
+        """What the client's own task has for it."""
+        own = state.by_task()[self.task_of(client, state.round)]
+        return self.method.deliver(own, client)
+
+    def plan(self, state: TaskStates, cohort: Sequence[int]) -> list[Task]:
+        """The tasks of the next exchange, those of one true task after those of another."""
+        planned: list[Task] = []
+        for task, own in self._due(state):
+            drawn = [k for k in cohort if self.task_of(k, state.round) == task]
+            planned += self._planned(state, task, own, drawn)
+        if planned:
+            return planned
+        # Only tasks that lag behind are left, and nobody of theirs was drawn: the first ones go.
+        for task, own in self._due(state):
+            members = [k for k in self.clients if self.task_of(k, state.round) == task]
+            planned += self._planned(state, task, own, members[: len(cohort)])
+        return planned
+
+    def fold(self, state: TaskStates, reports: Iterable[Report]) -> TaskStates:
+        """Each task's reports into its own state, as they come."""
+        states = state.by_task()
+        folded: dict[str, Any] = {}
+        # In the order of the tasks that were planned, and so one true task after another.
+        for task, own_reports in groupby(reports, lambda r: self.task_of(r.of, state.round)):
+            if task in folded:
+                raise EngineError(
+                    f"reports of task {task!r} came apart from each other; an engine must give "
+                    "answers in the order of their jobs."
+                )
+            folded[task] = self.method.fold(states[task], own_reports)
+        if not folded:
+            # The quorum sees to it that somebody answers.
+            return state
+        reached = min(own.round for own in folded.values())
+        for task, own in self._due(state):
+            if task not in folded:
+                folded[task] = replace(own, round=max(own.round, reached))
+        return chained({**states, **folded})
+
+    def train_server(self, state: TaskStates, server: Server) -> TaskStates:
+        """The server's own training for each task, where the method has such."""
+        if not isinstance(self.method, WithServerTraining):
+            return state
+        states = {}
+        for task, own in state.by_task().items():
+            seed = seeds.derive(server.seed, task)
+            states[task] = self.method.train_server(own, replace(server, seed=seed))
+        return chained(states)
+
+    def _due(self, state: TaskStates) -> Iterator[tuple[str, Any]]:
+        """The tasks that have not completed the round at hand, with their states."""
+        for task, own in state.by_task().items():
+            if own.round == state.round:
+                yield task, own
+
+    def _planned(self, state: TaskStates, task: str, own: Any, cohort: Sequence[int]) -> list[Task]:
+        """What the method plans for a task; who has switched away from it is left out."""
+        planned = self.method.plan(own, cohort)
+        return [each for each in planned if self.task_of(each.to, state.round) == task]
+
+
+def states_of(state: Any) -> dict[str, Any]:
+    """The states of a run by task; that of a run without tasks under the empty name."""
+    if isinstance(state, TaskStates):
+        return state.by_task()
+    return {"": state}

@@ -1,0 +1,36 @@
+"""Caldas' federated dropout: one share for all, drawn for each client or once for a round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.conftest import make_run
+from tests.methods.exchanges import exchanges
+
+from fedgrove.channels.find import groups_of
+from fedgrove.channels.submodel import channels_in
+from fedgrove.errors import InputError
+from fedgrove.methods import CaldasDropout
+
+
+@pytest.mark.parametrize(("alike", "different"), [(False, 8), (True, 2)])
+def test_draws_by_client_or_by_round(alike: bool, different: int, tmp_path: Path) -> None:
+    run = make_run(CaldasDropout(share=0.5, alike=alike), tmp_path, rounds=2, cohort=4)
+    draws = []
+    for _, tasks, _, _ in exchanges(run):
+        for task in tasks:
+            channels = channels_in(task.send["model"], groups_of(run.net))
+            # Half of 64 units of each layer, whatever the device.
+            assert {name: int(kept.sum()) for name, kept in channels.items()} == {
+                "fc1": 32,
+                "fc2": 32,
+            }
+            draws.append(tuple(channels["fc1"].tolist()))
+    assert len(draws) == 8
+    assert len(set(draws)) == different
+
+
+def test_a_share_outside_its_range_is_refused() -> None:
+    with pytest.raises(InputError, match=r"share is 0; it must be in \(0, 1\]."):
+        CaldasDropout(share=0)
