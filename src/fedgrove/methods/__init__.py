@@ -26,6 +26,7 @@ from .ca_afp import CAAFP
 from .clusterfl import ClusterFL
 from .ditto import Ditto
 from .efficientfl import EfficientFL
+from .fedapta import FedAPTA
 from .fedavg import FedAvg
 from .fedbn import FedBN
 from .fedchar import FedCHAR
@@ -56,6 +57,7 @@ __all__ = [
     "ClusterFL",
     "Ditto",
     "EfficientFL",
+    "FedAPTA",
     "FedAvg",
     "FedBN",
     "FedCHAR",
