@@ -112,7 +112,7 @@ class State:
     groups: dict[int, int]
     """By device that has taken part."""
     traces: dict[int, tuple[Tensor, Tensor]]
-    """By device, those seen last at the end: the sum of its updates, and where it had the weight."""
+    """By device, those seen last at the end: the sum of its updates, where it had the weight."""
     moved: dict[int, Tree]
     """By group: its mean update of the last round; with a drift only."""
 
@@ -386,7 +386,7 @@ class FedAPTA:
         return Outcome(give, memory=memory)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """Sub-models of these ratios, in turn, 4 bytes a number, down and up: masks are not counted.
+        """Sub-models of these ratios, in turn, 4 bytes a number, down and up; masks do not count.
 
         Nor is a drift, of which the paper says nothing. The whole model if devices decide.
         """
@@ -407,7 +407,7 @@ PRESETS = {
         local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
     )
 }
-"""``fedapta:paper``: the ratios, the local training and the drift of its experiments, and HDBSCAN on
+"""``fedapta:paper``: ratios, local training and drift of its experiments, and HDBSCAN on
 this round's updates alone."""
 
 
