@@ -158,7 +158,7 @@ def test_merging_by_hand() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"distance": "l3"}, {"min_size": 1}, {"memory": 1.5}, {"forget": 0.0}, {"merge": -1.0}],
+    [{"distance": "l3"}, {"min_size": 1}, {"fade": 1.5}, {"forget": 0.0}, {"merge": -1.0}],
 )
 def test_bad_fields_are_refused(bad: dict) -> None:
     with pytest.raises(InputError):
@@ -210,11 +210,11 @@ def trace(*values: float) -> Trace:
 
 
 def test_a_trace_by_hand() -> None:
-    """.5 · (2, 0) + (1, 4); there is a weight where there ever was one."""
-    after = trace(2.0, 0.0).then(trace(1.0, 4.0), memory=0.5)
-    assert after.total.tolist() == [2.0, 4.0]
+    """(2, 0) + .5 · (1, 4) + .25 · (4, 0); there is a weight where there ever was one."""
+    after = trace(2.0, 0.0).then(trace(1.0, 4.0), fade=0.5)
+    assert after.total.tolist() == [2.5, 2.0]
     assert after.present.tolist() == [True, True]
-    assert trace(2.0, 3.0).then(trace(1.0, 0.0), memory=0.0).total.tolist() == [1.0, 0.0]
+    assert after.then(trace(4.0, 0.0), fade=0.5).total.tolist() == [3.5, 2.0]
 
 
 def test_agreement_is_over_what_the_device_has() -> None:

@@ -111,8 +111,8 @@ class State:
     """By group."""
     groups: dict[int, int]
     """By device that has taken part."""
-    traces: dict[int, tuple[Tensor, Tensor]]
-    """By device, those seen last at the end: the sum of its updates, where it had the weight."""
+    traces: dict[int, tuple[Tensor, Tensor, float]]
+    """By device, those seen last at the end: the fields of its trace."""
     moved: dict[int, Tree]
     """By group: its mean update of the last round; with a drift only."""
 
@@ -288,9 +288,9 @@ class FedAPTA:
             fresh = max(state.models) + 1
             numbers = matched(labels, placed(state), fresh)
             groups = state.groups | {k: numbers[label] for k, label in labels.items()}
-        kept = {k: (trace.total, trace.present) for k, trace in traces.items()}
-        if not grouping.memory:
-            kept = {}
+        kept = {}
+        if grouping.memory:
+            kept = {k: (trace.total, trace.present, trace.weight) for k, trace in traces.items()}
         return replace(state, groups=dict(sorted(groups.items())), traces=kept)
 
     def _average(
@@ -402,7 +402,7 @@ class FedAPTA:
 PRESETS = {
     "paper": FedAPTA(
         ratios=(0.0, 0.2, 0.4, 0.6, 0.8),
-        grouping=Hdbscan(min_size=2, memory=0.0, merge=0.0, common=False),
+        grouping=Hdbscan(min_size=2, memory=False, merge=0.0, common=False),
         drift=True,
         local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
     )
@@ -465,7 +465,7 @@ def remember(grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -
     """The traces of all devices after this round: those of the longest absence first."""
     if not grouping.memory:
         return {k: arrival.trace for k, arrival in arrivals.items()}
-    before = {k: Trace(total, present) for k, (total, present) in state.traces.items()}
+    before = {k: Trace(*fields) for k, fields in state.traces.items()}
     directions = group_directions(state)
     after = {k: trace for k, trace in before.items() if k not in arrivals}
     for k, arrival in arrivals.items():
@@ -479,7 +479,7 @@ def remember(grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -
         if has_switched(arrival.trace, own, others, grouping.forget):
             after[k] = arrival.trace
         else:
-            after[k] = known.then(arrival.trace, grouping.memory)
+            after[k] = known.then(arrival.trace, grouping.fade)
     newest = list(after)[-max(REMEMBERED, len(arrivals)) :]
     return {k: after[k] for k in newest}
 

@@ -21,6 +21,9 @@ DISTANCES = ("cosine", "l1", "l2", "inner")
 """How two updates are compared; the paper's choice, and those of its Figure 3."""
 NOISE = -1
 """What HDBSCAN calls a device that is in no cluster."""
+NEIGHBOURS = 2
+"""HDBSCAN's min_samples: a device and its nearest neighbour say how dense it is around it. With as
+many as the smallest cluster has, its default, devices between two tasks join them."""
 REMEMBERED = 1000
 """The updates of so many devices, those seen last, are kept and compared."""
 
@@ -29,10 +32,11 @@ REMEMBERED = 1000
 class Hdbscan:
     """Clusters of devices by the direction in which their last layers moved.
 
-    The paper's literal rule is ``Hdbscan(min_size=2, memory=0, merge=0, common=False)``: it
+    The paper's literal rule is ``Hdbscan(min_size=2, memory=False, merge=0, common=False)``: it
     compares this round's updates alone. Updates of one task agree while a model learns; once it has
     learnt, what is left of them is each device's own pull, and devices of one task point away from
-    each other. So by default a device is compared by the sum of its updates so far.
+    each other. So by default a device is compared by the sum of its updates so far, the first of
+    which count most.
     """
 
     distance: str = "cosine"
@@ -42,11 +46,13 @@ class Hdbscan:
     common: bool = True
     """Whether a cosine is over the weights that both devices have; without, devices of one ratio
     look alike whatever their tasks, since they lack the same weights."""
-    memory: float = 1.0
-    """What a round leaves of the sum of earlier updates; 0: none of it."""
+    memory: bool = True
+    """Whether a device is compared by the sum of its updates; False: by this round's alone."""
+    fade: float = 0.85
+    """In that sum each update counts this share of the one before."""
     forget: float = 0.1
     """A device forgets its earlier updates if the new one agrees (as a cosine) by so much more with
-    another group than with its own: its task has changed. With 0 memory it means nothing."""
+    another group than with its own: its task has changed. Nothing without ``memory``."""
     merge: float = 0.6
     """Clusters are one if devices of different ones agree, on average, at least this share of what
     devices within them do; 0: never. For cosines only."""
@@ -55,7 +61,7 @@ class Hdbscan:
         if self.distance not in DISTANCES:
             raise unknown("distance", self.distance, DISTANCES)
         check(self.min_size >= 2, "min_size", self.min_size, "2 or more devices")
-        check(0 <= self.memory <= 1, "memory", self.memory, "in [0, 1]")
+        check(0 < self.fade <= 1, "fade", self.fade, "in (0, 1]")
         check(self.forget > 0, "forget", self.forget, "above 0")
         check(0 <= self.merge <= 1, "merge", self.merge, "in [0, 1]")
 
@@ -121,7 +127,9 @@ def hdbscan(apart: Tensor, min_size: int) -> list[int]:
     # Imported where it is used: scikit-learn is slow to load.
     from sklearn.cluster import HDBSCAN
 
-    model = HDBSCAN(min_cluster_size=min_size, metric="precomputed", copy=True)
+    model = HDBSCAN(
+        min_cluster_size=min_size, min_samples=NEIGHBOURS, metric="precomputed", copy=True
+    )
     return [int(label) for label in model.fit_predict(apart.numpy())]
 
 
@@ -242,16 +250,22 @@ def purity(groups: Mapping[int, int], tasks: Mapping[int, str]) -> float:
 
 @dataclass(frozen=True)
 class Trace:
-    """The sum of a device's updates, and where it ever had the weight."""
+    """The sum of a device's updates, where it ever had the weight, and what the last one counted.
+
+    >>> first = Trace(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
+    >>> second = Trace(torch.tensor([4.0, 8.0]), torch.tensor([True, True]))
+    >>> first.then(second, fade=0.5).total
+    tensor([4., 4.])
+    """
 
     total: Tensor
     present: Tensor
+    weight: float = 1.0
 
-    def then(self, update: Trace, memory: float) -> Trace:
-        """The trace after one update more; ``memory`` is what is left of the sum before it."""
-        if memory == 0:
-            return update
-        return Trace(memory * self.total + update.total, self.present | update.present)
+    def then(self, update: Trace, fade: float) -> Trace:
+        """The trace after one update more, which counts ``fade`` times what the last one did."""
+        weight = fade * self.weight
+        return Trace(self.total + weight * update.total, self.present | update.present, weight)
 
 
 def has_switched(update: Trace, own: Tensor, others: Sequence[Tensor], margin: float) -> bool:
