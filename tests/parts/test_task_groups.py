@@ -20,6 +20,7 @@ from fedgrove.parts.task_groups import (
     matched,
     merged,
     purity,
+    refined,
     settled,
 )
 
@@ -140,6 +141,27 @@ def test_noise_joins_its_nearest_neighbours_cluster() -> None:
     apart = torch.tensor([[0.0, 1, 9, 4], [1, 0, 9, 2], [9, 9, 0, 3], [4, 2, 3, 0]])
     assert settled([5, 5, 2, NOISE], apart) == [0, 0, 1, 0]
     assert settled([NOISE] * 4, apart) == [NOISE] * 4
+
+
+def test_groups_that_were_apart_stay_apart_unless_they_agree() -> None:
+    """HDBSCAN, which never finds one cluster alone, is given two tasks that lie near each other and
+    a far one: what it joins is divided again by the groups so far."""
+    apart = [0] * 5 + [1] * 5 + [2] * 5
+    rows = directions(apart, noise=0.02)
+    rows[:10, 3] += 0.5
+    rows[10:, 4] += 3
+    labels = Hdbscan(merge=0.9)(rows, everywhere(rows), before=apart)
+    assert labels == apart
+    # One task in two groups: they agree as much as each within, and are one.
+    rows = directions([0] * 6 + [1] * 6, noise=0.02)
+    before = [0, 0, 0, 1, 1, 1] + [2] * 6
+    assert Hdbscan()(rows, everywhere(rows), before=before) == [0] * 6 + [1] * 6
+
+
+def test_refined_by_hand() -> None:
+    """Cluster 0 is of groups 4 and 8; cluster 1 has one of each, which are too few."""
+    assert refined([0, 0, 0, 0, 0, 1, 1], [4, 4, 8, 8, 4, 8, 4], 2) == [0, 0, 1, 1, 0, -1, -1]
+    assert refined([NOISE, 0, 0], [4, 4, 4], 2) == [NOISE, 0, 0]
 
 
 def test_merging_by_hand() -> None:

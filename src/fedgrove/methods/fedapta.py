@@ -279,14 +279,21 @@ class FedAPTA:
         devices = sorted(traces)
         vectors = torch.stack([traces[k].total for k in devices])
         present = torch.stack([traces[k].present for k in devices])
-        labels = dict(zip(devices, grouping(vectors, present), strict=True))
+        known = placed(state)
+        before = []
+        for k in devices:
+            # Who has forgotten what it did has no group to stay in.
+            has_place = k in known and (k not in arrivals or traces[k] is not arrivals[k].trace)
+            is_first_round = not state.groups
+            before.append(known[k] if has_place or is_first_round else NOISE)
+        labels = dict(zip(devices, grouping(vectors, present, before), strict=True))
         if NOISE in labels.values():
             # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
             apart = distances(vectors, present, grouping.distance)
             groups = stay(state.groups, devices, apart)
         else:
             fresh = max(state.models) + 1
-            numbers = matched(labels, placed(state), fresh)
+            numbers = matched(labels, known, fresh)
             groups = state.groups | {k: numbers[label] for k, label in labels.items()}
         kept = {}
         if grouping.memory:

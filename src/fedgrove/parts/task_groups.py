@@ -1,8 +1,9 @@
 """Which devices do the same task, found from the updates of their last layers (FedAPTA, Alg. 3).
 
 The steps, each a function: distances between devices (:func:`distances`), HDBSCAN on them
-(:class:`Hdbscan`), noise joins its nearest neighbour (:func:`settled`), clusters that agree are one
-(:func:`merged`), and clusters get the numbers of the groups they continue (:func:`matched`).
+(:class:`Hdbscan`), clusters are divided by the groups so far (:func:`refined`), noise joins its
+nearest neighbour (:func:`settled`), clusters that agree are one (:func:`merged`), and clusters get
+the numbers of the groups they continue (:func:`matched`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Hdbscan:
     """Whether a device is compared by the sum of its updates; False: by this round's alone."""
     fade: float = 0.85
     """In that sum each update counts this share of the one before."""
-    forget: float = 0.1
+    forget: float = 0.2
     """A device forgets its earlier updates if the new one agrees (as a cosine) by so much more with
     another group than with its own: its task has changed. Nothing without ``memory``."""
     merge: float = 0.6
@@ -65,16 +66,24 @@ class Hdbscan:
         check(self.forget > 0, "forget", self.forget, "above 0")
         check(0 <= self.merge <= 1, "merge", self.merge, "in [0, 1]")
 
-    def __call__(self, vectors: Tensor, present: Tensor) -> list[int]:
+    def __call__(
+        self, vectors: Tensor, present: Tensor, before: Sequence[int] | None = None
+    ) -> list[int]:
         """The cluster of each row, from 0 in order of first appearance; :data:`NOISE` for none.
 
-        If HDBSCAN finds no cluster, as among fewer rows than ``min_size``, all are noise.
+        If HDBSCAN finds no cluster, as among fewer rows than ``min_size``, all are noise. With
+        ``merge``, ``before`` are the groups so far (:data:`NOISE` for a device without one): groups
+        that were apart stay so unless they agree, whatever HDBSCAN joins.
         """
         if not self.common:
             present = torch.ones_like(present)
         apart = distances(vectors, present, self.distance)
-        labels = settled(hdbscan(apart, self.min_size), apart)
-        if self.merge and self.distance == "cosine":
+        labels = hdbscan(apart, self.min_size)
+        merges = self.merge > 0 and self.distance == "cosine"
+        if merges and before is not None:
+            labels = refined(labels, before, self.min_size)
+        labels = settled(labels, apart)
+        if merges:
             labels = merged(labels, 1 - apart, self.merge)
         return labels
 
@@ -149,6 +158,25 @@ def settled(labels: Sequence[int], apart: Tensor) -> list[int]:
             neighbour = clustered[int(apart[row, clustered].argmin())]
             result[row] = labels[neighbour]
     return renumbered(result)
+
+
+def refined(labels: Sequence[int], before: Sequence[int], min_size: int) -> list[int]:
+    """Clusters divided by the groups that their devices were in; what is too small is noise.
+
+    >>> refined([0, 0, 0, 0, 0, 1, 1], before=[4, 4, 8, 8, 4, 8, 4], min_size=2)
+    [0, 0, 1, 1, 0, -1, -1]
+    """
+    pieces = list(zip(labels, before, strict=True))
+    sizes = Counter(pieces)
+    numbers: dict[tuple[int, int], int] = {}
+    result = []
+    for piece in pieces:
+        is_cluster = piece[0] != NOISE and sizes[piece] >= min_size
+        if is_cluster:
+            result.append(numbers.setdefault(piece, len(numbers)))
+        else:
+            result.append(NOISE)
+    return result
 
 
 def merged(labels: Sequence[int], similarity: Tensor, share: float) -> list[int]:
