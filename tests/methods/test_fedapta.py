@@ -21,7 +21,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAPTA, FedAvg
-from fedgrove.methods.fedapta import START, State, origin_of
+from fedgrove.methods.fedapta import LITERAL, START, State, origin_of
 from fedgrove.nets import Net, build
 from fedgrove.parts.channel_rules import RandomChannels, RollingWindow, UniformL1
 from fedgrove.parts.drift import DriftCorrection
@@ -126,7 +126,7 @@ def test_absent_devices_keep_their_groups() -> None:
     heads = two_tasks()
     after = exchange(method, state, {k: heads[k] for k in (0, 3)})
     assert after.groups == state.groups
-    literal = replace(method, grouping=Hdbscan(min_size=2, memory=False, merge=0, common=False))
+    literal = replace(method, grouping=LITERAL)
     state = exchange(literal, literal.init(start(8)), two_tasks())
     assert exchange(literal, state, {k: heads[k] for k in (0, 3)}).groups == state.groups
 
@@ -149,7 +149,7 @@ def test_a_device_that_switches_is_regrouped() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_few_devices_stay_together(devices: int) -> None:
     """HDBSCAN finds nothing among so few: the documented outcome is one group."""
-    for grouping in (Hdbscan(), Hdbscan(min_size=2, memory=False, merge=0, common=False)):
+    for grouping in (Hdbscan(), LITERAL):
         method = FedAPTA(ratios=(0.0,), grouping=grouping)
         state = method.init(start(devices))
         for _ in range(2):
@@ -165,7 +165,7 @@ def test_devices_that_do_not_move_stay_together() -> None:
 
 def test_when_nothing_is_found_groups_stay_as_they_were() -> None:
     """Updates without a pattern, and nothing remembered: everybody keeps its group."""
-    rule = Hdbscan(min_size=5, memory=False, merge=0)
+    rule = replace(LITERAL, min_size=5)
     method = FedAPTA(ratios=(0.0,), grouping=rule)
     state = exchange(method, method.init(start(12)), two_tasks(10))
     assert set(state.groups.values()) == {0, 1}
@@ -325,7 +325,7 @@ def test_the_papers_preset() -> None:
     assert isinstance(paper, FedAPTA)
     assert paper.ratios == (0.0, 0.2, 0.4, 0.6, 0.8)
     assert paper.drift
-    assert paper.grouping == Hdbscan(min_size=2, memory=False, merge=0.0, common=False)
+    assert paper.grouping == LITERAL
     assert paper.local == LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), 0.998, 10.0)
 
 

@@ -13,6 +13,7 @@ from fedgrove.parts.task_groups import (
     NOISE,
     Hdbscan,
     Trace,
+    adjusted,
     agreement,
     distances,
     has_switched,
@@ -185,6 +186,14 @@ def test_merging_by_hand() -> None:
 def test_bad_fields_are_refused(bad: dict) -> None:
     with pytest.raises(InputError):
         Hdbscan(**bad)
+
+
+def test_adjusting_by_hand() -> None:
+    """Row 2 points east as 0 and 1 do, and is in the northern cluster: it moves."""
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0]])
+    assert adjusted([0, 0, 1, 1, 1], rows, everywhere(rows)) == [0, 0, 0, 1, 1]
+    assert adjusted([0, 0, 0, 1, 1], rows, everywhere(rows)) == [0, 0, 0, 1, 1]
+    assert adjusted([NOISE] * 5, rows, everywhere(rows)) == [NOISE] * 5
 
 
 # ---- groups that last ----------------------------------------------------------------------------

@@ -406,10 +406,12 @@ class FedAPTA:
         return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))
 
 
+LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=False)
+"""Alg. 3 as it is printed."""
 PRESETS = {
     "paper": FedAPTA(
         ratios=(0.0, 0.2, 0.4, 0.6, 0.8),
-        grouping=Hdbscan(min_size=2, memory=False, merge=0.0, common=False),
+        grouping=LITERAL,
         drift=True,
         local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
     )

@@ -2,8 +2,9 @@
 
 The steps, each a function: distances between devices (:func:`distances`), HDBSCAN on them
 (:class:`Hdbscan`), clusters are divided by the groups so far (:func:`refined`), noise joins its
-nearest neighbour (:func:`settled`), clusters that agree are one (:func:`merged`), and clusters get
-the numbers of the groups they continue (:func:`matched`).
+nearest neighbour (:func:`settled`), clusters that agree are one (:func:`merged`), devices move to
+the one that they agree with best (:func:`adjusted`), and clusters get the numbers of the groups
+they continue (:func:`matched`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ NOISE = -1
 NEIGHBOURS = 2
 """HDBSCAN's min_samples: a device and its nearest neighbour say how dense it is around it. With as
 many as the smallest cluster has, its default, devices between two tasks join them."""
+SWEEPS = 3
+"""How often devices may move to clusters that they agree with better."""
 REMEMBERED = 1000
 """The updates of so many devices, those seen last, are kept and compared."""
 
@@ -33,11 +36,11 @@ REMEMBERED = 1000
 class Hdbscan:
     """Clusters of devices by the direction in which their last layers moved.
 
-    The paper's literal rule is ``Hdbscan(min_size=2, memory=False, merge=0, common=False)``: it
-    compares this round's updates alone. Updates of one task agree while a model learns; once it has
-    learnt, what is left of them is each device's own pull, and devices of one task point away from
-    each other. So by default a device is compared by the sum of its updates so far, the first of
-    which count most.
+    The paper's literal rule is ``Hdbscan(min_size=2, common=False, memory=False, merge=0,
+    adjust=False)``: it compares this round's updates alone. Updates of one task agree while a model
+    learns; once it has learnt, what is left of them is each device's own pull, and devices of one
+    task point away from each other. So by default a device is compared by the sum of its updates so
+    far, the first of which count most.
     """
 
     distance: str = "cosine"
@@ -57,6 +60,10 @@ class Hdbscan:
     merge: float = 0.6
     """Clusters are one if devices of different ones agree, on average, at least this share of what
     devices within them do; 0: never. For cosines only."""
+
+    adjust: bool = True
+    """Whether each device ends up in the cluster with whose sum it agrees best. HDBSCAN goes by
+    nearest neighbours, of which a device with few examples may have the wrong ones."""
 
     def __post_init__(self) -> None:
         if self.distance not in DISTANCES:
@@ -85,6 +92,8 @@ class Hdbscan:
         labels = settled(labels, apart)
         if merges:
             labels = merged(labels, 1 - apart, self.merge)
+        if self.adjust:
+            labels = adjusted(labels, vectors, present)
         return labels
 
 
@@ -209,6 +218,39 @@ def merged(labels: Sequence[int], similarity: Tensor, share: float) -> list[int]
             break
         result = [pair[0] if label == pair[1] else label for label in result]
     return result if NOISE in result else renumbered(result)
+
+
+def adjusted(labels: Sequence[int], vectors: Tensor, present: Tensor) -> list[int]:
+    """Every row moves to the cluster with whose sum it agrees best, itself left out; and again.
+
+    At most :data:`SWEEPS` times, or until none moves. Noise stays noise.
+
+    >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0]])
+    >>> adjusted([0, 0, 1, 1, 1], rows, torch.ones(5, 2).bool())
+    [0, 0, 0, 1, 1]
+    """
+    result = list(labels)
+    if NOISE in result:
+        return result
+    for _ in range(SWEEPS):
+        sums = {}
+        for label, rows in _members(result).items():
+            sums[label] = vectors[rows].double().sum(0)
+        moved = []
+        for row, label in enumerate(result):
+            update = Trace(vectors[row], present[row])
+            best = label
+            most = agreement(update, sums[label] - vectors[row].double())
+            for other, direction in sums.items():
+                agrees = agreement(update, direction)
+                if other != label and agrees > most:
+                    best = other
+                    most = agrees
+            moved.append(best)
+        if moved == result:
+            break
+        result = moved
+    return renumbered(result)
 
 
 def _members(labels: Sequence[int]) -> dict[int, list[int]]:
