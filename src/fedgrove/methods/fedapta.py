@@ -280,12 +280,13 @@ class FedAPTA:
         vectors = torch.stack([traces[k].total for k in devices])
         present = torch.stack([traces[k].present for k in devices])
         known = placed(state)
-        before = []
-        for k in devices:
-            # Who has forgotten what it did has no group to stay in.
-            has_place = k in known and (k not in arrivals or traces[k] is not arrivals[k].trace)
-            is_first_round = not state.groups
-            before.append(known[k] if has_place or is_first_round else NOISE)
+        settled_in = dict(known)
+        for k, arrival in arrivals.items():
+            # Known by this update alone: a newcomer, or one that has forgotten what it did before.
+            # It has no group to stay in. (In the first round that is everybody.)
+            if state.groups and traces[k] is arrival.trace:
+                settled_in[k] = NOISE
+        before = [settled_in.get(k, NOISE) for k in devices]
         labels = dict(zip(devices, grouping(vectors, present, before), strict=True))
         if NOISE in labels.values():
             # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
@@ -328,8 +329,10 @@ class FedAPTA:
                 if self.drift:
                     update.add(arrivals[k].update, arrivals[k].examples)
             models[group] = mean.value() if counted else begun
-            if self.drift:
+            if self.drift and counted:
                 moved[group] = update.value()
+            elif group in state.moved:
+                moved[group] = state.moved[group]
         return models, moved
 
     def figures(self, state: State) -> Mapping[str, float]:
