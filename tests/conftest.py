@@ -44,6 +44,7 @@ SLIM = {"densities": (0.5,), "guided": 1, "tune": 1, "score": FilterL1()}
 SMALL: dict[str, dict[str, Any]] = {
     "hermes": SLIM,
     "safl": SLIM | {"clusters": 2},
+    "fedapta": {"ratios": (0.25, 0.5)},
     "fedlayerprune": {"every": 1},
     "fedprune": {"every": 1},
     "lotteryfl": {"threshold": 0.0},

@@ -72,7 +72,16 @@ def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -
 
 SENDS_MASKS = {
     *("ca-afp", "global-ft", "efficientfl", "fedsnip", "fixedprune"),
-    *("fedlayerprune", "feddst", "fedmask", "fedmp", "fedprune", "lotteryfl", "pfedgate"),
+    *(
+        "fedapta",
+        "fedlayerprune",
+        "feddst",
+        "fedmask",
+        "fedmp",
+        "fedprune",
+        "lotteryfl",
+        "pfedgate",
+    ),
     *("feddrop", "fedrolex", "heterofl", "hermes", "safl"),
     *("caldas-dropout", "fedlps"),
 }
@@ -180,6 +189,7 @@ ONE_GROUP = {
     "hermes": methods.Hermes(densities=()),
     "safl": methods.SAFL(densities=()),
     "fedlayerprune": methods.FedLayerPrune(p_base=0.0),
+    "fedapta": methods.FedAPTA(ratios=(0.0,), grouping=None),
 }
 """All clients together: of a parameter that only a liar has, or a group of his own, he decides."""
 
@@ -238,6 +248,7 @@ def used(task: Task) -> trees.Tree:
 UNPULLED = replace(methods.CAAFP().pull, mu=0.0)
 OFF = {
     "fedprox": methods.FedProx(pull=Proximal(0.0)),
+    "fedapta": methods.FedAPTA(ratios=(0.0,), grouping=None),
     "fedbn": methods.FedBN(),  # the network has no norm layers
     "lg-fedavg": methods.LGFedAvg(shared=3),  # all three layers of the network
     "fixedprune": methods.FixedPrune(density=1.0),
@@ -377,7 +388,9 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         # 49 of stage 2; K = 2: (2K + 1) M + p M
         "safl": 4 * (4 * (5 * 5187 + 1571) + 2 * 49 * 3 * 1571),
         # three quarters: 12*48+48 = 624, 48*48+48 = 2352, 48*3+3 = 147: 3123; clients take it and half in turn
-        **dict.fromkeys(("feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50),
+        **dict.fromkeys(
+            ("fedapta", "feddrop", "fedrolex", "heterofl"), 8 * (3123 + 1571) / 2 * 3 * 50
+        ),
         # the same 3123 for all clients
         "caldas-dropout": 8 * 3123 * 3 * 50,
         # all but the last layer's 195

@@ -13,11 +13,12 @@ from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
 from fedgrove.channels.find import channel_mask, channels_left, groups_of
+from fedgrove.channels.submodel import infilled
 from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.fedmp import FedMP, mean_loss, recovered, rewarded, seconds
+from fedgrove.methods.fedmp import FedMP, mean_loss, rewarded, seconds
 from fedgrove.nets import Net
 from fedgrove.parts.bandit import EUCB
 from fedgrove.runs.run import Run
@@ -64,7 +65,7 @@ class AlwaysHalf(EUCB):
 
 def test_recovery_by_hand() -> None:
     """The sub-model's numbers in its channels, the server's own in the others."""
-    whole = recovered(filled(9.0, [False, True, True, False]), FIRST, groups_of(NET))
+    whole = infilled(filled(9.0, [False, True, True, False]), FIRST, groups_of(NET))
     assert whole["0.weight"].flatten().tolist() == [1.0, 9.0, 9.0, 2.0]
     torch.testing.assert_close(whole["0.bias"], torch.tensor([0.1, 9.0, 9.0, 0.4]))
     assert whole["2.weight"].flatten().tolist() == [1.0, 9.0, 9.0, 4.0]

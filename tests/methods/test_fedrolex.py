@@ -8,11 +8,11 @@ import torch
 from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
+from fedgrove.channels.choice import rolling
 from fedgrove.channels.find import groups_of
 from fedgrove.channels.groups import ChannelGroup
 from fedgrove.channels.submodel import channels_in
 from fedgrove.methods import FedRolex
-from fedgrove.methods.fedrolex import rolling
 from fedgrove.runs.rounds import evaluation
 
 

@@ -366,7 +366,7 @@ def test_a_million_clients_or_a_sentence(name: str, tmp_path: Path) -> None:
     words |= {"set": small_steps.get(name, {}), "engine": "serial", "net": "bn-cnn2:width=4"}
     words |= {"out": tmp_path / "run", "progress": False}
     with_a_place_for_each = ("adfedwcp", "clusterfl", "feddrop", "fedrolex", "fedwcp", "hermes")
-    if name in (*with_a_place_for_each, "fedlps", "heterofl", "safl"):
+    if name in (*with_a_place_for_each, "fedapta", "fedlps", "heterofl", "safl"):
         with pytest.raises(InputError, match="clients is 1000000; it must be at most 10000 with a"):
             fedgrove.run(name, **words)
         assert not (tmp_path / "run").exists()

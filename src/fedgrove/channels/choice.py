@@ -180,6 +180,25 @@ def nested(groups: Sequence[ChannelGroup], share: float) -> Channels:
     return Even()({group.name: torch.zeros(group.size) for group in groups}, share)
 
 
+def rolling(groups: Sequence[ChannelGroup], share: float, round: int) -> Channels:
+    """The window of a round: it starts one channel further each round, and wraps around (FedRolex).
+
+    >>> rolling([ChannelGroup("a", 4, ())], 0.5, round=3)
+    {'a': tensor([ True, False, False,  True])}
+    """
+    window: Channels = {}
+    for name, first in nested(groups, share).items():
+        window[name] = torch.roll(first, round % len(first))
+    return window
+
+
+def drawn(groups: Sequence[ChannelGroup], share: float, generator: torch.Generator) -> Channels:
+    """Channels at random, as many of every group as in any sub-model of this share (FedDrop)."""
+    # The best of random scores are a random choice.
+    scores = {group.name: torch.rand(group.size, generator=generator) for group in groups}
+    return Even()(scores, share)
+
+
 # ---- what clients agree on -----------------------------------------------------------------------
 
 

@@ -120,6 +120,25 @@ def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
     return channels
 
 
+def infilled(packet: Packet, model: Tree, groups: Sequence[ChannelGroup]) -> Tree:
+    r"""A sub-model in full width, with the server's own values in the channels it lacks.
+
+    :math:`w_i = \hat w_i + w \odot (1 - M_i)` (FedMP's R2SP; FedAPTA, Eq. 3): :math:`\hat w_i`,
+    :math:`M_i` -> ``packet``, :math:`w` -> ``model``.
+    """
+    channels = channels_in(packet, groups)
+    if is_whole(channels):
+        return packet.values
+    # Running statistics too: those of a removed channel are not the client's.
+    mask = expand(groups, shapes_of(packet.values), channels, buffers=True)
+    whole: Tree = {}
+    for name, leaf in packet.values.items():
+        if name in mask:
+            leaf = torch.where(mask[name], leaf, model[name])
+        whole[name] = leaf
+    return whole
+
+
 def mean_of(
     previous: Tree, reports: Iterable[Report], groups: Sequence[ChannelGroup], rule: Averaging
 ) -> Tree:

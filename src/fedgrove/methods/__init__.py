@@ -27,6 +27,7 @@ from .caldas_dropout import CaldasDropout
 from .clusterfl import ClusterFL
 from .ditto import Ditto
 from .efficientfl import EfficientFL
+from .fedapta import FedAPTA
 from .fedavg import FedAvg
 from .fedbabu import FedBABU
 from .fedbn import FedBN
@@ -70,6 +71,7 @@ __all__ = [
     "ClusterFL",
     "Ditto",
     "EfficientFL",
+    "FedAPTA",
     "FedAvg",
     "FedBABU",
     "FedBN",

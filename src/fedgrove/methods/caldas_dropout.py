@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..channels.choice import drawn
 from ..channels.find import groups_of, removable_groups
 from ..channels.submodel import (
     PlainGroups,
@@ -37,7 +38,6 @@ from ..parts.objective import Objective, ProblemLoss
 from ..seeds import torch_rng
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
-from .feddrop import drawn
 
 
 @dataclass(frozen=True)

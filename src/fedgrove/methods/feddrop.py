@@ -19,10 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ..channels.choice import Even
-from ..channels.groups import ChannelGroup, Channels
+from ..channels.choice import drawn
 from ..channels.submodel import cut_out, groups_from_plain
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
@@ -88,10 +85,3 @@ class FedDrop:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As HeteroFL's: a client's sub-model down and up."""
         return submodel_bytes(net, self.widths, cohort, rounds)
-
-
-def drawn(groups: Sequence[ChannelGroup], share: float, generator: torch.Generator) -> Channels:
-    """Channels at random, as many of every group as in any sub-model of this share."""
-    # The best of random scores are a random choice.
-    scores = {group.name: torch.rand(group.size, generator=generator) for group in groups}
-    return Even()(scores, share)

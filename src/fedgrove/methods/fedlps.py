@@ -7,7 +7,7 @@ the predictor. Round :math:`t`, cohort :math:`S_t`::
 
     p_k  = E epochs of min CE((e, p); D_k) over p alone, from p M_k      -> Train(frozen="fixed")
     M_k  = of p_k when first trained, the s_k C channels of largest L1   -> ChoosePart
-    p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> recovered
+    p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> infilled
 
 M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
 both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
@@ -32,6 +32,7 @@ from ..channels.submodel import (
     cut_out,
     groups_from_plain,
     groups_to_plain,
+    infilled,
     is_whole,
     shapes_of,
 )
@@ -59,7 +60,6 @@ from ..parts.objective import Objective, ProblemLoss
 from ..parts.personal import complete_from_start, send_received
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
-from .fedmp import recovered
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class FedLPS:
             if any(not bool(kept.any()) for kept in chosen.values()):
                 # A layer without channels is no model. Its client is asked again.
                 continue
-            mean.add(recovered(packet, state.model, groups), report.examples)
+            mean.add(infilled(packet, state.model, groups), report.examples)
             if not is_whole(chosen):
                 channels[report.of] = chosen
         return replace(

@@ -7,7 +7,7 @@ Round :math:`t`, cohort :math:`S_t`; client k has a bandit over pruning ratios, 
     a_k  = the ratio its bandit plays                                             -> EUCB
     M_k  = the (1 - a_k) C filters of largest |w|_1 of every layer                -> FilterL1, Even
     w_k  = E epochs of min CE(w; D_k) from w M_k, really smaller                  -> Train
-    w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                              -> recovered
+    w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                              -> infilled
 
 The last line is R2SP, "residual recovery synchronous parallel": what a client did not have counts
 as it was. Then each bandit learns::
@@ -29,17 +29,14 @@ import torch
 
 from ..channels.choice import Even, FilterL1, FilterL2
 from ..channels.find import groups_of, removable_groups
-from ..channels.groups import ChannelGroup, Channels, expand
 from ..channels.shrink import structured
 from ..channels.submodel import (
     PlainGroups,
-    channels_in,
     cut_out,
     groups_from_plain,
     groups_to_plain,
-    is_whole,
+    infilled,
     masked_packet,
-    shapes_of,
     size_at,
 )
 from ..core import (
@@ -150,7 +147,7 @@ class FedMP:
         losses: dict[int, tuple[int, float]] = {}
         for report in reports:
             packet = report.give["model"]
-            mean.add(recovered(packet, state.model, groups), report.examples)
+            mean.add(infilled(packet, state.model, groups), report.examples)
             times[report.of] = report.metrics["seconds"]
             if "loss" in report.metrics:
                 # However large a number a client sends, sums of it stay finite.
@@ -209,21 +206,6 @@ class FedMP:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Sub-models down and up as if every bandit played half of ``most``; masks do not count."""
         return dense_bytes(size_at(net, 1 - self.most / 2), cohort, rounds)
-
-
-def recovered(packet: Packet, model: Tree, groups: Sequence[ChannelGroup]) -> Tree:
-    """R2SP: a sub-model in full width, with the server's own values in the channels it lacks."""
-    channels: Channels = channels_in(packet, groups)
-    if is_whole(channels):
-        return packet.values
-    # Running statistics too: those of a removed channel are not the client's.
-    mask = expand(groups, shapes_of(packet.values), channels, buffers=True)
-    whole: Tree = {}
-    for name, leaf in packet.values.items():
-        if name in mask:
-            leaf = torch.where(mask[name], leaf, model[name])
-        whole[name] = leaf
-    return whole
 
 
 def seconds(info: Info, macs: int, params: int, epochs: int) -> float:

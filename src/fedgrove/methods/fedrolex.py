@@ -17,10 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from ..channels.choice import nested
-from ..channels.groups import ChannelGroup, Channels
+from ..channels.choice import rolling
 from ..channels.submodel import cut_out, groups_from_plain
 from ..core import Give, Packet, Report, Stage, Start, Task, Train
 from ..nets import Net
@@ -82,15 +79,3 @@ class FedRolex:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As HeteroFL's: a client's sub-model down and up."""
         return submodel_bytes(net, self.widths, cohort, rounds)
-
-
-def rolling(groups: Sequence[ChannelGroup], share: float, round: int) -> Channels:
-    """The window of a round: it starts one channel further each round, and wraps around.
-
-    >>> rolling([ChannelGroup("a", 4, ())], 0.5, round=3)
-    {'a': tensor([ True, False, False,  True])}
-    """
-    window: Channels = {}
-    for name, first in nested(groups, share).items():
-        window[name] = torch.roll(first, round % len(first))
-    return window

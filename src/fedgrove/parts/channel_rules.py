@@ -1,0 +1,185 @@
+"""Which channels a device trains at its pruning ratio: FedAPTA's rule, and those of others.
+
+A rule is called with a model, the layers that may lose channels, a ratio, the round and the client.
+The ratio is the share of those layers' weights that go, each counted with the channel that it makes
+(FedAPTA's Table 5 counts so; what later layers read of a lost channel falls as well).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..channels.choice import Even, FilterL1, drawn, rolling
+from ..channels.groups import ChannelGroup, Channels
+from ..channels.submodel import shapes_of
+from ..errors import InputError, check, unknown
+from ..seeds import torch_rng
+from .layer_importance import IMPORTANCES, layer_importance, weight_counts
+from .monotone import monotone_ratios, whole_channels
+
+
+class ChannelRule(Protocol):
+    """A rule that says which channels a device keeps."""
+
+    @property
+    def varies(self) -> bool:
+        """Whether two devices of one ratio may keep different channels of one model."""
+
+    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
+        """Refuse a ratio that no allocation can meet."""
+
+    def __call__(
+        self,
+        model: Mapping[str, Tensor],
+        groups: Sequence[ChannelGroup],
+        ratio: float,
+        round: int,
+        client: int,
+    ) -> Channels:
+        """The channels kept, per layer."""
+
+
+@dataclass(frozen=True)
+class LayerwiseL1:
+    """FedAPTA's: important layers lose less (Alg. 2), and in each layer the smallest filters go."""
+
+    importance: str = "mean"
+    """Of a layer: the mean of \\|w\\| over its weights, or the literal L1 norm, "sum"."""
+    most: float = 0.95
+    """No layer loses a larger share of its channels."""
+
+    varies = False
+
+    def __post_init__(self) -> None:
+        if self.importance not in IMPORTANCES:
+            raise unknown("importance", self.importance, IMPORTANCES)
+        check(0 < self.most < 1, "most", self.most, "in (0, 1)")
+
+    def cap(self, group: ChannelGroup) -> float:
+        """The largest share of a layer that may go: one channel stays."""
+        return min(self.most, (group.size - 1) / group.size)
+
+    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
+        """Refuse a ratio above the smallest cap, which some order of importance could not meet."""
+        narrowest = min(groups, key=self.cap)
+        cap = self.cap(narrowest)
+        if ratio > cap:
+            raise InputError(
+                f"a device's pruning ratio is {ratio:g}, and layer '{narrowest.name}', of "
+                f"{narrowest.size} channels, can lose at most {cap:g} of them (prune.most is "
+                f"{self.most:g}, and one channel stays); give ratios up to that, or a wider net."
+            )
+
+    def __call__(
+        self,
+        model: Mapping[str, Tensor],
+        groups: Sequence[ChannelGroup],
+        ratio: float,
+        round: int,
+        client: int,
+    ) -> Channels:
+        """The channels of largest L1 norm, as many of each layer as its own ratio leaves."""
+        importances = layer_importance(model, groups, self.importance)
+        counts = weight_counts(groups, shapes_of(model))
+        names = [group.name for group in groups]
+        channels = [group.size for group in groups]
+        sizes = [counts[name] for name in names]
+        caps = [self.cap(group) for group in groups]
+        ratios = monotone_ratios([importances[name] for name in names], sizes, caps, ratio)
+        fallen = whole_channels(ratios, channels, sizes)
+        scores = FilterL1()(model, groups)
+        kept: Channels = {}
+        for name, size, number in zip(names, channels, fallen, strict=True):
+            best = torch.argsort(scores[name].cpu(), descending=True, stable=True)
+            kept[name] = torch.zeros(size, dtype=torch.bool)
+            kept[name][best[: size - number]] = True
+        return kept
+
+
+@dataclass(frozen=True)
+class UniformL1:
+    """FedLPS': the same ratio in every layer, and in each the filters of smallest L1 norm go."""
+
+    varies = False
+
+    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
+        """Every ratio below 1 can be met: one channel of each layer stays."""
+
+    def __call__(
+        self,
+        model: Mapping[str, Tensor],
+        groups: Sequence[ChannelGroup],
+        ratio: float,
+        round: int,
+        client: int,
+    ) -> Channels:
+        """The best of every layer."""
+        return Even()(FilterL1()(model, groups), 1 - ratio)
+
+
+@dataclass(frozen=True)
+class RollingWindow:
+    """FedRolex': a window of every layer that rolls on by one channel a round."""
+
+    varies = False
+
+    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
+        """Every ratio below 1 can be met: one channel of each layer stays."""
+
+    def __call__(
+        self,
+        model: Mapping[str, Tensor],
+        groups: Sequence[ChannelGroup],
+        ratio: float,
+        round: int,
+        client: int,
+    ) -> Channels:
+        """This round's window."""
+        return rolling(groups, 1 - ratio, round)
+
+
+@dataclass(frozen=True)
+class RandomChannels:
+    """FedDrop's (Wen et al. 2022): channels drawn anew for every round and client."""
+
+    draw: int = 0
+    """Seed of the draws, beside round and client; the run's own seed does not enter."""
+
+    varies = True
+
+    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
+        """Every ratio below 1 can be met: one channel of each layer stays."""
+
+    def __call__(
+        self,
+        model: Mapping[str, Tensor],
+        groups: Sequence[ChannelGroup],
+        ratio: float,
+        round: int,
+        client: int,
+    ) -> Channels:
+        """This round's draw."""
+        generator = torch_rng(self.draw, round, client, "channels")
+        return drawn(groups, 1 - ratio, generator)
+
+
+def kept_weights(groups: Sequence[ChannelGroup], counts: Mapping[str, int], kept: Channels) -> int:
+    """Weights of these layers that a device keeps, each counted with the channel that it makes.
+
+    This is how the paper's Table 5 counts parameters. A really smaller net has fewer: it loses what
+    its layers read of lost channels too.
+
+    >>> conv = ChannelGroup("conv", 4, ())
+    >>> kept_weights([conv], {"conv": 72}, {"conv": torch.tensor([True, False, False, True])})
+    36
+    """
+    total = 0
+    for group in groups:
+        per_channel = counts[group.name] // group.size
+        total += per_channel * int(kept[group.name].sum())
+    return total

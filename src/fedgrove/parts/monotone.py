@@ -1,0 +1,151 @@
+"""Pruning ratios that do not fall where importance falls, and the same in whole channels (FedAPTA).
+
+The paper's program (Eq. 1) asks for any feasible point, which equal ratios are. Here it is
+determined: of all feasible points the one nearest to ratios that go with 1 / importance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..errors import check
+
+LEAST_IMPORTANCE = 1e-6
+"""Of the largest one: a layer of zeros counts as this important, so that 1 / I is finite."""
+HALVINGS = 200
+"""Bisection stops when its interval cannot be halved any more, and after so many steps at most."""
+
+
+def monotone_ratios(
+    importances: Sequence[float], sizes: Sequence[int], caps: Sequence[float], ratio: float
+) -> list[float]:
+    r"""The share of each layer that is pruned.
+
+    :math:`\min_\rho \sum_k (\rho_k - s/I_k)^2` subject to :math:`\sum_k N_k \rho_k = \rho \sum_k
+    N_k`, :math:`0 \le \rho_k \le c_k`, and :math:`\rho_j \le \rho_k` wherever layer j is more
+    important than layer k (FedAPTA, Eq. 1, whose objective is 0). :math:`I` -> ``importances``,
+    :math:`N` -> ``sizes``, :math:`c` -> ``caps``, :math:`\rho` -> ``ratio``; :math:`s` is such that
+    the target :math:`s/I` itself meets the budget. Equally important layers are taken in order.
+
+    With a multiplier :math:`\lambda` for the budget the rest is an isotonic regression of
+    :math:`s/I_k - \lambda N_k`, solved exactly; :math:`\lambda` is found by bisection, since the
+    weights pruned never rise with it. The ratio may be no larger than the smallest cap: then equal
+    ratios are feasible, whatever the order.
+
+    >>> monotone_ratios([2.0, 1.0], sizes=[10, 10], caps=[0.95, 0.95], ratio=0.3)
+    [0.2, 0.4]
+    """
+    count = len(importances)
+    check(count > 0, "layers", count, "1 or more")
+    check(min(sizes) > 0, "sizes", tuple(sizes), "weights in every layer")
+    check(min(importances) >= 0, "importances", tuple(importances), "0 or more each")
+    allowed = f"from 0 to {min(caps):g}, the smallest cap"
+    check(0 <= ratio <= min(caps), "ratio", ratio, allowed)
+    # sorted() is stable: of equal ones the first comes first.
+    order = sorted(range(count), key=lambda k: -importances[k])
+    ordered_sizes = [sizes[k] for k in order]
+    total = sum(ordered_sizes)
+    # In shares of all weights, so that multipliers are of the size of ratios.
+    weights = [size / total for size in ordered_sizes]
+    targets = _targets([importances[k] for k in order], weights, ratio)
+    # A layer may have no larger ratio than the least capped one behind it.
+    limits = [min(caps[k] for k in order[place:]) for place in range(count)]
+
+    def ratios_at(multiplier: float) -> list[float]:
+        moved = [t - multiplier * w for t, w in zip(targets, weights, strict=True)]
+        return bounded_isotonic(moved, limits)
+
+    def pruned_at(multiplier: float) -> float:
+        return math.fsum(w * r for w, r in zip(weights, ratios_at(multiplier), strict=True))
+
+    # At `low` every layer is at its limit, at `high` every layer is at 0.
+    least = min(weights)
+    low = (min(targets) - 1) / least - 1
+    high = max(targets) / least + 1
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if pruned_at(middle) > ratio:
+            low = middle
+        else:
+            high = middle
+    in_order = ratios_at(high)
+    ratios = [0.0] * count
+    for place, k in enumerate(order):
+        # What rounding leaves of a share of nothing is nothing.
+        ratios[k] = round(in_order[place], 12)
+    return ratios
+
+
+def _targets(importances: Sequence[float], weights: Sequence[float], ratio: float) -> list[float]:
+    """Ratios that go with 1 / importance, and meet the budget."""
+    largest = max(importances)
+    inverse = []
+    for importance in importances:
+        if largest == 0:
+            inverse.append(1.0)
+        else:
+            inverse.append(1 / max(importance / largest, LEAST_IMPORTANCE))
+    scale = ratio / math.fsum(w * i for w, i in zip(weights, inverse, strict=True))
+    return [scale * i for i in inverse]
+
+
+def bounded_isotonic(values: Sequence[float], limits: Sequence[float]) -> list[float]:
+    r"""The non-decreasing sequence nearest to ``values``, each from 0 to its limit.
+
+    :math:`\min_x \sum_k (x_k - v_k)^2` with :math:`x_k \le x_{k+1}` and :math:`0 \le x_k \le l_k`;
+    limits do not fall. Neighbours that are out of order are pooled, and a pool takes its mean,
+    brought into the bounds that its members share (pool-adjacent-violators; exact for any convex
+    terms, Best, Chakravarti & Ubhaya 2000).
+
+    >>> bounded_isotonic([0.3, 0.1, 0.9], [0.5, 0.5, 0.8])
+    [0.2, 0.2, 0.8]
+    """
+    # A pool: the sum of its values, how many there are, its least limit, what it takes.
+    pools: list[tuple[float, int, float, float]] = []
+    for value, limit in zip(values, limits, strict=True):
+        pool = (value, 1, limit, min(max(value, 0.0), limit))
+        while pools and pools[-1][3] > pool[3]:
+            total, number, least, _ = pools.pop()
+            total += pool[0]
+            number += pool[1]
+            least = min(least, pool[2])
+            pool = (total, number, least, min(max(total / number, 0.0), least))
+        pools.append(pool)
+    result: list[float] = []
+    for _, number, _, taken in pools:
+        result += [taken] * number
+    return result
+
+
+def whole_channels(
+    ratios: Sequence[float], channels: Sequence[int], sizes: Sequence[int]
+) -> list[int]:
+    """How many whole channels each layer loses, so that the budget is met as nearly as can be.
+
+    All layers round down; then those with the largest remainder lose one channel more, each if that
+    brings the pruned weights nearer to their number. So no layer is a whole channel away from its
+    ratio, and the pruned weights are off by at most half of the largest layer's channel.
+
+    >>> whole_channels([0.25, 0.25], channels=[6, 6], sizes=[60, 60])
+    [2, 1]
+    """
+    per_channel = []
+    fallen = []
+    remainders = []
+    for ratio, count, size in zip(ratios, channels, sizes, strict=True):
+        # A ratio that stands for whole channels must not lose one to rounding.
+        exact = round(ratio * count, 9)
+        per_channel.append(size / count)
+        fallen.append(math.floor(exact))
+        remainders.append(exact - math.floor(exact))
+    missing = math.fsum(r * p for r, p in zip(remainders, per_channel, strict=True))
+    by_remainder = sorted(range(len(fallen)), key=lambda k: -remainders[k])
+    for k in by_remainder:
+        one_more_is_nearer = missing > per_channel[k] / 2
+        if remainders[k] > 0 and one_more_is_nearer:
+            fallen[k] += 1
+            missing -= per_channel[k]
+    return fallen

@@ -1,0 +1,402 @@
+"""FedAPTA: the fold by hand, tasks that are found, newcomers, noise, switches, drift, bad input."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.conftest import federation, make_run, play, remembered, reports, tensors
+from torch import nn
+
+import fedgrove
+from fedgrove import methods, trees
+from fedgrove.channels.find import channels_left
+from fedgrove.core import AnyMethod, Info, Report, Start
+from fedgrove.data import ClientData, Examples, Federation
+from fedgrove.engines import Serial
+from fedgrove.engines.batched.engine import Batched
+from fedgrove.engines.work import perform
+from fedgrove.errors import InputError
+from fedgrove.methods import FedAPTA, FedAvg
+from fedgrove.methods.fedapta import LITERAL, START, State, origin_of
+from fedgrove.nets import Net, build
+from fedgrove.parts.channel_rules import RandomChannels, RollingWindow, UniformL1
+from fedgrove.parts.drift import DriftCorrection
+from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.parts.task_groups import Hdbscan
+from fedgrove.runs.purity import purity
+from fedgrove.runs.rounds import evaluation, plan, rounds
+from fedgrove.runs.run import Run
+from fedgrove.runs.store import Memory
+
+# ---- by hand -------------------------------------------------------------------------------------
+
+NET = Net(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)), (1,))
+FIRST = {
+    "0.weight": torch.tensor([[1.0], [4.0], [3.0], [2.0]]),
+    "0.bias": torch.zeros(4),
+    "2.weight": torch.zeros(2, 4),
+    "2.bias": torch.zeros(2),
+}
+
+
+def start(clients: int, **info: Any) -> Start:
+    infos = {k: Info(10 * (k + 1), **info) for k in range(clients)}
+    return Start(FIRST, NET, infos, 3, lambda j: {})
+
+
+def answer(task: Any, head: list[float] | None = None, body: float = 0.0) -> Report:
+    """A report that adds ``body`` to the first layer, and a direction to the last one's rows."""
+    packet = task.send["model"]
+    values = {name: leaf.clone() for name, leaf in packet.values.items()}
+    values["0.weight"] += body
+    if head is not None:
+        values["2.weight"] += torch.tensor(head).reshape(2, 1).expand(2, 4)
+    return Report(task.to, {"model": replace(packet, values=trees.masked(values, packet.mask or {}))},
+                  10 * (task.to + 1))  # fmt: skip
+
+
+def test_a_round_by_hand() -> None:
+    """Half of four units: the two of largest |w| stay, 4 and 3. They move by 1, and the others are
+    filled in: device 0 gives (1, 5, 4, 2) of weight 10, the dense device 1 (2, 5, 4, 3) of 20. The
+    mean is (10 · 1 + 20 · 2) / 30 = 5/3 for the first."""
+    method = FedAPTA(ratios=(0.5, 0.0), grouping=None)
+    state = method.init(start(2))
+    tasks = method.plan(state, [0, 1])
+    assert tasks[0].send["model"].mask is not None
+    assert tasks[0].send["model"].values["0.weight"].flatten().tolist() == [0.0, 4.0, 3.0, 0.0]
+    assert tasks[1].send["model"].mask is None
+    after = method.fold(state, [answer(task, body=1.0) for task in tasks])
+    found = after.models[0]["0.weight"].flatten().tolist()
+    assert found == pytest.approx([5 / 3, 5.0, 4.0, (2 * 10 + 3 * 20) / 30])
+    assert (after.round, after.groups) == (1, {0: 0, 1: 0})
+
+
+EAST, NORTH = [1.0, 0.0], [0.0, 1.0]
+
+
+def exchange(method: FedAPTA, state: State, heads: dict[int, list[float]]) -> State:
+    """One round in which each device moves its last layer in a given direction."""
+    tasks = method.plan(state, sorted(heads))
+    return method.fold(state, [answer(task, heads[task.to]) for task in tasks])
+
+
+def two_tasks(devices: int = 8) -> dict[int, list[float]]:
+    """Even devices do one task, odd ones another; the directions are not quite the same."""
+    heads = {}
+    for k in range(devices):
+        east = k % 2 == 0
+        heads[k] = [1.0, 0.01 * k] if east else [0.01 * k, 1.0]
+    return heads
+
+
+def test_two_tasks_part_and_keep_their_numbers() -> None:
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(8)), two_tasks())
+    assert state.groups == {k: k % 2 for k in range(8)}
+    # Each group's mean of its own: weights 10, 30, 50, 70 move by 0, .02, .04, .06 northwards.
+    north = (30 * 0.02 + 50 * 0.04 + 70 * 0.06) / 160
+    assert state.models[0]["2.weight"][:, 0].tolist() == pytest.approx([1.0, north])
+    for _ in range(3):
+        state = exchange(method, state, two_tasks())
+        assert state.groups == {k: k % 2 for k in range(8)}
+    assert sorted(state.models) == [0, 1]
+
+
+def test_a_newcomer_begins_at_the_start_and_joins_its_task() -> None:
+    """It counts from the next round on: its model began elsewhere."""
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(10)), two_tasks())
+    assert origin_of(state, 9) == START
+    (task,) = method.plan(state, [9])
+    assert trees.equal(task.send["model"].values, FIRST)
+    # Before it has trained it uses the model of the largest group; of equal ones the first.
+    assert trees.equal(method.deliver(state, 9)["model"].values, state.models[0])
+    after = exchange(method, state, {9: NORTH})
+    assert after.groups[9] == 1
+    assert trees.equal(after.models[1], state.models[1])
+    assert origin_of(after, 9) == 1
+
+
+def test_absent_devices_keep_their_groups() -> None:
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(8)), two_tasks())
+    heads = two_tasks()
+    after = exchange(method, state, {k: heads[k] for k in (0, 3)})
+    assert after.groups == state.groups
+    literal = replace(method, grouping=LITERAL)
+    state = exchange(literal, literal.init(start(8)), two_tasks())
+    assert exchange(literal, state, {k: heads[k] for k in (0, 3)}).groups == state.groups
+
+
+def test_a_device_that_switches_is_regrouped() -> None:
+    """Device 0 goes north from round 4 on: its history is forgotten at once."""
+    method = FedAPTA(ratios=(0.0,))
+    state = method.init(start(8))
+    for _ in range(4):
+        state = exchange(method, state, two_tasks())
+    heads = two_tasks() | {0: NORTH}
+    after = exchange(method, state, heads)
+    assert after.groups == {k: k % 2 for k in range(8)} | {0: 1}
+    # What it trained from the other group's model is not mixed in.
+    kept = [k for k in range(8) if k % 2]
+    expected = exchange(method, state, {k: heads[k] for k in kept})
+    assert trees.equal(after.models[1], expected.models[1])
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_few_devices_stay_together(devices: int) -> None:
+    """HDBSCAN finds nothing among so few: the documented outcome is one group."""
+    for grouping in (Hdbscan(), LITERAL):
+        method = FedAPTA(ratios=(0.0,), grouping=grouping)
+        state = method.init(start(devices))
+        for _ in range(2):
+            state = exchange(method, state, {k: [EAST, NORTH][k] for k in range(devices)})
+        assert state.groups == dict.fromkeys(range(devices), 0)
+
+
+def test_devices_that_do_not_move_stay_together() -> None:
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(6)), {k: [0.0, 0.0] for k in range(6)})
+    assert set(state.groups.values()) == {0}
+
+
+def test_when_nothing_is_found_groups_stay_as_they_were() -> None:
+    """Updates without a pattern, and nothing remembered: everybody keeps its group."""
+    rule = replace(LITERAL, min_size=5)
+    method = FedAPTA(ratios=(0.0,), grouping=rule)
+    state = exchange(method, method.init(start(12)), two_tasks(10))
+    assert set(state.groups.values()) == {0, 1}
+    after = exchange(method, state, {0: EAST, 1: NORTH, 11: NORTH})
+    # Device 11 is new: it joins its nearest neighbour, device 1.
+    assert after.groups == state.groups | {11: 1}
+
+
+def test_a_round_without_reports_changes_nothing() -> None:
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(8)), two_tasks())
+    after = method.fold(state, [])
+    assert after == replace(state, round=2)
+
+
+def test_figures_count_groups() -> None:
+    method = FedAPTA(ratios=(0.0,))
+    state = exchange(method, method.init(start(8)), two_tasks())
+    assert method.figures(state) == {"groups": 2, "largest_group": 4}
+
+
+# ---- ratios --------------------------------------------------------------------------------------
+
+
+def test_ratios_are_given_in_turn_or_follow_from_devices() -> None:
+    assert FedAPTA(ratios=(0.0, 0.5)).init(start(3)).ratios == {0: 0.0, 1: 0.5, 2: 0.0}
+    assert FedAPTA().init(start(2)).ratios == {0: 0.0, 1: 0.0}
+    slow = FedAPTA().init(start(2, speed=0.5)).ratios
+    assert 0 < slow[0] <= 0.75
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"ratios": (0.2, 1.0)}, r"ratios is \(0.2, 1.0\); it must be shares in \[0, 1\)"),
+        ({"last": 0}, "last is 0"),
+        ({"use": "half"}, "there is no use 'half'"),
+    ],
+)
+def test_bad_fields_are_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        FedAPTA(**fields)
+
+
+def test_a_ratio_that_cannot_be_met_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=r"of 4 channels, can lose at most 0.75 of them"):
+        fedgrove.run(
+            FedAPTA(ratios=(0.9,)), data="digits", clients=4, rounds=1, out=out,
+            net="bn-cnn2:width=4", progress=False,
+        )  # fmt: skip
+    assert not out.exists()
+
+
+def test_a_net_without_a_linear_layer_is_refused(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 6), nn.Flatten())
+    net = Net(module, (1, 8, 8))
+    begin = Start(net.params(), net, {0: Info(3)}, 1, lambda j: {})
+    with pytest.raises(InputError, match="has no fully connected layer"):
+        FedAPTA(ratios=(0.0,)).init(begin)
+
+
+@pytest.mark.parametrize("rule", [UniformL1(), RollingWindow(), RandomChannels()], ids=str)
+def test_other_pruning_rules(rule: Any, tmp_path: Path) -> None:
+    method = FedAPTA(ratios=(0.25, 0.5), prune=rule)
+    run = make_run(method, tmp_path, net="bn-cnn2", dtype=torch.float32)
+    assert play(run, Serial()).round == 3
+
+
+def test_what_a_device_uses(tmp_path: Path) -> None:
+    for use, width in (("whole", 4), ("cut", 2)):
+        method = FedAPTA(ratios=(0.5,), use=use)
+        run = make_run(method, tmp_path / use, net="bn-cnn2", dtype=torch.float32)
+        (task, *_) = evaluation(run, play(run, Serial()))
+        channels = channels_left(run.net, task.send["model"].mask)
+        left = 4 if channels is None else int(channels["conv1"].sum())
+        assert left == width or use == "cut"
+        assert (channels is None) == (use == "whole")
+
+
+def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
+    """At ratio .5 a conv that reads pruned channels costs a quarter."""
+    macs = {}
+    for ratio in (0.0, 0.5):
+        method = FedAPTA(ratios=(ratio,), prune=UniformL1())
+        run = make_run(method, tmp_path / str(ratio), net="bn-cnn2", dtype=torch.float32)
+        (task, *_) = plan(run, run.method.init(run.start))
+        macs[ratio] = perform(run, task, {})[0].macs
+    assert macs[0.5] < 0.4 * macs[0.0]
+
+
+# ---- drift ---------------------------------------------------------------------------------------
+
+
+def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> None:
+    """alpha 0 and no update before: devices train as FedAvg's, and the server adds h = w_i - w."""
+    plain = make_run(FedAvg(), tmp_path / "a", rounds=1)
+    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, correct=DriftCorrection(alpha=0.0))
+    run = make_run(method, tmp_path / "b", rounds=1)
+    expected = play(plain, Serial()).model
+    found = play(run, Serial()).models[0]
+    for name, w in run.params.items():
+        torch.testing.assert_close(found[name], w + 2 * (expected[name] - w))
+
+
+def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
+    method = FedAPTA(ratios=(0.5,), grouping=None, drift=True)
+    run = make_run(method, tmp_path, net="bn-cnn2", rounds=3, cohort=4)
+    state = play(run, Serial())
+    assert state.round == 3
+    kept = remembered(run)
+    assert {key.split("/")[1] for key in kept} == {"drift", "own_update", "drift_group"}
+    for client in range(4):
+        weight = kept[f"{client}/drift/conv1.weight"]
+        alive = weight.flatten(1).abs().sum(1) > 0
+        # Two of four filters, as the ratio says.
+        assert int(alive.sum()) <= 2
+    assert sorted(state.moved) == [0]
+
+
+def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:
+    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, local=LocalTraining(1, 8, SGD(0.1)))
+    run = make_run(method, tmp_path, sizes=(20,))
+    (task,) = plan(run, run.method.init(run.start))
+    _, memory = perform(run, task, {})
+    client = run.client(task, dict(memory))
+    carry = {**memory, "model": run.params, "group_update": memory["own_update"]}
+
+    def begun(group: float) -> Any:
+        settings = {"group": torch.tensor(group), "round": torch.tensor(1.0)}
+        return run.method._begin({**carry, "settings": settings}, client)
+
+    assert trees.equal(begun(0.0)["drift"], memory["drift"])
+    assert float(trees.sq_norm(begun(1.0)["drift"])) == 0
+    assert float(trees.sq_norm(begun(1.0)["correction"])) == 0
+    # Its update is the group's: nothing to correct.
+    assert float(trees.sq_norm(begun(0.0)["correction"])) == 0
+
+
+@pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])
+def test_drift_on_batched_is_drift_on_serial(net: str, tmp_path: Path) -> None:
+    method = FedAPTA(ratios=(0.25, 0.5), drift=True, local=LocalTraining(2, 8, SGD(0.05)))
+    results = []
+    for engine in (Serial(), Batched()):
+        run = make_run(method, tmp_path / engine.name, net=net, rounds=3)
+        results.append((tensors(play(run, engine)), remembered(run)))
+    (state, memory), (other_state, other_memory) = results
+    assert trees.distance(state, other_state) < 1e-9
+    assert trees.distance(memory, other_memory) < 1e-9
+
+
+# ---- the preset ----------------------------------------------------------------------------------
+
+
+def test_the_papers_preset() -> None:
+    paper = methods.make("fedapta:paper")
+    assert isinstance(paper, FedAPTA)
+    assert paper.ratios == (0.0, 0.2, 0.4, 0.6, 0.8)
+    assert paper.drift
+    assert paper.grouping == LITERAL
+    assert paper.local == LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), 0.998, 10.0)
+
+
+# ---- tasks that are learnt -----------------------------------------------------------------------
+
+
+def three_tasks(devices: int, rotated: bool = False) -> tuple[Federation, dict[int, str]]:
+    """Devices in turn do one of three tasks: other patterns under the same labels.
+
+    Or, ``rotated``, the same patterns under other labels, which no one model can learn.
+    """
+    g = torch.Generator().manual_seed(0)
+    patterns = 1.5 * torch.randn(3, 3, 1, 8, 8, generator=g)
+    if rotated:
+        patterns = torch.stack([patterns[0].roll(task, 0) for task in range(3)])
+    clients = {}
+    for k in range(devices):
+        y = torch.randint(3, (60,), generator=g)
+        x = patterns[k % 3][y] + torch.randn(60, 1, 8, 8, generator=g)
+        parts = [Examples(x[a:b], y[a:b]) for a, b in ((0, 40), (40, 45), (45, 60))]
+        clients[k] = ClientData(parts[0], parts[1], parts[2], Info(40))
+    base = federation((1, 8, 8), (8,), dtype=torch.float32)
+    tasks = {k: str(k % 3) for k in clients}
+    return replace(base, clients=clients), tasks
+
+
+def learnt(method: AnyMethod, made: Federation, folder: Path, n: int, **words: Any) -> Any:
+    module = build("bn-cnn2", (1, 8, 8), 3, 0, width=8, norm="group")
+    local = LocalTraining(2, 8, SGD(0.1, weight_decay=1e-3), 0.998, 10.0)
+    words = {"rounds": n, "cohort": len(made.clients)} | words
+    run = Run(replace(method, local=local), made, Net(module, (1, 8, 8)), Memory(folder), **words)  # type: ignore[type-var]
+    return run, play(run, Serial())
+
+
+def test_tasks_are_found_in_training(tmp_path: Path) -> None:
+    """Fifteen devices, three tasks, five ratios, five rounds: the groups are the tasks."""
+    made, tasks = three_tasks(15)
+    ratios = (0.0, 0.2, 0.4, 0.6, 0.8)
+    _, state = learnt(FedAPTA(ratios=ratios), made, tmp_path / "apta", 5)
+    assert purity(state.groups, tasks) == 1.0
+    assert len(state.models) == 3
+
+
+def test_a_group_learns_its_task_better_than_all_together(tmp_path: Path) -> None:
+    made, _ = three_tasks(9, rotated=True)
+
+    def accuracy(method: AnyMethod, name: str) -> float:
+        run, state = learnt(method, made, tmp_path / name, 3)
+        scores = list(reports(run, Serial(), evaluation(run, state)))
+        return sum(report.metrics["test0"] for report in scores) / len(scores)
+
+    assert accuracy(FedAPTA(ratios=(0.0, 0.5)), "apta") > accuracy(FedAvg(), "avg") + 0.2
+
+
+def test_a_switch_in_training_is_seen_within_three_rounds(tmp_path: Path) -> None:
+    made, tasks = three_tasks(12)
+    clients = dict(made.clients)
+    made = replace(made, clients=clients)
+    module = build("bn-cnn2", (1, 8, 8), 3, 0, width=8, norm="group")
+    local = LocalTraining(2, 8, SGD(0.1, weight_decay=1e-3), 0.998, 10.0)
+    method = FedAPTA(ratios=(0.0, 0.4), local=local)
+    run = Run(method, made, Net(module, (1, 8, 8)), Memory(tmp_path), rounds=6, cohort=12)
+    loop = rounds(run)
+    step = next(loop)
+    while step.tasks:
+        if step.state.round == 3:
+            assert purity(step.state.groups, tasks) == 1.0
+            # Device 0 takes up the task of device 1.
+            clients[0] = clients[1]
+        answers = Serial().map((run, task) for task in step.tasks)
+        step = loop.send((task, each) for (_, task), each in answers)
+    assert step.state.groups[0] == step.state.groups[1]
+    assert purity(step.state.groups, tasks | {0: tasks[1]}) == 1.0
