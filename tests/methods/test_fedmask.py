@@ -65,10 +65,10 @@ def test_the_forward_pass_by_hand() -> None:
 
 
 def test_scores_by_hand() -> None:
-    """Where the server agrees, the client's own; where not, the server's bit at the scale."""
+    """A quarter up where the server's bit is 1, and down where it is 0; signs may stay."""
     own = {"w": torch.tensor([0.5, -0.5, 0.5, -0.5, 0.0])}
     scores = scores_from(own, {"w": flags(1, 0, 0, 1, 1)}, 0.25)
-    assert scores["w"].tolist() == [0.5, -0.5, -0.25, 0.25, 0.0]
+    assert scores["w"].tolist() == [0.75, -0.75, 0.25, -0.25, 0.25]
 
 
 def test_a_part_and_its_bits_by_hand() -> None:

@@ -5,10 +5,10 @@ Personalized Federated Learning via Heterogeneous Masking", SenSys 2021; what of
 docs/papers/fedmask.md.)
 
 Round :math:`t`, cohort :math:`S_t`; w the initial weights, which both sides draw from the seed;
-b the server's bits, at first all 1; s_k scores, P_k the part of the network that client k may use,
-at first all of it::
+b the server's bits, at first all 1; s_k scores, at first 0, P_k the part of the network that client
+k may use, at first all of it::
 
-    s_k  = its own where b agrees with its sign, else scale or -scale by b         -> scores_from
+    s_k  = s_k + scale (2 b - 1)                                                   -> scores_from
     s_k  = E epochs of min CE(w [s >= 0] P_k; D_k), d[s >= 0]/ds = sigmoid'(s)     -> Train, hard
     P_k  = the share ``density`` of each layer with the largest s_k; once          -> one_shot
     m_k  = [s_k >= 0] P_k                                                          -> bits
@@ -71,7 +71,7 @@ class FedMask:
     density: float = 0.5
     """The share of each layer's weights that a client may use from its first round on."""
     scale: float = 0.001
-    """How far from 0 a score begins that the server's bit decides: how much training turns it."""
+    """How far the server's bits move a score in a round: about one step of Adam."""
     rescale: bool = True
     """Whether weights are scaled to the variance that a network of this density needs (He et al.
     2015); False: as the network drew them."""
@@ -135,7 +135,7 @@ class FedMask:
         rest = dict(carry)
         # Taken out, so that old and new clients have the same trees, and train at once.
         statistics = rest.pop("statistics", {})
-        own = rest.pop("scores", trees.map(lambda w: torch.full_like(w, self.scale), weights))
+        own = rest.pop("scores", trees.map(torch.zeros_like, weights))
         scores = scores_from(own, carry["bits"], self.scale)
         part = rest.pop("part", None) or trees.map(all_kept, weights)
         tree = {**frozen, **statistics, **scores}
@@ -200,17 +200,18 @@ def masked_network(params: Tree, carry: Carry) -> Tree:
 
 
 def scores_from(own: Tree, server: Mask, scale: float) -> Tree:
-    """The client's own score where the server's bit agrees with it; else ``scale`` by the bit.
+    """The client's own scores, moved a little towards the server's bits.
 
-    >>> own = {"w": torch.tensor([0.7, -0.7, 0.7])}
-    >>> scores_from(own, {"w": torch.tensor([True, True, False])}, 0.1)
-    {'w': tensor([ 0.7000,  0.1000, -0.1000])}
+    A bit does not overrule a score: most clients use most of their part, so that nearly all bits
+    are 1, and what a client has turned off would be on again in every round.
+
+    >>> own = {"w": torch.tensor([0.75, -0.75, 0.75])}
+    >>> scores_from(own, {"w": torch.tensor([True, True, False])}, 0.25)
+    {'w': tensor([ 1.0000, -0.5000,  0.5000])}
     """
     scores = {}
     for name, score in own.items():
-        agree = (score >= 0) == server[name]
-        overruled = (2 * server[name].to(score.dtype) - 1) * scale
-        scores[name] = torch.where(agree, score, overruled)
+        scores[name] = score + scale * (2 * server[name].to(score.dtype) - 1)
     return scores
 
 
