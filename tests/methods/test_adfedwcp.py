@@ -187,6 +187,21 @@ def test_a_pruned_weight_may_return(tmp_path: Path) -> None:
     assert returned > 0
 
 
+def test_a_pruned_weight_may_begin_at_0_again(tmp_path: Path) -> None:
+    """Then the personal model is 0 wherever its mask is, and models become sparser."""
+    kept_share = {}
+    for returns in (True, False):
+        run = tiny(FedWCP(k=3, returns=returns), tmp_path / str(returns), rounds=4)
+        for _ in exchanges(run):
+            pass
+        memory = memory_of(run, 0)
+        pruned = {name: memory["personal"][name][~mask] for name, mask in memory["kept"].items()}
+        assert all(bool((values == 0).all()) for values in pruned.values()) is not returns
+        shares = [mask.double().mean() for mask in memory["kept"].values()]
+        kept_share[returns] = float(sum(shares) / len(shares))
+    assert kept_share[False] < kept_share[True]
+
+
 def test_a_clustered_broadcast(tmp_path: Path) -> None:
     run = tiny(FedWCP(k=8, broadcast=4), tmp_path)
     *_, (_, tasks, _, _) = exchanges(run)

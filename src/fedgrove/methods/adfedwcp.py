@@ -107,6 +107,9 @@ class AdFedWCP:
     """What layers are weighed by: imprinting, mean |w|, mean |w g|, or not at all, 1/L each."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
+    returns: bool = True
+    """Whether a pruned weight keeps its value, as the paper says; False: it begins at 0 in the next
+    round, nearly as in the authors' code, and models become far sparser."""
     pull: AnnealedPull = AnnealedPull()
     mean: Averaging = WeightedMean()
     objective: Objective = ProblemLoss()
@@ -312,7 +315,8 @@ class AdFedWCP:
         metrics = self._importance(carry, "used", client.layout)
         if "output" in carry.get("hits", {}):
             metrics["accuracy"] = accuracy(carry["hits"])
-        memory = {"personal": carry["trained"], "kept": carry["kept"]}
+        personal = carry["trained"] if self.returns else carry["used"]
+        memory = {"personal": personal, "kept": carry["kept"]}
         return Outcome({"model": Packet(carry["clustered.model"])}, metrics, memory)
 
     def _holds_importance(self, task: Task, net: Net) -> Holds:

@@ -30,6 +30,8 @@ class FedWCP:
     """Centroids of every layer, one of them 0; 0: nothing is clustered."""
     broadcast: int = 0
     """Centroids per layer of what the server sends (ours); 0: dense, as in the paper."""
+    returns: bool = True
+    """Whether a pruned weight keeps its value; False: it begins at 0 in the next round."""
     pull: AnnealedPull = AnnealedPull()
     mean: Averaging = WeightedMean()
     objective: Objective = ProblemLoss()
@@ -47,6 +49,7 @@ class FedWCP:
             allocation=Fixed(self.k),
             importance="alike",
             broadcast=self.broadcast,
+            returns=self.returns,
             pull=self.pull,
             mean=self.mean,
             objective=self.objective,

@@ -1,4 +1,4 @@
-r"""How many centroids each layer of each client gets (AdFedWCP, section 3.5).
+r"""How many centroids each layer of each client gets (AdFedWCP, section 4.4).
 
 The server minimises the time all clients need to send their clustered models,
 

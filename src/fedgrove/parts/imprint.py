@@ -1,6 +1,6 @@
 r"""How much each layer adds to telling the classes apart, without training anything.
 
-Imprinting (AdFedWCP, section 3.4): after every layer the activations are pooled to a short vector;
+Imprinting (AdFedWCP, section 4.3): after every layer the activations are pooled to a short vector;
 the mean vector of a class is its prototype; how many examples are nearest to the prototype of their
 own class is the layer's accuracy. What a layer adds to the accuracy of the layer before is its
 importance.
