@@ -32,7 +32,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="The paper: adfedwcp, ca-afp, fedlayerprune or safl.",
+        help="The paper: adfedwcp, ca-afp, fedapta, fedlayerprune or safl.",
         show_default=False,
     ),
 ]

@@ -37,10 +37,12 @@ SVHN_SOURCE = (
 )
 
 
-OPTIONS = ("grey",)
+OPTIONS = ("grey", "turned")
 """What may follow the name of a set of images, after a colon."""
 LUMA = (0.299, 0.587, 0.114)
 """How bright red, green and blue are (ITU-R BT.601)."""
+IMAGES = 4
+"""Dimensions of an array of images: (n, channels, height, width)."""
 AT_ONCE = 10_000
 """Images that lose their colours at once."""
 
@@ -63,6 +65,13 @@ def grey(name: str, dataset: Dataset) -> Dataset:
     mean = float(np.average(steps, weights=counts))
     deviation = float(np.sqrt(np.average((steps - mean) ** 2, weights=counts)))
     return replace(dataset, x=bright, pixels=Pixels(pixels.top, (mean,), (deviation,)))
+
+
+def turned(name: str, dataset: Dataset) -> Dataset:
+    """The images turned left by a quarter: another task that is as hard, as in IFCA's trials."""
+    if dataset.x.ndim != IMAGES:
+        raise InputError(f"{name} has no images to turn; take the set without :turned.")
+    return replace(dataset, x=np.ascontiguousarray(np.rot90(dataset.x, axes=(2, 3))))
 
 
 # ---- MNIST and Fashion-MNIST ---------------------------------------------------------------------

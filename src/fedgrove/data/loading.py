@@ -21,7 +21,7 @@ from .crowd import crowd
 from .dataset import Array, Dataset, Ints, ids, positions
 from .federation import ClientData, Defaults, Federation
 from .files import need, npz
-from .images import OPTIONS, grey
+from .images import OPTIONS, grey, turned
 from .lazy import LazyClients, takes_round
 from .mix import mix
 from .sets import SETS, dataset_of
@@ -72,7 +72,7 @@ def load(
     set (:func:`fedgrove.data.mix`, with shared outputs): the clients are dealt to the sets as
     equally as can be. ``partition``, ``scenario`` and ``split`` hold within each set, and may be
     one for each. A set's clients are those that it has alone, with as many clients and that seed.
-    ``cifar10:grey`` is the set without its colours.
+    ``cifar10:grey`` is the set without its colours, ``digits:turned`` that with its images turned.
 
     None stands for the set's own choice. ``validation`` is the share held out for validation, of
     what is left after the test part: 0.1 by default, 0 for none. ``profile`` is a name or a file of
@@ -131,6 +131,8 @@ def load(
     dataset = dataset_of(name, users, data_dir)
     if option == "grey":
         dataset = grey(data, dataset)
+    elif option == "turned":
+        dataset = turned(data, dataset)
     return build(data, dataset, choices, known.defaults)
 
 

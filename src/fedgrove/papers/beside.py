@@ -56,6 +56,10 @@ TITLES = {
     "virtual_seconds": "virtual s",
     "seconds_round": "s a round, here",
     "seconds_to_all": "virtual s to what all reach",
+    "accuracy_tasks": "mean of tasks %",
+    "accuracy_least": "worst device %",
+    "purity": "purity",
+    "groups": "number of groups",
 }
 """How a measure is called in a table's head and on an axis; see :func:`title_of`."""
 DIGITS = {
@@ -80,6 +84,7 @@ DIGITS = {
     "virtual_seconds": 1,
     "seconds_round": 2,
     "seconds_to_all": 1,
+    "groups": 1,
 }
 """Measures that do not depend on fine-tuning, and how many digits of them are shown."""
 SHARES = {"share_paper": "mib_paper", "share": "mib"}
@@ -92,6 +97,8 @@ FIGURES = ("mask_stability", "centroids", "uplink_counted")
 """What methods tell of themselves in each round."""
 FRACTIONS = ("accuracy", "density", "mask_stability", "pruned")
 """What begins the names of measures that are fractions, and are shown in %."""
+ON_TASK = "accuracy_on/"
+"""Begins a measure of the mean accuracy on one task, as ``accuracy_on/mnist``."""
 REACHED = "rounds_to@"
 """Begins a measure of how many rounds it takes to an accuracy."""
 SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, both ways."
@@ -166,7 +173,12 @@ def run_value(
     >>> run_value({"finetune": {"3": scores}}, "score:3")
     3.0
     """
-    measure, _, length = key.partition(":")
+    measure, length = _parted(key)
+    if measure.startswith(TASKS):
+        return _of_tasks(summary["finetune"][length].get("tasks", {}), measure)
+    if measure in ("purity", "groups"):
+        # Groups that nobody asked for, as one model for all, have no purity.
+        return summary.get(measure) if "purity" in summary else None
     if "@" in measure or measure in ("density_run", "mask_stability", "centroids"):
         return _over_rounds(summary.get("lines", ()), measure)
     if measure == "pruned":
@@ -207,6 +219,39 @@ def run_value(
     if scores["accuracy_std"] == 0:
         return None
     return float(scores["accuracy_mean"] / scores["accuracy_std"])
+
+
+def _parted(key: str) -> tuple[str, str]:
+    """A measure and the epochs of fine-tuning, which not all have; tasks may have a colon too.
+
+    >>> _parted("accuracy_on/digits:turned:3"), _parted("mib")
+    (('accuracy_on/digits:turned', '3'), ('mib', ''))
+    """
+    measure, colon, length = key.rpartition(":")
+    return (measure, length) if colon else (key, "")
+
+
+TASKS = (ON_TASK, "accuracy_tasks", "accuracy_least")
+"""What begins the names of measures of a federation of several tasks."""
+
+
+def _of_tasks(tasks: Mapping[str, Mapping[str, Any]], measure: str) -> float | None:
+    """A value of the tasks' figures; None where it is no accuracy.
+
+    >>> tasks = {"a": {"metric": "accuracy", "mean": 0.5, "worst": 0.25}}
+    >>> tasks["b"] = {"metric": "accuracy", "mean": 1.0, "worst": 0.75}
+    >>> [_of_tasks(tasks, key) for key in ("accuracy_on/a", "accuracy_tasks", "accuracy_least")]
+    [0.5, 0.75, 0.25]
+    """
+    of = {name: task for name, task in tasks.items() if task["metric"] == "accuracy"}
+    if measure.startswith(ON_TASK):
+        task = of.get(measure.removeprefix(ON_TASK))
+        return None if task is None else float(task["mean"])
+    if not of:
+        return None
+    if measure == "accuracy_least":
+        return float(min(task["worst"] for task in of.values()))
+    return math.fsum(task["mean"] for task in of.values()) / len(of)
 
 
 def _less(summary: Summary, measure: str) -> float:
@@ -256,6 +301,8 @@ def _over_rounds(lines: Iterable[Mapping[str, Any]], measure: str) -> float | No
 
 def _in_line(line: Mapping[str, Any], name: str) -> float | None:
     """What a line says; nothing where clients were not scored, or the method has no such figure."""
+    if name.startswith(TASKS):
+        return _of_tasks(line.get("tasks", {}), name)
     keys = {"density_run": "density", "rounds_to": "accuracy_mean"}
     told = line.get("figures", {}) if name in FIGURES else line
     value: float | None = told.get(keys.get(name, name))
@@ -267,8 +314,9 @@ def _curve(runs: Iterable[Summary], measure: str) -> list[dict[str, Any]]:
     by_round: dict[int, list[float]] = {}
     for run in runs:
         for line in run.get("lines", ()):
-            if line["counts"] and measure in line:
-                by_round.setdefault(line["round"], []).append(line[measure])
+            value = _in_line(line, measure)
+            if line["counts"] and value is not None:
+                by_round.setdefault(line["round"], []).append(value)
     points = []
     for done in sorted(by_round):
         points.append({"round": done, **(_over_seeds(by_round[done]) or {})})
@@ -514,7 +562,13 @@ def _after(runs: Mapping[int, Summary], length: int) -> dict[int, Summary]:
     after: dict[int, Summary] = {}
     for seed, run in runs.items():
         # A summary's own accuracies are those of the last length; the test reads them there.
-        after[seed] = {**run, **run["finetune"][str(length)]}
+        own = dict(run["finetune"][str(length)])
+        if "tasks" in own:
+            own["accuracy_mean"] = _of_tasks(own["tasks"], "accuracy_tasks")
+            # Errors of forecasts alone: nothing to test.
+            if own["accuracy_mean"] is None:
+                continue
+        after[seed] = {**run, **own}
     return after
 
 
@@ -585,11 +639,14 @@ def title_of(measure: str) -> str:
 
     >>> title_of("accuracy_mean"), title_of("accuracy_mean@10"), title_of("rounds_to@0.85")
     ('accuracy %', 'accuracy % after 10', 'rounds to 85 %')
+    >>> title_of("accuracy_on/mnist")
+    'mnist %'
     """
     if measure.startswith(REACHED):
         return f"rounds to {100 * float(measure.removeprefix(REACHED)):g} %"
     name, _, done = measure.partition("@")
-    return f"{TITLES[name]} after {done}" if done else TITLES[name]
+    title = f"{name.removeprefix(ON_TASK)} %" if name.startswith(ON_TASK) else TITLES[name]
+    return f"{title} after {done}" if done else title
 
 
 def place(row: ComparedRow) -> str:

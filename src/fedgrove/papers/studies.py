@@ -76,6 +76,10 @@ class Setting:
     quick: bool = False
     rounds: int | None = None
     """None: as many as the paper has."""
+    examples: int | None = None
+    """How many examples of each class are dealt in all, of parts that can; None: their own."""
+    init: str | None = None
+    """Weights to start from, of parts that can; None: from scratch."""
 
 
 @dataclass(frozen=True)
