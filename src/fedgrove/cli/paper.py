@@ -152,11 +152,16 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
         setting, study = _study(part, data, words)
         why = _why_missing(study, words)
         # Data that were asked for by name are not replaced.
+        reasons: list[str] = []
         while why is not None and data in part.instead and not words["data"]:
+            reasons.append(str(why))
             data = part.instead[data]
-            print(f"fedgrove: {data} in the place of {name}: {why}", file=sys.stderr)
             setting, study = _study(part, data, words)
             why = _why_missing(study, words)
+        if why is None and reasons:
+            # Two ways to do without a set miss it for the same reason.
+            told = " ".join(dict.fromkeys(reasons))
+            print(f"fedgrove: {data} in the place of {name}: {told}", file=sys.stderr)
         if why is None:
             studies[_folder(setting)] = study
         else:

@@ -418,6 +418,9 @@ MAPS_A_LINE = 2
 
 def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
     """A figure for each row of a study: its matrices, each with colours of its own."""
+    # A page without any needs no plotly.
+    if not matrices:
+        return
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
