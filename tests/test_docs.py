@@ -180,7 +180,9 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
             given = given.partition(":")[0]  # a net's options follow its name
         several_given = [given] if given else []
         if key == "data" and given:
-            several_given = [each.removesuffix(":grey") for each in given.split("+")]
+            several_given = [
+                each.removesuffix(":grey").removesuffix(":turned") for each in given.split("+")
+            ]
         for each in several_given:
             is_file = re.search(r"\.npz$|\.py:\w+$", each)
             assert each in names or is_file, f"{key} {given}"

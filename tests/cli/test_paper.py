@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_where_parts_go() -> None:
 
 
 def words(**given: Any) -> dict[str, Any]:
-    none = dict.fromkeys(("data", "split", "data_dir", "rows", "rounds"))
+    none = dict.fromkeys(("data", "split", "data_dir", "rows", "rounds", "examples", "init"))
     return {**none, "quick": False, **given}
 
 
@@ -185,6 +186,17 @@ def test_rounds_only_where_any_number_will_do() -> None:
         _studies(free, words(quick=True, rounds=0))
 
 
+def test_examples_and_weights_only_where_a_part_takes_them() -> None:
+    for word, given in (("examples", 5), ("init", "mine.safetensors")):
+        with pytest.raises(InputError, match=f"^--{word} is .*left out: this part has its own"):
+            _studies(papers.find("adfedwcp").tables[3], words(quick=True, **{word: given}))
+    free = papers.find("fedapta").tables[6]
+    (chosen,) = _studies(free, words(quick=True, examples=5)).values()
+    assert {row.experiment.partition for row in chosen.rows} == {"dirichlet:0.5:5"}
+    with pytest.raises(InputError, match="--examples is 0; it must be 1 or more of each class"):
+        _studies(free, words(quick=True, examples=0))
+
+
 @pytest.fixture
 def only_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which Fashion-MNIST is, in a small likeness, and EMNIST is not."""
@@ -211,6 +223,28 @@ def test_other_data_take_the_place_of_those_not_found(
     # Who asks for it by name is not given something else.
     with pytest.raises(InputError, match="emnist"):
         _studies(part, words(data_dir=str(only_fashion), data="emnist"))
+
+
+def test_what_stands_in_for_data_may_be_replaced_in_turn(
+    only_fashion: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    six = papers.find("fedapta").tables[6]
+    assert isinstance(six, papers.Part)
+    part = replace(
+        six,
+        data=("fashion-mnist+svhn+emnist",),
+        instead={
+            "fashion-mnist+svhn+emnist": "fashion-mnist+svhn",
+            "fashion-mnist+svhn": "fashion-mnist+digits",
+        },
+    )
+    found = _studies(part, words(data_dir=str(only_fashion), examples=50))
+    assert list(found) == ["fashion-mnist+digits"]
+    # Both ways miss SVHN, which is said once.
+    (line,) = capsys.readouterr().err.splitlines()
+    start = "fedgrove: fashion-mnist+digits in the place of fashion-mnist+svhn+emnist: svhn was not"
+    assert line.startswith(start)
+    assert line.count("svhn was not found") == 1
 
 
 def test_rows_run_apart_are_put_together(whole: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import fedgrove
 from fedgrove import data
 from fedgrove.data.dataset import Dataset, Pixels
-from fedgrove.data.images import grey
+from fedgrove.data.images import grey, turned
 from fedgrove.data.several import for_each, is_several, shares, tasks_of
 from fedgrove.errors import InputError
 from fedgrove.problems import Tasks, client_marks
@@ -126,6 +126,21 @@ def test_grey() -> None:
         data.load("digits:grey")
     with pytest.raises(InputError, match="there is no data set 'digits:gray'"):
         data.load("digits:gray")
+
+
+def test_turned() -> None:
+    """A quarter to the left: the right column is the upper row."""
+    x = np.array([[[[1, 2], [3, 4]]]])
+    made = turned("mine:turned", Dataset(x, np.zeros(1, int), ("a",)))
+    assert made.x.tolist() == [[[[2, 4], [1, 3]]]]
+    both = data.load("digits+digits:turned", clients=4, partition="iid")
+    upright, other = both.clients[0], both.clients[2]
+    assert (upright.info.task, other.info.task) == ("digits", "digits:turned")
+    # One seed deals both sets alike, so that the images are the same ones. They were standardised
+    # by means over all pixels, which turning does not change.
+    assert torch.allclose(torch.rot90(upright.train.x, dims=(2, 3)), other.train.x, atol=1e-5)
+    with pytest.raises(InputError, match="motion:turned has no images to turn"):
+        data.load("motion:turned")
 
 
 def test_a_word_for_each_set_comes_back_from_config() -> None:

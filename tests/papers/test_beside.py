@@ -309,3 +309,78 @@ def test_accuracy_by_bandwidth_by_hand(tmp_path: Path) -> None:
     assert means == pytest.approx([0.3, 0.6, 0.9])
     assert [row["ours"]["clients_band"]["mean"] for row in found["rows"]] == [2, 1, 1]
     assert "a: groups of bandwidths lie 60.00 points apart." in found["notes"]
+
+
+# ---- several tasks -------------------------------------------------------------------------------
+
+
+def of_tasks(seed: int, means: tuple[float, float], **more: Any) -> dict[str, Any]:
+    """The summary of a run on two tasks, one of which has a colon in its name, and a forecast."""
+    tasks: dict[str, dict[str, Any]] = {}
+    for name, mean in zip(("d", "d:turned"), means, strict=True):
+        tasks[name] = {"metric": "accuracy", "mean": mean, "worst": mean - 0.25}
+    tasks["f"] = {"metric": "rmse", "mean": 9.0, "worst": 99.0}
+    run = summary(seed, {0: 0.0}, **more)
+    return {**run, "finetune": {"0": {"tasks": tasks}}}
+
+
+def test_values_of_tasks_and_groups() -> None:
+    found = [
+        {"round": 1, "counts": True, "purity": 0.5, "groups": 1},
+        {"round": 2, "counts": True, "purity": 1.0, "groups": 2},
+    ]
+    run = of_tasks(0, (0.5, 1.0), lines=found, purity=1.0, groups=2)
+    keys = {
+        "accuracy_on/d:0": 0.5,
+        "accuracy_on/d:turned:0": 1.0,
+        "accuracy_on/f:0": None,
+        # Over accuracies alone: (.5 + 1) / 2, and .5 - .25.
+        "accuracy_tasks:0": 0.75,
+        "accuracy_least:0": 0.25,
+        "purity": 1.0,
+        "groups": 2,
+        "purity@1": 0.5,
+        "groups@1": 1.0,
+    }
+    assert {key: run_value(run, key) for key in keys} == keys
+    # One model for all is no group that a method found.
+    assert run_value(of_tasks(0, (0.5, 1.0), groups=1), "groups") is None
+
+
+def test_a_table_of_tasks() -> None:
+    """Columns by task; rows are tested by the mean over tasks: +.25 and +.5 on two seeds."""
+    asked = Experiment(FedAvg(), "motion")
+    reported = {"accuracy_on/d:0": 0.5}
+    rows = (Row("a", "a", asked, reported, lead=True), Row("b", "b", asked))
+    measures = ("accuracy_on/d", "accuracy_on/d:turned", "accuracy_tasks")
+    both = Study("T", "Two.", rows, 2, measures=measures, counted=("purity",))
+    summaries = {
+        "a-s0": of_tasks(0, (0.5, 1.0), purity=0.5),
+        "a-s1": of_tasks(1, (0.75, 1.0), purity=1.0),
+        "b-s0": of_tasks(0, (0.5, 0.5)),
+        "b-s1": of_tasks(1, (0.25, 0.5)),
+    }
+    made = table("x", "table1", [(both, summaries)])
+    head, ((_, (first, second)),) = layout(made)
+    assert head == [
+        "row", "seeds", "d %", "paper", "difference", "d:turned %", "mean of tasks %", "groups",
+        "purity",
+    ]  # fmt: skip
+    assert first[2:6] == ["62.50 ± 17.68", "50.00", "+12.50", "100.00 ± 0.00"]
+    assert first[-1] == "0.75 ± 0.35"
+    assert second[-1] == ""
+    (pair,) = made["paired"]
+    assert pair["difference"] == pytest.approx(0.375)
+
+
+def test_rows_that_have_forecasts_alone_are_not_tested() -> None:
+    asked = Experiment(FedAvg(), "motion")
+    rows = (Row("a", "a", asked, lead=True), Row("b", "b", asked))
+    alone = Study("T", "Two.", rows, 2, measures=("accuracy_tasks",), counted=())
+    summaries = {}
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            run = of_tasks(seed, (0.5, 0.5))
+            forecast = run["finetune"]["0"]["tasks"]["f"]
+            summaries[f"{name}-s{seed}"] = {**run, "finetune": {"0": {"tasks": {"f": forecast}}}}
+    assert table("x", "table1", [(alone, summaries)])["paired"] == []

@@ -9,6 +9,7 @@ from tests.papers.made import done, study
 
 from fedgrove.papers.beside import table
 from fedgrove.papers.page import _lines, middle, points, span, write_page
+from fedgrove.papers.studies import Matrix
 from fedgrove.report.page import can_draw
 
 DRAWS = pytest.mark.skipif(not can_draw(), reason="plotly is not installed")
@@ -36,6 +37,24 @@ def test_a_page_without_a_single_result_can_still_be_made(tmp_path: Path) -> Non
     page = (tmp_path / "paper.html").read_text()
     assert "<td>0 of 2</td>" in page
     assert "plotly" not in page
+
+
+@DRAWS
+def test_matrices_are_heat_maps(tmp_path: Path) -> None:
+    """Those of a row's first seed, which stand on the page and with a note each."""
+    likeness = Matrix("cosine", ("0 x", "1 y"), ((1.0, 0.25), (0.25, 1.0)), "none alike")
+    summaries = done()
+    for name in ("a-s0", "a-s1"):
+        summary = summaries[name]
+        assert summary is not None
+        summaries[name] = {**summary, "matrices": [likeness, likeness]}
+    comparison = table("x", "figure3", [(study(lines=True), summaries)])
+    assert [matrix["values"][0] for matrix in comparison["matrices"]] == [[1.0, 0.25]] * 2
+    assert ", cosine: none alike." in comparison["notes"]
+    write_page(comparison, "Who", tmp_path / "paper.html")
+    page = (tmp_path / "paper.html").read_text()
+    assert page.count('class="plotly-graph-div"') == 2
+    assert page.count('"type":"heatmap"') >= 2
 
 
 def test_points_of_a_curve() -> None:

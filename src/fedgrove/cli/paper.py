@@ -17,11 +17,14 @@ from . import options as o
 from .sweep import Seeds, watched
 
 if TYPE_CHECKING:
+    from ..config.experiment import Experiment
     from ..core import Engine
     from ..errors import InputError
     from ..papers import DataTable, Part, Setting, Study
     from ..papers.beside import Comparison, Measured, Summaries
     from ..report.tables import Summary
+    from ..runs.folder import RunFolder
+    from ..runs.run import Run
 
 
 def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
@@ -46,6 +49,10 @@ Rounds = Annotated[
     int | None,
     _option("--rounds", "So many rounds, of papers that can; else the paper's.", "N", o.whole),
 ]
+Examples = Annotated[
+    int | None,
+    _option("--examples", "So many of each class in all, of papers that can.", "N", o.whole),
+]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")
 ]
@@ -63,6 +70,8 @@ def paper(
     quick: Quick = False,
     rows: Rows = None,
     rounds: Rounds = None,
+    examples: Examples = None,
+    init: o.Init = None,
     seeds: Seeds = None,
     data: Data = None,
     split: o.Split = None,
@@ -129,6 +138,13 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
         "left out: this part's are the paper's",
     )
     check(rounds is None or rounds >= 1, "--rounds", rounds, "1 or more")
+    for word in ("examples", "init"):
+        given = words[word]
+        check(
+            given is None or part.any_start, f"--{word}", given, "left out: this part has its own"
+        )
+    examples = words["examples"]
+    check(examples is None or examples >= 1, "--examples", examples, "1 or more of each class")
     studies: dict[str, Study] = {}
     missing: list[InputError] = []
     for name in _data_of(part, words):
@@ -136,11 +152,16 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
         setting, study = _study(part, data, words)
         why = _why_missing(study, words)
         # Data that were asked for by name are not replaced.
-        if why is not None and data in part.instead and not words["data"]:
-            data = part.instead[name]
-            print(f"fedgrove: {data} in the place of {name}: {why}", file=sys.stderr)
+        reasons: list[str] = []
+        while why is not None and data in part.instead and not words["data"]:
+            reasons.append(str(why))
+            data = part.instead[data]
             setting, study = _study(part, data, words)
             why = _why_missing(study, words)
+        if why is None and reasons:
+            # Two ways to do without a set miss it for the same reason.
+            told = " ".join(dict.fromkeys(reasons))
+            print(f"fedgrove: {data} in the place of {name}: {told}", file=sys.stderr)
         if why is None:
             studies[_folder(setting)] = study
         else:
@@ -153,7 +174,9 @@ def _study(part: Part, data: str, words: Mapping[str, Any]) -> tuple[Setting, St
     """A part on one data set, with the rows that are asked for."""
     from ..papers import Setting
 
-    setting = Setting(data, words["split"], words["quick"], words["rounds"])
+    setting = Setting(
+        data, words["split"], words["quick"], words["rounds"], words["examples"], words["init"]
+    )
     return setting, _chosen_rows(part.study(setting), words["rows"])
 
 
@@ -231,8 +254,23 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
             summaries[name] = None
         else:
             # Some measures are over the rounds, and a summary has the last one only.
-            summaries[name] = {**end.summary, "lines": end.folder.metrics()}
+            summary = {**end.summary, "lines": end.folder.metrics()}
+            if study.matrices is not None:
+                trained, state = _at_the_end(wanted[name], end.folder, words["data_dir"])
+                summary["matrices"] = study.matrices(trained, state)
+            summaries[name] = summary
     return summaries
+
+
+def _at_the_end(experiment: Experiment, folder: RunFolder, data_dir: str | None) -> tuple[Run, Any]:
+    """A finished run as its last checkpoint has it, and the state of its method."""
+    from ..runs.folder import CHECKPOINT
+    from ..runs.store import Memory
+
+    federation = experiment.federation(data_dir)
+    run = experiment.build(federation, Memory(folder.path / CHECKPOINT))
+    state, _ = folder.restore(run)
+    return run, state
 
 
 def _write(

@@ -119,10 +119,12 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
     """
     rows: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
+    matrices: list[dict[str, Any]] = []
     notes: list[str] = []
     finished: list[Summary] = []
     for study, summaries in measured:
         rows += _rows(study, summaries)
+        matrices += _matrices(study, summaries)
         pairs += _pairs(study, summaries)
         notes += study.notes
         notes += _not_reached(study, summaries)
@@ -131,6 +133,8 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         for summary in summaries.values():
             if summary is not None:
                 finished.append(summary)
+    for matrix in matrices:
+        notes.append(f"{matrix['panel']}, {matrix['title']}: {matrix['about']}.")
     engines: set[str] = set()
     seconds: list[float] = []
     # The notes of the data come after those of all studies.
@@ -155,6 +159,7 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         "engines": sorted(engines),
         "seconds": round(math.fsum(seconds), 1),
         "rows": rows,
+        "matrices": matrices,
         "paired": pairs,
         # Runs of one study repeat their data's notes; a dictionary drops repeats and keeps order.
         "notes": list(dict.fromkeys(notes)),
@@ -412,6 +417,25 @@ def _rows(study: Study, summaries: Summaries) -> list[dict[str, Any]]:
     for row in rows:
         _add_differences(row)
     return rows
+
+
+def _matrices(study: Study, summaries: Summaries) -> Iterator[dict[str, Any]]:
+    """The matrices of each row, of its first seed that has any."""
+    for row in study.rows:
+        for _, run in sorted(_finished(row, summaries).items()):
+            if "matrices" not in run:
+                continue
+            for matrix in run["matrices"]:
+                yield {
+                    "data": run["data"],
+                    "panel": row.panel,
+                    "label": row.label,
+                    "title": matrix.title,
+                    "labels": list(matrix.labels),
+                    "values": [list(line) for line in matrix.values],
+                    "about": matrix.about,
+                }
+            break
 
 
 def _add_shares(

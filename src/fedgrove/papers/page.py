@@ -49,6 +49,9 @@ def write_page(comparison: Comparison, cited: str, path: Path) -> None:
     for title, figure in _figures(comparison):
         page.heading(title)
         page.figure(figure)
+    for title, figure in _heat_maps(comparison["matrices"]):
+        page.heading(title)
+        page.figure(figure)
     head, sections = layout(comparison)
     for title, lines in sections:
         page.heading(title)
@@ -405,6 +408,56 @@ def _line_traces(
         showlegend=False,
     )
     return [ours, paper]
+
+
+# ---- heat maps -----------------------------------------------------------------------------------
+
+MAPS_A_LINE = 2
+"""Heat maps side by side."""
+
+
+def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """A figure for each row of a study: its matrices, each with colours of its own."""
+    # A page without any needs no plotly.
+    if not matrices:
+        return
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    of_rows: dict[str, list[Mapping[str, Any]]] = {}
+    for matrix in matrices:
+        title = f"{matrix['data']}: {matrix['panel']}, {matrix['label']}"
+        of_rows.setdefault(title, []).append(matrix)
+    for title, own in of_rows.items():
+        lines = -(-len(own) // MAPS_A_LINE)
+        figure = make_subplots(
+            rows=lines,
+            cols=MAPS_A_LINE,
+            horizontal_spacing=0.16,
+            vertical_spacing=0.14,
+            subplot_titles=[matrix["title"] for matrix in own],
+        )
+        for i, matrix in enumerate(own):
+            line, column = divmod(i, MAPS_A_LINE)
+            # A bar of colours beside each: metrics have different ranges.
+            bar = {
+                "x": 0.43 if column == 0 else 1.0,
+                "y": 1 - (line + 0.5) / lines,
+                "len": 0.8 / lines,
+                "thickness": 12,
+            }
+            heat = go.Heatmap(
+                z=matrix["values"],
+                x=matrix["labels"],
+                y=matrix["labels"],
+                colorscale="Viridis",
+                colorbar=bar,
+            )
+            figure.add_trace(heat, row=line + 1, col=column + 1)
+        figure.update_yaxes(autorange="reversed", showticklabels=False)
+        figure.update_xaxes(showticklabels=False)
+        _lay_out(figure, height=420 * lines)
+        yield title, figure
 
 
 def _lay_out(figure: Any, height: int) -> None:

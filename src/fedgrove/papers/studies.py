@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..config.experiment import Experiment
+from ..runs.run import Run
 from .data_table import DataTable
 
 
@@ -41,6 +43,18 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """A square of numbers, such as how alike devices are, drawn as a heat map."""
+
+    title: str
+    labels: tuple[str, ...]
+    """Of rows and columns alike."""
+    values: tuple[tuple[float, ...], ...]
+    about: str = ""
+    """What to see in it, in numbers."""
+
+
+@dataclass(frozen=True)
 class Study:
     """A table or figure of a paper on one data set."""
 
@@ -64,6 +78,8 @@ class Study:
     best: str = ""
     """The measure by which the paper picks a row of each panel, if it does."""
     only_best: bool = False
+    matrices: Callable[[Run, Any], Sequence[Matrix]] | None = None
+    """Made of each row's run of the first seed and the method's state at its end."""
     notes: tuple[str, ...] = ()
 
 
@@ -91,9 +107,11 @@ class Part:
     look: str = "motion"
     """The built-in data of a quick look."""
     instead: Mapping[str, str] = field(default_factory=dict)
-    """What takes the place of data that are not found."""
+    """What takes the place of data that are not found, and of that in turn."""
     any_length: bool = False
     """Whether it may be run in any number of rounds; in others a method has phases."""
+    any_start: bool = False
+    """Whether it takes weights to start from, and a number of examples."""
 
 
 @dataclass(frozen=True)
