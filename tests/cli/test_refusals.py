@@ -32,6 +32,13 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --lr -1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
         ("run ditto --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
+        (
+            "run adfedwcp --dry-run --set pull.origin=nowhere",
+            "there is no setting of adfedwcp 'pull.origin'",
+        ),
+        ("run adfedwcp --set pull.to=clustered", "there is no setting of adfedwcp 'pull.to'"),
+        ("run fedprox --set pull.to=nowhere", "there is no setting of fedprox 'pull.to'"),
+        ("run moon --set contrast.away=nowhere", "there is no setting of moon 'contrast.away'"),
         ("run --set nosuch=1", "there is no setting of local 'nosuch'. There are: "),
         (
             "run --set lr=0.1,0.2",

@@ -269,9 +269,15 @@ def _leaf_in_words(leaf: Any) -> str:
 
 
 def walk(part: Any, path: str = "", home: str = "") -> Iterator[Setting]:
-    """Every field of a part and of the parts in it, outermost first."""
+    """Every field of a part and of the parts in it, outermost first.
+
+    Left out are fields that only code can set: those with ``settable=False`` in their metadata.
+    """
     home = home or type(part).__module__
+    fields = {field.name: field for field in dataclasses.fields(part)}
     for name, hint in hints(type(part)).items():
+        if not fields[name].metadata.get("settable", True):
+            continue
         value = getattr(part, name)
         yield Setting(path + name, value, type(value) if hint is Any else hint, home)
         if dataclasses.is_dataclass(value):

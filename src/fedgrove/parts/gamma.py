@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import Batch, Carry
 from ..errors import check
 from ..trees import Tree
-from .objective import Objective
+from .objective import NOT_SETTABLE, Objective
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -49,7 +49,7 @@ class GammaDistance(Objective):
     """
 
     weight: float = 0.004
-    to: str = "cluster"
+    to: str = field(default="cluster", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,7 @@ from ..problems import restricted
 from ..seeds import torch_rng
 from ..trees import Tree
 from .local import Adam
-from .objective import Objective
+from .objective import NOT_SETTABLE, Objective
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -98,7 +98,7 @@ class GeneratedFeatures(Objective):
     """
 
     alpha: float = 1.0
-    of: str = "generated"
+    of: str = field(default="generated", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.alpha >= 0, "alpha", self.alpha, "0 or more")

@@ -8,7 +8,7 @@ holds before the first step, :meth:`Objective.begin` says.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -21,6 +21,10 @@ from ..trees import Tree
 
 if TYPE_CHECKING:
     from ..nets import Net, Output
+
+
+NOT_SETTABLE = {"settable": False}
+"""Of a field that names a tree of the carry: which there are is a matter of the method's code."""
 
 
 class Objective(ABC):
@@ -143,7 +147,7 @@ class Proximal(Objective):
     """
 
     mu: float = 0.01
-    to: str = "model"
+    to: str = field(default="model", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.mu >= 0, "mu", self.mu, "0 or more")
