@@ -39,6 +39,34 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run adfedwcp --set pull.to=clustered", "there is no setting of adfedwcp 'pull.to'"),
         ("run fedprox --set pull.to=nowhere", "there is no setting of fedprox 'pull.to'"),
         ("run moon --set contrast.away=nowhere", "there is no setting of moon 'contrast.away'"),
+        (
+            "run adfedwcp --dry-run --set objective=GammaDistance",
+            "the objective is GammaDistance(), which learns nothing from the targets: it is only "
+            "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
+            "must be ProblemLoss or CrossEntropy.",
+        ),
+        ("run fedmask --set objective=GammaL1", "the objective is GammaL1(), which learns nothing"),
+        ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
+        ("run fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        ("run fedavg --set objective=AnnealedPull", "the objective is AnnealedPull(), which "),
+        (
+            "cost fedavg --set objective=Proximal --net mlp --input 4 --classes 2",
+            "the objective is Proximal(), which learns ",
+        ),
+        ("sweep fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        (
+            "run adfedwcp --set objective=MutualDistillation",
+            "the objective has MutualDistillation, which is fedkd's own: clients of other methods "
+            "lack what it needs. With --set, objective must be ProblemLoss or CrossEntropy.",
+        ),
+        (
+            "run fedmask --set objective=LogitCalibration",
+            "the objective has LogitCalibration, which is fedlc's own: ",
+        ),
+        (
+            "run fedavg --set objective=None",
+            "objective is 'None'; it must be one of ProblemLoss, CrossEntropy.",
+        ),
         ("run --set nosuch=1", "there is no setting of local 'nosuch'. There are: "),
         (
             "run --set lr=0.1,0.2",

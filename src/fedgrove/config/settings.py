@@ -31,6 +31,7 @@ from .. import methods, parts
 from ..channels import choice
 from ..errors import InputError, unknown
 from ..parts.local import LocalTraining
+from ..parts.objective import Objective
 from ..wire import codec
 
 M = TypeVar("M")
@@ -230,7 +231,10 @@ def allowed(hint: Any, home: str = "") -> str:
     ('a number or none', 'whole numbers with commas between')
     """
     alternatives: list[str] = []
-    names = [name for name, cls in fitting(hint, home).items() if _needs_only_a_name(cls)]
+    names = []
+    for name, cls in fitting(hint, home).items():
+        if _needs_only_a_name(cls) and (hint is not Objective or _is_whole(cls)):
+            names.append(name)
     if len(names) == 1:
         alternatives.append(names[0])
     elif names:
@@ -251,6 +255,11 @@ def _needs_only_a_name(cls: Any) -> bool:
         if not has_default:
             return False
     return True
+
+
+def _is_whole(cls: Any) -> bool:
+    """Whether an objective can be all of a method's loss, in any method."""
+    return cls.is_loss and not cls.only_in
 
 
 def _leaf_in_words(leaf: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class AnnealedPull(Objective):
     (Appendix D.1). A ``fixed`` weight takes the place of the annealed one (its Table 8).
     """
 
+    is_loss: ClassVar[bool] = False
     base: float = 0.5
     pull: Literal["fixed", "moving"] = "fixed"
     fixed: float | None = None

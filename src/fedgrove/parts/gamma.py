@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class GammaL1(Objective):
     0, is not held there.
     """
 
+    is_loss: ClassVar[bool] = False
     weight: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -48,6 +49,7 @@ class GammaDistance(Objective):
     ``weight``.
     """
 
+    is_loss: ClassVar[bool] = False
     weight: float = 0.004
     to: str = field(default="cluster", metadata=NOT_SETTABLE)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -97,6 +97,7 @@ class GeneratedFeatures(Objective):
     the generator is not trained yet.
     """
 
+    is_loss: ClassVar[bool] = False
     alpha: float = 1.0
     of: str = field(default="generated", metadata=NOT_SETTABLE)
 

@@ -59,6 +59,7 @@ class LogitCalibration(Objective):
     below 0; published implementations keep it.
     """
 
+    only_in: ClassVar[str] = "fedlc"
     tau: float = 1.0
     labels: str = field(default="labels", metadata=NOT_SETTABLE)
 

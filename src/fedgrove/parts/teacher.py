@@ -9,7 +9,7 @@ trees: ``ProblemLoss() + NotTrueDistillation()`` needs nothing but the model tha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +45,7 @@ class ModelContrast(Objective):
     :math:`\mu \log 2`, whatever the features.
     """
 
+    is_loss: ClassVar[bool] = False
     mu: float = 1.0
     tau: float = 0.5
     to: str = field(default="model", metadata=NOT_SETTABLE)
@@ -124,6 +125,7 @@ class NotTrueDistillation(Objective):
     does a client whose targets are no classes.
     """
 
+    is_loss: ClassVar[bool] = False
     beta: float = 1.0
     tau: float = 1.0
     to: str = field(default="model", metadata=NOT_SETTABLE)
