@@ -213,6 +213,29 @@ def test_other_data_take_the_place_of_those_not_found(
         _studies(part, words(data_dir=str(only_fashion), data="emnist"))
 
 
+def test_damaged_data_are_not_replaced(
+    only_fashion: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(only_fashion)
+    (only_fashion / "emnist").mkdir()
+    for part in ("train", "test"):
+        for kind in ("images-idx3", "labels-idx1"):
+            name = f"emnist-balanced-{part}-{kind}-ubyte.gz"
+            (only_fashion / "emnist" / name).write_bytes(b"torn")
+    words = ["paper", "adfedwcp", "--table", "8", "--data-dir"]
+    assert main([*words, str(only_fashion)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: ")
+    assert "emnist-balanced-train-images-idx3-ubyte.gz' " in line
+    assert main([*words, "nowhere"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: data_dir is 'nowhere', which is not a folder; ")
+    assert main(["paper", "adfedwcp", "--table", "12", "--data-dir", "nowhere"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: data_dir is 'nowhere', which is not a folder; ")
+    assert not (only_fashion / "runs").exists()
+
+
 def test_rows_run_apart_are_put_together(whole: Path, tmp_path: Path) -> None:
     """Processes may each run some rows; their run folders, moved into one, make the table."""
     together = tmp_path / "together"

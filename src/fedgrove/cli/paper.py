@@ -18,7 +18,7 @@ from .sweep import Seeds, watched
 
 if TYPE_CHECKING:
     from ..core import Engine
-    from ..errors import InputError
+    from ..errors import MissingError
     from ..papers import DataTable, Part, Setting, Study
     from ..papers.beside import Comparison, Measured, Summaries
     from ..report.tables import Summary
@@ -130,7 +130,7 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
     )
     check(rounds is None or rounds >= 1, "--rounds", rounds, "1 or more")
     studies: dict[str, Study] = {}
-    missing: list[InputError] = []
+    missing: list[MissingError] = []
     for name in _data_of(part, words):
         data = name
         setting, study = _study(part, data, words)
@@ -157,14 +157,18 @@ def _study(part: Part, data: str, words: Mapping[str, Any]) -> tuple[Setting, St
     return setting, _chosen_rows(part.study(setting), words["rows"])
 
 
-def _why_missing(study: Study, words: Mapping[str, Any]) -> InputError | None:
-    """Why a study's data cannot be read; None where they can."""
-    from ..errors import InputError
+def _why_missing(study: Study, words: Mapping[str, Any]) -> MissingError | None:
+    """Why a study's data are not there; None where they are.
+
+    Files that are damaged, or a folder that is none, are mistakes to mend: nothing takes their
+    place, and the command ends.
+    """
+    from ..errors import MissingError
 
     try:
         # All rows of a study are on the same data: loading the first row's tells of all.
         study.rows[0].experiment.federation(words["data_dir"])
-    except InputError as error:
+    except MissingError as error:
         return error
     return None
 
@@ -178,7 +182,7 @@ def _data_of(part: Part | DataTable, words: Mapping[str, Any]) -> list[str]:
     return list(part.data)
 
 
-def _tell_missing(missing: Sequence[InputError], is_empty: bool) -> None:
+def _tell_missing(missing: Sequence[MissingError], is_empty: bool) -> None:
     if is_empty:
         raise missing[0]
     for why in missing:
@@ -268,7 +272,7 @@ def _write_data_table(
 ) -> dict[str, Any]:
     """A table about the data: write table.json and table.md, and print it for people."""
     from ..data import load
-    from ..errors import InputError
+    from ..errors import MissingError
     from ..papers.data_table import compared, markdown_of_data, print_data_table
     from ..runs.store import write_bytes
 
@@ -283,7 +287,7 @@ def _write_data_table(
                 standardise=False,
                 data_dir=words["data_dir"],
             )
-        except InputError as error:
+        except MissingError as error:
             missing.append(error)
     _tell_missing(missing, is_empty=not federations)
     comparison = compared(name, word, part, federations)
