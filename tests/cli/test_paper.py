@@ -276,3 +276,28 @@ def test_a_table_about_the_data_trains_nothing(
     assert by_measure["clients without some class"] == 0
     assert main([*words[:4], "--data", "uci-har", "--data-dir", str(tmp_path)]) == 2
     assert "uci-har" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--rows x", "--rows is 'x'; it must be left out: a table about the data trains nothing."),
+        ("--rounds 3", "--rounds is 3; it must be left out: "),
+        ("--seeds 1,2", "--seeds is "),
+        ("--engine warp", "there is no engine 'warp'"),
+        ("--device warp", "there is no device 'warp'"),
+    ],
+)
+def test_a_table_about_the_data_refuses_what_it_cannot_heed(
+    flags: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "ca-afp", "--table", "1", "--quick", *flags.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fedgrove: {sentence}")
+    assert list(tmp_path.iterdir()) == []

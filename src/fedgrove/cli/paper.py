@@ -81,14 +81,20 @@ def paper(
     places = _places(name, parts, out, quick)
     comparisons: list[Mapping[str, Any]] = []
     # All data are looked for before anything is trained: a missing file shows in seconds.
+    tables_of_data = {}
     studies_of = {}
     for word, part in parts.items():
         if isinstance(part, papers.DataTable):
-            comparisons.append(_write_data_table(name, word, part, places[word], ctx.params))
+            tables_of_data[word] = part
         else:
             studies_of[word] = _studies(part, ctx.params)
+    if not studies_of:
+        _check_nothing_to_train(ctx.params)
     any_failed = False
+    # Before anything is written, as an engine that is not there is refused here.
     with arguments.engine(ctx.params) as chosen:
+        for word, data_table in tables_of_data.items():
+            comparisons.append(_write_data_table(name, word, data_table, places[word], ctx.params))
         for word, studies in studies_of.items():
             measured = []
             for folder, study in studies.items():
@@ -101,6 +107,15 @@ def paper(
         print(jsonlib.dumps(comparisons, indent=1))
     if any_failed:
         raise typer.Exit(1)
+
+
+def _check_nothing_to_train(words: Mapping[str, Any]) -> None:
+    """Refuse what says how to train, where only tables about the data are asked for."""
+    from ..errors import check
+
+    for word in ("rows", "rounds", "seeds"):
+        given = words[word]
+        check(given is None, f"--{word}", given, "left out: a table about the data trains nothing")
 
 
 def _places(name: str, parts: Iterable[str], out: str | None, quick: bool) -> dict[str, Path]:
