@@ -39,6 +39,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run adfedwcp --set pull.to=clustered", "there is no setting of adfedwcp 'pull.to'"),
         ("run fedprox --set pull.to=nowhere", "there is no setting of fedprox 'pull.to'"),
         ("run moon --set contrast.away=nowhere", "there is no setting of moon 'contrast.away'"),
+        ("run fedavg --net mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
+        ("run fedkd --set mentee=mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
         (
             "run adfedwcp --dry-run --set objective=GammaDistance",
             "the objective is GammaDistance(), which learns nothing from the targets: it is only "
@@ -210,6 +212,27 @@ def test_a_net_that_does_not_fit_the_users_file_is_refused(
     assert main(["run", "--data", "own.npz", "--net", "har-cnn"]) == 2
     assert "net 'har-cnn' takes (channels, length)" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["own.npz"]
+
+
+@pytest.mark.parametrize("method", ["pfedgate", "fedmask"])
+def test_a_net_without_weights_to_prune_is_refused(
+    method: str, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    Path("scales.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Scales(nn.Module):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.scale = nn.Parameter(torch.ones(classes))\n\n"
+        "    def forward(self, x):\n"
+        "        return x.flatten(1)[:, : len(self.scale)] * self.scale\n"
+    )
+    assert main(["run", method, "--net", "scales.py:Scales"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    told = f"fedgrove: {method} cannot be used with net Scales: it has no weights that can be "
+    assert line.startswith(told)
+    assert not list(recwarn)
+    assert not Path("runs").exists()
 
 
 def test_files_that_are_nowhere_are_named(

@@ -22,11 +22,11 @@ PARTLY = 0.5
 
 def check_fit(run: Run) -> None:
     """Let the method make its first state; what it refuses is refused with both names."""
-    with calling(run.method, "nets"):
-        _ = run.nets
-    _check_training(run)
-    _check_finetune(run)
     try:
+        with calling(run.method, "nets"):
+            _ = run.nets
+        _check_training(run)
+        _check_finetune(run)
         with calling(run.method, "init"):
             _ = run.initial_state
     except UnfitError as error:
