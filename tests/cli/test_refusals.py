@@ -42,6 +42,10 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run fedavg --net mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
         ("run fedkd --set mentee=mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
         (
+            "run fedkd --set distil=0 --set use_mentor=true",
+            "use_mentor is True; it must be false where there are no mentors (distil is 0).",
+        ),
+        (
             "run adfedwcp --dry-run --set objective=GammaDistance",
             "the objective is GammaDistance(), which learns nothing from the targets: it is only "
             "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
