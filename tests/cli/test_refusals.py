@@ -46,6 +46,11 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "use_mentor is True; it must be false where there are no mentors (distil is 0).",
         ),
         (
+            "run fedmask --set density=1e-9",
+            "density is 1e-09; it must be above 0.000122: at less, none of the 4,096 weights of "
+            "fc1.weight is kept.",
+        ),
+        (
             "run adfedwcp --dry-run --set objective=GammaDistance",
             "the objective is GammaDistance(), which learns nothing from the targets: it is only "
             "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
