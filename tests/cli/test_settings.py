@@ -59,3 +59,16 @@ def test_what_is_wrong_together_is_refused_with_its_path(
     assert main(["run", "adfedwcp", "--set", "slow=300", "--set", "fast=200", "--dry-run"]) == 2
     told = "fedgrove: allocation.slow, allocation.fast: slow and fast is (300.0, 200.0); "
     assert capsys.readouterr().err.startswith(told)
+
+
+def test_cost_says_which_methods_have_no_such_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--set", "k=8", "--set", "lr=0.1", "--clients", "4", "--rounds", "1"]
+    assert main(["cost", "adfedwcp", "fedwcp", "fedavg", *words]) == 0
+    assert capsys.readouterr().err == "fedgrove: k=8 is no setting of adfedwcp, fedavg.\n"
+    # With a part that has such a field, adfedwcp takes it.
+    fixed = ["--set", "allocation=Fixed"]
+    assert main(["cost", "adfedwcp", "fedwcp", *fixed, *words, "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "fedgrove: allocation=Fixed is no setting of fedwcp.\n"
+    adaptive, plain = json.loads(out)
+    assert adaptive["bytes_paper"] == plain["bytes_paper"]

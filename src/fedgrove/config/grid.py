@@ -133,6 +133,16 @@ def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = No
     return [f"{key.strip()}={one.strip()}" for one in value.split(separator)]
 
 
+def has_setting(method: AnyMethod, text: str, recipe: LocalTraining | None = None) -> bool:
+    """Whether a method has a field that the key of ``key=value`` may mean.
+
+    >>> from fedgrove.methods import FedAvg, FedProx
+    >>> has_setting(FedProx(), "mu=0.1"), has_setting(FedAvg(), "mu=0.1")
+    (True, False)
+    """
+    return bool(_hints(method, text, recipe))
+
+
 def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[Any]:
     """The types of the fields that the key of ``key=value`` may mean."""
     key = text.partition("=")[0].strip()
