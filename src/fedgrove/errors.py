@@ -22,6 +22,10 @@ class MethodError(InputError):
     """An error in a method of the user's own; says which function, and where."""
 
 
+class MissingError(InputError):
+    """A data set whose files are nowhere; files that are there and wrong are another matter."""
+
+
 class DamageError(InputError):
     """A file of a run folder that is missing, or is not what was written."""
 

@@ -247,6 +247,29 @@ def test_what_stands_in_for_data_may_be_replaced_in_turn(
     assert line.count("svhn was not found") == 1
 
 
+def test_damaged_data_are_not_replaced(
+    only_fashion: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(only_fashion)
+    (only_fashion / "emnist").mkdir()
+    for part in ("train", "test"):
+        for kind in ("images-idx3", "labels-idx1"):
+            name = f"emnist-balanced-{part}-{kind}-ubyte.gz"
+            (only_fashion / "emnist" / name).write_bytes(b"torn")
+    words = ["paper", "adfedwcp", "--table", "8", "--data-dir"]
+    assert main([*words, str(only_fashion)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: ")
+    assert "emnist-balanced-train-images-idx3-ubyte.gz' " in line
+    assert main([*words, "nowhere"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: data_dir is 'nowhere', which is not a folder; ")
+    assert main(["paper", "adfedwcp", "--table", "12", "--data-dir", "nowhere"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedgrove: data_dir is 'nowhere', which is not a folder; ")
+    assert not (only_fashion / "runs").exists()
+
+
 def test_rows_run_apart_are_put_together(whole: Path, tmp_path: Path) -> None:
     """Processes may each run some rows; their run folders, moved into one, make the table."""
     together = tmp_path / "together"
@@ -287,3 +310,28 @@ def test_a_table_about_the_data_trains_nothing(
     assert by_measure["clients without some class"] == 0
     assert main([*words[:4], "--data", "uci-har", "--data-dir", str(tmp_path)]) == 2
     assert "uci-har" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ("--rows x", "--rows is 'x'; it must be left out: a table about the data trains nothing."),
+        ("--rounds 3", "--rounds is 3; it must be left out: "),
+        ("--seeds 1,2", "--seeds is "),
+        ("--engine warp", "there is no engine 'warp'"),
+        ("--device warp", "there is no device 'warp'"),
+    ],
+)
+def test_a_table_about_the_data_refuses_what_it_cannot_heed(
+    flags: str,
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "ca-afp", "--table", "1", "--quick", *flags.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fedgrove: {sentence}")
+    assert list(tmp_path.iterdir()) == []

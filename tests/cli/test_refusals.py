@@ -32,6 +32,52 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run --lr -1", "local.optimiser.lr is -1.0; it must be above 0."),
         ("run --epochs 0", "local.epochs is 0; it must be 1 or more."),
         ("run ditto --set nosuch=1", "there is no setting of ditto 'nosuch'. There are: codec, "),
+        (
+            "run adfedwcp --dry-run --set pull.origin=nowhere",
+            "there is no setting of adfedwcp 'pull.origin'",
+        ),
+        ("run adfedwcp --set pull.to=clustered", "there is no setting of adfedwcp 'pull.to'"),
+        ("run fedprox --set pull.to=nowhere", "there is no setting of fedprox 'pull.to'"),
+        ("run moon --set contrast.away=nowhere", "there is no setting of moon 'contrast.away'"),
+        ("run fedavg --net mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
+        ("run fedkd --set mentee=mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
+        (
+            "run fedkd --set distil=0 --set use_mentor=true",
+            "use_mentor is True; it must be false where there are no mentors (distil is 0).",
+        ),
+        (
+            "run fedmask --set density=1e-9",
+            "density is 1e-09; it must be above 0.000122: at less, none of the 4,096 weights of "
+            "fc1.weight is kept.",
+        ),
+        (
+            "run adfedwcp --dry-run --set objective=GammaDistance",
+            "the objective is GammaDistance(), which learns nothing from the targets: it is only "
+            "added to a loss, in Python, as ProblemLoss() + GammaDistance(). With --set, objective "
+            "must be ProblemLoss or CrossEntropy.",
+        ),
+        ("run fedmask --set objective=GammaL1", "the objective is GammaL1(), which learns nothing"),
+        ("run qfedcg --set objective=Clustered", "the objective is Clustered(), which learns "),
+        ("run fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        ("run fedavg --set objective=AnnealedPull", "the objective is AnnealedPull(), which "),
+        (
+            "cost fedavg --set objective=Proximal --net mlp --input 4 --classes 2",
+            "the objective is Proximal(), which learns ",
+        ),
+        ("sweep fedavg --set objective=Proximal", "the objective is Proximal(), which learns "),
+        (
+            "run adfedwcp --set objective=MutualDistillation",
+            "the objective has MutualDistillation, which is fedkd's own: clients of other methods "
+            "lack what it needs. With --set, objective must be ProblemLoss or CrossEntropy.",
+        ),
+        (
+            "run fedmask --set objective=LogitCalibration",
+            "the objective has LogitCalibration, which is fedlc's own: ",
+        ),
+        (
+            "run fedavg --set objective=None",
+            "objective is 'None'; it must be one of ProblemLoss, CrossEntropy.",
+        ),
         ("run --set nosuch=1", "there is no setting of local 'nosuch'. There are: "),
         (
             "run --set lr=0.1,0.2",
@@ -175,6 +221,27 @@ def test_a_net_that_does_not_fit_the_users_file_is_refused(
     assert main(["run", "--data", "own.npz", "--net", "har-cnn"]) == 2
     assert "net 'har-cnn' takes (channels, length)" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["own.npz"]
+
+
+@pytest.mark.parametrize("method", ["pfedgate", "fedmask"])
+def test_a_net_without_weights_to_prune_is_refused(
+    method: str, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    Path("scales.py").write_text(
+        "import torch\nfrom torch import nn\n\n"
+        "class Scales(nn.Module):\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.scale = nn.Parameter(torch.ones(classes))\n\n"
+        "    def forward(self, x):\n"
+        "        return x.flatten(1)[:, : len(self.scale)] * self.scale\n"
+    )
+    assert main(["run", method, "--net", "scales.py:Scales"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    told = f"fedgrove: {method} cannot be used with net Scales: it has no weights that can be "
+    assert line.startswith(told)
+    assert not list(recwarn)
+    assert not Path("runs").exists()
 
 
 def test_files_that_are_nowhere_are_named(

@@ -201,3 +201,19 @@ def test_devices_of_different_widths_are_counted_as_they_are() -> None:
     assert 0.8 * found["virtual_seconds"] < real["virtual_seconds"] <= found["virtual_seconds"]
     equal = cost(methods.HeteroFL(), **DIGITS)["per_device"]
     assert equal["bytes_up"]["min"] == equal["bytes_up"]["max"]
+
+
+def test_an_exchange_before_the_rounds_is_no_round_of_a_device() -> None:
+    """AdFedWCP asks all 5 clients before round 1, and 3 train: figures are of those, and of rounds.
+
+    One client of one round sends what FedWCP's does, which asks nobody, and what it was asked.
+    """
+    words = {**DIGITS, "rounds": 1}
+    asks = cost(methods.AdFedWCP(), **words)
+    plain = cost(methods.FedWCP(), **words)["per_device"]
+    device = asks["per_device"]
+    assert device["bytes_up"]["min"] >= plain["bytes_up"]["min"]
+    assert device["bytes_up"]["max"] < 1.1 * plain["bytes_up"]["max"]
+    assert device["macs"]["min"] > plain["macs"]["min"]
+    # 3 devices do all that is done but for the asking of the 2 others
+    assert 3 * device["bytes_up"]["median"] <= asks["bytes_up"] <= 3.2 * device["bytes_up"]["max"]

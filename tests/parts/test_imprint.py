@@ -58,6 +58,9 @@ def test_a_class_without_examples_is_nobodys_nearest() -> None:
 @pytest.mark.parametrize(
     ("shape", "length"),
     [
+        ((4, 9, 9, 9), 4 * 3**3),  # (100 / 4)^(1/3) = 2.92
+        ((2, 9, 3, 9, 9), 2 * 4**3),  # four dimensions: the last two as one, (50)^(1/3) = 3.68
+        ((1, 4, 4, 4), 64),  # all of them: the root of 64 is 4, not 5
         ((32, 28, 28), 32 * 2 * 2),  # ceil(sqrt(100 / 32)) = 2
         ((64, 5, 5), 64 * 2 * 2),
         ((3, 2, 2), 3 * 2 * 2),  # 12 numbers in all: ceil(sqrt(12 / 3)) = 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..config.experiment import (
     shorthand_settings,
     with_settings,
 )
-from ..config.grid import PER_TASK, Variant, variants
+from ..config.grid import PER_TASK, Variant, has_setting, variants
 from ..config.plan import Plan, plan
 from ..core import AnyMethod, Engine
 from ..cost.estimate import EXAMPLES_TRAINED, cost, of_run
@@ -100,7 +101,21 @@ def chosen_methods(words: Mapping[str, Any], recipe: LocalTraining) -> dict[str,
     if len(names) == 1:
         return {names[0]: with_settings(methods.make(names[0]), settings, recipe)}
     chosen = [Variant(name, methods.make(name)) for name in dict.fromkeys(names)]
-    return {variant.label: variant.method for variant in variants(chosen, settings, recipe)}
+    varied = variants(chosen, settings, recipe)
+    for text in settings:
+        _tell_who_lacks(text, chosen, varied, recipe)
+    return {variant.label: variant.method for variant in varied}
+
+
+def _tell_who_lacks(
+    text: str, chosen: Sequence[Variant], varied: Sequence[Variant], recipe: LocalTraining
+) -> None:
+    """Say on stderr which methods have no such setting, so that nobody takes it for theirs too."""
+    # As they became: a part that another setting chose may have brought the field.
+    having = {type(each.method) for each in varied if has_setting(each.method, text, recipe)}
+    lacking = [each.label for each in chosen if type(each.method) not in having]
+    if lacking:
+        print(f"fedgrove: {text} is no setting of {', '.join(lacking)}.", file=sys.stderr)
 
 
 def costs(words: Mapping[str, Any]) -> list[dict[str, Any]]:

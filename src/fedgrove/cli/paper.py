@@ -19,7 +19,7 @@ from .sweep import Seeds, watched
 if TYPE_CHECKING:
     from ..config.experiment import Experiment
     from ..core import Engine
-    from ..errors import InputError
+    from ..errors import MissingError
     from ..papers import DataTable, Part, Setting, Study
     from ..papers.beside import Comparison, Measured, Summaries
     from ..report.tables import Summary
@@ -90,14 +90,20 @@ def paper(
     places = _places(name, parts, out, quick)
     comparisons: list[Mapping[str, Any]] = []
     # All data are looked for before anything is trained: a missing file shows in seconds.
+    tables_of_data = {}
     studies_of = {}
     for word, part in parts.items():
         if isinstance(part, papers.DataTable):
-            comparisons.append(_write_data_table(name, word, part, places[word], ctx.params))
+            tables_of_data[word] = part
         else:
             studies_of[word] = _studies(part, ctx.params)
+    if not studies_of:
+        _check_nothing_to_train(ctx.params)
     any_failed = False
+    # Before anything is written, as an engine that is not there is refused here.
     with arguments.engine(ctx.params) as chosen:
+        for word, data_table in tables_of_data.items():
+            comparisons.append(_write_data_table(name, word, data_table, places[word], ctx.params))
         for word, studies in studies_of.items():
             measured = []
             for folder, study in studies.items():
@@ -110,6 +116,15 @@ def paper(
         print(jsonlib.dumps(comparisons, indent=1))
     if any_failed:
         raise typer.Exit(1)
+
+
+def _check_nothing_to_train(words: Mapping[str, Any]) -> None:
+    """Refuse what says how to train, where only tables about the data are asked for."""
+    from ..errors import check
+
+    for word in ("rows", "rounds", "seeds"):
+        given = words[word]
+        check(given is None, f"--{word}", given, "left out: a table about the data trains nothing")
 
 
 def _places(name: str, parts: Iterable[str], out: str | None, quick: bool) -> dict[str, Path]:
@@ -146,7 +161,7 @@ def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
     examples = words["examples"]
     check(examples is None or examples >= 1, "--examples", examples, "1 or more of each class")
     studies: dict[str, Study] = {}
-    missing: list[InputError] = []
+    missing: list[MissingError] = []
     for name in _data_of(part, words):
         data = name
         setting, study = _study(part, data, words)
@@ -180,14 +195,18 @@ def _study(part: Part, data: str, words: Mapping[str, Any]) -> tuple[Setting, St
     return setting, _chosen_rows(part.study(setting), words["rows"])
 
 
-def _why_missing(study: Study, words: Mapping[str, Any]) -> InputError | None:
-    """Why a study's data cannot be read; None where they can."""
-    from ..errors import InputError
+def _why_missing(study: Study, words: Mapping[str, Any]) -> MissingError | None:
+    """Why a study's data are not there; None where they are.
+
+    Files that are damaged, or a folder that is none, are mistakes to mend: nothing takes their
+    place, and the command ends.
+    """
+    from ..errors import MissingError
 
     try:
         # All rows of a study are on the same data: loading the first row's tells of all.
         study.rows[0].experiment.federation(words["data_dir"])
-    except InputError as error:
+    except MissingError as error:
         return error
     return None
 
@@ -201,7 +220,7 @@ def _data_of(part: Part | DataTable, words: Mapping[str, Any]) -> list[str]:
     return list(part.data)
 
 
-def _tell_missing(missing: Sequence[InputError], is_empty: bool) -> None:
+def _tell_missing(missing: Sequence[MissingError], is_empty: bool) -> None:
     if is_empty:
         raise missing[0]
     for why in missing:
@@ -306,7 +325,7 @@ def _write_data_table(
 ) -> dict[str, Any]:
     """A table about the data: write table.json and table.md, and print it for people."""
     from ..data import load
-    from ..errors import InputError
+    from ..errors import MissingError
     from ..papers.data_table import compared, markdown_of_data, print_data_table
     from ..runs.store import write_bytes
 
@@ -321,7 +340,7 @@ def _write_data_table(
                 standardise=False,
                 data_dir=words["data_dir"],
             )
-        except InputError as error:
+        except MissingError as error:
             missing.append(error)
     _tell_missing(missing, is_empty=not federations)
     comparison = compared(name, word, part, federations)

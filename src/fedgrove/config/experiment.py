@@ -23,7 +23,7 @@ from ..parts.local import LocalTraining
 from ..runs.faults import NO_FAULTS, Faults
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory
-from .settings import assign, coerce, hints, put
+from .settings import Draft, coerce, hints
 
 NUMBER_WORDS = (
     "clients",
@@ -275,20 +275,21 @@ Settings = Mapping[str, Any] | Sequence[str]
 def with_settings(
     method: AnyMethod, settings: Settings, recipe: LocalTraining | None = None
 ) -> AnyMethod:
-    """The method after every setting, in their order.
+    """The method after all settings, in their order; they are checked together.
 
     >>> from fedgrove.methods import FedProx
     >>> with_settings(FedProx(), ["mu=0.5", "lr=0.1"], LocalTraining()).local.optimiser.lr
     0.1
     """
+    draft = Draft(method)
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            method = put(method, key, value, recipe)
-        return method
+            draft = draft.put(key, value, recipe)
+        return draft.checked()
     if isinstance(settings, str) or not all(isinstance(text, str) for text in settings):
         raise InputError(
             f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of values."
         )
     for text in settings:
-        method = assign(method, text, recipe)
-    return method
+        draft = draft.assign(text, recipe)
+    return draft.checked()

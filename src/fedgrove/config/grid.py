@@ -14,9 +14,8 @@ from ..core import AnyMethod
 from ..errors import InputError, check
 from ..nets.custom import is_spec
 from ..parts.local import LocalTraining
-from ..runs.run import with_recipe
 from .experiment import Experiment
-from .settings import assign, members, walk
+from .settings import Draft, assign, members, walk, with_default_recipe
 
 PER_TASK = "-per-task"
 """How the name of a run ends, before its seed, where true tasks are kept apart."""
@@ -80,31 +79,34 @@ def variants(
 
     A field that no method has is refused, as :func:`fedgrove.config.settings.assign` refuses it.
     """
-    current = list(chosen)
+    # Checked at the end: settings may be right together only.
+    current = [(variant.label, Draft(variant.method)) for variant in chosen]
     for text in texts:
-        somebody_has_it = any(_hints(variant.method, text, recipe) for variant in current)
+        somebody_has_it = any(_hints(draft.method, text, recipe) for _, draft in current)
         if not somebody_has_it:
             # Raises, and says what there is.
-            assign(current[0].method, text, recipe)
-        varied: list[Variant] = []
-        for variant in current:
-            varied.extend(_varied(variant, text, recipe))
+            assign(chosen[0].method, text, recipe)
+        varied: list[tuple[str, Draft[AnyMethod]]] = []
+        for label, draft in current:
+            varied.extend(_varied(label, draft, text, recipe))
         current = varied
-    return current
+    return [Variant(label, draft.checked()) for label, draft in current]
 
 
-def _varied(variant: Variant, text: str, recipe: LocalTraining | None) -> list[Variant]:
-    """A variant for each value of one setting; a single value leaves the label as it is."""
-    if not _hints(variant.method, text, recipe):
-        return [variant]
-    settings = alternatives(variant.method, text, recipe)
-    varied: list[Variant] = []
+def _varied(
+    method_label: str, draft: Draft[AnyMethod], text: str, recipe: LocalTraining | None
+) -> list[tuple[str, Draft[AnyMethod]]]:
+    """A draft for each value of one setting; a single value leaves the label as it is."""
+    if not _hints(draft.method, text, recipe):
+        return [(method_label, draft)]
+    settings = alternatives(draft.method, text, recipe)
+    varied: list[tuple[str, Draft[AnyMethod]]] = []
     for setting in settings:
-        label = variant.label
+        label = method_label
         if len(settings) > 1:
             # The label becomes a folder's name.
             label += "-" + re.sub(r"[^a-zA-Z0-9_.,=+-]", "_", setting)
-        varied.append(Variant(label, assign(variant.method, setting, recipe)))
+        varied.append((label, draft.assign(setting, recipe)))
     return varied
 
 
@@ -131,12 +133,21 @@ def alternatives(method: AnyMethod, text: str, recipe: LocalTraining | None = No
     return [f"{key.strip()}={one.strip()}" for one in value.split(separator)]
 
 
+def has_setting(method: AnyMethod, text: str, recipe: LocalTraining | None = None) -> bool:
+    """Whether a method has a field that the key of ``key=value`` may mean.
+
+    >>> from fedgrove.methods import FedAvg, FedProx
+    >>> has_setting(FedProx(), "mu=0.1"), has_setting(FedAvg(), "mu=0.1")
+    (True, False)
+    """
+    return bool(_hints(method, text, recipe))
+
+
 def _hints(method: AnyMethod, text: str, recipe: LocalTraining | None) -> list[Any]:
     """The types of the fields that the key of ``key=value`` may mean."""
     key = text.partition("=")[0].strip()
-    if recipe is not None and method.local is None:
-        method = with_recipe(method, recipe)
-    hint_by_path = {setting.path: setting.hint for setting in walk(method)}
+    complete = with_default_recipe(method, recipe)
+    hint_by_path = {setting.path: setting.hint for setting in walk(complete)}
     if key in hint_by_path:
         return [hint_by_path[key]]
     return [hint for path, hint in hint_by_path.items() if path.endswith(f".{key}")]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
 import pkgutil
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from typing import (
     Any,
+    Generic,
     Literal,
     NamedTuple,
     Protocol,
@@ -29,6 +31,7 @@ from .. import methods, parts
 from ..channels import choice
 from ..errors import InputError, unknown
 from ..parts.local import LocalTraining
+from ..parts.objective import Objective
 from ..wire import codec
 
 M = TypeVar("M")
@@ -228,7 +231,10 @@ def allowed(hint: Any, home: str = "") -> str:
     ('a number or none', 'whole numbers with commas between')
     """
     alternatives: list[str] = []
-    names = [name for name, cls in fitting(hint, home).items() if _needs_only_a_name(cls)]
+    names = []
+    for name, cls in fitting(hint, home).items():
+        if _needs_only_a_name(cls) and (hint is not Objective or _is_whole(cls)):
+            names.append(name)
     if len(names) == 1:
         alternatives.append(names[0])
     elif names:
@@ -251,6 +257,11 @@ def _needs_only_a_name(cls: Any) -> bool:
     return True
 
 
+def _is_whole(cls: Any) -> bool:
+    """Whether an objective can be all of a method's loss, in any method."""
+    return cls.is_loss and not cls.only_in
+
+
 def _leaf_in_words(leaf: Any) -> str:
     if get_origin(leaf) is Literal:
         return " or ".join(str(value) for value in get_args(leaf))
@@ -267,9 +278,15 @@ def _leaf_in_words(leaf: Any) -> str:
 
 
 def walk(part: Any, path: str = "", home: str = "") -> Iterator[Setting]:
-    """Every field of a part and of the parts in it, outermost first."""
+    """Every field of a part and of the parts in it, outermost first.
+
+    Left out are fields that only code can set: those with ``settable=False`` in their metadata.
+    """
     home = home or type(part).__module__
+    fields = {field.name: field for field in dataclasses.fields(part)}
     for name, hint in hints(type(part)).items():
+        if not fields[name].metadata.get("settable", True):
+            continue
         value = getattr(part, name)
         yield Setting(path + name, value, type(value) if hint is Any else hint, home)
         if dataclasses.is_dataclass(value):
@@ -294,11 +311,49 @@ def settable(method: Any, recipe: LocalTraining | None = None) -> list[tuple[str
     >>> settable(FedProx())[1]
     ('pull.mu', 0.01, 'a number')
     """
-    settings = walk(_with_default_recipe(method, recipe))
+    settings = walk(with_default_recipe(method, recipe))
     rows = []
     for setting in settings:
         rows.append((setting.path, setting.value, allowed(setting.hint, setting.home)))
     return rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft(Generic[M]):
+    """A method whose settings are still being changed: its parts check them all at once at the end.
+
+    Settings may be right together only, as a new least number and a new largest: checked one by
+    one, they would be refused in one order and not in the other.
+    """
+
+    method: M
+    """As it is so far; nobody has checked what was changed in it."""
+    changed: tuple[str, ...] = ()
+    """The paths of what was changed."""
+
+    def assign(self, text: str, recipe: LocalTraining | None = None) -> Draft[M]:
+        """One setting more, ``key=value``."""
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals):
+            raise InputError(f"--set was given '{text}'; it takes key=value, for instance lr=0.01.")
+        return self.put(key.strip(), value.strip(), recipe)
+
+    def put(self, key: str, value: Any, recipe: LocalTraining | None = None) -> Draft[M]:
+        """One setting more, from Python."""
+        complete = with_default_recipe(self.method, recipe)
+        setting = _find(complete, key)
+        # The default recipe becomes the method's own only where something in it is changed.
+        changes_recipe = setting.path.startswith("local.")
+        base = complete if changes_recipe else self.method
+        method = _put(base, setting.path.split("."), _chosen(setting, value))
+        # What was changed in a part that is now replaced is gone.
+        still = [path for path in self.changed if not f"{path}.".startswith(f"{setting.path}.")]
+        return Draft(method, (*still, setting.path))
+
+    def checked(self) -> M:
+        """The method, made anew along all paths that were changed: every part checks its fields."""
+        method: M = _made_anew(self.method, "", self.changed)
+        return method
 
 
 def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
@@ -312,10 +367,7 @@ def assign(method: M, text: str, recipe: LocalTraining | None = None) -> M:
     >>> assign(Ditto(), "mu=0.5").pull.mu
     0.5
     """
-    key, equals, value = text.partition("=")
-    if not (key.strip() and equals):
-        raise InputError(f"--set was given '{text}'; it takes key=value, for instance lr=0.01.")
-    return put(method, key.strip(), value.strip(), recipe)
+    return Draft(method).assign(text, recipe).checked()
 
 
 def put(method: M, key: str, value: Any, recipe: LocalTraining | None = None) -> M:
@@ -325,33 +377,40 @@ def put(method: M, key: str, value: Any, recipe: LocalTraining | None = None) ->
     >>> put(FedAvg(), "codec", codec.Smallest()).codec
     Smallest(slack=0.015)
     """
-    complete = _with_default_recipe(method, recipe)
-    setting = _find(complete, key)
-    # The default recipe becomes the method's own only where something in it is changed.
-    changes_recipe = setting.path.startswith("local.")
-    base = complete if changes_recipe else method
-    new = _chosen(setting, value)
+    return Draft(method).put(key, value, recipe).checked()
+
+
+def _made_anew(part: Any, at: str, changed: Sequence[str]) -> Any:
+    """The part at a path, with all that was changed in it or below checked, innermost first."""
+    if not changed:
+        return part
+    values: dict[str, Any] = {}
+    for path in changed:
+        key = path.removeprefix(at).partition(".")[0]
+        below = [other for other in changed if other.startswith(f"{at}{key}.")]
+        values[key] = _made_anew(_field(part, key), f"{at}{key}.", below)
+    if isinstance(part, tuple):
+        return tuple(values.get(str(i), item) for i, item in enumerate(part))
     try:
-        return _put(base, setting.path.split("."), new)  # type: ignore[no-any-return]
+        return dataclasses.replace(part, **values)
     except InputError as error:
-        raise InputError(_with_path(str(error), setting.path)) from None
+        raise InputError(_with_path(str(error), changed)) from None
 
 
-def _with_path(message: str, path: str) -> str:
+def _with_path(message: str, paths: Sequence[str]) -> str:
     """A part's refusal of its own field, with the whole path: "lr is -1" -> "local.lr is -1"."""
-    parent, _, leaf = path.rpartition(".")
-    names_the_field = message.startswith(f"{leaf} is ")
-    if not names_the_field:
-        return f"{path}: {message}"
-    if parent:
-        return f"{parent}.{message}"
-    return message
+    for path in paths:
+        parent, _, leaf = path.rpartition(".")
+        if message.startswith(f"{leaf} is "):
+            return f"{parent}.{message}" if parent else message
+    return f"{', '.join(paths)}: {message}"
 
 
-def _with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
+def with_default_recipe(method: Any, recipe: LocalTraining | None) -> Any:
+    """The method with the data set's recipe where it has none of its own; nothing is checked."""
     has_local = hasattr(method, "local")
     if recipe is not None and has_local and method.local is None:
-        return dataclasses.replace(method, local=recipe)
+        return _put(method, ["local"], recipe)
     return method
 
 
@@ -389,13 +448,19 @@ def _chosen(setting: Setting, given: Any) -> Any:
     return cls()
 
 
-def _put(part: Any, keys: list[str], value: Any) -> Any:
-    """A copy of a part in which the field at the end of ``keys`` has another value."""
+def _put(part: Any, keys: Sequence[str], value: Any) -> Any:
+    """A copy of a part in which the field at the end of ``keys`` has another value, unchecked."""
     key, *rest = keys
+    if rest:
+        value = _put(_field(part, key), rest, value)
     if isinstance(part, tuple):
         position = int(key)
-        item = _put(part[position], rest, value) if rest else value
-        return (*part[:position], item, *part[position + 1 :])
-    if rest:
-        value = _put(getattr(part, key), rest, value)
-    return dataclasses.replace(part, **{key: value})
+        return (*part[:position], value, *part[position + 1 :])
+    changed = copy.copy(part)
+    # Not `dataclasses.replace`, which would have the part check what is not complete yet.
+    object.__setattr__(changed, key, value)
+    return changed
+
+
+def _field(part: Any, key: str) -> Any:
+    return part[int(key)] if isinstance(part, tuple) else getattr(part, key)

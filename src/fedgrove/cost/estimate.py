@@ -67,9 +67,10 @@ def cost(
 
     ``info(k)`` is client k's device and number of examples, ``trace`` how its bandwidth changes;
     without them all are alike and train on 500 examples. ``per_device`` holds, for one device in
-    one exchange, what it sends, gets and computes and how long it takes (:mod:`.runs.clock`): the
-    mean over the exchanges that it takes part in, and of that the least, the median and the most
-    over devices. ``virtual_seconds`` is the time of all rounds, if nobody is left behind.
+    one round, what it sends, gets and computes and how long it takes (:mod:`.runs.clock`): the mean
+    over the rounds that it takes part in, exchanges that complete no round (AdFedWCP's weighing)
+    shared out among them; and of that the least, the median and the most over the devices that take
+    part in any. ``virtual_seconds`` is the time of all rounds, if nobody is left behind.
 
     >>> from fedgrove.methods import FedAvg
     >>> size = {"clients": 30, "cohort": 10, "rounds": 50}
@@ -182,7 +183,7 @@ def _quick(method: AnyMethod, local: LocalTraining) -> AnyMethod:
 class Totals(NamedTuple):
     """What one device has done so far."""
 
-    exchanges: int = 0
+    rounds: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
     macs: int = 0
@@ -202,19 +203,26 @@ class Played:
         """Count one task of a device."""
         self.sent.add(costs)
         before = self.devices.get(client, Totals())
-        self.devices[client] = Totals(
-            exchanges=before.exchanges + 1,
+        self.devices[client] = before._replace(
             bytes_up=before.bytes_up + sum(costs["up"].values()),
             bytes_down=before.bytes_down + sum(costs["down"].values()),
             macs=before.macs + macs,
             seconds=before.seconds + taken.total,
         )
 
+    def complete(self, clients: Iterable[int]) -> None:
+        """Count a round that is done for those who took part in its last exchange."""
+        for client in clients:
+            before = self.devices[client]
+            self.devices[client] = before._replace(rounds=before.rounds + 1)
+
     def per_device(self) -> dict[str, dict[str, float]]:
-        """For one device in one exchange: the least, the median and the most over devices."""
+        """For one device in one round: the least, the median and the most over devices."""
+        # Who was only asked beforehand has no round to speak of.
+        devices = [device for device in self.devices.values() if device.rounds]
         figures = {}
         for name in ("bytes_up", "bytes_down", "macs", "seconds"):
-            means = [getattr(device, name) / device.exchanges for device in self.devices.values()]
+            means = [getattr(device, name) / device.rounds for device in devices]
             spread = {"min": min(means), "median": median(means), "max": max(means)}
             digits = DIGITS if name == "seconds" else None
             figures[name] = {word: round(value, digits) for word, value in spread.items()}
@@ -263,6 +271,8 @@ def _play(run: Run, method: AnyMethod, trace: Trace | None) -> Played:
         played.seconds += slowest
         folded = run.method.fold(state, answers)
         exchanges = exchanges_of_a_round(run, state, folded, exchanges)
+        if folded.round > state.round:
+            played.complete(answer.of for answer in answers)
         state = folded
     return played
 

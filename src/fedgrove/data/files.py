@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pooch
 
-from ..errors import InputError
+from ..errors import InputError, MissingError
 from .dataset import Array
 
 Arrays = dict[str, Array]
@@ -77,7 +77,7 @@ def arrays(
         available = _find(places, forms)
     if available is None:
         files = " or ".join(f"'{form.files[0]}'" for form in forms)
-        raise InputError(
+        raise MissingError(
             f"{name} was not found: looked for {files} in {_listed(places)}"
             f"{_incomplete(places, forms)}. Get it from {source}, "
             f"put it in a folder and name that folder by FEDGROVE_DATA or --data-dir; "
@@ -140,7 +140,7 @@ def _download(
             reason = type(error).__name__
             if str(error):
                 reason = str(error).splitlines()[0][:160]
-            raise InputError(
+            raise MissingError(
                 f"{name} is neither in {_listed(places)} nor could it be downloaded from "
                 f"{download.url} ({reason}). Get it from {source}, put it in a folder and name "
                 f"that folder by FEDGROVE_DATA or --data-dir."

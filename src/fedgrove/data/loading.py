@@ -137,9 +137,13 @@ def load(
 
 
 def _named(data: str) -> tuple[str, str]:
-    """The name of a set, and what follows it after a colon."""
-    name, _, option = data.partition(":")
-    if name not in SETS or option not in ("", *OPTIONS):
+    """The name of a set, and the option behind it: ``emnist:letters:turned``."""
+    name, option = data, ""
+    # From the end, and only if it is an option: names have colons too.
+    before, _, last = data.rpartition(":")
+    if last in OPTIONS:
+        name, option = before, last
+    if name not in SETS:
         raise unknown("data set", data, [*SETS, "FILE.npz", *(f"SET:{word}" for word in OPTIONS)])
     return name, option
 

@@ -113,14 +113,19 @@ class FedKD:
 
     def init(self, start: Start) -> State:
         """The mentee's initial parameters."""
-        # Not when the method is made: settings come one by one, in any order.
-        uses_mentors = self.distil > 0 and self.use_mentor
+        has_mentors = self.distil > 0
         check(
-            uses_mentors or not self.mentee,
+            (has_mentors and self.use_mentor) or not self.mentee,
             "mentee",
             self.mentee,
             "left out, unless there are mentors (distil above 0), of the run's own network, and "
             "clients use them: --set use_mentor=true",
+        )
+        check(
+            has_mentors or not self.use_mentor,
+            "use_mentor",
+            self.use_mentor,
+            "false where there are no mentors (distil is 0)",
         )
         return State(0, start.rounds, mentee_of(start.net).params())
 

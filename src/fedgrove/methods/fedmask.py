@@ -91,6 +91,7 @@ class FedMask:
         """All weights are in use."""
         # Raises where there is nothing to mask, with density 1 too.
         names = weights_to_prune(start.layout, 0.0)
+        check_density(trees.pick(start.params, names), self.density)
         return State(0, trees.map(torch.ones_like, trees.pick(start.params, names)))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -244,6 +245,19 @@ def bits(scores: Tree, part: Mask) -> Mask:
     {'w': tensor([ True, False, False])}
     """
     return {name: (scores[name] >= 0) & kept for name, kept in part.items()}
+
+
+def check_density(weights: Tree, density: float) -> None:
+    """Refuse a density at which a layer keeps no weight, and gives the same for every input."""
+    for name, count in Uniform()(weights, density).items():
+        size = weights[name].numel()
+        # Half a weight is rounded to none, a little more to one.
+        check(
+            count >= 1,
+            "density",
+            density,
+            f"above {0.5 / size:.3g}: at less, none of the {size:,} weights of {name} is kept",
+        )
 
 
 def majority(votes: Tree) -> Mask:

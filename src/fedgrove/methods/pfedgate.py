@@ -92,6 +92,8 @@ class PFedGate:
         """The gating layer; every client's starts alike, from the run's seed."""
         if not self.gates:
             return {}
+        # Before a layer of no gates is made, of which torch warns.
+        weights_to_prune(net.layout, self.budget)
         features = torch.Size(net.shape).numel()
         module = GatingLayer(features, len(blocks_in(cuts(net.layout, self.blocks))))
         like = next(iter(net.params().values()))
@@ -101,7 +103,6 @@ class PFedGate:
 
     def init(self, start: Start) -> OneModel:
         """The network's initial parameters, if the budget holds a block of every layer."""
-        weights_to_prune(start.layout, self.budget)
         if self.gates:
             check_budget(cuts(start.layout, self.blocks), self.budget)
         return initial_model(start)

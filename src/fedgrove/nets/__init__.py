@@ -164,9 +164,12 @@ def _make(
     built_in = _built_in(name)
     # An option given as an argument wins over the same one behind the name.
     options = {**_parsed(name, text, built_in.options), **options}
-    for option in options:
+    for option, value in options.items():
         if option not in built_in.options:
             raise unknown(f"option of net '{name}'", option, built_in.options)
+        # All whole numbers are sizes: of 0, torch makes a layer, with a warning.
+        is_size = type(built_in.options[option]) is int
+        check(not is_size or value >= 1, f"{option} of net '{name}'", value, "1 or more")
     if not built_in.fits(shape):
         raise InputError(
             f"net '{name}' takes {built_in.takes} and was given {shape}; "

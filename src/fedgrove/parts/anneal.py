@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from .. import trees
 from ..core import Batch, Carry
 from ..errors import check
 from ..trees import Tree
-from .objective import Objective, ProblemLoss
+from .objective import NOT_SETTABLE, Objective, ProblemLoss
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -42,11 +42,12 @@ class AnnealedPull(Objective):
     (Appendix D.1). A ``fixed`` weight takes the place of the annealed one (its Table 8).
     """
 
+    is_loss: ClassVar[bool] = False
     base: float = 0.5
     pull: Literal["fixed", "moving"] = "fixed"
     fixed: float | None = None
-    origin: str = "personal"
-    to: str = "model"
+    origin: str = field(default="personal", metadata=NOT_SETTABLE)
+    to: str = field(default="model", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(0 < self.base < 1, "base", self.base, "in (0, 1)")

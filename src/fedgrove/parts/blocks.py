@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -153,6 +153,7 @@ class GatedLoss(Objective):
     :math:`m + s - sg(s)`. The model itself, ``carry["model"]``, is a constant.
     """
 
+    only_in: ClassVar[str] = "pfedgate"
     count: int
     budget: float
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class DriftCorrection(Objective):
     received -> ``carry["model"]``, :math:`c_i` -> ``carry["correction"]`` (:func:`correction`).
     """
 
+    is_loss: ClassVar[bool] = False
     alpha: float = 0.1
 
     def __post_init__(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..core import Batch, Carry
 from ..errors import check
 from ..trees import Tree
-from .objective import Objective
+from .objective import NOT_SETTABLE, Objective
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -26,6 +26,7 @@ class GammaL1(Objective):
     0, is not held there.
     """
 
+    is_loss: ClassVar[bool] = False
     weight: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -48,8 +49,9 @@ class GammaDistance(Objective):
     ``weight``.
     """
 
+    is_loss: ClassVar[bool] = False
     weight: float = 0.004
-    to: str = "cluster"
+    to: str = field(default="cluster", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.weight >= 0, "weight", self.weight, "0 or more")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from ..problems import restricted
 from ..seeds import torch_rng
 from ..trees import Tree
 from .local import Adam
-from .objective import Objective
+from .objective import NOT_SETTABLE, Objective
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -97,8 +97,9 @@ class GeneratedFeatures(Objective):
     the generator is not trained yet.
     """
 
+    is_loss: ClassVar[bool] = False
     alpha: float = 1.0
-    of: str = "generated"
+    of: str = field(default="generated", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.alpha >= 0, "alpha", self.alpha, "0 or more")

@@ -109,8 +109,9 @@ def embedded(net: Net, params: Tree, batch: Batch) -> tuple[Tree, Tensor]:
 def pooled(activation: Tensor) -> Tensor:
     r"""An activation (examples, channels, ...) as at most about :data:`LONGEST` numbers.
 
-    Adaptive average pooling to d in each dimension, :math:`d = \lceil \sqrt{N / C} \rceil` for
-    images with C channels, N the smaller of 100 and all numbers; the length itself for signals.
+    Adaptive average pooling to d in each dimension, :math:`d = \lceil (N / C)^{1/n} \rceil` for C
+    channels and n dimensions behind them (the paper has images, n = 2; signals and volumes are
+    ours), N the smaller of 100 and all numbers.
 
     >>> pooled(torch.zeros(2, 32, 28, 28)).shape, pooled(torch.zeros(2, 84)).shape
     (torch.Size([2, 128]), torch.Size([2, 84]))
@@ -119,10 +120,18 @@ def pooled(activation: Tensor) -> Tensor:
         return activation.flatten(1)
     channels = activation.shape[1]
     room = min(LONGEST, activation[0].numel())
-    if activation.dim() == 3:
-        return F.adaptive_avg_pool1d(activation, math.ceil(room / channels)).flatten(1)
-    side = math.ceil(math.sqrt(room / channels))
-    return F.adaptive_avg_pool2d(activation, side).flatten(1)
+    match activation.dim():
+        case 3:
+            return F.adaptive_avg_pool1d(activation, math.ceil(room / channels)).flatten(1)
+        case 4:
+            side = math.ceil(math.sqrt(room / channels))
+            return F.adaptive_avg_pool2d(activation, side).flatten(1)
+        case 5:
+            # Less a little: the root of a cube is hardly ever a whole number in floating point.
+            side = math.ceil((room / channels) ** (1 / 3) - 1e-9)
+            return F.adaptive_avg_pool3d(activation, side).flatten(1)
+    # Torch pools no more dimensions than these: all further ones count as one.
+    return pooled(activation.flatten(4))
 
 
 def importance(hits: Tree, layers: Sequence[str]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -13,7 +13,7 @@ from ..errors import check
 from ..nets import Net
 from ..problems import class_targets
 from ..trees import Tree
-from .objective import Objective
+from .objective import NOT_SETTABLE, Objective
 
 if TYPE_CHECKING:
     from ..nets import Output
@@ -59,8 +59,9 @@ class LogitCalibration(Objective):
     below 0; published implementations keep it.
     """
 
+    only_in: ClassVar[str] = "fedlc"
     tau: float = 1.0
-    labels: str = "labels"
+    labels: str = field(default="labels", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.tau >= 0, "tau", self.tau, "0 or more")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +66,7 @@ class MutualDistillation(Objective):
     network learns by its own task and towards the other, and neither by being taught badly.
     """
 
+    only_in: ClassVar[str] = "fedkd"
     weight: float = 1.0
 
     def __post_init__(self) -> None:

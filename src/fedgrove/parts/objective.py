@@ -8,8 +8,8 @@ holds before the first step, :meth:`Objective.begin` says.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from ..nets import Net, Output
 
 
+NOT_SETTABLE = {"settable": False}
+"""Of a field that names a tree of the carry: which there are is a matter of the method's code."""
+
+
 class Objective(ABC):
     """A term of a local loss: a pure function of tensors, with no Python branch on data.
 
@@ -30,6 +34,11 @@ class Objective(ABC):
     places: sum over them, since a mean would depend on which. So do the trees of the carry, but
     those that ``Train.whole`` names, for ``out.whole``, the network in full width.
     """
+
+    is_loss: ClassVar[bool] = True
+    """Whether it learns from the data's targets; False: a term that only adds to such a loss."""
+    only_in: ClassVar[str] = ""
+    """The one method whose clients have what it needs, by name; empty: all of them."""
 
     @abstractmethod
     def __call__(
@@ -134,6 +143,26 @@ def check_fits(objective: Objective, problem: AnyProblem) -> None:
         )
 
 
+def check_whole(objective: Objective) -> None:
+    """Refuse to train by terms alone, or by what the clients of one method only can compute."""
+    terms = _terms(objective)
+    for term in terms:
+        if term.only_in:
+            raise InputError(
+                f"the objective has {type(term).__name__}, which is {term.only_in}'s own: clients "
+                f"of other methods lack what it needs. {TAKE_A_LOSS}"
+            )
+    if not any(term.is_loss for term in terms):
+        names = " + ".join(f"{type(term).__name__}()" for term in terms)
+        raise InputError(
+            f"the objective is {names}, which learns nothing from the targets: it is only added "
+            f"to a loss, in Python, as ProblemLoss() + {names}. {TAKE_A_LOSS}"
+        )
+
+
+TAKE_A_LOSS = "With --set, objective must be ProblemLoss or CrossEntropy."
+
+
 @dataclass(frozen=True)
 class Proximal(Objective):
     r"""Pull to a reference: :math:`\frac{\mu}{2} \lVert w - w_{ref} \rVert_2^2`.
@@ -142,8 +171,9 @@ class Proximal(Objective):
     :math:`w_{ref}` -> ``carry[to]``.
     """
 
+    is_loss: ClassVar[bool] = False
     mu: float = 0.01
-    to: str = "model"
+    to: str = field(default="model", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.mu >= 0, "mu", self.mu, "0 or more")
@@ -165,6 +195,7 @@ class Clustered(Objective):
     :math:`w_{last}` -> ``carry["personal"]``.
     """
 
+    is_loss: ClassVar[bool] = False
     alpha: float = 1e-3
     beta: float = 5e-4
     rho: float = 5e-3

@@ -8,8 +8,8 @@ trees: ``ProblemLoss() + NotTrueDistillation()`` needs nothing but the model tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from ..errors import InputError, UnfitError, check
 from ..nets.layout import Layout
 from ..problems import class_targets, restricted
 from ..trees import Tree
-from .objective import Objective
+from .objective import NOT_SETTABLE, Objective
 
 if TYPE_CHECKING:
     from ..nets import Net, Output
@@ -45,10 +45,11 @@ class ModelContrast(Objective):
     :math:`\mu \log 2`, whatever the features.
     """
 
+    is_loss: ClassVar[bool] = False
     mu: float = 1.0
     tau: float = 0.5
-    to: str = "model"
-    away: str = "previous"
+    to: str = field(default="model", metadata=NOT_SETTABLE)
+    away: str = field(default="previous", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.mu >= 0, "mu", self.mu, "0 or more")
@@ -124,9 +125,10 @@ class NotTrueDistillation(Objective):
     does a client whose targets are no classes.
     """
 
+    is_loss: ClassVar[bool] = False
     beta: float = 1.0
     tau: float = 1.0
-    to: str = "model"
+    to: str = field(default="model", metadata=NOT_SETTABLE)
 
     def __post_init__(self) -> None:
         check(self.beta >= 0, "beta", self.beta, "0 or more")

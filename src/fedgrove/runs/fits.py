@@ -9,7 +9,7 @@ from ..channels.submodel import groups_from_plain
 from ..core import Train, WithNotes, WithPrediction, WithTuning
 from ..errors import InputError, UnfitError
 from ..nets import Net
-from ..parts.objective import Objective, check_fits
+from ..parts.objective import Objective, check_fits, check_whole
 from .guard import calling
 from .per_task import states_of
 
@@ -22,11 +22,11 @@ PARTLY = 0.5
 
 def check_fit(run: Run) -> None:
     """Let the method make its first state; what it refuses is refused with both names."""
-    with calling(run.method, "nets"):
-        _ = run.nets
-    _check_training(run)
-    _check_finetune(run)
     try:
+        with calling(run.method, "nets"):
+            _ = run.nets
+        _check_training(run)
+        _check_finetune(run)
         with calling(run.method, "init"):
             _ = run.initial_state
     except UnfitError as error:
@@ -36,7 +36,12 @@ def check_fit(run: Run) -> None:
 
 def _check_training(run: Run) -> None:
     """Refuse a loss of classes where there are none, and nets that are not there."""
-    objectives = [getattr(run.method, "objective", None)]
+    own = getattr(run.method, "objective", None)
+    # What a method is made with by default is what it needs, as LogitCalibration is of FedLC.
+    is_replaced = type(own) is not type(getattr(type(run.method), "objective", None))
+    if isinstance(own, Objective) and is_replaced:
+        check_whole(own)
+    objectives = [own]
     try:
         stages = run.work("train")
     except Exception:
