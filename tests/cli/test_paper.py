@@ -174,6 +174,8 @@ def test_only_some_rows() -> None:
     assert [row.name for row in chosen.rows] == ["start=1", "start=0.5", "start=0.2", "P2=0"]
     with pytest.raises(InputError, match=r"^--rows is 'P3', which is no row of CA-AFP, Figure 2; "):
         _studies(PAPER.figures[2], words(quick=True, rows="P3"))
+    with pytest.raises(InputError, match=r"P1=2, or all of 'start\*'\.$"):
+        _studies(PAPER.figures[2], words(quick=True, rows="start"))
 
 
 def test_rounds_only_where_any_number_will_do() -> None:

@@ -39,6 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run adfedwcp --set pull.to=clustered", "there is no setting of adfedwcp 'pull.to'"),
         ("run fedprox --set pull.to=nowhere", "there is no setting of fedprox 'pull.to'"),
         ("run moon --set contrast.away=nowhere", "there is no setting of moon 'contrast.away'"),
+        ("run fedem --set components=100000", "components is 100000; it must be in 1..100."),
         ("run fedavg --net mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
         ("run fedkd --set mentee=mlp:hidden=0", "hidden of net 'mlp' is 0; it must be 1 or more."),
         (

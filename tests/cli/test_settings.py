@@ -72,3 +72,10 @@ def test_cost_says_which_methods_have_no_such_setting(capsys: pytest.CaptureFixt
     assert err == "fedgrove: allocation=Fixed is no setting of fedwcp.\n"
     adaptive, plain = json.loads(out)
     assert adaptive["bytes_paper"] == plain["bytes_paper"]
+
+
+def test_cost_says_where_a_papers_count_is_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    for settings, is_bound in (((), True), (("--set", "allocation=Fixed"), False)):
+        assert main(["cost", "adfedwcp", *settings, "--clients", "4", "--rounds", "1"]) == 0
+        (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("paper's own")]
+        assert ("at most" in line) is is_bound

@@ -158,6 +158,21 @@ def test_labels_of_another_split_are_refused(tmp_path):
     refused("emnist:letters", tmp_path, "do not agree")
 
 
+def test_a_file_of_no_examples_is_named(tmp_path):
+    write_emnist(tmp_path / "emnist", zipped=False)
+    at = tmp_path / "emnist" / "emnist-balanced-test-images-idx3-ubyte"
+    at.write_bytes(idx(np.zeros((0, 28, 28))))
+    (tmp_path / "emnist" / "emnist-balanced-test-labels-idx1-ubyte").write_bytes(idx(np.zeros(0)))
+    with pytest.raises(InputError, match=r"^'.*-test-images-idx3-ubyte' holds no examples; "):
+        data.load("emnist", clients=3, data_dir=tmp_path)
+    (tmp_path / "svhn").mkdir()
+    nothing = {"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1), np.uint8)}
+    for part in ("train", "test"):
+        scipy.io.savemat(tmp_path / "svhn" / f"{part}_32x32.mat", nothing)
+    with pytest.raises(InputError, match=r"^'.*train_32x32.mat' holds no examples; "):
+        data.load("svhn", clients=3, data_dir=tmp_path)
+
+
 # ---- SVHN ----------------------------------------------------------------------------------------
 
 

@@ -124,11 +124,14 @@ def test_cost_and_sizes_are_for_people() -> None:
     }
     print_cost(found, out)
     assert "142.1 MiB, 70.0% less than dense" in out.getvalue()
+    assert "at most 142.1 MiB" not in out.getvalue()
+    print_cost(found | {"paper_at_most": True}, out)
+    assert "at most 142.1 MiB, 70.0% less than dense" in out.getvalue()
     print_cost(found | {"reduction_paper": -0.22}, out)
     assert "142.1 MiB, 22.0% more than dense" in out.getvalue()
     rows = dict(row.rstrip().split("  ", 1) for row in out.getvalue().splitlines())
     assert rows["virtual time of all rounds"].strip() == "10 min"
-    assert rows["up per device and round"].strip() == "2.0 KiB (1.0 KiB to 4.0 KiB)"
+    assert rows["up per device and round, at most"].strip() == "2.0 KiB (1.0 KiB to 4.0 KiB)"
     assert rows["work per device and round"].strip() == "100 MMAC (1 MMAC to 2 GMAC)"
     assert rows["time per device and round"].strip() == "2 s (500 ms to 3 min)"
     several = io.StringIO()

@@ -240,8 +240,13 @@ def _chosen_rows(study: Study, text: str | None) -> Study:
             rows.append(row)
     if not rows:
         # Rows of one run have one name.
-        names = ", ".join(dict.fromkeys(row.name for row in study.rows))
-        raise InputError(f"--rows is '{text}', which is no row of {study.title}; it has {names}.")
+        names = list(dict.fromkeys(row.name for row in study.rows))
+        listed = ", ".join(names)
+        for pattern in patterns:
+            is_beginning = bool(pattern) and any(name.startswith(pattern) for name in names)
+            if is_beginning:
+                listed += f", or all of '{pattern}*'"
+        raise InputError(f"--rows is '{text}', which is no row of {study.title}; it has {listed}.")
     return replace(study, rows=tuple(rows))
 
 

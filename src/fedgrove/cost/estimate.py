@@ -62,8 +62,9 @@ def cost(
     work of each kind of task that comes up and answering for all others; messages are measured with
     every number in their heads at its longest. Evaluation and the delivery of the last model are
     not included, as in ``summary.json``. ``reduction_paper`` is 1 - bytes_paper / (8 d cohort
-    rounds), d parameters. ``memory`` is that of one training step by ``recipe``, or by the method's
-    own ``local``.
+    rounds), d parameters; a method may say that bytes_paper is only a bound (``paper_at_most``, as
+    that of AdFedWCP, at k_max). ``memory`` is that of one training step by ``recipe``, or by the
+    method's own ``local``.
 
     ``info(k)`` is client k's device and number of examples, ``trace`` how its bandwidth changes;
     without them all are alike and train on 500 examples. ``per_device`` holds, for one device in
@@ -107,6 +108,8 @@ def cost(
         "bytes_paper": paper,
         "mib_paper": None if paper is None else round(paper / 2**20, 1),
         "reduction_paper": None if paper is None else round(1 - paper / dense, 6),
+        # Of a method whose messages' lengths follow from training, by the paper's formula too.
+        "paper_at_most": bool(getattr(method, "paper_at_most", False)),
         "params": layout.size,
         "macs": layout.macs,
         "memory": layout.memory(local.batch, local.optimiser.slots),

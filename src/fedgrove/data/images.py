@@ -98,6 +98,8 @@ def read_idx(path: Path, source: str = "its source") -> Array:
             f"'{path}' is not an idx file of bytes (0, 0, 8, the number of dimensions, each "
             f"dimension as 32 bit, the bytes), or is truncated; download it again from {source}."
         ) from error
+    if not math.prod(shape):
+        raise InputError(f"'{path}' holds no examples; download it again from {source}.")
     return np.frombuffer(blob, np.uint8, offset=header).reshape(shape)
 
 
@@ -202,6 +204,8 @@ def read_svhn(path: Path) -> Arrays:
         raise InputError(
             f"'{path}' holds X {x.dtype} {x.shape} and {len(y)} labels y {y.dtype}; {expected}."
         )
+    if not len(y):
+        raise InputError(f"'{path}' holds no examples; download it again from {SVHN_SOURCE}.")
     return {"x": x.transpose(3, 2, 0, 1), "y": y.astype(np.int64) % 10}
 
 

@@ -336,6 +336,11 @@ class AdFedWCP:
         """Of the last round: centroids per layer, and the uplink by the paper's count."""
         return {"centroids": state.centroids, "uplink_counted": state.counted}
 
+    @property
+    def paper_at_most(self) -> bool:
+        """Whether the paper's count is an upper bound, as where k follows from training."""
+        return isinstance(self.allocation, Adaptive)
+
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The uplink at k_max, counted twice: an upper bound, as k follows from training."""
         if not self.clusters:

@@ -70,7 +70,8 @@ class FedEM:
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:
-        check(self.components >= 1, "components", self.components, "1 or more")
+        # Each is a network that every client trains and keeps; the paper has 3.
+        check(1 <= self.components <= 100, "components", self.components, "in 1..100")
 
     # ---- the server ------------------------------------------------------------------------------
 

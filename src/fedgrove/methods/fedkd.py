@@ -205,6 +205,11 @@ class FedKD:
         params = mentee.layout.params
         return factorable({name: mentee.layout.shapes[name] for name in params})
 
+    @property
+    def paper_at_most(self) -> bool:
+        """Whether the paper's count is an upper bound, as where ranks follow from training."""
+        return not self.energy.is_all
+
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The mentee dense both ways: an upper bound, as ranks follow from training."""
         return dense_bytes(self._mentee(net, seed=0).layout.size, cohort, rounds)

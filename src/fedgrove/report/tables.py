@@ -364,6 +364,8 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
         share = cost["reduction_paper"]
         direction = "less" if share >= 0 else "more"
         paper = f"{cost['mib_paper']:,} MiB, {abs(share):.1%} {direction} than dense"
+        if cost.get("paper_at_most"):
+            paper = f"at most {paper}"
     pairs = [
         ("clients, cohort, rounds", sizes),
         ("up, at most", mib(cost["bytes_up"])),
@@ -376,7 +378,8 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
     ]
     for name, values in _per_device(cost).items():
         least, middle, most = values
-        pairs.append((f"{name} per device and round", f"{middle} ({least} to {most})"))
+        bound = ", at most" if name in ("up", "down") else ""
+        pairs.append((f"{name} per device and round{bound}", f"{middle} ({least} to {most})"))
     print_pairs(pairs, file)
 
 
@@ -409,7 +412,7 @@ def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None)
             heads += [f"{name}\nleast", "median", "most"]
             cells += values
         rows.append(cells)
-    out.print(plain_table(["per device and round"], heads, rows))
+    out.print(plain_table(["per device and round,\nup and down at most"], heads, rows))
 
 
 def _per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
