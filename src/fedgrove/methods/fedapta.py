@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,7 +81,9 @@ from ..parts.task_groups import (
     Trace,
     distances,
     has_switched,
+    length,
     matched,
+    together,
 )
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
@@ -111,7 +113,7 @@ class State:
     """By group."""
     groups: dict[int, int]
     """By device that has taken part."""
-    traces: dict[int, tuple[Tensor, Tensor, float]]
+    traces: dict[int, tuple[Tensor, Tensor, int, float]]
     """By device, those seen last at the end: the fields of its trace."""
     moved: dict[int, Tree]
     """By group: its mean update of the last round; with a drift only."""
@@ -274,31 +276,18 @@ class FedAPTA:
         return Arrival(origin, model, update, trace, report.examples)
 
     def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
-        """Alg. 3: clusters of all devices that are remembered, with the numbers of their groups."""
+        """Alg. 3, on all devices that are remembered; if all are settled, groups stay."""
         traces = remember(grouping, state, arrivals)
-        devices = sorted(traces)
-        vectors = torch.stack([traces[k].total for k in devices])
-        present = torch.stack([traces[k].present for k in devices])
-        known = placed(state)
-        settled_in = dict(known)
-        for k, arrival in arrivals.items():
-            # Known by this update alone: a newcomer, or one that has forgotten what it did before.
-            # It has no group to stay in. (In the first round that is everybody.)
-            if state.groups and traces[k] is arrival.trace:
-                settled_in[k] = NOISE
-        before = [settled_in.get(k, NOISE) for k in devices]
-        labels = dict(zip(devices, grouping(vectors, present, before), strict=True))
-        if NOISE in labels.values():
-            # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
-            apart = distances(vectors, present, grouping.distance)
-            groups = stay(state.groups, devices, apart)
-        else:
-            fresh = max(state.models) + 1
-            numbers = matched(labels, known, fresh)
-            groups = state.groups | {k: numbers[label] for k, label in labels.items()}
+        settled = settled_devices(grouping, state, traces)
+        groups = state.groups
+        if len(settled) < len(traces):
+            # Known by this update alone: newcomers, and those that have forgotten what they did.
+            # They have no group to stay in. (In the first round that is everybody.)
+            homeless = {k for k in arrivals if traces[k].updates == 1}
+            groups = clustered(grouping, state, traces, homeless, settled)
         kept = {}
         if grouping.memory:
-            kept = {k: (trace.total, trace.present, trace.weight) for k, trace in traces.items()}
+            kept = {k: (t.total, t.present, t.updates, t.first) for k, t in traces.items()}
         return replace(state, groups=dict(sorted(groups.items())), traces=kept)
 
     def _average(
@@ -488,12 +477,55 @@ def remember(grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -
         group = state.groups[k]
         own = directions[group] - known.total.double()
         others = [direction for g, direction in directions.items() if g != group]
-        if has_switched(arrival.trace, own, others, grouping.forget):
+        first = known.first or length(known.total)
+        if has_switched(arrival.trace, first, own, others, grouping.forget):
             after[k] = arrival.trace
+        elif known.updates >= grouping.settle:
+            after[k] = known
         else:
             after[k] = known.then(arrival.trace, grouping.fade)
     newest = list(after)[-max(REMEMBERED, len(arrivals)) :]
     return {k: after[k] for k in newest}
+
+
+def settled_devices(grouping: Hdbscan, state: State, traces: Mapping[int, Trace]) -> set[int]:
+    """The devices whose traces were final before this round, and who have not forgotten them."""
+    settled = set()
+    for k, (_, _, updates, _) in state.traces.items():
+        was_final = updates >= grouping.settle
+        if was_final and k in traces and traces[k].updates >= grouping.settle:
+            settled.add(k)
+    return settled
+
+
+def clustered(
+    grouping: Hdbscan,
+    state: State,
+    traces: Mapping[int, Trace],
+    homeless: Set[int],
+    settled: Set[int],
+) -> dict[int, int]:
+    """The groups of all devices: clusters of their traces, with the numbers of the groups so far.
+
+    ``homeless`` devices have no group to stay in; ``settled`` ones of a group stay together.
+    """
+    devices = sorted(traces)
+    vectors = torch.stack([traces[k].total for k in devices])
+    present = torch.stack([traces[k].present for k in devices])
+    known = placed(state)
+    before = []
+    for k in devices:
+        is_homeless = k in homeless and bool(state.groups)
+        before.append(NOISE if is_homeless else known.get(k, NOISE))
+    labels = grouping(vectors, present, before)
+    if NOISE in labels:
+        # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
+        apart = distances(vectors, present, grouping.distance)
+        return stay(state.groups, devices, apart)
+    labels = together(labels, before, [k in settled for k in devices])
+    clusters = dict(zip(devices, labels, strict=True))
+    numbers = matched(clusters, known, fresh=max(state.models) + 1)
+    return state.groups | {k: numbers[label] for k, label in clusters.items()}
 
 
 def group_directions(state: State) -> dict[int, Tensor]:

@@ -54,6 +54,10 @@ class Hdbscan:
     """Whether a device is compared by the sum of its updates; False: by this round's alone."""
     fade: float = 0.85
     """In that sum each update counts this share of the one before."""
+    settle: int = 6
+    """After so many updates a device is settled: its sum is final, and it leaves its group only if
+    its task changes, or with the other settled devices of its group. What comes later, when the
+    task is learnt, says nothing of the task. Nothing without ``memory``."""
     forget: float = 0.2
     """A device forgets its earlier updates if the new one agrees (as a cosine) by so much more with
     another group than with its own: its task has changed. Nothing without ``memory``."""
@@ -303,42 +307,82 @@ def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) ->
     return dict(sorted(numbers.items()))
 
 
+def together(
+    labels: Sequence[int], before: Sequence[int], is_settled: Sequence[bool]
+) -> list[int]:
+    """Settled devices of one group stay together: all take the cluster that most of them are in.
+
+    Of equally many the one of the smallest number. A group can join another so, but is not divided,
+    and no settled device leaves it alone.
+
+    >>> together([0, 0, 1, 1, 1], [4, 4, 4, 8, 8], [True, True, True, True, False])
+    [0, 0, 0, 1, 1]
+    """
+    votes: dict[int, Counter[int]] = {}
+    for label, group, settles in zip(labels, before, is_settled, strict=True):
+        if settles:
+            votes.setdefault(group, Counter())[label] += 1
+    result = list(labels)
+    for row, group in enumerate(before):
+        if is_settled[row]:
+            count = votes[group]
+            result[row] = min(count, key=lambda label: (-count[label], label))
+    return renumbered(result)
+
+
 # ---- what is remembered of a device --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The sum of a device's updates, where it ever had the weight, and what the last one counted.
+    """The sum of a device's updates, where it ever had the weight; how many, and the first's length.
 
     >>> first = Trace(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
     >>> second = Trace(torch.tensor([4.0, 8.0]), torch.tensor([True, True]))
-    >>> first.then(second, fade=0.5).total
-    tensor([4., 4.])
+    >>> both = first.then(second, fade=0.5)
+    >>> both.total, both.updates, both.first
+    (tensor([4., 4.]), 2, 2.0)
     """
 
     total: Tensor
     present: Tensor
-    weight: float = 1.0
+    updates: int = 1
+    first: float = 0.0
+    """0: as long as ``total``, which is one update alone."""
 
     def then(self, update: Trace, fade: float) -> Trace:
         """The trace after one update more, which counts ``fade`` times what the last one did."""
-        weight = fade * self.weight
-        return Trace(self.total + weight * update.total, self.present | update.present, weight)
+        total = self.total + fade**self.updates * update.total
+        first = self.first or length(self.total)
+        return Trace(total, self.present | update.present, self.updates + 1, first)
 
 
-def has_switched(update: Trace, own: Tensor, others: Sequence[Tensor], margin: float) -> bool:
-    """Whether an update agrees by more than ``margin`` better with another group than its own.
+def length(vector: Tensor) -> float:
+    return float(vector.double().norm())
+
+
+def has_switched(
+    update: Trace, first: float, own: Tensor, others: Sequence[Tensor], margin: float
+) -> bool:
+    """Whether an update agrees clearly better with another group than with its own.
 
     ``own`` is the sum of what the other devices of its group have moved, ``others`` that of each
-    other group.
+    other group, ``first`` the length of the device's first update. By how much the cosine with
+    another group is above that with its own counts as much as the update is long beside ``first``,
+    and must be above ``margin``. Once a task is learnt, what is left of updates is short and points
+    anywhere; on a new task they are as long as the first was.
 
     >>> update = Trace(torch.tensor([0.0, 1.0]), torch.tensor([True, True]))
     >>> east, north = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
-    >>> has_switched(update, east, [north], 0.1), has_switched(update, north, [east], 0.1)
+    >>> has_switched(update, 1.0, east, [north], 0.1), has_switched(update, 1.0, north, [east], 0.1)
     (True, False)
+    >>> has_switched(update, 20.0, east, [north], 0.1)
+    False
     """
+    # A longer update says no more than one as long as the first.
+    weight = min(1.0, length(update.total) / first) if first else 1.0
     here = agreement(update, own)
-    return any(agreement(update, direction) - here > margin for direction in others)
+    return any(weight * (agreement(update, other) - here) > margin for other in others)
 
 
 def agreement(update: Trace, direction: Tensor) -> float:
