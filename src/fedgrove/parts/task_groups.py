@@ -335,7 +335,7 @@ def together(
 
 @dataclass(frozen=True)
 class Trace:
-    """The sum of a device's updates, where it ever had the weight; how many, and the first's length.
+    """The sum of a device's updates where it ever had the weight; how many; the first's length.
 
     >>> first = Trace(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
     >>> second = Trace(torch.tensor([4.0, 8.0]), torch.tensor([True, True]))
@@ -358,6 +358,7 @@ class Trace:
 
 
 def length(vector: Tensor) -> float:
+    """The L2 norm."""
     return float(vector.double().norm())
 
 
