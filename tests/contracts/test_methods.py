@@ -250,6 +250,7 @@ OFF = {
     "feddrop": methods.FedDrop(widths=(1.0,)),
     "hermes": methods.Hermes(densities=()),  # as fedbn
     "safl": methods.SAFL(densities=()),
+    "stc": methods.STC(up=1.0, down=1.0, ternary=False),
 }
 ALONE = OFF | {
     "fedprox": methods.FedProx(
@@ -346,6 +347,9 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "adfedwcp": 2 * 3 * 50 * (32 * 4 * 3 + 5056 * 5 / 8 + 131 * 4),
         "fedwcp": 2 * 3 * 50 * (16 * 4 * 3 + 5056 * 4 / 8 + 131 * 4),
         "hermes": 4 * (4 * (5187 + 1571) + 2 * 49 * 3 * 1571),
+        # A hundredth of 5187 is 52; log(.618)/log(.99) = 47.9, so b* = 6, and .99^64 = .5256: 6 + 1/.4744 + 1 = 9.108
+        # bits each and four bytes are 63.20. Four clients, three at a time: 4/3 updates come down for each that goes up.
+        "stc": 63.203 * (1 + 4 / 3) * 3 * 50,
     }.get(name, whole)
     assert run.method.paper_bytes(run.net, 4, 3, 50) == round(expected)
 

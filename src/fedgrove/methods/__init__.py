@@ -47,11 +47,13 @@ from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
 from .safl import SAFL
+from .stc import STC
 
 __all__ = [
     "CAAFP",
     "IFCA",
     "SAFL",
+    "STC",
     "AdFedWCP",
     "ClusterFL",
     "Ditto",
