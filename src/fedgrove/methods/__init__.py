@@ -33,6 +33,7 @@ from .feddrop import FedDrop
 from .feddst import FedDST
 from .fedlayerprune import FedLayerPrune
 from .fedmp import FedMP
+from .fedpaq import FedPAQ
 from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
@@ -46,6 +47,7 @@ from .ifca import IFCA
 from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
+from .pfed1bs import PFed1BS
 from .safl import SAFL
 from .stc import STC
 
@@ -65,6 +67,7 @@ __all__ = [
     "FedDrop",
     "FedLayerPrune",
     "FedMP",
+    "FedPAQ",
     "FedProx",
     "FedPrune",
     "FedRolex",
@@ -77,6 +80,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LotteryFL",
+    "PFed1BS",
     "find",
     "find_own",
     "label_of",
