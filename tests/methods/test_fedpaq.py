@@ -7,7 +7,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from tests.conftest import make_run, reports
 
 from fedgrove import trees
@@ -51,6 +51,7 @@ def test_right_on_average_with_the_variance_of_the_paper(levels: int) -> None:
     assert 0 < variance <= min(20 / levels**2, 20**0.5 / levels)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=30), st.integers(1, 9))
 def test_it_is_a_level_beside_the_value(numbers: list[float], levels: int) -> None:
     x = torch.tensor(numbers)

@@ -7,7 +7,7 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import Tensor
 
 from fedgrove.errors import InputError
@@ -37,6 +37,7 @@ def test_hadamard_by_hand() -> None:
     assert hadamard(torch.tensor([7.0])).tolist() == [7.0]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 6), st.integers(0, 99))
 def test_hadamard_is_the_matrix(power: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -90,6 +91,7 @@ def test_the_pull_by_hand() -> None:
     assert float(loss) == pytest.approx(0.5 * 2 * math.sqrt(2) + 0.005 * 30, rel=1e-4)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99), st.sampled_from([0.5, 20.0, 1e4]))
 def test_its_gradient_is_the_papers(seed: int, gamma: float) -> None:
     """lambda Phi^T (tanh(gamma Phi w) - v) + mu w, with Phi written out."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from torch import Tensor
 
 from fedgrove import trees
@@ -46,6 +46,7 @@ def test_two_rounds_with_feedback_by_hand() -> None:
     assert (sent["w"].tolist(), left["w"].tolist()) == ([0.0, 3.5], [1.0, 0.0])
 
 
+@settings(deadline=None)
 @given(floats, shares)
 def test_as_many_as_the_share_says_and_three_values(x: Tensor, share: float) -> None:
     sent = SparseTernary(share)({"w": x})["w"]
@@ -59,6 +60,7 @@ def test_as_many_as_the_share_says_and_three_values(x: Tensor, share: float) -> 
     assert float((sent - x).double().norm()) <= float(x.double().norm()) * (1 + 1e-6)
 
 
+@settings(deadline=None)
 @given(floats, shares)
 def test_without_levels_the_largest_keep_their_values(x: Tensor, share: float) -> None:
     sent = SparseTernary(share, ternary=False)({"w": x})["w"]

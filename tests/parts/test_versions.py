@@ -156,7 +156,7 @@ def test_groups_share_the_history_before_they_branched() -> None:
 # ---- all that may happen -------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=14),
     st.sampled_from([0.0, 0.3, 1.0, 5.0]),

@@ -47,7 +47,7 @@ from ..parts import versions
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.quantise import Scope, feedback
+from ..parts.quantise import Scope, check_scope, feedback
 from ..parts.ternary import SparseTernary, golomb_bytes
 from ..parts.versions import Versions
 from ..trees import Tree
@@ -90,6 +90,7 @@ class STC:
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
         check(0 < self.down <= 1, "down", self.down, "in (0, 1]")
+        check_scope(self.scope)
         check(self.head in ("shared", "home"), "head", self.head, "'shared' or 'home'")
         check(self.room >= 0, "room", self.room, "0 or more models")
 
