@@ -15,6 +15,7 @@ from fedgrove.parts.sketch import (
     CONSENSUS,
     PROJECTION,
     SignPull,
+    block_of,
     hadamard,
     one_bit,
     project,
@@ -23,26 +24,29 @@ from fedgrove.parts.sketch import (
 )
 
 
-def matrix(length: int) -> Tensor:
-    """Sylvester's construction: H of 2n is [[H, H], [H, -H]]."""
-    h = torch.ones(1, 1, dtype=torch.float64)
-    while len(h) < length:
-        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
-    return h
-
-
 def test_hadamard_by_hand() -> None:
     """1+2+3+5 = 11, 1-2+3-5 = -3, 1+2-3-5 = -5, 1-2-3+5 = 1."""
-    assert hadamard(torch.tensor([1.0, 2.0, 3.0, 5.0])).tolist() == [11.0, -3.0, -5.0, 1.0]
-    assert hadamard(torch.tensor([7.0])).tolist() == [7.0]
+    for size in (2, 4, 64):
+        block = block_of(size, torch.float32)
+        found = hadamard(torch.tensor([1.0, 2.0, 3.0, 5.0]), block)
+        assert found.tolist() == [11.0, -3.0, -5.0, 1.0]
+        assert hadamard(torch.tensor([7.0]), block).tolist() == [7.0]
 
 
 @settings(deadline=None)
-@given(st.integers(0, 6), st.integers(0, 99))
-def test_hadamard_is_the_matrix(power: int, seed: int) -> None:
+@given(st.integers(0, 8), st.sampled_from([2, 4, 8, 64]), st.integers(0, 99))
+def test_hadamard_is_the_matrix(power: int, size: int, seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(1 << power, generator=g, dtype=torch.float64)
-    torch.testing.assert_close(hadamard(x), matrix(len(x)) @ x)
+    block = block_of(size, torch.float64)
+    torch.testing.assert_close(hadamard(x, block), block_of(len(x), torch.float64) @ x)
+
+
+BY_HAND = {
+    "signs": torch.tensor([1.0, -1.0, 1.0]),
+    "rows": torch.tensor([3, 0]),
+    "block": block_of(2, torch.float32),
+}
 
 
 def test_a_projection_by_hand() -> None:
@@ -50,7 +54,7 @@ def test_a_projection_by_hand() -> None:
 
     Row 3 is + - - +: 1 + 2 - 5 = -2; row 0: 1 - 2 + 5 = 4; both over the root of 2.
     """
-    given_ = {"signs": torch.tensor([1.0, -1.0, 1.0]), "rows": torch.tensor([3, 0])}
+    given_ = BY_HAND
     found = project(given_, torch.tensor([1.0, 2.0, 5.0]))
     torch.testing.assert_close(found, torch.tensor([-2.0, 4.0]) / math.sqrt(2))
     assert one_bit(found).tolist() == [False, True]
@@ -66,7 +70,7 @@ def test_both_sides_draw_the_same() -> None:
 
 
 def test_lengths_are_kept_on_average() -> None:
-    """E|Phi x|^2 = n'/m m/n' ... |x|^2: rows of H over the root of m have length |x|^2 / m each."""
+    """Each row of H D gives a number of mean square |x|^2; m of them over m are |x|^2."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3000, generator=g, dtype=torch.float64)
     z = project(projection(3000, 600, torch.float64), x)
@@ -85,7 +89,7 @@ def test_the_pull_by_hand() -> None:
 
     log 2 / gamma more in each, as the cosh is that of large numbers; times .5, and .01/2 (1 + 4 + 25).
     """
-    given_ = {"signs": torch.tensor([1.0, -1.0, 1.0]), "rows": torch.tensor([3, 0])}
+    given_ = BY_HAND
     pull = SignPull(weight=0.5, mu=0.01, gamma=1e4)
     loss = pull_at(pull, torch.tensor([1.0, 2.0, 5.0]), torch.ones(2), given_)
     assert float(loss) == pytest.approx(0.5 * 2 * math.sqrt(2) + 0.005 * 30, rel=1e-4)
@@ -99,7 +103,7 @@ def test_its_gradient_is_the_papers(seed: int, gamma: float) -> None:
     w = torch.randn(11, generator=g, dtype=torch.float64).requires_grad_()
     given_ = projection(11, 4, torch.float64)
     signs = torch.sign(torch.randn(4, generator=g, dtype=torch.float64))
-    phi = matrix(16)[given_["rows"], :11] * given_["signs"] / 2
+    phi = block_of(16, torch.float64)[given_["rows"], :11] * given_["signs"] / 2
     pull = SignPull(weight=0.3, mu=0.1, gamma=gamma)
     (found,) = torch.autograd.grad(pull_at(pull, w, signs, given_), w)
     expected = 0.3 * phi.T @ (torch.tanh(gamma * (phi @ w)) - signs) + 0.1 * w
