@@ -257,7 +257,7 @@ class STC:
         """Golomb-coded updates; down, those of as many rounds as a client waits for its turn.
 
         A client takes part in every K/M-th round on average, and a sum of updates takes no more
-        than they do one by one (section V.C). No more than the whole model is counted.
+        than they do one by one. No more than the whole model is counted.
         """
         numbers = net.layout.count(self._names(net.layout)[0])
         up = self._message(self.codes_up, numbers)

@@ -189,9 +189,9 @@ class QSGD:
     :math:`q_i = \lVert x \rVert_2\, \mathrm{sign}(x_i)\, \xi_i / s`, where :math:`\xi_i` is
     :math:`\lfloor s |x_i| / \lVert x \rVert_2 \rfloor`, or one more with the probability of what
     was cut off: :math:`E[q] = x` and :math:`E\lVert q - x \rVert^2 \le
-    \min(d/s^2, \sqrt d/s) \lVert x \rVert^2` (Alistarh et al. 2017, section 3.1; FedPAQ, Example
-    1). s -> ``levels``. The longer the vector, the more of it is 0, and the larger the error:
-    ``scope`` says whether it is the whole tree or a layer.
+    \min(d/s^2, \sqrt d/s) \lVert x \rVert^2` (Alistarh et al. 2017, section 3.1; FedPAQ's
+    low-precision quantiser). s -> ``levels``. The longer the vector, the more of it is 0, and the
+    larger the error: ``scope`` says whether it is the whole tree or a layer.
     """
 
     levels: int = 10

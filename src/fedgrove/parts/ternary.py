@@ -61,7 +61,7 @@ class SparseTernary:
 
 
 def golomb_bytes(numbers: int, share: float) -> float:
-    r"""What the paper counts for a ternary update of so many numbers (Sattler et al., Eq. 15, 17).
+    r"""What the paper counts for a ternary update of so many numbers (Sattler et al.).
 
     Each of :math:`k = pn` values takes a sign and its distance from the one before, Golomb coded:
     :math:`b = b^* + \frac{1}{1 - (1-p)^{2^{b^*}}}` bits, :math:`b^* = 1 + \lfloor \log_2

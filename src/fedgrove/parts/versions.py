@@ -1,10 +1,10 @@
 """Versions of published models: what a client holds, and what it has missed.
 
 A server that publishes its model as a series of small updates does not send the model: a client
-that holds version v is sent the sum of the updates since (Sattler et al. 2019, section V.C). The
-server keeps one number per client, and a bounded history of updates, sparse, that all clients
-share. A client whose version is older than the history is sent the model whole, and nothing is kept
-of it.
+that holds version v is sent the sum of the updates since (Sattler et al. 2019, "weight update
+caching"). The server keeps one number per client, and a bounded history of updates, sparse, that
+all clients share. A client whose version is older than the history is sent the model whole, and
+nothing is kept of it.
 
 There may be several models, one for each group of clients. A group branches off another
 (:func:`branch`) and shares its history up to then.
