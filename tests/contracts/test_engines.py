@@ -270,8 +270,9 @@ def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
     play(make_run(method, tmp_path, net="bn-cnn2", rounds=2), engine)
     assert engine.shares
     assert min(engine.shares) > 0.8
-    # Imprinting also multiplies embeddings with prototypes, a tenth of a pass of so small a net.
-    most = 1.1 if methods.name_of(method) == "adfedwcp" else 1.0
+    # Imprinting also multiplies embeddings with prototypes, a tenth of a pass of so small a net; pFed1BS projects all
+    # parameters in every step.
+    most = {"adfedwcp": 1.1, "pfed1bs": 1.6}.get(methods.name_of(method), 1.0)
     assert max(engine.shares) <= most
 
 

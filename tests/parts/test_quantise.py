@@ -15,6 +15,7 @@ from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
 from fedgrove.parts.quantise import (
+    QSGD,
     Centroids,
     Half,
     Quantiser,
@@ -37,6 +38,8 @@ ALL: list[Quantiser] = [
     TopK(0.2),
     Sign(),
     Ternary(),
+    QSGD(4),
+    QSGD(4, scope="layer"),
     Centroids(8),
 ]
 floats = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(torch.tensor)

@@ -43,6 +43,7 @@ from .fedlps import FedLPS
 from .fedmask import FedMask
 from .fedmp import FedMP
 from .fedntd import FedNTD
+from .fedpaq import FedPAQ
 from .fedprox import FedProx
 from .fedprune import FedPrune
 from .fedrolex import FedRolex
@@ -57,15 +58,18 @@ from .lg_fedavg import LGFedAvg
 from .local import Local
 from .lotteryfl import LotteryFL
 from .moon import MOON
+from .pfed1bs import PFed1BS
 from .pfedgate import PFedGate
 from .qfedcg import QFedCG
 from .safl import SAFL
+from .stc import STC
 
 __all__ = [
     "CAAFP",
     "IFCA",
     "MOON",
     "SAFL",
+    "STC",
     "AdFedWCP",
     "CaldasDropout",
     "ClusterFL",
@@ -87,6 +91,7 @@ __all__ = [
     "FedMP",
     "FedMask",
     "FedNTD",
+    "FedPAQ",
     "FedProx",
     "FedPrune",
     "FedRolex",
@@ -99,6 +104,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LotteryFL",
+    "PFed1BS",
     "PFedGate",
     "QFedCG",
     "find",

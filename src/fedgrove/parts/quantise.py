@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import InputError, check, unknown
 from ..trees import Tree
 from .mask import best
@@ -24,6 +25,8 @@ from .mask import best
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
 WIDTHS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+Scope = Literal["model", "layer"]
+"""What a quantiser looks at as one vector: the whole tree, or each layer by itself."""
 
 
 class Quantiser(Protocol):
@@ -177,6 +180,41 @@ class Ternary:
         # u < 1: a value of 0 stays 0, and the largest is always kept.
         b = _uniform(x, draw) * m.double() < x.abs().double()
         return torch.where(b, x.sign() * m, 0.0)
+
+
+@dataclass(frozen=True)
+class QSGD:
+    r"""Levels of the length of the vector, drawn so that the mean is right.
+
+    :math:`q_i = \lVert x \rVert_2\, \mathrm{sign}(x_i)\, \xi_i / s`, where :math:`\xi_i` is
+    :math:`\lfloor s |x_i| / \lVert x \rVert_2 \rfloor`, or one more with the probability of what
+    was cut off: :math:`E[q] = x` and :math:`E\lVert q - x \rVert^2 \le
+    \min(d/s^2, \sqrt d/s) \lVert x \rVert^2` (Alistarh et al. 2017, section 3.1; FedPAQ's
+    low-precision quantiser). s -> ``levels``. The longer the vector, the more of it is 0, and the
+    larger the error: ``scope`` says whether it is the whole tree or a layer.
+    """
+
+    levels: int = 10
+    scope: Scope = "model"
+
+    def __post_init__(self) -> None:
+        check(self.levels >= 1, "levels", self.levels, "1 or more")
+        check_scope(self.scope)
+
+    def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
+        """The tree of levels."""
+        return map_scope(tree, self.scope, lambda x: self._vector(x, draw))
+
+    def _vector(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
+        # In double precision: the largest value of a short vector may be its whole length, and must
+        # not be rounded above it.
+        length = torch.linalg.vector_norm(x.double())
+        if length == 0:
+            return torch.zeros_like(x)
+        level = torch.floor(x.double().abs() * (self.levels / length) + _uniform(x, draw))
+        # Levels are multiplied first: equal levels are then equal numbers, whatever their sign.
+        magnitude: Tensor = level * (length / self.levels)
+        return x.sign() * magnitude.to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -363,6 +401,30 @@ def _means(steps: list[_Step], total: Floats, zero: bool) -> list[float]:
 def largest(x: Tensor, n: int) -> Tensor:
     """Where the ``n`` largest magnitudes are; of equal ones the first."""
     return best(x.detach().abs().reshape(-1), n).reshape(x.shape)
+
+
+def check_scope(scope: str) -> None:
+    """Refuse what is no :data:`Scope`."""
+    check(scope in ("model", "layer"), "scope", scope, "'model' or 'layer'")
+
+
+def map_scope(tree: Mapping[str, Tensor], scope: Scope, f: Callable[[Tensor], Tensor]) -> Tree:
+    """Apply ``f`` to each floating-point leaf, or to all of them as one vector.
+
+    Counters and empty leaves stay as they are; zeros come out as +0.0.
+
+    >>> tree = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([4.0])}
+    >>> map_scope(tree, "model", lambda x: x / x.max())
+    {'a': tensor([0.2500, 0.5000]), 'b': tensor([1.])}
+    """
+    if scope == "layer":
+        return _map_floats(tree, f)
+    floats = {name: value for name, value in tree.items() if value.is_floating_point()}
+    if not trees.size(floats):
+        return dict(tree)
+    # -0.0 + 0.0 is 0.0, as in _map_floats.
+    mapped = trees.unflat(f(trees.flat(floats)) + 0.0, floats)
+    return {**tree, **mapped}
 
 
 def _map_floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:

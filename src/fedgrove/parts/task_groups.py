@@ -307,9 +307,7 @@ def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) ->
     return dict(sorted(numbers.items()))
 
 
-def together(
-    labels: Sequence[int], before: Sequence[int], is_settled: Sequence[bool]
-) -> list[int]:
+def together(labels: Sequence[int], before: Sequence[int], is_settled: Sequence[bool]) -> list[int]:
     """Settled devices of one group stay together: all take the cluster that most of them are in.
 
     Of equally many the one of the smallest number. A group can join another so, but is not divided,

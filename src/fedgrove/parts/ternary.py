@@ -1,0 +1,79 @@
+"""Sparse ternary updates: the largest changes, each as a sign times one magnitude.
+
+What is left out comes back with the next update (:func:`fedgrove.parts.quantise.feedback`). What
+such an update costs on the wire is the codec's business; :func:`golomb_bytes` is what its paper
+counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import check
+from ..trees import Tree
+from .quantise import Scope, check_scope, largest, map_scope
+
+
+@dataclass(frozen=True)
+class SparseTernary:
+    r"""The share ``share`` of largest magnitudes, all replaced by their mean magnitude.
+
+    :math:`q = \mu\,\mathrm{sign}(x)` on the :math:`k = \max(1, p\,n)` largest,
+    :math:`\mu = \frac1k \sum |x|` over them, 0 elsewhere (Sattler et al. 2019, Alg. 1). p ->
+    ``share``, at least one value is kept, ties go to the first. ``scope`` is what n counts: the
+    whole tree as one vector, or each layer by itself. Without ``ternary`` the largest keep their
+    values; with a share of 1 nothing is lost then (:attr:`is_off`).
+
+    >>> coder = SparseTernary(share=0.5)
+    >>> coder({"w": torch.tensor([3.0, -0.1, 0.2]), "b": torch.tensor([-5.0])})
+    {'w': tensor([4., 0., 0.]), 'b': tensor([-4.])}
+    """
+
+    share: float = 0.01
+    scope: Scope = "model"
+    ternary: bool = True
+
+    def __post_init__(self) -> None:
+        check(0 < self.share <= 1, "share", self.share, "in (0, 1]")
+        check_scope(self.scope)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it changes nothing."""
+        return self.share == 1 and not self.ternary
+
+    def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
+        """The tree that will be sent; nothing is random."""
+        return map_scope(tree, self.scope, self._vector)
+
+    def _vector(self, x: Tensor) -> Tensor:
+        kept = largest(x, max(1, round(self.share * x.numel())))
+        if not self.ternary:
+            return torch.where(kept, x, 0.0)
+        # In double precision: in the vector's own, a sum of many values would lose digits.
+        mean = x[kept].double().abs().mean().to(x.dtype)
+        return torch.where(kept, x.sign() * mean, 0.0)
+
+
+def golomb_bytes(numbers: int, share: float) -> float:
+    r"""What the paper counts for a ternary update of so many numbers (Sattler et al.).
+
+    Each of :math:`k = pn` values takes a sign and its distance from the one before, Golomb coded:
+    :math:`b = b^* + \frac{1}{1 - (1-p)^{2^{b^*}}}` bits, :math:`b^* = 1 + \lfloor \log_2
+    \frac{\log(\varphi - 1)}{\log(1-p)} \rfloor`, :math:`\varphi` the golden ratio; four bytes more
+    for the magnitude. With p = 1 there are no distances.
+    """
+    kept = max(1, round(share * numbers))
+    if share == 1:
+        return kept / 8 + 4
+    golden = (math.sqrt(5) + 1) / 2
+    exponent = 1 + math.floor(math.log2(math.log(golden - 1) / math.log(1 - share)))
+    # Above a share of .6 the formula asks for less than no bits; a distance takes one at least.
+    exponent = max(exponent, 0)
+    distance: float = exponent + 1 / (1 - (1 - share) ** (2**exponent))
+    return kept * (distance + 1) / 8 + 4
