@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 import fedgrove
 from fedgrove import methods, trees
@@ -26,6 +27,10 @@ from fedgrove.runs.checksums import digest, listed, read_list
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
+
+# A busy machine must not fail a property: time is not what they are about.
+settings.register_profile("fedgrove", deadline=None)
+settings.load_profile("fedgrove")
 
 SHAPES = {
     "mlp": (12,),
