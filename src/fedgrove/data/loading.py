@@ -137,9 +137,11 @@ def load(
 
 
 def _named(data: str) -> tuple[str, str]:
-    """The name of a set, and what follows it after a colon."""
-    name, _, option = data.partition(":")
-    if name not in SETS or option not in ("", *OPTIONS):
+    """The name of a set, and the option behind its last colon: some names have a colon too."""
+    if data in SETS:
+        return data, ""
+    name, _, option = data.rpartition(":")
+    if name not in SETS or option not in OPTIONS:
         raise unknown("data set", data, [*SETS, "FILE.npz", *(f"SET:{word}" for word in OPTIONS)])
     return name, option
 
