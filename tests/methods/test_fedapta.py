@@ -278,7 +278,7 @@ def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
     state = play(run, Serial())
     assert state.round == 3
     kept = remembered(run)
-    assert {key.split("/")[1] for key in kept} == {"drift", "own_update", "drift_group"}
+    assert {key.split("/")[1] for key in kept} == {"drift", "own_update", "had", "drift_group"}
     for client in range(4):
         weight = kept[f"{client}/drift/conv1.weight"]
         alive = weight.flatten(1).abs().sum(1) > 0
@@ -304,6 +304,39 @@ def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:
     assert float(trees.sq_norm(begun(1.0)["correction"])) == 0
     # Its update is the group's: nothing to correct.
     assert float(trees.sq_norm(begun(0.0)["correction"])) == 0
+
+
+def test_a_weight_that_was_lacking_is_not_corrected(tmp_path: Path) -> None:
+    """A device that rolls on had channels 0 and 1 of four, and now has 1 and 2: only of channel 1
+    does its update say anything. The group moved by 2 everywhere, the device by 1: one step at rate
+    .5 makes (1 - 2) / .5 = -2 there, and 0 elsewhere."""
+    local = LocalTraining(1, 32, SGD(0.5))
+    method = FedAPTA(ratios=(0.5,), prune=RollingWindow(), grouping=None, drift=True, local=local)
+    run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,))
+    state = run.method.init(run.start)
+    (task,) = plan(run, state)
+    _, memory = perform(run, task, {})
+    (later,) = plan(run, replace(state, round=1))
+    packet = later.send["model"]
+    mask = packet.mask or {}
+    before = task.send["model"].mask or {}
+    filters = [m["conv1.weight"].flatten(1).any(1).tolist() for m in (before, mask)]
+    assert filters == [[True, True, False, False], [False, True, True, False]]
+    moved = trees.map(lambda leaf: torch.full_like(leaf, 2.0), memory["own_update"])
+    own = trees.map(torch.ones_like, memory["own_update"])
+    carry = {
+        **memory,
+        "own_update": trees.masked(own, before),
+        "model": packet.values,
+        "model.mask": mask,
+        "group_update": trees.masked(moved, mask),
+        "settings": {"group": torch.tensor(0.0), "round": torch.tensor(1.0)},
+    }
+    along = run.method._begin(carry, run.client(later, dict(memory)))["correction"]
+    found = along["conv1.weight"].flatten(1)[:, 0].tolist()
+    assert found == pytest.approx([0.0, -2.0, 0.0, 0.0])
+    # The device always had this one.
+    assert along[state.head[-1]].tolist() == pytest.approx([-2.0] * 3)
 
 
 @pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])

@@ -19,7 +19,7 @@ the convolutional layers, and is in group t, whose task the server does not know
 With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h_i::
 
     w^_i   = ... min CE + alpha/2 |w + h_i - w_t|^2 + <w, c_i>              -> DriftCorrection
-    c_i    = (D_i - D_t) / (K lr), of all weights, the round before         -> correction
+    c_i    = (D_i - D_t) / (K lr), of the round before, where M_i was 1     -> correction
     h_i    = h_i + (w^_i - w_t M_i)                                         -> drifted
     w_t    = sum_i n_i (w_i + h_i) / sum_i n_i
 
@@ -359,7 +359,8 @@ class FedAPTA:
     def _begin(self, carry: Carry, client: Client) -> Carry:
         """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
 
-        So is its correction: without an update of the round before there is nothing to correct.
+        So is its correction: without an update of the round before there is nothing to correct. Nor
+        is there for a weight that the device lacked then: that it did not move says nothing.
         """
         mask = carry.get("model.mask", {})
         group = carry["settings"]["group"]
@@ -376,11 +377,11 @@ class FedAPTA:
             steps = max(1, local.epochs * math.ceil(seen / over.size))
             lr = float(learning_rate(local, carry))
             along = correction(carry["own_update"], carry["group_update"], steps, lr)
-            along = trees.masked(along, mask)
+            along = trees.masked(trees.masked(along, mask), carry["had"])
         return {**carry, "drift": drift, "correction": along}
 
     def _send_drift(self, carry: Carry, client: Client) -> Outcome:
-        """The sub-model and its drift; the device keeps the drift and its own update."""
+        """The sub-model and its drift; the device keeps the drift, its update and what it had."""
         mask = carry.get("model.mask")
         names = client.layout.params
         trained = trees.pick(carry["local"], names)
@@ -391,8 +392,10 @@ class FedAPTA:
             "model": masked_packet(carry["local"], mask),
             "drift": masked_packet(drift, mask),
         }
+        had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
+        had |= {name: kept for name, kept in (mask or {}).items() if name in had}
         number = {"number": carry["settings"]["group"]}
-        memory = {"drift": drift, "own_update": update, "drift_group": number}
+        memory = {"drift": drift, "own_update": update, "had": had, "drift_group": number}
         return Outcome(give, memory=memory)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
