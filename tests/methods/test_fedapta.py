@@ -14,6 +14,8 @@ from torch import nn
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.find import channels_left
+from fedgrove.channels.shrink import cut
+from fedgrove.channels.submodel import groups_from_plain
 from fedgrove.core import AnyMethod, Info, Report, Start
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Serial
@@ -23,7 +25,8 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedAPTA, FedAvg
 from fedgrove.methods.fedapta import LITERAL, START, State, origin_of
 from fedgrove.nets import Net, build
-from fedgrove.parts.channel_rules import RandomChannels, RollingWindow, UniformL1
+from fedgrove.parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
+from fedgrove.parts.device_widths import RATIO_STEP
 from fedgrove.parts.drift import DriftCorrection
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.task_groups import Hdbscan
@@ -245,6 +248,44 @@ def test_what_a_device_uses(tmp_path: Path) -> None:
         left = 4 if channels is None else int(channels["conv1"].sum())
         assert left == width or use == "cut"
         assert (channels is None) == (use == "whole")
+
+
+@pytest.mark.parametrize(
+    "prune", [LayerwiseL1(), LayerwiseL1("sum"), UniformL1(), RollingWindow(), RandomChannels()]
+)
+def test_what_a_device_is_given_fits_it(prune: Any) -> None:
+    """Memory and time of a step, in the net that the rule really cuts; and no smaller ratio fits."""
+    shape = (1, 28, 28)
+    net = Net(build("bn-cnn2", shape, 10, 0, norm="group"), shape)
+    whole = net.layout
+    infos = {}
+    for k, (memory, speed) in enumerate([(1.0, 1.0), (0.8, 1.0), (0.66, 1.0), (1.0, 0.3)]):
+        infos[k] = Info(10, memory=round(memory * whole.memory(32, 1)), speed=speed)
+    begin = Start(net.params(), net, infos, 3, lambda j: {})
+    state = FedAPTA(prune=prune).init(begin)
+    assert state.ratios[0] == 0
+
+    def needs(k: int, ratio: float) -> tuple[float, float]:
+        groups = groups_from_plain(state.structure)
+        small = cut(net, prune(net.params(), groups, ratio, 0, k)).net.layout
+        return small.memory(32, 1) / infos[k].memory, small.macs / whole.macs / infos[k].speed
+
+    for k in (1, 2, 3):
+        assert max(needs(k, state.ratios[k])) <= 1
+        assert max(needs(k, state.ratios[k] - RATIO_STEP)) > 1
+
+
+def test_a_device_that_no_ratio_fits_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    profile = tmp_path / "tiny.csv"
+    profile.write_text("client,up,down,speed,memory\n0,5,5,1,100000\n1,5,5,1,1000\n")
+    with pytest.raises(
+        InputError, match=r"client 1's device has 1000 .* ratio of 0\.95, the largest"
+    ):
+        fedgrove.run(
+            "fedapta", data="digits", clients=2, net="bn-cnn2:norm=group", rounds=1,
+            profile=str(profile), engine="serial", out=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
-from ..parts.device_widths import client_shares, send_masked
+from ..parts.device_widths import client_ratios, send_masked
 from ..parts.drift import DriftCorrection, correction, drifted
 from ..parts.layer_importance import candidates
 from ..parts.local import SGD, LocalTraining, batches_of, learning_rate
@@ -186,12 +186,11 @@ class FedAPTA:
         )
 
     def _ratios(self, start: Start) -> dict[int, float]:
-        """Every device's ratio: given in turn, or what its device cannot hold."""
+        """Every device's ratio: given in turn, or the smallest that fits the device."""
+        if not self.ratios:
+            return client_ratios(start, self.prune, self.local)
         clients = start.all_clients("holds a pruning ratio for every client")
-        if self.ratios:
-            return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
-        shares = client_shares(start, (), self.local)
-        return {k: 1 - share for k, share in shares.items()}
+        return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The group's model; who has none gets that of the largest group."""
