@@ -288,6 +288,24 @@ def test_a_device_that_no_ratio_fits_is_refused_before_anything_is_written(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("prune", [LayerwiseL1(), LayerwiseL1("sum"), UniformL1()])
+def test_the_papers_bytes_are_those_of_the_numbers_that_are_sent(
+    prune: Any, tmp_path: Path
+) -> None:
+    """Of the first round, from the same weights: parameters under the mask, four bytes each way."""
+    method = FedAPTA(ratios=(0.0, 0.4, 0.8), prune=prune)
+    run = make_run(
+        method, tmp_path, net="bn-cnn2", options={"width": 16, "norm": "group"}, sizes=(9, 9, 9)
+    )
+    sent = 0
+    for task in plan(run, run.initial_state):
+        packet = task.send["model"]
+        for name in run.net.layout.params:
+            kept = (packet.mask or {}).get(name)
+            sent += packet.values[name].numel() if kept is None else int(kept.sum())
+    assert method.paper_bytes(run.net, 3, 3, 7) == 8 * sent * 7
+
+
 def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
     """At ratio .5 a conv that reads pruned channels costs a quarter."""
     macs = {}

@@ -38,7 +38,6 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..channels.choice import nested
 from ..channels.find import channel_mask, groups_of, removable_groups
 from ..channels.submodel import (
     PlainGroups,
@@ -400,13 +399,17 @@ class FedAPTA:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Sub-models of these ratios, in turn, 4 bytes a number, down and up; masks do not count.
 
-        Nor is a drift, of which the paper says nothing. The whole model if devices decide.
+        Nor does a drift, of which the paper says nothing. Cut as in the first round, from the
+        network's initial weights; the whole model if devices decide.
         """
         structure = candidates(groups_of(net), net.layout.shapes)
+        params = net.params()
         sizes = []
         for ratio in self.ratios or (0.0,):
-            mask = channel_mask(net, nested(structure, 1 - ratio))
-            lost = sum(int((~kept).sum()) for kept in mask.values())
+            lost = 0
+            if ratio:
+                mask = channel_mask(net, self.prune(params, structure, ratio, 0, 0))
+                lost = sum(int((~mask[name]).sum()) for name in net.layout.params if name in mask)
             sizes.append(net.layout.size - lost)
         return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))
 
