@@ -439,6 +439,8 @@ def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
             "it has no fully connected layer, and FedAPTA tells tasks apart by the updates of the "
             "last one; take a net that ends with one."
         )
+    allowed = f"at most {len(linear)}, as many fully connected layers as this net has"
+    check(number <= len(linear), "last", number, allowed)
     names: list[str] = []
     for layer in linear[-number:]:
         names += layer.params
