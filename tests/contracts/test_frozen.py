@@ -28,7 +28,7 @@ CALM = LocalTraining(2, 8, Adam(1e-2, eps=1e-3))
 CALMER = LocalTraining(1, 8, Adam(1e-3, eps=1e-3))
 """For the deep nets: with the other recipe noise of 1e-15 becomes 1e-6 within a round, on one engine
 alone; with this one 1e-11."""
-CUTS_CHANNELS = {"heterofl", "hermes", "safl", "fedrolex", "feddrop", "fedlps"}
+CUTS_CHANNELS = {"heterofl", "hermes", "safl", "fedrolex", "feddrop", "fedlps", "fedapta"}
 """What a frozen layer makes stays whole, and with it what the next layer reads: these methods send
 less without freezing, since they then cut there."""
 SENDS_THE_LAST_LAYERS = {"lg-fedavg"}

@@ -250,6 +250,20 @@ def test_what_a_device_uses(tmp_path: Path) -> None:
         assert (channels is None) == (use == "whole")
 
 
+def test_a_weak_device_exports_a_small_file(tmp_path: Path) -> None:
+    """By default: at ratio .8 of bn-cnn2's convolutional weights it has a third of the file."""
+    fedgrove.run(
+        FedAPTA(ratios=(0.0, 0.8)), data="digits", clients=2, cohort=2, rounds=1,
+        net="bn-cnn2:norm=group", engine="serial", out=tmp_path / "run",
+    )  # fmt: skip
+    sizes = []
+    for client in (0, 1):
+        folder = tmp_path / str(client)
+        fedgrove.export_model(tmp_path / "run", client=client, out=folder)
+        sizes.append(max(file.stat().st_size for file in folder.rglob("*.onnx")))
+    assert sizes[1] < 0.35 * sizes[0]
+
+
 @pytest.mark.parametrize(
     "prune", [LayerwiseL1(), LayerwiseL1("sum"), UniformL1(), RollingWindow(), RandomChannels()]
 )

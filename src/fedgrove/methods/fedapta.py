@@ -85,8 +85,8 @@ from ..parts.task_groups import (
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 
-PARTS_USED = ("whole", "cut")
-"""What a device uses: its group's whole model, or that cut to its own ratio."""
+PARTS_USED = ("cut", "whole")
+"""What a device uses: its group's model cut to its own ratio, or the whole of it."""
 START = -1
 """Where a device began that belonged to no group: at the network's initial parameters."""
 
@@ -146,8 +146,8 @@ class FedAPTA:
     drift: bool = False
     """Whether devices correct for their drift (FedDC). Messages are then twice as long."""
     correct: DriftCorrection = DriftCorrection()
-    use: str = "whole"
-    """What a device uses and exports: its group's "whole" model, or that "cut" to its ratio."""
+    use: str = "cut"
+    """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
     mean: Averaging = WeightedMean()
     """Of each group; groups are formed from the updates as they come."""
     objective: Objective = ProblemLoss()
@@ -192,7 +192,7 @@ class FedAPTA:
         return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The group's model; who has none gets that of the largest group."""
+        """The group's model, cut to the device; who has none gets that of the largest group."""
         group = state.groups.get(client, largest_group(state))
         model = state.models[group]
         if self.use == "whole":
