@@ -28,7 +28,7 @@ from fedgrove.nets import Net, build
 from fedgrove.parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
 from fedgrove.parts.device_widths import RATIO_STEP
 from fedgrove.parts.drift import DriftCorrection
-from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.task_groups import Hdbscan
 from fedgrove.runs.purity import purity
 from fedgrove.runs.rounds import evaluation, plan, rounds
@@ -345,8 +345,10 @@ def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
 
 def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> None:
     """alpha 0 and no update before: devices train as FedAvg's, and the server adds h = w_i - w."""
-    plain = make_run(FedAvg(), tmp_path / "a", rounds=1)
-    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, correct=DriftCorrection(alpha=0.0))
+    local = LocalTraining(2, 8, SGD(0.1))
+    plain = make_run(FedAvg(local=local), tmp_path / "a", rounds=1)
+    alone = DriftCorrection(alpha=0.0)
+    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, correct=alone, local=local)
     run = make_run(method, tmp_path / "b", rounds=1)
     expected = play(plain, Serial()).model
     found = play(run, Serial()).models[0]
@@ -355,7 +357,7 @@ def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> Non
 
 
 def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
-    method = FedAPTA(ratios=(0.5,), grouping=None, drift=True)
+    method = FedAPTA(ratios=(0.5,), grouping=None, drift=True, local=LocalTraining(2, 8, SGD(0.1)))
     run = make_run(method, tmp_path, net="bn-cnn2", rounds=3, cohort=4)
     state = play(run, Serial())
     assert state.round == 3
@@ -367,6 +369,16 @@ def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
         # Two of four filters, as the ratio says.
         assert int(alive.sum()) <= 2
     assert sorted(state.moved) == [0]
+
+
+def test_a_drift_under_adam_is_refused(tmp_path: Path) -> None:
+    words = {"data": "digits", "clients": 2, "cohort": 2, "rounds": 1, "engine": "serial"}
+    out = tmp_path / "run"
+    adam = LocalTraining(1, 8, Adam(1e-3))
+    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC takes"):
+        fedgrove.run(FedAPTA(ratios=(0.0,), drift=True, local=adam), out=out, **words)
+    assert not out.exists()
+    fedgrove.run(FedAPTA(ratios=(0.0,), local=adam), out=out, **words)
 
 
 def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ from ..core import (
     Train,
     what_was_sent,
 )
-from ..errors import UnfitError, check, unknown
+from ..errors import InputError, UnfitError, check, unknown
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.aggregate import Averaging, WeightedMean
@@ -70,7 +70,7 @@ from ..parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, Un
 from ..parts.device_widths import client_ratios, send_masked
 from ..parts.drift import DriftCorrection, correction, drifted
 from ..parts.layer_importance import candidates
-from ..parts.local import SGD, LocalTraining, batches_of, learning_rate
+from ..parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..parts.task_groups import (
@@ -144,7 +144,8 @@ class FedAPTA:
     last: int = 1
     """So many of the last fully connected layers are compared."""
     drift: bool = False
-    """Whether devices correct for their drift (FedDC). Messages are then twice as long."""
+    """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
+    only."""
     correct: DriftCorrection = DriftCorrection()
     use: str = "cut"
     """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
@@ -165,6 +166,14 @@ class FedAPTA:
 
     def init(self, start: Start) -> State:
         """One model for all; a ratio that no allocation can meet is refused here."""
+        if self.drift and self.local is not None and isinstance(self.local.optimiser, Adam):
+            # An update of Adam's over its rate is about 1 for every weight, however small its
+            # gradient: as a correction it would drown the loss.
+            raise InputError(
+                "drift is true and the optimiser Adam; FedDC takes updates for sums of gradients, "
+                "which they are with SGD alone. Take that (--set optimiser=SGD --lr 0.1), or "
+                "drift=false."
+            )
         ratios = self._ratios(start)
         find = removable_groups if any(ratios.values()) else groups_of
         structure = candidates(find(start.net), start.layout.shapes)
