@@ -155,6 +155,8 @@ class FedAPTA:
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 
+    starts_trained = True
+
     def __post_init__(self) -> None:
         in_range = all(0 <= ratio < 1 for ratio in self.ratios)
         check(in_range, "ratios", self.ratios, "shares in [0, 1)")

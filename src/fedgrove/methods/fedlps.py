@@ -91,6 +91,8 @@ class FedLPS:
     local: LocalTraining | None = None
     codec: Codec = Smallest()
 
+    starts_trained = True
+
     def __post_init__(self) -> None:
         check(0 <= self.encoder < 1, "encoder", self.encoder, "in [0, 1)")
         check_shares(self.widths)
