@@ -40,6 +40,17 @@ def test_the_parts_there_are() -> None:
     assert isinstance(PAPER.tables[5], DataTable)
 
 
+def test_figure_2_says_whose_feddrop_it_draws() -> None:
+    """Caldas', of one ratio for all devices; Wen's has one for each."""
+    found = [row for name, row in rows(study("figure2")).items() if "-random-" in name]
+    assert len(found) == 4
+    for row in found:
+        assert row.series == "FedDrop's (Caldas et al.)"
+        assert row.label.startswith(row.series)
+        assert isinstance(row.experiment.method, FedAPTA)
+        assert len(row.experiment.method.ratios) == 1
+
+
 @pytest.mark.parametrize("part", sorted(PARTS.keys() - {"figure3"}))
 def test_tables_say_what_is_scored_and_where_it_started(part: str) -> None:
     """Figure 3 scores nothing; all start from scratch, which no column shows."""

@@ -467,7 +467,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "mean": (LayerwiseL1(), "FedAPTA's, importance by mean"),
     "sum": (LayerwiseL1(importance="sum"), "FedAPTA's, importance by sum"),
     "uniform": (UniformL1(), "FedLPS'"),
-    "random": (RandomChannels(), "FedDrop's"),
+    "random": (RandomChannels(), "FedDrop's (Caldas et al.)"),
     "rolling": (RollingWindow(), "FedRolex'"),
 }
 """By the word in a row's name: which channels go, and whose rule it is."""
@@ -509,9 +509,9 @@ def figure_2(setting: Setting) -> Study:
             *replaced(setting),
             "Here all devices have the ratio of the row. The paper prints no numbers of this "
             "figure.",
-            "The paper's FedDrop is federated dropout (Caldas et al. 2018), ours that of Wen et "
-            "al. (2022): with one ratio for all devices both draw as many channels of every layer "
-            "at random, anew for each device and round, so that the row is of both.",
+            "FedDrop is federated dropout (Caldas et al. 2018): as many channels of every layer at "
+            "random, anew for each device and round. With one ratio for all devices the rule of "
+            "Wen et al. (2022), called so too, is the same.",
             GROUPS,
             "Scored is the model of a device's group: cut to the ratio with FedAPTA's and FedLPS' "
             "rules, whole with the others, whose parts change from round to round.",

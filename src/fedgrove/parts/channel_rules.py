@@ -160,7 +160,11 @@ class RollingWindow:
 
 @dataclass(frozen=True)
 class RandomChannels:
-    """FedDrop's (Wen et al. 2022): channels drawn anew for every round and client."""
+    """FedDrop's, of both papers called so: channels drawn anew for every round and client.
+
+    With one ratio for all devices this is federated dropout of Caldas et al. (2018), as in Figure 2
+    of FedAPTA; with a ratio for each device that of Wen et al. (2022).
+    """
 
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
