@@ -625,6 +625,15 @@ class WithFigures(Protocol):
 
 
 @runtime_checkable
+class WithTrainedStart(Protocol):
+    """A method whose paper starts from trained weights: a run from scratch then says that it is."""
+
+    @property
+    def starts_trained(self) -> bool:
+        """Whether its paper does."""
+
+
+@runtime_checkable
 class WithNotes(Protocol):
     """A method that has something to say of the network it is given."""
 

@@ -76,6 +76,22 @@ def test_a_run_starts_from_the_model_of_another(
     assert "scratch" in table
 
 
+@pytest.mark.parametrize("method", ["fedapta", "fedlps"])
+def test_a_table_says_what_starts_from_scratch_where_the_paper_does_not(
+    method: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No column does: all runs are alike in it."""
+    said = f"{method} started from scratch, its paper from trained weights: no init= was given"
+    for name in (method, "fedavg"):
+        summary_of(capsys, "run", name, *WORDS, *NET, "--out", name)
+    assert main(["compare", method, "fedavg"]) == 0
+    assert capsys.readouterr().out.count(said) == 1
+    assert main(["compare", "fedavg"]) == 0
+    assert "from scratch" not in capsys.readouterr().out
+    given = summary_of(capsys, "run", method, *WORDS, *NET, "--init", MODEL, "--out", "given")
+    assert said not in given["notes"]
+
+
 def test_frozen_layers_are_those_of_the_file_and_cost_no_bytes(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,7 +179,7 @@ def test_what_was_started_from_a_file_is_exported_without_it(here: Path) -> None
         (["--init", "nan.safetensors"], "'conv1.weight' of nan.safetensors holds numbers that"),
         (["--init", MODEL, "--net", "bn-cnn2:width=8"], "does not fit net BnCnn: 'conv1.weight'"),
         (["--init", MODEL, "--net", "mlp"], "does not fit net Mlp: 'fc1.weight' is not in it"),
-        (["--freeze", "0.25"], "less than one of the 3 layers with weights that BnCnn has"),
+        (["--freeze", "0.25"], "less than one of the 3 layers with weights that this net has"),
         (["--freeze", "1"], "freeze is 1.0; it must be a share of the layers"),
         (["--freeze", "some"], "is 'some'; it must be a number"),
     ],

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 import scipy.io
+import torch
 
 from fedgrove import data
 from fedgrove.data import images
@@ -114,6 +115,24 @@ def test_the_word_behind_the_colon_is_part_of_no_file_name(tmp_path):
     assert len(names) == 1
     assert names[0].startswith("emnist-letters-")
     assert fresh_name(tmp_path, "fedavg-emnist:letters-s0").name == "fedavg-emnist-letters-s0"
+
+
+def test_a_set_with_a_colon_in_its_name_takes_options_and_company(tmp_path):
+    write_emnist(tmp_path / "emnist", "letters", 26, 1)
+    write_emnist(tmp_path / "emnist", "digits", 10)
+    upright = data.load("emnist:letters", clients=2, data_dir=tmp_path)
+    turned = data.load("emnist:letters:turned", clients=2, data_dir=tmp_path)
+    assert turned.name == "emnist:letters:turned"
+    assert turned.shape == upright.shape
+    assert not torch.equal(turned.clients[0].train.x, upright.clients[0].train.x)
+    with pytest.raises(InputError, match="emnist:letters:grey has no colours"):
+        data.load("emnist:letters:grey", clients=2, data_dir=tmp_path)
+    both = data.load("emnist:letters+emnist:digits:turned", clients=4, data_dir=tmp_path)
+    tasks = [client.info.task for client in both.clients.values()]
+    assert tasks == ["emnist:letters"] * 2 + ["emnist:digits:turned"] * 2
+    for wrong in ("emnist:grey:letters", "emnist:letters:", "emnist:letters:gray"):
+        with pytest.raises(InputError, match=f"there is no data set '{wrong}'"):
+            data.load(wrong, clients=2, data_dir=tmp_path)
 
 
 def test_an_unknown_split_names_those_there_are():

@@ -14,6 +14,8 @@ from torch import nn
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.find import channels_left
+from fedgrove.channels.shrink import cut
+from fedgrove.channels.submodel import groups_from_plain
 from fedgrove.core import AnyMethod, Info, Report, Start
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Serial
@@ -23,9 +25,10 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedAPTA, FedAvg
 from fedgrove.methods.fedapta import LITERAL, START, State, origin_of
 from fedgrove.nets import Net, build
-from fedgrove.parts.channel_rules import RandomChannels, RollingWindow, UniformL1
+from fedgrove.parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
+from fedgrove.parts.device_widths import RATIO_STEP
 from fedgrove.parts.drift import DriftCorrection
-from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.task_groups import Hdbscan
 from fedgrove.runs.purity import purity
 from fedgrove.runs.rounds import evaluation, plan, rounds
@@ -247,6 +250,85 @@ def test_what_a_device_uses(tmp_path: Path) -> None:
         assert (channels is None) == (use == "whole")
 
 
+def test_a_weak_device_exports_a_small_file(tmp_path: Path) -> None:
+    """By default: at ratio .8 of bn-cnn2's convolutional weights it has a third of the file."""
+    fedgrove.run(
+        FedAPTA(ratios=(0.0, 0.8)), data="digits", clients=2, cohort=2, rounds=1,
+        net="bn-cnn2:norm=group", engine="serial", out=tmp_path / "run",
+    )  # fmt: skip
+    sizes = []
+    for client in (0, 1):
+        folder = tmp_path / str(client)
+        fedgrove.export_model(tmp_path / "run", client=client, out=folder)
+        sizes.append(max(file.stat().st_size for file in folder.rglob("*.onnx")))
+    assert sizes[1] < 0.35 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    "prune", [LayerwiseL1(), LayerwiseL1("sum"), UniformL1(), RollingWindow(), RandomChannels()]
+)
+def test_what_a_device_is_given_fits_it(prune: Any) -> None:
+    """Memory and time of a step, in the net that the rule really cuts; and no smaller ratio fits."""
+    shape = (1, 28, 28)
+    net = Net(build("bn-cnn2", shape, 10, 0, norm="group"), shape)
+    whole = net.layout
+    infos = {}
+    for k, (memory, speed) in enumerate([(1.0, 1.0), (0.8, 1.0), (0.66, 1.0), (1.0, 0.3)]):
+        infos[k] = Info(10, memory=round(memory * whole.memory(32, 1)), speed=speed)
+    begin = Start(net.params(), net, infos, 3, lambda j: {})
+    state = FedAPTA(prune=prune).init(begin)
+    assert state.ratios[0] == 0
+
+    def needs(k: int, ratio: float) -> tuple[float, float]:
+        groups = groups_from_plain(state.structure)
+        small = cut(net, prune(net.params(), groups, ratio, 0, k)).net.layout
+        return small.memory(32, 1) / infos[k].memory, small.macs / whole.macs / infos[k].speed
+
+    for k in (1, 2, 3):
+        assert max(needs(k, state.ratios[k])) <= 1
+        assert max(needs(k, state.ratios[k] - RATIO_STEP)) > 1
+
+
+def test_a_device_that_no_ratio_fits_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    profile = tmp_path / "tiny.csv"
+    profile.write_text("client,up,down,speed,memory\n0,5,5,1,100000\n1,5,5,1,1000\n")
+    with pytest.raises(
+        InputError, match=r"client 1's device has 1000 .* ratio of 0\.95, the largest"
+    ):
+        fedgrove.run(
+            "fedapta", data="digits", clients=2, net="bn-cnn2:norm=group", rounds=1,
+            profile=str(profile), engine="serial", out=tmp_path / "run",
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("prune", [LayerwiseL1(), LayerwiseL1("sum"), UniformL1()])
+def test_the_papers_bytes_are_those_of_the_numbers_that_are_sent(
+    prune: Any, tmp_path: Path
+) -> None:
+    """Of the first round, from the same weights: parameters under the mask, four bytes each way."""
+    method = FedAPTA(ratios=(0.0, 0.4, 0.8), prune=prune)
+    run = make_run(
+        method, tmp_path, net="bn-cnn2", options={"width": 16, "norm": "group"}, sizes=(9, 9, 9)
+    )
+    sent = 0
+    for task in plan(run, run.initial_state):
+        packet = task.send["model"]
+        for name in run.net.layout.params:
+            kept = (packet.mask or {}).get(name)
+            sent += packet.values[name].numel() if kept is None else int(kept.sum())
+    assert method.paper_bytes(run.net, 3, 3, 7) == 8 * sent * 7
+
+
+def test_more_last_layers_than_there_are_are_refused(tmp_path: Path) -> None:
+    run = make_run(FedAPTA(ratios=(0.5,), last=9), tmp_path, net="bn-cnn2")
+    with pytest.raises(
+        InputError, match="last is 9; it must be at most 1, as many fully connected"
+    ):
+        _ = run.initial_state
+    assert len(FedAPTA(last=2).init(start(1)).head) == 4
+
+
 def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
     """At ratio .5 a conv that reads pruned channels costs a quarter."""
     macs = {}
@@ -263,8 +345,10 @@ def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
 
 def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> None:
     """alpha 0 and no update before: devices train as FedAvg's, and the server adds h = w_i - w."""
-    plain = make_run(FedAvg(), tmp_path / "a", rounds=1)
-    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, correct=DriftCorrection(alpha=0.0))
+    local = LocalTraining(2, 8, SGD(0.1))
+    plain = make_run(FedAvg(local=local), tmp_path / "a", rounds=1)
+    alone = DriftCorrection(alpha=0.0)
+    method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, correct=alone, local=local)
     run = make_run(method, tmp_path / "b", rounds=1)
     expected = play(plain, Serial()).model
     found = play(run, Serial()).models[0]
@@ -273,18 +357,28 @@ def test_without_its_terms_a_drift_doubles_the_first_step(tmp_path: Path) -> Non
 
 
 def test_a_drift_is_kept_where_a_device_has_the_weight(tmp_path: Path) -> None:
-    method = FedAPTA(ratios=(0.5,), grouping=None, drift=True)
+    method = FedAPTA(ratios=(0.5,), grouping=None, drift=True, local=LocalTraining(2, 8, SGD(0.1)))
     run = make_run(method, tmp_path, net="bn-cnn2", rounds=3, cohort=4)
     state = play(run, Serial())
     assert state.round == 3
     kept = remembered(run)
-    assert {key.split("/")[1] for key in kept} == {"drift", "own_update", "drift_group"}
+    assert {key.split("/")[1] for key in kept} == {"drift", "own_update", "had", "drift_group"}
     for client in range(4):
         weight = kept[f"{client}/drift/conv1.weight"]
         alive = weight.flatten(1).abs().sum(1) > 0
         # Two of four filters, as the ratio says.
         assert int(alive.sum()) <= 2
     assert sorted(state.moved) == [0]
+
+
+def test_a_drift_under_adam_is_refused(tmp_path: Path) -> None:
+    words = {"data": "digits", "clients": 2, "cohort": 2, "rounds": 1, "engine": "serial"}
+    out = tmp_path / "run"
+    adam = LocalTraining(1, 8, Adam(1e-3))
+    with pytest.raises(InputError, match="drift is true and the optimiser Adam; FedDC takes"):
+        fedgrove.run(FedAPTA(ratios=(0.0,), drift=True, local=adam), out=out, **words)
+    assert not out.exists()
+    fedgrove.run(FedAPTA(ratios=(0.0,), local=adam), out=out, **words)
 
 
 def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:
@@ -304,6 +398,39 @@ def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:
     assert float(trees.sq_norm(begun(1.0)["correction"])) == 0
     # Its update is the group's: nothing to correct.
     assert float(trees.sq_norm(begun(0.0)["correction"])) == 0
+
+
+def test_a_weight_that_was_lacking_is_not_corrected(tmp_path: Path) -> None:
+    """A device that rolls on had channels 0 and 1 of four, and now has 1 and 2: only of channel 1
+    does its update say anything. The group moved by 2 everywhere, the device by 1: one step at rate
+    .5 makes (1 - 2) / .5 = -2 there, and 0 elsewhere."""
+    local = LocalTraining(1, 32, SGD(0.5))
+    method = FedAPTA(ratios=(0.5,), prune=RollingWindow(), grouping=None, drift=True, local=local)
+    run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,))
+    state = run.method.init(run.start)
+    (task,) = plan(run, state)
+    _, memory = perform(run, task, {})
+    (later,) = plan(run, replace(state, round=1))
+    packet = later.send["model"]
+    mask = packet.mask or {}
+    before = task.send["model"].mask or {}
+    filters = [m["conv1.weight"].flatten(1).any(1).tolist() for m in (before, mask)]
+    assert filters == [[True, True, False, False], [False, True, True, False]]
+    moved = trees.map(lambda leaf: torch.full_like(leaf, 2.0), memory["own_update"])
+    own = trees.map(torch.ones_like, memory["own_update"])
+    carry = {
+        **memory,
+        "own_update": trees.masked(own, before),
+        "model": packet.values,
+        "model.mask": mask,
+        "group_update": trees.masked(moved, mask),
+        "settings": {"group": torch.tensor(0.0), "round": torch.tensor(1.0)},
+    }
+    along = run.method._begin(carry, run.client(later, dict(memory)))["correction"]
+    found = along["conv1.weight"].flatten(1)[:, 0].tolist()
+    assert found == pytest.approx([0.0, -2.0, 0.0, 0.0])
+    # The device always had this one.
+    assert along[state.head[-1]].tolist() == pytest.approx([-2.0] * 3)
 
 
 @pytest.mark.parametrize("net", ["mlp", "bn-cnn2"])

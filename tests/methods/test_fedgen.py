@@ -20,7 +20,7 @@ from fedgrove.runs.store import Memory
 SMALL = FedGen(samples=8, noise=3, hidden=5)
 
 
-def test_labels_add_up_over_rounds(tmp_path: Path) -> None:
+def test_labels_add_up_over_clients(tmp_path: Path) -> None:
     run = make_run(SMALL, tmp_path)
     state = run.method.init(run.start)
     packets = {"model": Packet(run.params)}
@@ -28,6 +28,11 @@ def test_labels_add_up_over_rounds(tmp_path: Path) -> None:
     for report in (Report(0, packets, 4, told), Report(1, packets, 4, told)):
         state = run.method.fold(state, [report])
     assert state.counts == (2.0, 0.0, 6.0)
+    # Drawn again, a client weighs no more; and what it tells now is what counts.
+    state = run.method.fold(state, [Report(0, packets, 4, told)])
+    assert state.counts == (2.0, 0.0, 6.0)
+    state = run.method.fold(state, [Report(0, packets, 4, told | {"label1": 5.0, "label2": 0.0})])
+    assert state.counts == (2.0, 5.0, 3.0)
 
 
 def test_what_clients_tell_are_their_labels(tmp_path: Path) -> None:

@@ -17,21 +17,41 @@ from fedgrove.core import Info, Packet, Report, Start
 from fedgrove.errors import InputError
 from fedgrove.methods import FedLPS
 from fedgrove.methods.fedlps import encoder_names, predictor_groups, predictor_size
-from fedgrove.nets import Net
+from fedgrove.nets import Net, build
+from fedgrove.nets.freeze import freeze
 
 NET = Net(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2), nn.Linear(2, 1)), (1,))
 START = Start(NET.params(), NET, {0: Info(10), 1: Info(30)}, 3, lambda j: {})
 
 
-def test_the_encoder_is_the_first_quarter_of_the_layers() -> None:
-    # A quarter of three layers is .75, to rounding one.
-    assert encoder_names(NET.layout, 0.25) == ("0.weight", "0.bias")
+def test_the_encoder_is_the_first_third_of_the_layers() -> None:
+    # A third of three layers is one.
+    assert encoder_names(NET.layout, 0.34) == ("0.weight", "0.bias")
     assert encoder_names(NET.layout, 0.0) == ()
     # The units that the first layer makes are the encoder's, those of the second can go.
     assert [group.name for group in predictor_groups(NET, ("0.weight", "0.bias"))] == ["1"]
     # 2*2 + 2 and 2 + 1 are 9; with half of the second's units 2 + 1 and 1 + 1 are 5.
-    assert predictor_size(NET, 0.25, 1.0) == 9
-    assert predictor_size(NET, 0.25, 0.5) == 5
+    assert predictor_size(NET, 0.34, 1.0) == 9
+    assert predictor_size(NET, 0.34, 0.5) == 5
+
+
+@pytest.mark.parametrize("net", ["bn-cnn2", "mnist-cnn", "resnet18"])
+@pytest.mark.parametrize("share", [0.34, 0.5])
+def test_an_encoder_is_what_freeze_would_freeze(net: str, share: float) -> None:
+    """The first quarter of the layers is one thing, whoever keeps it."""
+    shape = (1, 8, 8)
+    options = {} if net == "mnist-cnn" else {"width": 4}
+    frozen = build(net, shape, 3, 0, **options)
+    freeze(frozen, shape, share)
+    layout = Net(build(net, shape, 3, 0, **options), shape).layout
+    assert set(encoder_names(layout, share)) == Net(frozen, shape).constants().keys()
+
+
+def test_from_scratch_nothing_is_frozen(tmp_path: Path) -> None:
+    """A random encoder would stay random for ever."""
+    run = make_run(FedLPS(widths=(0.5,)), tmp_path, rounds=1)
+    (only,) = exchanges(run)
+    assert only[1][0].send["model"].values.keys() == run.net.params().keys()
 
 
 def test_a_fold_by_hand() -> None:
@@ -40,7 +60,7 @@ def test_a_fold_by_hand() -> None:
     Of the first unit (10 * 4 + 30 * 8) / 40 = 7; of the second, which client 0 lacks and which counts there as it was,
     (10 * 0 + 30 * 8) / 40 = 6.
     """
-    method = FedLPS(widths=(0.5, 1.0))
+    method = FedLPS(encoder=0.34, widths=(0.5, 1.0))
     state = method.init(START)
     state = replace(state, model={k: torch.zeros_like(v) for k, v in state.model.items()})
     keep = {
@@ -65,7 +85,7 @@ def test_a_fold_by_hand() -> None:
 
 
 def test_clients_prune_once_by_their_own_weights_and_then_stay(tmp_path: Path) -> None:
-    run = make_run(FedLPS(widths=(0.5,)), tmp_path, rounds=2, cohort=4)
+    run = make_run(FedLPS(encoder=0.34, widths=(0.5,)), tmp_path, rounds=2, cohort=4)
     first, second = exchanges(run)
     assert verbs(first[1]) == {"train:prune"}
     assert verbs(second[1]) == {"train"}
@@ -87,7 +107,7 @@ def test_clients_prune_once_by_their_own_weights_and_then_stay(tmp_path: Path) -
 
 
 def test_a_part_without_a_channel_is_not_taken_for_a_choice() -> None:
-    method = FedLPS(widths=(0.5, 1.0))
+    method = FedLPS(encoder=0.34, widths=(0.5, 1.0))
     state = method.init(START)
     nothing = {name: torch.zeros_like(v, dtype=torch.bool) for name, v in state.model.items()}
     empty = Packet(trees.masked(state.model, nothing), nothing)
@@ -99,7 +119,9 @@ def test_a_part_without_a_channel_is_not_taken_for_a_choice() -> None:
 def test_an_encoder_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="behind the encoder it has no channels"):
         FedLPS(encoder=0.7, widths=(0.5,)).init(START)
-    with pytest.raises(InputError, match="the encoder is all of it"):
-        FedLPS(encoder=0.9, widths=(1.0,)).init(START)
+    with pytest.raises(
+        InputError, match=r"encoder is 0\.25, which is less than one of the 3 layers"
+    ):
+        FedLPS(encoder=0.25, widths=(1.0,)).init(START)
     with pytest.raises(InputError, match=r"encoder is 1; it must be in \[0, 1\)."):
         FedLPS(encoder=1)

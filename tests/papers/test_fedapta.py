@@ -40,6 +40,30 @@ def test_the_parts_there_are() -> None:
     assert isinstance(PAPER.tables[5], DataTable)
 
 
+def test_figure_2_says_whose_feddrop_it_draws() -> None:
+    """Caldas', of one ratio for all devices; Wen's has one for each."""
+    found = [row for name, row in rows(study("figure2")).items() if "-random-" in name]
+    assert len(found) == 4
+    for row in found:
+        assert row.series == "FedDrop's (Caldas et al.)"
+        assert row.label.startswith(row.series)
+        assert isinstance(row.experiment.method, FedAPTA)
+        assert len(row.experiment.method.ratios) == 1
+
+
+@pytest.mark.parametrize("part", sorted(PARTS.keys() - {"figure3"}))
+def test_tables_say_what_is_scored_and_where_it_started(part: str) -> None:
+    """Figure 3 scores nothing; all start from scratch, which no column shows."""
+    found = study(part)
+    assert any(note.startswith("Scored is") for note in found.notes)
+    assert any(note.startswith("From scratch") for note in found.notes)
+    for name, row in rows(found).items():
+        method = row.experiment.method
+        if isinstance(method, FedAPTA):
+            changes = "-random-" in name or "-rolling-" in name
+            assert method.use == ("whole" if changes else "cut"), name
+
+
 @pytest.mark.parametrize(
     ("part", "net"), [("table3", "resnet18:norm=group"), ("table4", "shufflenetv2:norm=group")]
 )

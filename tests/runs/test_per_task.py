@@ -52,7 +52,7 @@ def test_each_task_is_a_federation_of_its_own(name: str, tmp_path: Path) -> None
     method = small(name)
     if name == "adfedwcp":
         # Imprinting needs one set of classes.
-        method = methods.AdFedWCP(imprint=False)
+        method = methods.AdFedWCP(importance="alike")
     run = made(method, every, tmp_path / "all", per_task=True)
     states = play(run, Serial()).by_task()
     assert sorted(states) == ["another", "one"]

@@ -137,13 +137,11 @@ def load(
 
 
 def _named(data: str) -> tuple[str, str]:
-    """The name of a set, and the option behind it: ``emnist:letters:turned``."""
-    name, option = data, ""
-    # From the end, and only if it is an option: names have colons too.
-    before, _, last = data.rpartition(":")
-    if last in OPTIONS:
-        name, option = before, last
-    if name not in SETS:
+    """The name of a set, and the option behind its last colon: some names have a colon too."""
+    if data in SETS:
+        return data, ""
+    name, _, option = data.rpartition(":")
+    if name not in SETS or option not in OPTIONS:
         raise unknown("data set", data, [*SETS, "FILE.npz", *(f"SET:{word}" for word in OPTIONS)])
     return name, option
 

@@ -19,7 +19,7 @@ the convolutional layers, and is in group t, whose task the server does not know
 With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h_i::
 
     w^_i   = ... min CE + alpha/2 |w + h_i - w_t|^2 + <w, c_i>              -> DriftCorrection
-    c_i    = (D_i - D_t) / (K lr), of all weights, the round before         -> correction
+    c_i    = (D_i - D_t) / (K lr), of the round before, where M_i was 1     -> correction
     h_i    = h_i + (w^_i - w_t M_i)                                         -> drifted
     w_t    = sum_i n_i (w_i + h_i) / sum_i n_i
 
@@ -38,7 +38,6 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..channels.choice import nested
 from ..channels.find import channel_mask, groups_of, removable_groups
 from ..channels.submodel import (
     PlainGroups,
@@ -63,15 +62,15 @@ from ..core import (
     Train,
     what_was_sent,
 )
-from ..errors import UnfitError, check, unknown
+from ..errors import InputError, UnfitError, check, unknown
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
-from ..parts.device_widths import client_shares, send_masked
+from ..parts.device_widths import client_ratios, send_masked
 from ..parts.drift import DriftCorrection, correction, drifted
 from ..parts.layer_importance import candidates
-from ..parts.local import SGD, LocalTraining, batches_of, learning_rate
+from ..parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..parts.task_groups import (
@@ -88,8 +87,8 @@ from ..parts.task_groups import (
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 
-PARTS_USED = ("whole", "cut")
-"""What a device uses: its group's whole model, or that cut to its own ratio."""
+PARTS_USED = ("cut", "whole")
+"""What a device uses: its group's model cut to its own ratio, or the whole of it."""
 START = -1
 """Where a device began that belonged to no group: at the network's initial parameters."""
 
@@ -147,15 +146,18 @@ class FedAPTA:
     last: int = 1
     """So many of the last fully connected layers are compared."""
     drift: bool = False
-    """Whether devices correct for their drift (FedDC). Messages are then twice as long."""
+    """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
+    only."""
     correct: DriftCorrection = DriftCorrection()
-    use: str = "whole"
-    """What a device uses and exports: its group's "whole" model, or that "cut" to its ratio."""
+    use: str = "cut"
+    """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
     mean: Averaging = WeightedMean()
     """Of each group; groups are formed from the updates as they come."""
     objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
+
+    starts_trained = True
 
     def __post_init__(self) -> None:
         in_range = all(0 <= ratio < 1 for ratio in self.ratios)
@@ -168,6 +170,14 @@ class FedAPTA:
 
     def init(self, start: Start) -> State:
         """One model for all; a ratio that no allocation can meet is refused here."""
+        if self.drift and self.local is not None and isinstance(self.local.optimiser, Adam):
+            # An update of Adam's over its rate is about 1 for every weight, however small its
+            # gradient: as a correction it would drown the loss.
+            raise InputError(
+                "drift is true and the optimiser Adam; FedDC takes updates for sums of gradients, "
+                "which they are with SGD alone. Take that (--set optimiser=SGD --lr 0.1), or "
+                "drift=false."
+            )
         ratios = self._ratios(start)
         find = removable_groups if any(ratios.values()) else groups_of
         structure = candidates(find(start.net), start.layout.shapes)
@@ -188,15 +198,14 @@ class FedAPTA:
         )
 
     def _ratios(self, start: Start) -> dict[int, float]:
-        """Every device's ratio: given in turn, or what its device cannot hold."""
+        """Every device's ratio: given in turn, or the smallest that fits the device."""
+        if not self.ratios:
+            return client_ratios(start, self.prune, self.local)
         clients = start.all_clients("holds a pruning ratio for every client")
-        if self.ratios:
-            return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
-        shares = client_shares(start, (), self.local)
-        return {k: 1 - share for k, share in shares.items()}
+        return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """The group's model; who has none gets that of the largest group."""
+        """The group's model, cut to the device; who has none gets that of the largest group."""
         group = state.groups.get(client, largest_group(state))
         model = state.models[group]
         if self.use == "whole":
@@ -348,7 +357,8 @@ class FedAPTA:
     def _begin(self, carry: Carry, client: Client) -> Carry:
         """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
 
-        So is its correction: without an update of the round before there is nothing to correct.
+        So is its correction: without an update of the round before there is nothing to correct. Nor
+        is there for a weight that the device lacked then: that it did not move says nothing.
         """
         mask = carry.get("model.mask", {})
         group = carry["settings"]["group"]
@@ -365,11 +375,11 @@ class FedAPTA:
             steps = max(1, local.epochs * math.ceil(seen / over.size))
             lr = float(learning_rate(local, carry))
             along = correction(carry["own_update"], carry["group_update"], steps, lr)
-            along = trees.masked(along, mask)
+            along = trees.masked(trees.masked(along, mask), carry["had"])
         return {**carry, "drift": drift, "correction": along}
 
     def _send_drift(self, carry: Carry, client: Client) -> Outcome:
-        """The sub-model and its drift; the device keeps the drift and its own update."""
+        """The sub-model and its drift; the device keeps the drift, its update and what it had."""
         mask = carry.get("model.mask")
         names = client.layout.params
         trained = trees.pick(carry["local"], names)
@@ -380,20 +390,26 @@ class FedAPTA:
             "model": masked_packet(carry["local"], mask),
             "drift": masked_packet(drift, mask),
         }
+        had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
+        had |= {name: kept for name, kept in (mask or {}).items() if name in had}
         number = {"number": carry["settings"]["group"]}
-        memory = {"drift": drift, "own_update": update, "drift_group": number}
+        memory = {"drift": drift, "own_update": update, "had": had, "drift_group": number}
         return Outcome(give, memory=memory)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Sub-models of these ratios, in turn, 4 bytes a number, down and up; masks do not count.
 
-        Nor is a drift, of which the paper says nothing. The whole model if devices decide.
+        Nor does a drift, of which the paper says nothing. Cut as in the first round, from the
+        network's initial weights; the whole model if devices decide.
         """
         structure = candidates(groups_of(net), net.layout.shapes)
+        params = net.params()
         sizes = []
         for ratio in self.ratios or (0.0,):
-            mask = channel_mask(net, nested(structure, 1 - ratio))
-            lost = sum(int((~kept).sum()) for kept in mask.values())
+            lost = 0
+            if ratio:
+                mask = channel_mask(net, self.prune(params, structure, ratio, 0, 0))
+                lost = sum(int((~mask[name]).sum()) for name in net.layout.params if name in mask)
             sizes.append(net.layout.size - lost)
         return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))
 
@@ -423,6 +439,8 @@ def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
             "it has no fully connected layer, and FedAPTA tells tasks apart by the updates of the "
             "last one; take a net that ends with one."
         )
+    allowed = f"at most {len(linear)}, as many fully connected layers as this net has"
+    check(number <= len(linear), "last", number, allowed)
     names: list[str] = []
     for layer in linear[-number:]:
         names += layer.params

@@ -15,6 +15,7 @@ model and c_k up. With alpha = 0 this is FedAvg.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,6 +72,9 @@ class State:
     model: Tree
     generator: Tree
     counts: tuple[float, ...]
+    """By class: the sum of what each client told last."""
+    told: dict[int, tuple[float, ...]]
+    """By client that has taken part: what it told last."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class FedGen:
         check_has_classes(start.net.problem)
         check_ends_in_head(start.net, start.params)
         classes = start.layout.shapes[head_weights(start.layout)[0]][0]
-        return State(0, start.params, start.nets["generator"].params(), (0.0,) * classes)
+        return State(0, start.params, start.nets["generator"].params(), (0.0,) * classes, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""
@@ -121,14 +125,23 @@ class FedGen:
         return [Task(k, send, settings) for k in cohort]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
-        """The weighted mean is the next model; labels are added up."""
+        """The weighted mean is the next model; a client's labels count once, as told last."""
         mean = self.mean.start(state.model)
-        counts = list(state.counts)
+        labels = range(len(state.counts))
+        told = dict(state.told)
         for report in reports:
             mean.add(report.give["model"].values, report.examples)
-            for label in range(len(counts)):
-                counts[label] += report.metrics[label_name(label)]
-        return replace(state, round=state.round + 1, model=mean.value(), counts=tuple(counts))
+            told[report.of] = tuple(report.metrics[label_name(label)] for label in labels)
+        # Added up anew: by differences a liar's fractions could leave a count below 0.
+        told = dict(sorted(told.items()))
+        counts = tuple(math.fsum(own[label] for own in told.values()) for label in labels)
+        return replace(
+            state,
+            round=state.round + 1,
+            model=mean.value(),
+            counts=counts,
+            told=told,
+        )
 
     def train_server(self, state: State, server: Server) -> State:
         """Alg. 1, the generator's steps."""

@@ -11,8 +11,9 @@ the predictor. Round :math:`t`, cohort :math:`S_t`::
 
 M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
 both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
-predictor for each task, told which is which: run it with ``per_task``. Without an encoder and with
-a share of 1 for all this is FedAvg.
+predictor for each task, told which is which: run it with ``per_task``. The paper's encoder is
+trained before; a random one is of no use, so by default there is none. With a share of 1 for all
+this is then FedAvg.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from ..core import (
 )
 from ..errors import UnfitError, check
 from ..nets import Net
+from ..nets.freeze import divided
 from ..nets.layout import Layout
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.device_widths import check_shares, client_shares
@@ -78,8 +80,9 @@ class State:
 class FedLPS:
     """A predictor on a frozen encoder; each client prunes it once, to the share it can hold."""
 
-    encoder: float = 0.25
-    """The share of the layers, counted from the first, that stay as they start."""
+    encoder: float = 0.0
+    """The share of the layers, counted from the first as ``freeze`` counts them, that stay as they
+    start; for a start from trained weights."""
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
     mean: Averaging = WeightedMean()
@@ -87,6 +90,8 @@ class FedLPS:
     objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
     codec: Codec = Smallest()
+
+    starts_trained = True
 
     def __post_init__(self) -> None:
         check(0 <= self.encoder < 1, "encoder", self.encoder, "in [0, 1)")
@@ -105,11 +110,6 @@ class FedLPS:
                 "encoder (--set encoder=0), or another net."
             )
         predictor = {name: v for name, v in start.params.items() if name not in frozen}
-        if not predictor.keys() & set(start.layout.params):
-            raise UnfitError(
-                "the encoder is all of it, and no predictor is left. Take a shorter encoder (--set "
-                "encoder=0)."
-            )
         return State(0, groups_to_plain(groups), predictor, shares, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -184,8 +184,15 @@ class ChoosePart:
 
 
 def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:
-    """Parameters and buffers of the first layers, so large a share of those with parameters."""
-    return layout.first(round(share * len(layout.trained_layers)))
+    """Parameters and buffers of the first layers, of which no later layer has a part."""
+    first, rest = divided(layout, share, "encoder")
+    trained: set[str] = set()
+    for layer in rest:
+        trained.update(layer.names)
+    names: list[str] = []
+    for layer in first:
+        names += [name for name in layer.names if name not in trained]
+    return tuple(dict.fromkeys(names))
 
 
 def predictor_groups(net: Net, frozen: Iterable[str]) -> tuple[ChannelGroup, ...]:

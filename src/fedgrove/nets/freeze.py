@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError, check
-from .layout import Layout
+from .layout import Layer, Layout
 from .state import place_of
 
 
@@ -30,31 +30,47 @@ def freeze(module: nn.Module, shape: tuple[int, ...], share: float) -> None:
     """
     check_share(share)
     layout = Layout.of(module, shape)
-    weighted = [layer for layer in layout.layers if layer.weights and layer.activations]
-    # Not 2.9999999996, where a third of nine is meant.
-    count = min(math.floor(share * len(weighted) + 1e-9), len(weighted) - 1)
-    if count <= 0 and share > 0:
-        name = type(module).__name__
-        if not weighted:
-            raise InputError(f"freeze is {share:g}, and {name} has no layers with weights.")
-        least = math.ceil(100 / len(weighted)) / 100
-        raise InputError(
-            f"freeze is {share:g}, which is less than one of the {len(weighted)} layers with "
-            f"weights that {name} has; give {least:g} or more, or 0."
-        )
-    if share == 0:
-        return
-    first_trained = layout.layers.index(weighted[count])
+    first, rest = divided(layout, share, "freeze")
     trained: set[str] = set()
-    for layer in layout.layers[first_trained:]:
+    for layer in rest:
         trained.update(layer.names)
-    for layer in layout.layers[:first_trained]:
+    for layer in first:
         for name in layer.params:
             if name not in trained:
                 module.get_parameter(name).requires_grad_(False)
         part = module.get_submodule(layer.name)
         if isinstance(part, _NormBase) and trained.isdisjoint(layer.names):
             _fix_statistics(module, layer.buffers)
+
+
+def divided(
+    layout: Layout, share: float, field: str
+) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
+    """The layers before the first that is trained, and that one with all behind it.
+
+    This is what "the first quarter of the layers" means everywhere: see :func:`freeze` for how they
+    are counted. A share above 0 of less than one layer is refused; ``field`` is what it is called.
+
+    >>> module = nn.Sequential(nn.Conv1d(1, 2, 1), nn.GroupNorm(1, 2), nn.Conv1d(2, 2, 1))
+    >>> first, rest = divided(Layout.of(module, (1, 4)), 0.5, "freeze")
+    >>> [layer.name for layer in first], [layer.name for layer in rest]
+    (['0', '1'], ['2'])
+    """
+    if share == 0:
+        return (), layout.layers
+    weighted = [layer for layer in layout.layers if layer.weights and layer.activations]
+    if not weighted:
+        raise InputError(f"{field} is {share:g}, and this net has no layers with weights.")
+    # Not 2.9999999996, where a third of nine is meant.
+    count = min(math.floor(share * len(weighted) + 1e-9), len(weighted) - 1)
+    if count == 0:
+        least = math.ceil(100 / len(weighted)) / 100
+        raise InputError(
+            f"{field} is {share:g}, which is less than one of the {len(weighted)} layers with "
+            f"weights that this net has; give {least:g} or more, or 0."
+        )
+    first_trained = layout.layers.index(weighted[count])
+    return layout.layers[:first_trained], layout.layers[first_trained:]
 
 
 def check_share(share: float) -> None:

@@ -329,8 +329,8 @@ GROUPS = (
     "tasks, but for those per true task. A group of one is pure: see how many groups there are."
 )
 USED = (
-    "Devices are scored with what they would use: of fedlps their own narrow models, of fedapta "
-    "and fedrolex the whole model of their group."
+    "Scored is what devices would use: of fedapta the model of their group cut to their own ratio, "
+    "of fedlps their own narrow models, of all others a model of full width."
 )
 LITERAL = (
     "fedapta: our defaults, without FedDC's drift, importance by mean; fedapta:paper: this "
@@ -467,7 +467,7 @@ RULES: dict[str, tuple[Rule, str]] = {
     "mean": (LayerwiseL1(), "FedAPTA's, importance by mean"),
     "sum": (LayerwiseL1(importance="sum"), "FedAPTA's, importance by sum"),
     "uniform": (UniformL1(), "FedLPS'"),
-    "random": (RandomChannels(), "FedDrop's"),
+    "random": (RandomChannels(), "FedDrop's (Caldas et al.)"),
     "rolling": (RollingWindow(), "FedRolex'"),
 }
 """By the word in a row's name: which channels go, and whose rule it is."""
@@ -479,7 +479,9 @@ def figure_2(setting: Setting) -> Study:
     rows = []
     for word, (rule, label) in RULES.items():
         for ratio in RATIOS[1:]:
-            method = FedAPTA(ratios=(ratio,), prune=rule, local=recipe(s))
+            # As their papers do: no device keeps the part that it happens to have in a round.
+            use = "whole" if isinstance(rule, RandomChannels | RollingWindow) else "cut"
+            method = FedAPTA(ratios=(ratio,), prune=rule, use=use, local=recipe(s))
             made = Row(
                 f"fedapta-{word}-r{ratio:g}-resnet18-a0.5",
                 f"{label}, ratio {ratio:g}",
@@ -507,10 +509,12 @@ def figure_2(setting: Setting) -> Study:
             *replaced(setting),
             "Here all devices have the ratio of the row. The paper prints no numbers of this "
             "figure.",
-            "The paper's FedDrop is federated dropout (Caldas et al. 2018), ours that of Wen et "
-            "al. (2022): with one ratio for all devices both draw as many channels of every layer "
-            "at random, anew for each device and round, so that the row is of both.",
+            "FedDrop is federated dropout (Caldas et al. 2018): as many channels of every layer at "
+            "random, anew for each device and round. With one ratio for all devices the rule of "
+            "Wen et al. (2022), called so too, is the same.",
             GROUPS,
+            "Scored is the model of a device's group: cut to the ratio with FedAPTA's and FedLPS' "
+            "rules, whole with the others, whose parts change from round to round.",
         ),
     )
 
@@ -672,6 +676,7 @@ def table_7(setting: Setting) -> Study:
             "Ours. Rows of Table 6 are the same runs. Ratios 0, .2, .4, .6, .8 in turn.",
             GROUPS,
             LITERAL,
+            USED,
         ),
     )
 

@@ -33,6 +33,9 @@ class ChannelRule(Protocol):
     def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
         """Refuse a ratio that no allocation can meet."""
 
+    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
+        """The largest ratio that can be met; 1 stands for all below it."""
+
     def __call__(
         self,
         model: Mapping[str, Tensor],
@@ -67,13 +70,17 @@ class LayerwiseL1:
     def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
         """Refuse a ratio above the smallest cap, which some order of importance could not meet."""
         narrowest = min(groups, key=self.cap)
-        cap = self.cap(narrowest)
+        cap = self.largest_ratio(groups)
         if ratio > cap:
             raise InputError(
                 f"a device's pruning ratio is {ratio:g}, and layer '{narrowest.name}', of "
                 f"{narrowest.size} channels, can lose at most {cap:g} of them (prune.most is "
                 f"{self.most:g}, and one channel stays); give ratios up to that, or a wider net."
             )
+
+    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
+        """The smallest cap: up to there equal ratios are one allocation."""
+        return min(self.cap(group) for group in groups)
 
     def __call__(
         self,
@@ -110,6 +117,10 @@ class UniformL1:
     def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
         """Every ratio below 1 can be met: one channel of each layer stays."""
 
+    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
+        """All below 1."""
+        return 1.0
+
     def __call__(
         self,
         model: Mapping[str, Tensor],
@@ -131,6 +142,10 @@ class RollingWindow:
     def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
         """Every ratio below 1 can be met: one channel of each layer stays."""
 
+    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
+        """All below 1."""
+        return 1.0
+
     def __call__(
         self,
         model: Mapping[str, Tensor],
@@ -145,7 +160,11 @@ class RollingWindow:
 
 @dataclass(frozen=True)
 class RandomChannels:
-    """FedDrop's (Wen et al. 2022): channels drawn anew for every round and client."""
+    """FedDrop's, of both papers called so: channels drawn anew for every round and client.
+
+    With one ratio for all devices this is federated dropout of Caldas et al. (2018), as in Figure 2
+    of FedAPTA; with a ratio for each device that of Wen et al. (2022).
+    """
 
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
@@ -154,6 +173,10 @@ class RandomChannels:
 
     def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
         """Every ratio below 1 can be met: one channel of each layer stays."""
+
+    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
+        """All below 1."""
+        return 1.0
 
     def __call__(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..channels.find import groups_of, removable_groups
+from ..channels.shrink import cut
 from ..channels.submodel import (
     PlainGroups,
     groups_from_plain,
@@ -18,13 +19,18 @@ from ..channels.submodel import (
     mean_of,
     size_at,
 )
-from ..channels.widths import width_for, widths
+from ..channels.widths import Width, width_for, widths
 from ..core import Carry, Client, Outcome, Report, Start
-from ..errors import check
+from ..errors import InputError, check
 from ..nets import Net
 from ..trees import Tree
 from .aggregate import Averaging
+from .channel_rules import ChannelRule
+from .layer_importance import candidates
 from .local import LocalTraining
+
+RATIO_STEP = 0.05
+"""Pruning ratios that follow from devices are multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,48 @@ def client_shares(
     else:
         options = widths(start.net, local.batch, local.optimiser.slots)
     return {k: width_for(start.clients[k], options) for k in clients}
+
+
+def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:
+    """Every client's pruning ratio: the smallest with which a training step fits its device.
+
+    A step fits as in :func:`fedgrove.channels.widths.width_for`, in the net that ``rule`` really
+    cuts, from the initial weights: what a ratio saves depends on the rule and on the layers it
+    cuts. Ratios are multiples of :data:`RATIO_STEP`. A device whose memory is too small at the
+    largest is refused.
+    """
+    clients = start.all_clients("holds a pruning ratio for every client")
+    batch, slots = 32, 1
+    if local is not None:
+        batch, slots = local.batch, local.optimiser.slots
+    layout = start.layout
+    whole = Width(1.0, layout.memory(batch, slots), layout.macs)
+    devices = {k: start.clients[k] for k in clients}
+    if all(d.memory >= whole.memory and d.speed >= 1 for d in devices.values()):
+        # Nothing has to be cut, nor need it be possible.
+        return dict.fromkeys(clients, 0.0)
+    groups = candidates(removable_groups(start.net), layout.shapes)
+    ratio_of = {1.0: 0.0}
+    options = [whole]
+    for i in range(1, round(1 / RATIO_STEP)):
+        # Not 0.15000000000000002.
+        ratio = round(i * RATIO_STEP, 6)
+        if ratio > rule.largest_ratio(groups):
+            break
+        kept = rule(start.params, groups, ratio, 0, clients[0])
+        small = cut(start.net, kept).net.layout
+        options.append(Width(1 - ratio, small.memory(batch, slots), small.macs))
+        ratio_of[1 - ratio] = ratio
+    least = min(option.memory for option in options)
+    for k, device in devices.items():
+        if device.memory < least:
+            raise InputError(
+                f"client {k}'s device has {device.memory} bytes of memory, and at a pruning ratio "
+                f"of {max(ratio_of.values()):g}, the largest, a training step of this net needs "
+                f"{least}; take a smaller net or batch, or a rule that cuts the first layers too "
+                "(--set prune.importance=sum), or give the ratios (--set ratios=0,0.5)."
+            )
+    return {k: ratio_of[width_for(device, options)] for k, device in devices.items()}
 
 
 def average_overlap(

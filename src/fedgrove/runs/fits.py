@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..channels.submodel import groups_from_plain
-from ..core import Train, WithNotes, WithPrediction, WithTuning
+from ..core import Train, WithNotes, WithPrediction, WithTrainedStart, WithTuning
 from ..errors import InputError, UnfitError
 from ..nets import Net
 from ..parts.objective import Objective, check_fits, check_whole
@@ -82,6 +82,12 @@ def notes(run: Run, state: Any, density: float | None) -> list[str]:
         said.append(
             f"{name} started from the weights in {run.origin.path}{head}; every device has them, "
             "and what it took to bring them there is not counted"
+        )
+    starts_trained = isinstance(run.method, WithTrainedStart) and run.method.starts_trained
+    if run.origin is None and starts_trained:
+        said.append(
+            f"{methods.name_of(run.method)} started from scratch, its paper from trained weights: "
+            "no init= was given"
         )
     if layout.frozen:
         why = f"freeze={run.frozen:g}" if run.frozen else "requires_grad=False"
