@@ -12,7 +12,7 @@ the convolutional layers, and is in group t, whose task the server does not know
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
     w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> infilled
-    D_i    = w_i - w_t in the last layer, summed over rounds                -> Trace
+    D_i    = w_i - w_t in the last layer, summed until it is learnt         -> Trace
     groups = HDBSCAN on 1 - cos(D_i, D_j) (Eq. 4)                           -> Hdbscan, matched
     w_t    = sum_i n_i w_i / sum_i n_i over the group (Eq. 5)               -> WeightedMean
 
