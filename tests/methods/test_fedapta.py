@@ -150,6 +150,45 @@ def test_a_device_that_switches_is_regrouped() -> None:
     assert trees.equal(after.models[1], expected.models[1])
 
 
+WIDE = Net(nn.Sequential(nn.Linear(1, 100), nn.ReLU(), nn.Linear(100, 2)), (1,))
+
+
+def moved_by(method: FedAPTA, state: State, moves: dict[int, torch.Tensor]) -> State:
+    """One round in which the last layer of each device, of 2 x 100 weights, moves so."""
+    answers = []
+    for task in method.plan(state, sorted(moves)):
+        packet = task.send["model"]
+        values = dict(packet.values)
+        values["2.weight"] = values["2.weight"] + moves[task.to].reshape(2, 100)
+        answers.append(Report(task.to, {"model": replace(packet, values=values)}, 10))
+    return method.fold(state, answers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_outlast_what_their_tasks_have_to_teach(seed: int) -> None:
+    """Thirty devices of three tasks. Updates of a task share a direction which fades by .7 a round;
+    each has noise, as long at first, which fades by .95. From round 10 on there is little else, and
+    it points, by chance, away from a device's own group and along another.
+
+    A device that then really switches, with an update as long as its first, is still seen."""
+    g = torch.Generator().manual_seed(seed)
+    directions = torch.randn(3, 200, generator=g) / 200**0.5
+    method = FedAPTA(ratios=(0.0,))
+    infos = {k: Info(10) for k in range(30)}
+    state = method.init(Start(WIDE.params(), WIDE, infos, 30, lambda j: {}))
+    found = []
+    for r in range(30):
+        noise = torch.randn(30, 200, generator=g) / 200**0.5
+        moves = {k: 0.7**r * directions[k % 3] + 0.95**r * noise[k] for k in range(30)}
+        state = moved_by(method, state, moves)
+        found.append(state.groups)
+    tasks = {k: k % 3 for k in range(30)}
+    assert purity(found[0], tasks) == 1.0
+    assert found == [found[0]] * 30
+    switched = moved_by(method, state, {0: directions[1] + noise[0] / 2})
+    assert switched.groups == found[0] | {0: found[0][1]}
+
+
 @pytest.mark.parametrize("devices", [1, 2])
 def test_few_devices_stay_together(devices: int) -> None:
     """HDBSCAN finds nothing among so few: the documented outcome is one group."""

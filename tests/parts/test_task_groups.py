@@ -22,6 +22,7 @@ from fedgrove.parts.task_groups import (
     merged,
     refined,
     settled,
+    together,
 )
 from fedgrove.runs.purity import purity
 
@@ -181,7 +182,14 @@ def test_merging_by_hand() -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [{"distance": "l3"}, {"min_size": 1}, {"fade": 1.5}, {"forget": 0.0}, {"merge": -1.0}],
+    [
+        {"distance": "l3"},
+        {"min_size": 1},
+        {"fade": 1.5},
+        {"settle": 2.0},
+        {"forget": 0.0},
+        {"merge": -1.0},
+    ],
 )
 def test_bad_fields_are_refused(bad: dict) -> None:
     with pytest.raises(InputError):
@@ -225,6 +233,19 @@ def test_groups_that_stay_keep_their_numbers(groups: dict[int, int]) -> None:
     assert {device: numbers[label] for device, label in labels.items()} == groups
 
 
+def test_settled_devices_stay_together_by_hand() -> None:
+    """Of group 4 two settled devices are in cluster 0 and one in 1: it goes with them. Device 4 is
+    not settled, and leaves group 8 alone."""
+    is_settled = [True, True, True, True, False, True]
+    before = [4, 4, 4, 8, 8, 8]
+    assert together([0, 0, 1, 1, 0, 1], before, is_settled) == [0, 0, 0, 1, 0, 1]
+    # All of group 4 agree with group 8: they join it.
+    assert together([1, 1, 1, 1, 0, 1], before, is_settled) == [0, 0, 0, 0, 1, 0]
+    # Of equally many, the cluster of the smaller number.
+    assert together([2, 0, 1], [4, 4, 8], [True, True, True]) == [0, 0, 1]
+    assert together([0, 1, 1], [4, 4, 8], [False] * 3) == [0, 1, 1]
+
+
 # ---- what is remembered --------------------------------------------------------------------------
 
 
@@ -247,10 +268,32 @@ def test_agreement_is_over_what_the_device_has() -> None:
     assert agreement(trace(1.0, 1.0), torch.tensor([0.0, 0.0])) == 0.0
 
 
+def test_the_length_of_the_first_update_is_kept() -> None:
+    """(3, 4) is 5 long, and so it stays."""
+    first = trace(3.0, 4.0)
+    after = first.then(trace(30.0, 40.0), fade=0.5).then(trace(1.0, 1.0), fade=0.5)
+    assert first.first_length == after.first_length == pytest.approx(5.0)
+    final = first.settled()
+    assert (final.is_settled, final.first_length, final.total.tolist()) == (True, 5.0, [3.0, 4.0])
+    assert not after.is_settled
+
+
 def test_a_switch_by_hand() -> None:
-    """The update (1, 2) has cosines .447 with east and .894 with north."""
+    """The update (1, 2) has cosines .447 with east and .894 with north, .447 apart."""
     update, east, north = trace(1.0, 2.0), torch.tensor([5.0, 0.0]), torch.tensor([0.0, 1.0])
-    assert has_switched(update, east, [north], margin=0.4)
-    assert not has_switched(update, east, [north], margin=0.5)
-    assert not has_switched(update, north, [east], margin=0.1)
-    assert not has_switched(update, east, [], margin=0.1)
+    long = 5**0.5
+    assert has_switched(update, long, east, [north], margin=0.4)
+    assert not has_switched(update, long, east, [north], margin=0.5)
+    assert not has_switched(update, long, north, [east], margin=0.1)
+    assert not has_switched(update, long, east, [], margin=0.1)
+
+
+def test_a_short_update_is_no_switch() -> None:
+    """Half as long as the first it counts half, .224; a longer one than the first counts once."""
+    update, east, north = trace(1.0, 2.0), torch.tensor([5.0, 0.0]), torch.tensor([0.0, 1.0])
+    twice = 2 * 5**0.5
+    assert has_switched(update, twice, east, [north], margin=0.2)
+    assert not has_switched(update, twice, east, [north], margin=0.23)
+    assert not has_switched(update, 0.1, east, [north], margin=0.5)
+    # A device that had not moved at all has nothing to be measured by.
+    assert has_switched(update, 0.0, east, [north], margin=0.4)

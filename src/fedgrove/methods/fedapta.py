@@ -12,7 +12,7 @@ the convolutional layers, and is in group t, whose task the server does not know
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
     w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> infilled
-    D_i    = w_i - w_t in the last layer, summed over rounds                -> Trace
+    D_i    = w_i - w_t in the last layer, summed until it is learnt         -> Trace
     groups = HDBSCAN on 1 - cos(D_i, D_j) (Eq. 4)                           -> Hdbscan, matched
     w_t    = sum_i n_i w_i / sum_i n_i over the group (Eq. 5)               -> WeightedMean
 
@@ -112,7 +112,7 @@ class State:
     """By group."""
     groups: dict[int, int]
     """By device that has taken part."""
-    traces: dict[int, tuple[Tensor, Tensor, int, float]]
+    traces: dict[int, tuple[Tensor, Tensor, float, float, bool]]
     """By device, those seen last at the end: the fields of its trace."""
     moved: dict[int, Tree]
     """By group: its mean update of the last round; with a drift only."""
@@ -287,16 +287,15 @@ class FedAPTA:
     def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
         """Alg. 3, on all devices that are remembered; if all are settled, groups stay."""
         traces = remember(grouping, state, arrivals)
-        settled = settled_devices(grouping, state, traces)
         groups = state.groups
-        if len(settled) < len(traces):
+        if not all(trace.is_settled for trace in traces.values()):
             # Known by this update alone: newcomers, and those that have forgotten what they did.
-            # They have no group to stay in. (In the first round that is everybody.)
-            homeless = {k for k in arrivals if traces[k].updates == 1}
-            groups = clustered(grouping, state, traces, homeless, settled)
+            homeless = {k for k, arrival in arrivals.items() if traces[k] is arrival.trace}
+            groups = clustered(grouping, state, traces, homeless)
         kept = {}
         if grouping.memory:
-            kept = {k: (t.total, t.present, t.updates, t.first) for k, t in traces.items()}
+            for k, t in traces.items():
+                kept[k] = (t.total, t.present, t.weight, t.first, t.is_settled)
         return replace(state, groups=dict(sorted(groups.items())), traces=kept)
 
     def _average(
@@ -495,37 +494,24 @@ def remember(grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -
         group = state.groups[k]
         own = directions[group] - known.total.double()
         others = [direction for g, direction in directions.items() if g != group]
-        first = known.first or length(known.total)
-        if has_switched(arrival.trace, first, own, others, grouping.forget):
-            after[k] = arrival.trace
-        elif known.updates >= grouping.settle:
-            after[k] = known
+        update = arrival.trace
+        first = known.first_length
+        if has_switched(update, first, own, others, grouping.forget):
+            after[k] = update
+        elif known.is_settled or length(update.total) < grouping.settle * first:
+            after[k] = known.settled()
         else:
-            after[k] = known.then(arrival.trace, grouping.fade)
+            after[k] = known.then(update, grouping.fade)
     newest = list(after)[-max(REMEMBERED, len(arrivals)) :]
     return {k: after[k] for k in newest}
 
 
-def settled_devices(grouping: Hdbscan, state: State, traces: Mapping[int, Trace]) -> set[int]:
-    """The devices whose traces were final before this round, and who have not forgotten them."""
-    settled = set()
-    for k, (_, _, updates, _) in state.traces.items():
-        was_final = updates >= grouping.settle
-        if was_final and k in traces and traces[k].updates >= grouping.settle:
-            settled.add(k)
-    return settled
-
-
 def clustered(
-    grouping: Hdbscan,
-    state: State,
-    traces: Mapping[int, Trace],
-    homeless: Set[int],
-    settled: Set[int],
+    grouping: Hdbscan, state: State, traces: Mapping[int, Trace], homeless: Set[int]
 ) -> dict[int, int]:
     """The groups of all devices: clusters of their traces, with the numbers of the groups so far.
 
-    ``homeless`` devices have no group to stay in; ``settled`` ones of a group stay together.
+    Those who are ``homeless`` have no group to stay in.
     """
     devices = sorted(traces)
     vectors = torch.stack([traces[k].total for k in devices])
@@ -533,6 +519,7 @@ def clustered(
     known = placed(state)
     before = []
     for k in devices:
+        # In the first round everybody is known by one update alone, and of the one group there is.
         is_homeless = k in homeless and bool(state.groups)
         before.append(NOISE if is_homeless else known.get(k, NOISE))
     labels = grouping(vectors, present, before)
@@ -540,7 +527,7 @@ def clustered(
         # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
         apart = distances(vectors, present, grouping.distance)
         return stay(state.groups, devices, apart)
-    labels = together(labels, before, [k in settled for k in devices])
+    labels = together(labels, before, [traces[k].is_settled for k in devices])
     clusters = dict(zip(devices, labels, strict=True))
     numbers = matched(clusters, known, fresh=max(state.models) + 1)
     return state.groups | {k: numbers[label] for k, label in clusters.items()}

@@ -3,15 +3,15 @@
 The steps, each a function: distances between devices (:func:`distances`), HDBSCAN on them
 (:class:`Hdbscan`), clusters are divided by the groups so far (:func:`refined`), noise joins its
 nearest neighbour (:func:`settled`), clusters that agree are one (:func:`merged`), devices move to
-the one that they agree with best (:func:`adjusted`), and clusters get the numbers of the groups
-they continue (:func:`matched`).
+the one that they agree with best (:func:`adjusted`), settled devices of a group stay together
+(:func:`together`), and clusters get the numbers of the groups they continue (:func:`matched`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,13 +54,14 @@ class Hdbscan:
     """Whether a device is compared by the sum of its updates; False: by this round's alone."""
     fade: float = 0.85
     """In that sum each update counts this share of the one before."""
-    settle: int = 6
-    """After so many updates a device is settled: its sum is final, and it leaves its group only if
-    its task changes, or with the other settled devices of its group. What comes later, when the
-    task is learnt, says nothing of the task. Nothing without ``memory``."""
+    settle: float = 0.5
+    """A device is settled by an update shorter than this share of its first: it has learnt its
+    task, and later updates say nothing of which it is. Its sum is then final, and it leaves its
+    group only if its task changes, or with all settled devices of its group. 0: never."""
     forget: float = 0.2
     """A device forgets its earlier updates if the new one agrees (as a cosine) by so much more with
-    another group than with its own: its task has changed. Nothing without ``memory``."""
+    another group than with its own: its task has changed. An update that is shorter than the
+    device's first counts less. Nothing without ``memory``."""
     merge: float = 0.6
     """Clusters are one if devices of different ones agree, on average, at least this share of what
     devices within them do; 0: never. For cosines only."""
@@ -74,6 +75,7 @@ class Hdbscan:
             raise unknown("distance", self.distance, DISTANCES)
         check(self.min_size >= 2, "min_size", self.min_size, "2 or more devices")
         check(0 < self.fade <= 1, "fade", self.fade, "in (0, 1]")
+        check(0 <= self.settle <= 1, "settle", self.settle, "in [0, 1]")
         check(self.forget > 0, "forget", self.forget, "above 0")
         check(0 <= self.merge <= 1, "merge", self.merge, "in [0, 1]")
 
@@ -333,30 +335,41 @@ def together(labels: Sequence[int], before: Sequence[int], is_settled: Sequence[
 
 @dataclass(frozen=True)
 class Trace:
-    """The sum of a device's updates where it ever had the weight; how many; the first's length.
+    """The sum of a device's updates, where it ever had the weight, and what the last one counted.
 
     >>> first = Trace(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
     >>> second = Trace(torch.tensor([4.0, 8.0]), torch.tensor([True, True]))
     >>> both = first.then(second, fade=0.5)
-    >>> both.total, both.updates, both.first
-    (tensor([4., 4.]), 2, 2.0)
+    >>> both.total, both.first_length
+    (tensor([4., 4.]), 2.0)
     """
 
     total: Tensor
     present: Tensor
-    updates: int = 1
+    weight: float = 1.0
     first: float = 0.0
-    """0: as long as ``total``, which is one update alone."""
+    """The length of the first update; 0 if there is but one, which is ``total``."""
+    is_settled: bool = False
+    """Whether the sum is final, and the device stays in its group."""
+
+    @property
+    def first_length(self) -> float:
+        """How long the first update was, with which the task was all to learn."""
+        return self.first or length(self.total)
 
     def then(self, update: Trace, fade: float) -> Trace:
         """The trace after one update more, which counts ``fade`` times what the last one did."""
-        total = self.total + fade**self.updates * update.total
-        first = self.first or length(self.total)
-        return Trace(total, self.present | update.present, self.updates + 1, first)
+        weight = fade * self.weight
+        total = self.total + weight * update.total
+        return Trace(total, self.present | update.present, weight, self.first_length)
+
+    def settled(self) -> Trace:
+        """The same trace, now final."""
+        return replace(self, first=self.first_length, is_settled=True)
 
 
 def length(vector: Tensor) -> float:
-    """The L2 norm."""
+    """The Euclidean norm, in double precision."""
     return float(vector.double().norm())
 
 
