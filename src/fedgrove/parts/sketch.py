@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -112,6 +112,8 @@ class SignPull(Objective):
     ``carry["consensus"]`` (1 and -1), Phi -> ``carry["projection"]``. The constant that log cosh
     lacks where it is nearly |z|, log 2 / gamma, has no gradient.
     """
+
+    is_loss: ClassVar[bool] = False
 
     weight: float = 5e-4
     """lambda"""
