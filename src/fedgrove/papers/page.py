@@ -454,7 +454,9 @@ def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Any
                 colorbar=bar,
             )
             figure.add_trace(heat, row=line + 1, col=column + 1)
-        figure.update_yaxes(autorange="reversed", showticklabels=False)
+        # Rows are named, in letters as large as so many leave room for; columns are the same.
+        size = max(7, min(11, 300 // len(own[0]["labels"])))
+        figure.update_yaxes(autorange="reversed", tickfont={"size": size}, tickmode="linear")
         figure.update_xaxes(showticklabels=False)
         _lay_out(figure, height=420 * lines)
         yield title, figure
