@@ -1,4 +1,4 @@
-r"""FedDrop (Wen): every client trains channels drawn anew, as many as its device holds.
+r"""FedDrop of Wen et al.: every client trains channels drawn anew, as many as it can hold.
 
 (Wen, Jeon & Huang, "Federated Dropout - A Simple Approach for Enabling Federated Learning on
 Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-dropout``.)

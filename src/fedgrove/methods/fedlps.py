@@ -1,4 +1,4 @@
-r"""FedLPS: a frozen encoder that all tasks share, and predictors cut to each device (Jia, Zhang,
+r"""FedLPS: predictors cut to each device, on an encoder that tasks may share (Jia, Zhang,
 Beheshti & Dou, "FedLPS: Heterogeneous Federated Learning for Multiple Tasks with Local
 Parameter Sharing", AAAI 2024).
 
