@@ -33,7 +33,7 @@ from .config.toml import (
     how_to_resume,
 )
 from .core import AnyMethod, Engine
-from .data import Federation
+from .data import Federation, load
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
 from .errors import DamageError, EngineError, FedgroveError, InputError
@@ -52,7 +52,13 @@ __all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
 def run(
     method: AnyMethod | str = "ca-afp",
     *,
-    data: str | Path | Federation = "digits",
+    data: Any = "digits",
+    label: Any = None,
+    client: Any = None,
+    window: int | None = None,
+    stride: int | None = None,
+    channels: int | str | Sequence[str] | None = None,
+    time: str | None = None,
     net: str | nn.Module | None = None,
     partition: str | None = None,
     scenario: str | None = None,
@@ -92,7 +98,12 @@ def run(
 
     method: a name (``fedgrove list methods``), perhaps with a preset (``ca-afp:paper``),
         ``file.py:Class``, or a method made in Python.
-    data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
+    data: a name (``fedgrove list data``), a federation, or data of your own: a file or a folder of
+        CSV, parquet or ``.npz``, a DataFrame, arrays (x, y) or (x, y, client), a torch or Hugging
+        Face Dataset, a partitioner of flwr-datasets, or a dictionary of these by client.
+    label, client, channels, time: of your own data, the columns to predict, of whose a row is, of
+        inputs (else all others), and to sort recordings by.
+    window, stride: cut recordings into windows of so many rows, so far apart (else half a window).
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
         :grouped at the end.
@@ -134,22 +145,43 @@ def run(
     watch: called with each line of metrics.jsonl as it is written.
     """
     chosen = methods.make(method) if isinstance(method, str) else method
+    own_words = {
+        "label": label,
+        "client": client,
+        "window": window,
+        "stride": stride,
+        "channels": channels,
+        "time": time,
+    }
+    dealt = {
+        "partition": partition,
+        "scenario": scenario,
+        "split": split,
+        "validation": validation,
+        "clients": clients,
+        "profile": profile,
+        "trace": trace,
+        "standardise": standardise,
+    }
+    if isinstance(data, str | Path):
+        # As config.toml has it.
+        own_words["channels"] = _with_commas(channels)
+        data = str(data)
+    elif not isinstance(data, Federation):
+        data = load(data, **own_words, **dealt, seed=seed)
+        own_words = {}
+        # Said once, where the data were dealt out.
+        dealt = {}
     experiment = Experiment(
         method=chosen,
-        data=data if isinstance(data, Federation) else str(data),
+        data=data,
         net=net,
-        partition=partition,
-        scenario=scenario,
-        split=split,
-        validation=validation,
-        clients=clients,
+        **own_words,
+        **dealt,
         cohort=cohort,
         rounds=rounds,
         # Coerced here, so that a bare number is refused with a sentence.
         finetune=coerce("finetune", finetune, tuple[int, ...]),
-        profile=profile,
-        trace=trace,
-        standardise=standardise,
         seed=seed,
         evaluate=evaluate,
         score_on=score_on,
@@ -177,6 +209,13 @@ def run(
         progress=progress,
         watch=watch,
     )
+
+
+def _with_commas(channels: int | str | Sequence[str] | None) -> str | None:
+    """Channels in one word, as the command line has them."""
+    if channels is None or isinstance(channels, int | str):
+        return None if channels is None else str(channels)
+    return ",".join(channels)
 
 
 def configured(experiment: Experiment, settings: Settings, federations: Federations) -> Experiment:

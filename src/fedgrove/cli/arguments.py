@@ -30,6 +30,12 @@ from ..runs.folder import fresh_name
 N = TypeVar("N", int, float)
 WORDS = (
     "data",
+    "label",
+    "client",
+    "window",
+    "stride",
+    "channels",
+    "time",
     "net",
     "partition",
     "scenario",

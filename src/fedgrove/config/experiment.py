@@ -26,6 +26,8 @@ from ..runs.store import Memory
 from .settings import Draft, coerce, hints
 
 NUMBER_WORDS = (
+    "window",
+    "stride",
     "clients",
     "cohort",
     "rounds",
@@ -42,7 +44,12 @@ NUMBER_WORDS = (
     "per_task",
 )
 """The words of an experiment that are numbers, lists of numbers, or true or false."""
-TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults", "init")
+OWN_WORDS = ("label", "client", "window", "stride", "channels", "time")
+"""Those that say how data of a person's own are read."""
+TEXT_WORDS = (
+    *("label", "client", "channels", "time"),
+    *("partition", "scenario", "split", "profile", "trace", "faults", "init"),
+)
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
@@ -53,6 +60,18 @@ class Experiment:
     method: AnyMethod
     data: str | Federation = "digits"
     net: str | nn.Module | None = None
+    label: str | None = None
+    """Of data of one's own: the column to predict."""
+    client: str | None = None
+    """The column that says whose a row is; without it a file's name does."""
+    window: int | None = None
+    """Cut recordings into windows of so many rows."""
+    stride: int | None = None
+    """Rows from one window to the next; None: half a window."""
+    channels: str | None = None
+    """The columns that are inputs, with commas between; None: all others."""
+    time: str | None = None
+    """The column to sort recordings by."""
     partition: str | None = None
     scenario: str | None = None
     split: str | None = None
@@ -188,8 +207,10 @@ class Federations:
             _check_nothing_else(experiment, data)
             return data
         # The words that decide a federation: experiments that agree in them share it.
+        own_words = {word: getattr(experiment, word) for word in OWN_WORDS}
         key = (
             data,
+            *own_words.values(),
             experiment.partition,
             experiment.scenario,
             experiment.split,
@@ -203,6 +224,7 @@ class Federations:
         if key not in self._dealt:
             self._dealt[key] = load(
                 data,
+                **own_words,
                 partition=experiment.partition,
                 scenario=experiment.scenario,
                 split=experiment.split,
@@ -232,7 +254,8 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
 
     What they are dealt out as may be said again, as the config.toml of such a run does.
     """
-    allowed = {
+    allowed: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(OWN_WORDS, (None,)),
         "partition": (None, federation.partition),
         "scenario": (None, federation.scenario),
         "split": (None, federation.split),
