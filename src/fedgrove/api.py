@@ -7,19 +7,19 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from . import engines, methods
+from . import engines
 from .config.experiment import (
     Experiment,
     Federations,
     Settings,
     shorthand_settings,
-    with_settings,
+    with_own_data,
 )
 from .config.plan import Plan, plan
 from .config.settings import coerce
@@ -32,11 +32,12 @@ from .config.toml import (
     from_toml,
     how_to_resume,
 )
+from .config.wrong import assembled, look_further
 from .core import AnyMethod, Engine
-from .data import Federation, load
+from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError
+from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
 from .runs.clock import NobodyInTime
@@ -144,60 +145,45 @@ def run(
     progress: whether to show progress on stderr.
     watch: called with each line of metrics.jsonl as it is written.
     """
-    chosen = methods.make(method) if isinstance(method, str) else method
-    own_words = {
+    refusals = Refusals()
+    words = {
+        "data": data,
         "label": label,
         "client": client,
         "window": window,
         "stride": stride,
         "channels": channels,
         "time": time,
-    }
-    dealt = {
+        "net": net,
         "partition": partition,
         "scenario": scenario,
         "split": split,
         "validation": validation,
         "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
         "profile": profile,
         "trace": trace,
         "standardise": standardise,
+        "seed": seed,
+        "evaluate": evaluate,
+        "score_on": score_on,
+        "quorum": quorum,
+        "deadline": deadline,
+        "norm_bound": norm_bound,
+        "faults": faults,
+        "init": None if init is None else str(init),
+        "freeze": freeze,
+        "per_task": per_task,
     }
-    if isinstance(data, str | Path):
-        # As config.toml has it.
-        own_words["channels"] = _with_commas(channels)
-        data = str(data)
-    elif not isinstance(data, Federation):
-        data = load(data, **own_words, **dealt, seed=seed)
-        own_words = {}
-        # Said once, where the data were dealt out.
-        dealt = {}
-    experiment = Experiment(
-        method=chosen,
-        data=data,
-        net=net,
-        **own_words,
-        **dealt,
-        cohort=cohort,
-        rounds=rounds,
+    words = with_own_data(words)
+    with refusals.collected():
         # Coerced here, so that a bare number is refused with a sentence.
-        finetune=coerce("finetune", finetune, tuple[int, ...]),
-        seed=seed,
-        evaluate=evaluate,
-        score_on=score_on,
-        quorum=quorum,
-        deadline=deadline,
-        norm_bound=norm_bound,
-        faults=faults,
-        init=None if init is None else str(init),
-        freeze=freeze,
-        per_task=per_task,
-    )
+        words["finetune"] = coerce("finetune", finetune, tuple[int, ...])
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
-    for settings in (set, shorthands):
-        if settings:
-            experiment = configured(experiment, settings, federations)
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, (set, shorthands), federations, refusals, (engine_words,))
     return train(
         experiment,
         out,
@@ -211,17 +197,10 @@ def run(
     )
 
 
-def _with_commas(channels: int | str | Sequence[str] | None) -> str | None:
-    """Channels in one word, as the command line has them."""
-    if channels is None or isinstance(channels, int | str):
-        return None if channels is None else str(channels)
-    return ",".join(channels)
-
-
-def configured(experiment: Experiment, settings: Settings, federations: Federations) -> Experiment:
-    """The experiment with its method's settings changed, from the data set's recipe."""
-    recipe = federations.recipe(experiment)
-    return replace(experiment, method=with_settings(experiment.method, settings, recipe))
+def check_engine(engine: str | Engine, device: str, precision: str, timeout: float | None) -> None:
+    """Refuse an engine that cannot be had; one that was given is taken as it is."""
+    if isinstance(engine, str):
+        engines.choose(engine, device, precision, timeout).close()
 
 
 def train(
@@ -242,6 +221,12 @@ def train(
     """
     if federations is None:
         federations = Federations()
+    refusals = Refusals()
+    with refusals.collected():
+        check_engine(engine, device, precision, timeout)
+    if refusals.sentences:
+        look_further(experiment, federations, refusals)
+    refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
             planned = plan(experiment, Path(out), federations)

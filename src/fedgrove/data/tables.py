@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, check
+from ..errors import InputError, check, together
 from .arrays import LARGEST
 from .dataset import Array, Dataset, Ints, ids, runs
 from .windows import pieces, starts
@@ -119,14 +119,12 @@ class Findings:
 
     def refuse(self) -> None:
         """Raise an error with all of them, if there are any."""
-        if not self.sentences:
-            return
-        shown = [f"- {sentence}" for sentence in self.sentences[:SHOWN]]
         more = len(self.sentences) - SHOWN
+        shown = self.sentences[:SHOWN]
         if more > 0:
-            shown.append(f"- and {more} more.")
-        things = "1 thing" if len(self.sentences) == 1 else f"{len(self.sentences)} things"
-        raise InputError("\n".join([f"the data have {things} to mend:", *shown]))
+            shown.append(f"There are {more} more.")
+        if shown:
+            raise together(shown)
 
 
 # ---- from tables to a data set -------------------------------------------------------------------
