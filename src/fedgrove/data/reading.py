@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,9 +39,11 @@ def is_path(data: object) -> bool:
     """
     if isinstance(data, Path):
         return True
-    text = str(data)
-    has_suffix = text.lower().endswith(SUFFIXES)
-    return has_suffix or "/" in text or "\\" in text or Path(text).is_dir()
+    if not isinstance(data, str):
+        return False
+    has_suffix = data.lower().endswith(SUFFIXES)
+    # Not Path.is_dir, which raises where a name is too long for the file system.
+    return has_suffix or "/" in data or "\\" in data or os.path.isdir(data)
 
 
 def read(path: Path, words: Words) -> Read:
