@@ -20,7 +20,7 @@ from ..config.experiment import (
 from ..config.grid import PER_TASK, Variant, has_setting, variants
 from ..config.plan import Plan, plan
 from ..core import AnyMethod, Engine
-from ..cost.estimate import EXAMPLES_TRAINED, cost, of_run
+from ..costs.estimate import EXAMPLES_TRAINED, cost, of_run
 from ..data.devices import read as read_devices
 from ..engines import choose
 from ..errors import InputError, check

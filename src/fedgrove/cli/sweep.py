@@ -261,7 +261,7 @@ def print_plans(
     import tomllib
 
     from ..config.sweep import plan_all
-    from ..cost.estimate import of_run
+    from ..costs.estimate import of_run
     from ..report.tables import mib, print_pairs
 
     rows = []
