@@ -18,7 +18,8 @@ from . import split as splits
 from .dataset import Dataset, Ints
 from .devices import Devices
 from .federation import ClientData, Defaults, Examples, Federation
-from .scale import Scaling, scaling
+from .preparation import Preparation
+from .scale import Constants, Scaling, constants
 from .switch import switched
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
@@ -72,9 +73,13 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     partitioned = _restricted(dataset, partitioned, scenario, choices.seed)
     # A client that cannot be both trained and tested is left out; it may do without validation.
     usable = []
-    for rows in splits.split(dataset, partitioned, kind, choices.seed, choices.validation):
+    left_out = []
+    rows_of_all = splits.split(dataset, partitioned, kind, choices.seed, choices.validation)
+    for owned, rows in zip(partitioned, rows_of_all, strict=True):
         if len(rows.train) and len(rows.test):
             usable.append(rows)
+        else:
+            left_out.append(_name(dataset, choices, owned))
     if not usable:
         raise InputError(
             f"no client of {name} has enough examples to hold some out; "
@@ -85,17 +90,20 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     choices.devices.check_all_there(len(usable))
     affected = scenarios.affected(scenario, len(usable), choices.seed)
     clients = {}
+    names = {}
     for k, rows in enumerate(usable):
         own_scenario = scenario if k in affected else None
         clients[k] = _client(dataset, rows, choices, k, own_scenario)
+        names[k] = _name(dataset, choices, rows.train)
 
     notes = list(dataset.notes)
     if kind == "random" and dataset.block is not None:
         notes.append(LEAK)
     notes.extend(scenarios.notes(scenario))
-    if len(usable) < len(partitioned):
-        left_out = len(partitioned) - len(usable)
-        notes.append(f"{left_out} clients with too little data left out")
+    if left_out:
+        named = [name for name in left_out if name]
+        who = f": {', '.join(named)}" if named else ""
+        notes.append(f"{len(left_out)} clients with too little data left out{who}")
     unvalidated = sum(len(rows.validation) == 0 for rows in usable)
     if choices.validation > 0 and unvalidated:
         notes.append(f"{unvalidated} of {len(usable)} clients have no validation examples")
@@ -114,6 +122,8 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         trace=choices.devices.trace,
         files=choices.devices.files,
         problem=_problem(dataset, usable, choices.standardise),
+        preparation=_common_preparation(dataset, choices),
+        names=names if all(names.values()) else {},
     )
     if scenario.kind == "switch":
         return switched(federation, scenario, federation.scenario, choices.seed)
@@ -225,7 +235,8 @@ def _client(
 ) -> ClientData:
     """The tensors of client ``k``; ``scenario`` is None where its labels stay true."""
     # All three parts are scaled by the training rows alone: nothing of the test part leaks.
-    scale = scaling(dataset, rows.train, choices.standardise)
+    found = constants(dataset, rows.train, choices.standardise)
+    scale = found.scaling(dataset.x.ndim)
     rows_of = {"train": rows.train, "validation": rows.validation, "test": rows.test}
     parts = {}
     for part, part_rows in rows_of.items():
@@ -238,7 +249,44 @@ def _client(
         parts[part] = Examples(scale(dataset.x[part_rows]), targets)
     info = choices.devices.info(len(rows.train), k, choices.seed)
     kind = _kind(dataset, rows)
-    return ClientData(parts["train"], parts["validation"], parts["test"], info, kind=kind)
+    # Constants of the whole set are said once, in the federation.
+    own = None if dataset.pixels is not None else _preparation(dataset, found)
+    return ClientData(
+        parts["train"], parts["validation"], parts["test"], info, kind=kind, preparation=own
+    )
+
+
+def _common_preparation(dataset: Dataset, choices: Choices) -> Preparation:
+    """What all clients have in common: names, and the constants of images."""
+    found = None
+    if dataset.pixels is not None:
+        nobody = np.zeros(0, dtype=np.int64)
+        found = constants(dataset, nobody, choices.standardise)
+    return _preparation(dataset, found)
+
+
+def _preparation(dataset: Dataset, found: Constants | None) -> Preparation:
+    mean = None
+    std = None
+    if found is not None and not found.change_nothing:
+        mean = tuple(found.mean.tolist())
+        std = tuple(found.deviation.tolist())
+    return Preparation(
+        mean,
+        std,
+        labels=dataset.labels,
+        window=dataset.window,
+        channels=dataset.channels or None,
+        shape=dataset.x.shape[1:],
+    )
+
+
+def _name(dataset: Dataset, choices: Choices, rows: Ints) -> str:
+    """What the client with these rows is called; dealt out artificially, it is nobody."""
+    is_natural = partitions.parse(choices.partition or "natural").kind == "natural"
+    if not dataset.names or dataset.user is None or not is_natural or not len(rows):
+        return ""
+    return dataset.names[int(dataset.user[rows[0]])]
 
 
 def _kind(dataset: Dataset, rows: splits.Rows) -> str:

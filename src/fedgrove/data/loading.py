@@ -24,6 +24,7 @@ from .files import need, npz
 from .images import OPTIONS, grey, turned
 from .lazy import LazyClients, takes_round
 from .mix import mix
+from .preparation import Preparation
 from .sets import SETS, dataset_of
 from .several import for_each, is_several, shares, tasks_of
 from .split import VALIDATION
@@ -293,6 +294,7 @@ def from_clients(
         defaults=replace(defaults, cohort=min(defaults.cohort, clients)),
         notes=tuple(notes),
         problem=problem,
+        preparation=Preparation(labels=tuple(labels), shape=shape),
     )
 
 
