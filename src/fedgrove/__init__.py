@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods
-    from .api import resume, run
+    from .api import compare, cost, load_run, resume, run, sweep
     from .config.experiment import Experiment
     from .core import (
         Batch,
@@ -53,12 +53,16 @@ __all__ = [
     "Task",
     "Train",
     "WireError",
+    "compare",
+    "cost",
     "export_model",
     "from_arrays",
     "load",
+    "load_run",
     "methods",
     "resume",
     "run",
+    "sweep",
 ]
 
 _MODULE_OF = {
@@ -67,8 +71,7 @@ _MODULE_OF = {
     "export_model": "export.make",
     "from_arrays": "data",
     "load": "data",
-    "resume": "api",
-    "run": "api",
+    **dict.fromkeys(("compare", "cost", "load_run", "resume", "run", "sweep"), "api"),
     **dict.fromkeys(("EngineError", "FedgroveError", "InputError", "WireError"), "errors"),
 }
 """Where a public name is defined; those that are not listed are in ``core``."""

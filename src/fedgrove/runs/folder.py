@@ -498,7 +498,7 @@ class RunFolder:
         return files
 
     def preparation(self) -> dict[str, Any] | None:
-        """What is known of the models beside their weights; None of runs from before it was kept."""
+        """What is known of the models beside their weights; None where it was not kept yet."""
         name = f"models/{PREPARATION}"
         listed = checksums.read_list(self.path) if (self.path / checksums.FILE).exists() else {}
         if name not in listed and not (self.path / name).exists():

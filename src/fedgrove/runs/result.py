@@ -110,8 +110,8 @@ class Result:
         if self.summary.get("prediction") == "own":
             raise InputError(
                 f"the clients of {self.folder.path} predict in the way of their method, "
-                f"{self.summary['method']}, of which models/ holds a part only; take the figures of "
-                "the run, or load the weights in Python."
+                f"{self.summary['method']}, of which models/ holds a part only; take the figures "
+                "of the run, or load the weights in Python."
             )
         about = self.folder.preparation()
         if about is None:
@@ -128,13 +128,17 @@ class Result:
             raise InputError(
                 f"{method} has no model that clients share; name a client: result.model(0)."
             )
+        members: dict[int, list[str]] = {number: [] for number in groups}
+        for entry in about["clients"].values():
+            if "group" in entry:
+                members[entry["group"]].append(str(entry["name"]))
         # Some clients may have none of the server's: then there is none for all.
-        members = [entry.get("group") for entry in about["clients"].values()]
-        is_for_all = len(groups) == 1 and None not in members
+        is_for_all = len(groups) == 1 and len(members[0]) == len(about["clients"])
         if group is None and not is_for_all:
+            listed = [f"group {number}: {_few(names)}" for number, names in members.items()]
             raise InputError(
-                f"{method} has a model for each of {len(groups)} groups of clients, and others may "
-                "have their own; say which, result.model(group=0), or name a client."
+                f"{method} has no model for all clients, but one for groups of them "
+                f"({'; '.join(listed)}); say which, as result.model(group=0), or name a client."
             )
         chosen = 0 if group is None else group
         if chosen not in groups:
@@ -161,6 +165,16 @@ class Result:
                     "trust=True)."
                 )
         return nets.build(net, tuple(about["shape"]), int(about["outputs"]), seed=0)
+
+
+def _few(names: Sequence[str], most: int = 5) -> str:
+    """Some names, and how many others there are.
+
+    >>> _few(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
