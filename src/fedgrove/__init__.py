@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     )
     from .data import from_arrays, load
     from .errors import EngineError, FedgroveError, InputError, WireError
+    from .estimator import FederatedClassifier, FederatedRegressor
     from .export.make import export_model
+    from .runs.model import Model
     from .runs.result import Result
 
 __version__ = "0.1.0"
@@ -40,11 +42,14 @@ __all__ = [
     "Edit",
     "EngineError",
     "Experiment",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "FedgroveError",
     "Give",
     "Info",
     "InputError",
     "Measure",
+    "Model",
     "Outcome",
     "Packet",
     "Report",
@@ -67,6 +72,9 @@ __all__ = [
 
 _MODULE_OF = {
     "Experiment": "config.experiment",
+    "FederatedClassifier": "estimator",
+    "FederatedRegressor": "estimator",
+    "Model": "runs.model",
     "Result": "runs.result",
     "export_model": "export.make",
     "from_arrays": "data",
