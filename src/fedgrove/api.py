@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from .config.experiment import (
     Federations,
     Settings,
     shorthand_settings,
-    with_settings,
+    with_own_data,
 )
 from .config.plan import Plan, plan
 from .config.settings import coerce
@@ -39,11 +39,12 @@ from .config.toml import (
     how_to_resume,
     read_words,
 )
+from .config.wrong import assembled, look_further
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError, unknown
+from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
 from .runs.clock import NobodyInTime
@@ -72,7 +73,13 @@ __all__ = [
 def run(
     method: AnyMethod | str = "ca-afp",
     *,
-    data: str | Path | Federation = "digits",
+    data: Any = "digits",
+    label: Any = None,
+    client: Any = None,
+    window: int | None = None,
+    stride: int | None = None,
+    channels: int | str | Sequence[str] | None = None,
+    time: str | None = None,
     net: str | nn.Module | None = None,
     partition: str | None = None,
     scenario: str | None = None,
@@ -112,7 +119,12 @@ def run(
 
     method: a name (``fedgrove list methods``), perhaps with a preset (``ca-afp:paper``),
         ``file.py:Class``, or a method made in Python.
-    data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
+    data: a name (``fedgrove list data``), a federation, or data of your own: a file or a folder of
+        CSV, parquet or ``.npz``, a DataFrame, arrays (x, y) or (x, y, client), a torch or Hugging
+        Face Dataset, a partitioner of flwr-datasets, or a dictionary of these by client.
+    label, client, channels, time: of your own data, the columns to predict, of whose a row is, of
+        inputs (else all others), and to sort recordings by.
+    window, stride: cut recordings into windows of so many rows, so far apart (else half a window).
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
         :grouped at the end.
@@ -153,39 +165,45 @@ def run(
     progress: whether to show progress on stderr.
     watch: called with each line of metrics.jsonl as it is written.
     """
-    chosen = methods.make(method) if isinstance(method, str) else method
-    experiment = Experiment(
-        method=chosen,
-        data=data if isinstance(data, Federation) else str(data),
-        net=net,
-        partition=partition,
-        scenario=scenario,
-        split=split,
-        validation=validation,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
+    refusals = Refusals()
+    words = {
+        "data": data,
+        "label": label,
+        "client": client,
+        "window": window,
+        "stride": stride,
+        "channels": channels,
+        "time": time,
+        "net": net,
+        "partition": partition,
+        "scenario": scenario,
+        "split": split,
+        "validation": validation,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "profile": profile,
+        "trace": trace,
+        "standardise": standardise,
+        "seed": seed,
+        "evaluate": evaluate,
+        "score_on": score_on,
+        "quorum": quorum,
+        "deadline": deadline,
+        "norm_bound": norm_bound,
+        "faults": faults,
+        "init": None if init is None else str(init),
+        "freeze": freeze,
+        "per_task": per_task,
+    }
+    words = with_own_data(words)
+    with refusals.collected():
         # Coerced here, so that a bare number is refused with a sentence.
-        finetune=coerce("finetune", finetune, tuple[int, ...]),
-        profile=profile,
-        trace=trace,
-        standardise=standardise,
-        seed=seed,
-        evaluate=evaluate,
-        score_on=score_on,
-        quorum=quorum,
-        deadline=deadline,
-        norm_bound=norm_bound,
-        faults=faults,
-        init=None if init is None else str(init),
-        freeze=freeze,
-        per_task=per_task,
-    )
+        words["finetune"] = coerce("finetune", finetune, tuple[int, ...])
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
-    for settings in (set, shorthands):
-        if settings:
-            experiment = configured(experiment, settings, federations)
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, (set, shorthands), federations, refusals, (engine_words,))
     return train(
         experiment,
         out,
@@ -199,10 +217,10 @@ def run(
     )
 
 
-def configured(experiment: Experiment, settings: Settings, federations: Federations) -> Experiment:
-    """The experiment with its method's settings changed, from the data set's recipe."""
-    recipe = federations.recipe(experiment)
-    return replace(experiment, method=with_settings(experiment.method, settings, recipe))
+def check_engine(engine: str | Engine, device: str, precision: str, timeout: float | None) -> None:
+    """Refuse an engine that cannot be had; one that was given is taken as it is."""
+    if isinstance(engine, str):
+        engines.choose(engine, device, precision, timeout).close()
 
 
 def train(
@@ -223,6 +241,12 @@ def train(
     """
     if federations is None:
         federations = Federations()
+    refusals = Refusals()
+    with refusals.collected():
+        check_engine(engine, device, precision, timeout)
+    if refusals.sentences:
+        look_further(experiment, federations, refusals)
+    refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
             planned = plan(experiment, Path(out), federations)
@@ -410,7 +434,7 @@ def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False)
 def cost(
     methods: str | AnyMethod | Sequence[str | AnyMethod] = "ca-afp",
     *,
-    data: str | Path | Federation | None = None,
+    data: Any = None,
     net: str | nn.Module | None = None,
     input: Sequence[int] | None = None,
     classes: int | None = None,
@@ -434,8 +458,8 @@ def cost(
     One method gives a dictionary, a list of them a list (:mod:`fedgrove.costs.estimate` explains
     the figures). The words are those of ``fedgrove cost``: ``data`` as for :func:`run`, or
     ``input``, the shape of one input, together with ``net``, ``classes`` and perhaps ``examples``
-    in its place. ``words`` are others that decide the data: partition, scenario, split, validation,
-    standardise.
+    in its place. ``words`` are others that decide the data, as label, client, window, partition or
+    split.
     """
     is_one = isinstance(methods, str) or not isinstance(methods, Sequence)
     asked: Sequence[Any] = [methods]
@@ -474,7 +498,7 @@ def sweep(
     methods: str | Sequence[str],
     *,
     seeds: int | Sequence[int] = 1,
-    data: str | Path | Federation = "digits",
+    data: Any = "digits",
     set: Mapping[str, Any] | Sequence[str] = (),
     epochs: int | None = None,
     batch: int | None = None,
@@ -531,7 +555,7 @@ def _variant(method: str | AnyMethod) -> grid.Variant:
 
 def _experiment(
     method: AnyMethod,
-    data: str | Path | Federation,
+    data: Any,
     given: Mapping[str, Any],
     words: Mapping[str, Any],
 ) -> Experiment:
@@ -545,8 +569,7 @@ def _experiment(
         chosen["finetune"] = coerce("finetune", chosen["finetune"], tuple[int, ...])
     if chosen.get("init") is not None:
         chosen["init"] = str(chosen["init"])
-    where = data if isinstance(data, Federation) else str(data)
-    return Experiment(method=method, data=where, **chosen)
+    return Experiment(method=method, **with_own_data({"data": data, **chosen}))
 
 
 def _texts(settings: Settings, several: bool) -> list[str]:

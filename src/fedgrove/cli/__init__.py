@@ -1,6 +1,6 @@
 """The command line: thin over the library, the same verbs, the same words.
 
-Whatever is refused ends with one sentence on stderr: code 2 for wrong input, 1 for work that could
+Whatever is refused ends with a sentence on stderr, one for each thing that is wrong: code 2 for wrong input, 1 for work that could
 not be finished, 130 for an interruption, 143 and 129 for SIGTERM and SIGHUP.
 """
 
@@ -17,7 +17,14 @@ from typing import Any
 
 import typer
 
-from ..errors import EngineError, FedgroveError, FolderWarning, InputError, unknown
+from ..errors import (
+    EngineError,
+    FedgroveError,
+    FolderWarning,
+    InputError,
+    InputErrors,
+    unknown,
+)
 
 __all__ = ["main"]
 
@@ -102,7 +109,13 @@ def _signals_interrupt() -> Iterator[list[int]]:
 
 
 def _fail(reason: object, code: int) -> int:
-    print(f"fedgrove: {' '.join(str(reason).split())}", file=sys.stderr)
+    # One line for each thing that is wrong; nobody's own line breaks make more of them.
+    lines = [reason]
+    if isinstance(reason, InputErrors):
+        lines = [f"{len(reason.sentences)} things are wrong:"]
+        lines.extend(f"- {sentence}" for sentence in reason.sentences)
+    text = "\n".join(" ".join(str(line).split()) for line in lines)
+    print(f"fedgrove: {text}", file=sys.stderr)
     return code
 
 

@@ -6,6 +6,64 @@ import re
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from ..errors import together
+
+WRONG = "fedgrove.wrong"
+"""Where a context keeps what was wrong with the values of its options, one sentence each."""
+
+
+class Gathering(TyperCommand):
+    """A command that looks at all its options, and does not stop at the first that is wrong.
+
+    One that goes on to look at the words in their turn (``gathers``) finds the sentences in the
+    context; of any other they are raised here.
+    """
+
+    gathers = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; an option whose value is wrong is noted, and taken out for the next try."""
+        wrong: list[str] = []
+        left = list(args)
+        while True:
+            try:
+                rest = super().parse_args(ctx, list(left))
+                break
+            except typer.BadParameter as error:
+                shorter = _without(left, error.param)
+                # By name: the errors of arguments that are missing and so on are of subclasses.
+                if type(error).__name__ != "BadParameter" or shorter == left:
+                    raise
+                assert error.param is not None
+                wrong.append(f"{error.param.opts[0]} {error.message}")
+                left = shorter
+                ctx.params.clear()
+        if wrong and not self.gathers:
+            raise together(wrong)
+        ctx.meta[WRONG] = wrong
+        return rest
+
+
+class RunCommand(Gathering):
+    """The command that says everything that is wrong, from a value to the data, at once."""
+
+    gathers = True
+
+
+def _without(args: list[str], parameter: Any) -> list[str]:
+    """Arguments without an option, each time that it is given."""
+    flags = [] if parameter is None else parameter.opts
+    left = []
+    words = iter(args)
+    for word in words:
+        if word in flags:
+            # Its value goes with it.
+            next(words, None)
+        elif not any(word.startswith(f"{flag}=") for flag in flags):
+            left.append(word)
+    return left
 
 
 def whole(text: str) -> int:
@@ -74,6 +132,14 @@ Methods = Annotated[
     ),
 ]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Unfinished = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run folder; else the newest unfinished one under runs.",
+        show_default=False,
+    ),
+]
 Runs = Annotated[
     list[str],
     typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False),
@@ -102,9 +168,39 @@ Data = Annotated[
     str | None,
     option(
         "--data",
-        "A data set (fedgrove list data) or FILE.npz, or several as mnist+digits; else digits.",
-        "NAME",
+        "A data set (fedgrove list data), a file or a folder of your own (.csv, .parquet, .npz), "
+        "or several as mnist+digits; else digits.",
+        "NAME|PATH",
     ),
+]
+Label = Annotated[str | None, option("--label", "Your own data: the column to predict.", "COLUMN")]
+ClientColumn = Annotated[
+    str | None,
+    option(
+        "--client",
+        "Your own data: the column that says whose a row is; else a file or folder is a client.",
+        "COLUMN",
+    ),
+]
+Window = Annotated[
+    int | None,
+    option("--window", "Your own data: cut recordings into windows of N rows.", "N", whole),
+]
+Stride = Annotated[
+    int | None,
+    option("--stride", "Rows from one window to the next; else half a window.", "N", whole),
+]
+Channels = Annotated[
+    str | None,
+    option(
+        "--channels",
+        "Your own data: the columns that are inputs, as ax,ay,az; else all others.",
+        "COLUMN,...",
+    ),
+]
+TimeColumn = Annotated[
+    str | None,
+    option("--time", "Your own data: the column to sort recordings by.", "COLUMN"),
 ]
 Net = Annotated[
     str | None, option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
@@ -254,6 +350,18 @@ PerTask = Annotated[
 ]
 NoStandardise = Annotated[
     bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")
+]
+Config = Annotated[
+    str | None,
+    option(
+        "--config",
+        "Words and settings from a file, or those of a run; what is given beside it counts.",
+        "FILE.toml|RUN",
+    ),
+]
+Smoke = Annotated[
+    bool,
+    typer.Option("--smoke", help="Try every stage on a few examples, in seconds; keep nothing."),
 ]
 DryRun = Annotated[
     bool,

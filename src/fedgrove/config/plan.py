@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 
+from ..errors import InputError, Refusals, together
 from ..runs.folder import CHECKPOINT, RunFolder
 from ..runs.lockstep import Member, Watch, ignore
 from ..runs.result import Failure, Result
@@ -19,6 +20,7 @@ from ..runs.run import Run
 from ..runs.store import Memory
 from .experiment import Experiment, Federations
 from .toml import to_toml
+from .wrong import look_further
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,16 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
 
     ``path`` is where the run folder is, or will be.
     """
-    federation = federations.of(experiment)
-    run = experiment.build(federation, Memory(path / CHECKPOINT))
+    try:
+        federation = federations.of(experiment)
+        run = experiment.build(federation, Memory(path / CHECKPOINT))
+    except InputError as error:
+        refusals = Refusals()
+        refusals.add(error)
+        look_further(experiment, federations, refusals)
+        if len(refusals.sentences) == 1:
+            raise
+        raise together(refusals.sentences) from None
     return Plan(experiment.resolved(run), run, path)
 
 

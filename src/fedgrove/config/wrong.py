@@ -1,0 +1,105 @@
+"""Everything that is wrong with what was asked for, found at once.
+
+The library refuses at the first thing that it cannot use. Here it is asked about the rest as well,
+each word by itself, so that a person corrects a command once and not five times. All of this runs
+only where something was refused already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import methods, nets
+from ..core import AnyMethod
+from ..data import Federation
+from ..data.build import Choices
+from ..errors import InputError, Refusals, check
+from ..nets.custom import is_spec
+from .experiment import Experiment, Federations, Settings, with_settings
+
+HOW_DEALT = ("partition", "scenario", "split", "profile", "trace")
+"""The words that say how data are dealt out; without them, a set has its own."""
+
+
+def assembled(
+    method: AnyMethod | str,
+    words: Mapping[str, Any],
+    settings: Sequence[Settings],
+    federations: Federations,
+    refusals: Refusals,
+    others: Iterable[Callable[[], object]] = (),
+) -> Experiment:
+    """The experiment of a method, words and settings; all that is wrong is refused at once.
+
+    ``refusals`` holds what was wrong before, and ``others`` look for what else may be.
+    """
+    chosen: AnyMethod | None = None
+    with refusals.collected():
+        chosen = methods.make(method) if isinstance(method, str) else method
+    experiment: Experiment | None = None
+    # Any method will do to look at the words.
+    with refusals.collected():
+        experiment = Experiment(chosen or methods.FedAvg(), **words)
+    if experiment is None:
+        experiment = Experiment(chosen or methods.FedAvg(), **_good(words))
+    given = [each for each in settings if each]
+    if given and chosen is not None:
+        recipe = None
+        with refusals.collected():
+            recipe = federations.recipe(experiment)
+        for each in given:
+            with refusals.collected():
+                experiment = replace(
+                    experiment, method=with_settings(experiment.method, each, recipe)
+                )
+    if refusals.sentences:
+        for look in others:
+            with refusals.collected():
+                look()
+        look_further(experiment, federations, refusals)
+    refusals.check()
+    return experiment
+
+
+def _good(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words that are right by themselves."""
+    good = {}
+    for word, value in words.items():
+        try:
+            Experiment(methods.FedAvg(), **{word: value})
+        except InputError:
+            continue
+        good[word] = value
+    return good
+
+
+def look_further(experiment: Experiment, federations: Federations, refusals: Refusals) -> None:
+    """Look for what is wrong with the data, how they are dealt out, the net and the cohort."""
+    several = isinstance(experiment.data, str) and "+" in experiment.data
+    if not several:
+        for word in ("partition", "scenario", "split"):
+            with refusals.collected():
+                Choices(**{word: getattr(experiment, word)})
+    federation: Federation | None = None
+    with refusals.collected():
+        federation = federations.of(experiment)
+    if federation is None and isinstance(experiment.data, str):
+        # One of the words may have been refused before anybody looked at the name.
+        plainly = replace(experiment, **dict.fromkeys(HOW_DEALT))
+        with refusals.collected():
+            federation = federations.of(plainly)
+    net = experiment.net
+    if isinstance(net, str) and not is_spec(net):
+        with refusals.collected():
+            nets.describe(net.partition(":")[0])
+    if federation is not None and experiment.cohort is not None:
+        clients = len(federation.clients)
+        with refusals.collected():
+            check(
+                1 <= experiment.cohort <= clients,
+                "cohort",
+                experiment.cohort,
+                f"between 1 and the number of clients, {clients}",
+            )
