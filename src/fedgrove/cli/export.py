@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..export.figures import Exported
 
 Which = Annotated[
-    int | None,
-    typer.Option("--client", help="Whose model.", metavar="K", parser=o.whole, show_default=False),
+    str | None,
+    typer.Option("--client", help="Whose model: a number or a name.", metavar="K"),
 ]
 Every = Annotated[bool, typer.Option("--all", help="The model of every client.")]
 To = Annotated[str, typer.Option("--to", help="onnx or executorch.", metavar="FORMAT")]

@@ -311,6 +311,7 @@ def _preparation(dataset: Dataset, found: Constants | None) -> Preparation:
         window=dataset.window,
         channels=dataset.channels or None,
         shape=dataset.x.shape[1:],
+        ahead=dataset.ahead or None,
     )
 
 

@@ -160,7 +160,7 @@ def _client(
     client: ClientData, task: str, shape: tuple[int, ...], columns: int | None
 ) -> ClientData:
     def filled(part: Examples) -> Examples:
-        return Examples(_shaped(part.x, shape), _in_columns(part.y, columns))
+        return Examples(shaped(part.x, shape), _in_columns(part.y, columns))
 
     return replace(
         client,
@@ -172,7 +172,7 @@ def _client(
     )
 
 
-def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Inputs of the common shape."""
     if len(shape) < 3:
         return _padded(x, shape)

@@ -25,6 +25,8 @@ class Preparation:
     channels: the names of the channels, in their order.
     shape: of one input, channels first; None: not known, and one input is told from several by
         nothing but the number of channels.
+    ahead: where targets are so many samples of every channel that follow the input, which are
+        standardised as the input is.
     """
 
     mean: tuple[float, ...] | None = None
@@ -33,6 +35,7 @@ class Preparation:
     window: int | None = None
     channels: tuple[str, ...] | None = None
     shape: tuple[int, ...] | None = None
+    ahead: int | None = None
 
     def __post_init__(self) -> None:
         for word in ("mean", "std", "labels", "channels", "shape"):
@@ -117,7 +120,7 @@ class Preparation:
         if not isinstance(document, Mapping):
             raise InputError(
                 f"a preparation is a {type(document).__name__}; it must be a table of mean, std, "
-                "labels, window, channels and shape."
+                "labels, window, channels, shape and ahead."
             )
         known = cls.__dataclass_fields__
         others = sorted(str(word) for word in document if word not in known)
