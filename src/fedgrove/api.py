@@ -15,13 +15,16 @@ from torch import nn
 
 from . import engines
 from .config.experiment import (
+    SHORTHANDS,
     Experiment,
     Federations,
     Settings,
     shorthand_settings,
 )
 from .config.plan import Plan, plan
-from .config.settings import coerce
+from .config.repeat import read_config
+from .config.settings import coerce, hints
+from .config.smoke import smoke as smoke_of
 from .config.sweep import FILE as SWEEP_FILE
 from .config.toml import (
     check_files,
@@ -36,9 +39,10 @@ from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals
+from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
+from .report.start import starting
 from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder
 from .runs.lock import locked
@@ -46,7 +50,7 @@ from .runs.lockstep import Watch, train_alone
 from .runs.result import Failure, Result
 from .runs.store import cannot_write
 
-__all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
+__all__ = ["Experiment", "Failure", "Result", "rerun", "resume", "run", "train"]
 
 
 def run(
@@ -85,6 +89,7 @@ def run(
     precision: str = "fp32",
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
+    smoke: bool = False,
     progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
@@ -130,7 +135,8 @@ def run(
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
     out: the run folder to make; without it the folder is temporary, and ``Result.save`` keeps it.
-    progress: whether to show progress on stderr.
+    smoke: try every stage on a few examples, in seconds; the figures mean nothing.
+    progress: whether to show progress on stderr: a live line on a terminal, else lines.
     watch: called with each line of metrics.jsonl as it is written.
     """
     refusals = Refusals()
@@ -165,6 +171,8 @@ def run(
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
     engine_words = partial(check_engine, engine, device, precision, timeout)
     experiment = assembled(method, words, (set, shorthands), federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
     return train(
         experiment,
         out,
@@ -210,7 +218,8 @@ def train(
     refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
-            planned = plan(experiment, Path(out), federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
             try:
                 with _locked(folder):
@@ -224,7 +233,8 @@ def train(
         except OSError as error:
             raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
-            planned = plan(experiment, Path(scratch) / "run", federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
             with locked(folder.path):
                 result = _finish(planned, folder, chosen, progress, watch, is_temporary=True)
@@ -274,7 +284,8 @@ def resume(
         check_named_data(folder.config, data)
         check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
-        planned = plan(experiment, folder.path, Federations(data_dir))
+        with starting("reading the data", quiet=not progress):
+            planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
             return _finish(planned, folder, chosen, progress, watch)
 
@@ -301,6 +312,16 @@ def _engine(
         chosen.close()
 
 
+def _title(planned: Plan) -> str:
+    """What is about to be trained, for the first line of a log."""
+    run = planned.run
+    clients = len(run.federation.clients)
+    return (
+        f"{run.label} on {run.federation.name}: rounds of {run.cohort} of {clients} clients, "
+        f"{run.rounds} in all"
+    )
+
+
 def _finish(
     planned: Plan,
     folder: RunFolder,
@@ -320,7 +341,8 @@ def _finish(
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
-        with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
+        past = folder.metrics_to_show()
+        with watching(rounds, past, quiet=not progress, title=_title(planned)) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)
