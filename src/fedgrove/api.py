@@ -186,6 +186,58 @@ def run(
     )
 
 
+def rerun(
+    path: str | Path,
+    *,
+    set: Settings = (),
+    timeout: float | None = None,
+    engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    trust: bool = False,
+    smoke: bool = False,
+    progress: bool = True,
+    watch: Watch | None = None,
+    **changes: Any,
+) -> Result:
+    """Run again what a run folder's config.toml, or a file such as run.toml, describes.
+
+    ``changes`` are words of :func:`run` that take the place of the file's, as ``seed=3``; ``set``
+    changes its method's settings. The same words give the same result. A file that names code
+    (``net = "x.py:Net"``) needs ``trust``: that code is run. The old folder is not touched.
+    """
+    refusals = Refusals()
+    shorthands = {word: changes.pop(word) for word in SHORTHANDS if word in changes}
+    kinds = hints(Experiment)
+    for word in list(changes):
+        if word not in kinds:
+            refusals.add(unknown("word of rerun", word, [*kinds, *SHORTHANDS]))
+            changes.pop(word)
+    wanted = read_config(path, changes, refusals, trust)
+    federations = Federations(data_dir)
+    words = {**wanted.words, **changes}
+    # A method that could not be made was refused; any will do to look at the rest.
+    method = words.pop("method", wanted.method) or "fedavg"
+    settings = (wanted.settings, set, shorthand_settings(shorthands))
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, settings, federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
+    return train(
+        experiment,
+        out,
+        federations=federations,
+        engine=engine,
+        device=device,
+        precision=precision,
+        timeout=timeout,
+        progress=progress,
+        watch=watch,
+    )
+
+
 def check_engine(engine: str | Engine, device: str, precision: str, timeout: float | None) -> None:
     """Refuse an engine that cannot be had; one that was given is taken as it is."""
     if isinstance(engine, str):
@@ -312,13 +364,13 @@ def _engine(
         chosen.close()
 
 
-def _title(planned: Plan) -> str:
+def _title(planned: Plan, folder: RunFolder) -> str:
     """What is about to be trained, for the first line of a log."""
     run = planned.run
     clients = len(run.federation.clients)
     return (
-        f"{run.label} on {run.federation.name}: rounds of {run.cohort} of {clients} clients, "
-        f"{run.rounds} in all"
+        f"round {folder.rounds_saved()}/{run.rounds}  {run.label} on {run.federation.name}, "
+        f"{run.cohort} of {clients} clients in a round"
     )
 
 
@@ -342,7 +394,8 @@ def _finish(
 
     try:
         past = folder.metrics_to_show()
-        with watching(rounds, past, quiet=not progress, title=_title(planned)) as show:
+        title = _title(planned, folder)
+        with watching(rounds, past, quiet=not progress, title=title) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)
