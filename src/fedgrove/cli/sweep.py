@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import complete
 from . import options as o
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ Vary = Annotated[
         "--set",
         "A field and its values, as mu=0.1,1; | separates values that are lists.",
         "KEY=VALUE,VALUE",
+        complete=complete.settings,
     ),
 ]
 Out = Annotated[
