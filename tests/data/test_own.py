@@ -628,3 +628,24 @@ def test_run_and_resume_take_the_same_words(folder: Path, tmp_path: Path) -> Non
     assert again.summary["accuracy_clients"] == result.summary["accuracy_clients"]
     with pytest.raises(InputError, match="window is 16, and data is a federation"):
         fg.run("fedavg", data=data.load("digits", clients=3), window=16)
+
+
+def test_a_run_is_not_resumed_on_changed_files(folder: Path, tmp_path: Path) -> None:
+    words = {**CUT, "rounds": 2, "epochs": 1, "engine": "serial", "progress": False}
+
+    def stop(line: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fg.run("fedavg", data=folder, out=tmp_path / "run", watch=stop, **words)
+    path = folder / "watch-07.csv"
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"9", b"8", 1))
+    with pytest.raises(InputError, match=r"watch-07\.csv has changed since the run was started"):
+        fg.resume(tmp_path / "run", engine="serial", progress=False)
+    path.write_bytes(before)
+    resumed = fg.resume(tmp_path / "run", engine="serial", progress=False)
+    assert [row["name"] for row in resumed.clients()] == list(USERS)
+    path.unlink()
+    with pytest.raises(InputError, match="is on the data in"):
+        fg.rerun(tmp_path / "run", engine="serial", progress=False)

@@ -142,7 +142,7 @@ class Federation:
     """How clients' bandwidths really change, which no method sees; without one, or for a client
     that it lacks, they stay as ``infos`` says."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of each file of devices."""
+    """The SHA-256 of each file of devices, and of each file of a person's own data."""
     later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
     """What some clients hold later: pairs of a round and the data from then on, in order."""
     preparation: Preparation = IDENTITY

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,8 @@ class Read:
     stacks: tuple[tuple[str, Stack], ...] = ()
     """With the client that a file's name says."""
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file, by its path as it was given."""
 
 
 def is_path(data: object) -> bool:
@@ -131,7 +134,10 @@ def _merged(
             f"{name} holds tables ({tables[0].source}) and arrays x and y ({stacks[0][1].source}); "
             "give one or the other."
         )
-    return Read(tuple(tables), tuple(stacks), tuple(notes))
+    files = {}
+    for _, path in found:
+        files[path.as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Read(tuple(tables), tuple(stacks), tuple(notes), files)
 
 
 def _content(path: Path, source: str, client: str, words: Words) -> Table | Stack:
