@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import EngineError, check, together, unknown
-from ..report.start import starting
+from ..report.start import load_torch, starting
 from . import about, complete
 from . import options as o
 from .bench import bench
@@ -126,6 +126,7 @@ def run(
     if method is None and config is None and not smoke:
         if wrong:
             raise together(wrong)
+        load_torch(quiet=json)
         side_by_side(ctx.params)
         # The first command on a new machine: from here on `list` and completion come at once.
         index()
@@ -175,6 +176,7 @@ def resume(
     if run is None:
         run = str(newest_unfinished(Path("runs")))
         print(f"fedgrove: resuming {run}", file=sys.stderr)
+    load_torch(quiet=json)
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
     from .. import api
@@ -263,6 +265,7 @@ def cost(
     json: o.Json = False,
 ) -> None:
     """Print what methods would send and need, and how long their devices take; train nothing."""
+    load_torch(quiet=json)
     from ..report.tables import print_cost, print_costs
     from . import arguments
 

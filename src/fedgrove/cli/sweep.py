@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..report.start import load_torch
 from . import complete
 from . import options as o
 
@@ -102,6 +103,7 @@ def sweep(
     json: o.Json = False,
 ) -> None:
     """Train every method with every value of every --set on every seed, and compare over seeds."""
+    load_torch(quiet=json)
     from ..config import sweep as library
     from ..config.experiment import Federations
     from ..runs.folder import fresh_name

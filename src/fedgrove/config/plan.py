@@ -71,13 +71,14 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
 
     ``path`` is where the run folder is, or will be.
     """
+    federation = None
     try:
         federation = federations.of(experiment)
         run = experiment.build(federation, Memory(path / CHECKPOINT))
     except InputError as error:
         refusals = Refusals()
         refusals.add(error)
-        look_further(experiment, federations, refusals)
+        look_further(experiment, federations, refusals, cannot_read=federation is None)
         if len(refusals.sentences) == 1:
             raise
         raise together(refusals.sentences) from None
