@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods
-    from .api import compare, cost, load_run, resume, run, sweep
+    from .api import compare, cost, load_run, rerun, resume, run, sweep
     from .config.experiment import Experiment
     from .core import (
         Batch,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Train,
     )
     from .data import from_arrays, load
-    from .errors import EngineError, FedgroveError, InputError, WireError
+    from .errors import EngineError, FedgroveError, InputError, InputErrors, WireError
     from .estimator import FederatedClassifier, FederatedRegressor
     from .export.make import export_model
     from .runs.model import Model
@@ -48,6 +48,7 @@ __all__ = [
     "Give",
     "Info",
     "InputError",
+    "InputErrors",
     "Measure",
     "Model",
     "Outcome",
@@ -65,11 +66,13 @@ __all__ = [
     "load",
     "load_run",
     "methods",
+    "rerun",
     "resume",
     "run",
     "sweep",
 ]
 
+_ERRORS = ("EngineError", "FedgroveError", "InputError", "InputErrors", "WireError")
 _MODULE_OF = {
     "Experiment": "config.experiment",
     "FederatedClassifier": "estimator",
@@ -79,8 +82,8 @@ _MODULE_OF = {
     "export_model": "export.make",
     "from_arrays": "data",
     "load": "data",
-    **dict.fromkeys(("compare", "cost", "load_run", "resume", "run", "sweep"), "api"),
-    **dict.fromkeys(("EngineError", "FedgroveError", "InputError", "WireError"), "errors"),
+    **dict.fromkeys(("compare", "cost", "load_run", "rerun", "resume", "run", "sweep"), "api"),
+    **dict.fromkeys(_ERRORS, "errors"),
 }
 """Where a public name is defined; those that are not listed are in ``core``."""
 

@@ -20,6 +20,7 @@ from .config import estimates, grid
 from .config import sweep as sweeps
 from .config.compared import Comparison, compared
 from .config.experiment import (
+    SHORTHANDS,
     Experiment,
     Federations,
     Settings,
@@ -27,7 +28,9 @@ from .config.experiment import (
     with_own_data,
 )
 from .config.plan import Plan, plan
-from .config.settings import coerce
+from .config.repeat import read_config
+from .config.settings import coerce, hints
+from .config.smoke import smoke as smoke_of
 from .config.sweep import FILE as SWEEP_FILE
 from .config.sweep import Sweep
 from .config.toml import (
@@ -47,6 +50,7 @@ from .engines.faulty import with_faults
 from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
+from .report.start import starting
 from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder, fresh_name
 from .runs.lock import locked
@@ -63,6 +67,7 @@ __all__ = [
     "compare",
     "cost",
     "load_run",
+    "rerun",
     "resume",
     "run",
     "sweep",
@@ -112,6 +117,7 @@ def run(
     precision: str = "fp32",
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
+    smoke: bool = False,
     progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
@@ -162,7 +168,8 @@ def run(
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
     out: the run folder to make; without it the folder is temporary, and ``Result.save`` keeps it.
-    progress: whether to show progress on stderr.
+    smoke: try every stage on a few examples, in seconds; the figures mean nothing.
+    progress: whether to show progress on stderr: a live line on a terminal, else lines.
     watch: called with each line of metrics.jsonl as it is written.
     """
     refusals = Refusals()
@@ -204,6 +211,60 @@ def run(
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
     engine_words = partial(check_engine, engine, device, precision, timeout)
     experiment = assembled(method, words, (set, shorthands), federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
+    return train(
+        experiment,
+        out,
+        federations=federations,
+        engine=engine,
+        device=device,
+        precision=precision,
+        timeout=timeout,
+        progress=progress,
+        watch=watch,
+    )
+
+
+def rerun(
+    path: str | Path,
+    *,
+    set: Settings = (),
+    timeout: float | None = None,
+    engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    trust: bool = False,
+    smoke: bool = False,
+    progress: bool = True,
+    watch: Watch | None = None,
+    **changes: Any,
+) -> Result:
+    """Run again what a run folder's config.toml, or a file such as run.toml, describes.
+
+    ``changes`` are words of :func:`run` that take the place of the file's, as ``seed=3``; ``set``
+    changes its method's settings. The same words give the same result. A file that names code
+    (``net = "x.py:Net"``) needs ``trust``: that code is run. The old folder is not touched.
+    """
+    refusals = Refusals()
+    shorthands = {word: changes.pop(word) for word in SHORTHANDS if word in changes}
+    kinds = hints(Experiment)
+    for word in list(changes):
+        if word not in kinds:
+            refusals.add(unknown("word of rerun", word, [*kinds, *SHORTHANDS]))
+            changes.pop(word)
+    wanted = read_config(path, changes, refusals, trust)
+    federations = Federations(data_dir)
+    words = {**wanted.words, **changes}
+    # A method that could not be made was refused; any will do to look at the rest.
+    method = words.pop("method", wanted.method) or "fedavg"
+    settings = (wanted.settings, set, shorthand_settings(shorthands))
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, settings, federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
     return train(
         experiment,
         out,
@@ -249,7 +310,8 @@ def train(
     refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
-            planned = plan(experiment, Path(out), federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
             try:
                 with _locked(folder):
@@ -263,7 +325,8 @@ def train(
         except OSError as error:
             raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
-            planned = plan(experiment, Path(scratch) / "run", federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
             with locked(folder.path):
                 result = _finish(planned, folder, chosen, progress, watch, is_temporary=True)
@@ -313,7 +376,8 @@ def resume(
         check_named_data(folder.config, data)
         check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
-        planned = plan(experiment, folder.path, Federations(data_dir))
+        with starting("reading the data", quiet=not progress):
+            planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
             return _finish(planned, folder, chosen, progress, watch)
 
@@ -340,6 +404,16 @@ def _engine(
         chosen.close()
 
 
+def _title(planned: Plan, folder: RunFolder) -> str:
+    """What is about to be trained, for the first line of a log."""
+    run = planned.run
+    clients = len(run.federation.clients)
+    return (
+        f"round {folder.rounds_saved()}/{run.rounds}  {run.label} on {run.federation.name}, "
+        f"{run.cohort} of {clients} clients in a round"
+    )
+
+
 def _finish(
     planned: Plan,
     folder: RunFolder,
@@ -359,7 +433,9 @@ def _finish(
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
-        with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
+        past = folder.metrics_to_show()
+        title = _title(planned, folder)
+        with watching(rounds, past, quiet=not progress, title=title) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)

@@ -1,7 +1,8 @@
 """The command line: thin over the library, the same verbs, the same words.
 
-Whatever is refused ends with a sentence on stderr, one for each thing that is wrong: code 2 for wrong input, 1 for work that could
-not be finished, 130 for an interruption, 143 and 129 for SIGTERM and SIGHUP.
+Whatever is refused ends with a sentence on stderr, one for each thing that is wrong: code 2 for
+wrong input, 1 for work that could not be finished, 130 for an interruption, 143 and 129 for SIGTERM
+and SIGHUP.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments (by default those of the process) say; returns the exit code."""
+    from ..report.ascii import write_ascii_where_needed
     from .app import app
 
+    write_ascii_where_needed()
     command = typer.main.get_command(app)
     words = None if argv is None else list(argv)
     with warnings.catch_warnings(), _signals_interrupt() as received:

@@ -11,13 +11,14 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import EngineError, check, together, unknown
-from ..report.start import starting
-from . import about
+from ..report.start import load_torch, starting
+from . import about, complete
 from . import options as o
 from .bench import bench
 from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
+from .index import index
 from .paper import paper
 from .sweep import resume_sweep, sweep
 
@@ -44,15 +45,14 @@ class Commands(TyperGroup):
             raise EngineError(str(stop) or "interrupted before anything was trained.") from stop
 
 
-app = typer.Typer(
-    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
 Chosen = Annotated[
     str | None,
     typer.Argument(
         metavar="[METHOD]",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
@@ -126,7 +126,11 @@ def run(
     if method is None and config is None and not smoke:
         if wrong:
             raise together(wrong)
-        return side_by_side(ctx.params)
+        load_torch(quiet=json)
+        side_by_side(ctx.params)
+        # The first command on a new machine: from here on `list` and completion come at once.
+        index()
+        return
     with starting("loading torch", quiet=json) as say:
         from .. import api
         from ..config.experiment import Federations
@@ -172,6 +176,7 @@ def resume(
     if run is None:
         run = str(newest_unfinished(Path("runs")))
         print(f"fedgrove: resuming {run}", file=sys.stderr)
+    load_torch(quiet=json)
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
     from .. import api
@@ -260,6 +265,7 @@ def cost(
     json: o.Json = False,
 ) -> None:
     """Print what methods would send and need, and how long their devices take; train nothing."""
+    load_torch(quiet=json)
     from ..report.tables import print_cost, print_costs
     from . import arguments
 

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from ..errors import together
+from . import complete
 
 WRONG = "fedgrove.wrong"
 """Where a context keeps what was wrong with the values of its options, one sentence each."""
@@ -32,12 +33,12 @@ class Gathering(TyperCommand):
                 rest = super().parse_args(ctx, list(left))
                 break
             except typer.BadParameter as error:
-                shorter = _without(left, error.param)
+                flags = [] if error.param is None else error.param.opts
+                shorter = _without(left, flags)
                 # By name: the errors of arguments that are missing and so on are of subclasses.
                 if type(error).__name__ != "BadParameter" or shorter == left:
                     raise
-                assert error.param is not None
-                wrong.append(f"{error.param.opts[0]} {error.message}")
+                wrong.append(f"{flags[0]} {error.message}")
                 left = shorter
                 ctx.params.clear()
         if wrong and not self.gathers:
@@ -52,9 +53,8 @@ class RunCommand(Gathering):
     gathers = True
 
 
-def _without(args: list[str], parameter: Any) -> list[str]:
+def _without(args: list[str], flags: list[str]) -> list[str]:
     """Arguments without an option, each time that it is given."""
-    flags = [] if parameter is None else parameter.opts
     left = []
     words = iter(args)
     for word in words:
@@ -110,9 +110,16 @@ def shape(text: str) -> Any:
     return tuple(int(word) for word in text.split("x"))
 
 
-def option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
+def option(flag: str, help: str, metavar: str, parser: Any = None, complete: Any = None) -> Any:
     """An option whose default the help text names itself."""
-    return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
+    return typer.Option(
+        flag,
+        help=help,
+        metavar=metavar,
+        parser=parser,
+        autocompletion=complete,
+        show_default=False,
+    )
 
 
 Method = Annotated[
@@ -121,6 +128,7 @@ Method = Annotated[
         metavar="METHOD",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
 Methods = Annotated[
@@ -129,20 +137,32 @@ Methods = Annotated[
         metavar="METHOD...",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run folder.", show_default=False, autocompletion=complete.runs
+    ),
+]
 Unfinished = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
         help="A run folder; else the newest unfinished one under runs.",
         show_default=False,
+        autocompletion=complete.runs,
     ),
 ]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False),
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, or folders of sweeps.",
+        show_default=False,
+        autocompletion=complete.runs,
+    ),
 ]
 Trust = Annotated[
     bool,
@@ -171,6 +191,7 @@ Data = Annotated[
         "A data set (fedgrove list data), a file or a folder of your own (.csv, .parquet, .npz), "
         "or several as mnist+digits; else digits.",
         "NAME|PATH",
+        complete=complete.data,
     ),
 ]
 Label = Annotated[str | None, option("--label", "Your own data: the column to predict.", "COLUMN")]
@@ -203,7 +224,13 @@ TimeColumn = Annotated[
     option("--time", "Your own data: the column to sort recordings by.", "COLUMN"),
 ]
 Net = Annotated[
-    str | None, option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
+    str | None,
+    option(
+        "--net",
+        "A network (fedgrove list nets) or FILE.py:Class.",
+        "NAME",
+        complete=complete.nets,
+    ),
 ]
 Init = Annotated[
     str | None,
@@ -284,7 +311,10 @@ Deadline = Annotated[
 Seed = Annotated[
     int | None, option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
 ]
-Engine = Annotated[str, option("--engine", "auto, batched, pool, serial or wired.", "NAME")]
+Engine = Annotated[
+    str,
+    option("--engine", "auto, batched, pool, serial or wired.", "NAME", complete=complete.engines),
+]
 Precision = Annotated[
     str, option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
 ]
@@ -297,7 +327,12 @@ Out = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    option("--set", "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).", "KEY=VALUE"),
+    option(
+        "--set",
+        "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).",
+        "KEY=VALUE",
+        complete=complete.settings,
+    ),
 ]
 Evaluate = Annotated[
     int | None,
@@ -357,6 +392,7 @@ Config = Annotated[
         "--config",
         "Words and settings from a file, or those of a run; what is given beside it counts.",
         "FILE.toml|RUN",
+        complete=complete.runs,
     ),
 ]
 Smoke = Annotated[

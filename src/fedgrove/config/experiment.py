@@ -16,7 +16,7 @@ from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
-from ..errors import InputError, Refusals, check
+from ..errors import InputError, Refusals, check, shown
 from ..nets.freeze import check_share
 from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
@@ -288,9 +288,9 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
         given = getattr(experiment, word)
         if given not in values:
             raise InputError(
-                f"{word} is {given!r}, and data is a federation that is dealt out already "
+                f"{word} is {shown(given)}, and data is a federation that is dealt out already "
                 f"({federation.name}); say so where you make it, as in data.load(..., "
-                f"{word}={given!r}), and leave it out here."
+                f"{word}={shown(given)}), and leave it out here."
             )
 
 

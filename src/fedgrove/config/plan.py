@@ -36,7 +36,9 @@ class Plan:
         """The text of its config.toml."""
         named = (self.experiment.profile, self.experiment.trace)
         files = self.run.federation.files
-        recorded = {path: files[path] for path in files if path in named}
+        # A federation that was made in Python brings files that no word of the run names.
+        has_named_data = isinstance(self.experiment.data, str)
+        recorded = {path: files[path] for path in files if has_named_data or path in named}
         origin = self.run.origin
         if origin is not None:
             recorded[origin.path] = origin.sha256
@@ -69,13 +71,14 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
 
     ``path`` is where the run folder is, or will be.
     """
+    federation = None
     try:
         federation = federations.of(experiment)
         run = experiment.build(federation, Memory(path / CHECKPOINT))
     except InputError as error:
         refusals = Refusals()
         refusals.add(error)
-        look_further(experiment, federations, refusals)
+        look_further(experiment, federations, refusals, cannot_read=federation is None)
         if len(refusals.sentences) == 1:
             raise
         raise together(refusals.sentences) from None

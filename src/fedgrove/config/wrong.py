@@ -13,14 +13,12 @@ from typing import Any
 
 from .. import methods, nets
 from ..core import AnyMethod
-from ..data import Federation
+from ..data import Federation, devices
 from ..data.build import Choices
 from ..errors import InputError, Refusals, check
 from ..nets.custom import is_spec
+from ..parts.local import LocalTraining
 from .experiment import Experiment, Federations, Settings, with_settings
-
-HOW_DEALT = ("partition", "scenario", "split", "profile", "trace")
-"""The words that say how data are dealt out; without them, a set has its own."""
 
 
 def assembled(
@@ -46,7 +44,8 @@ def assembled(
         experiment = Experiment(chosen or methods.FedAvg(), **_good(words))
     given = [each for each in settings if each]
     if given and chosen is not None:
-        recipe = None
+        # Where the data cannot be read, any recipe will do to look at the settings.
+        recipe = LocalTraining()
         with refusals.collected():
             recipe = federations.recipe(experiment)
         for each in given:
@@ -75,21 +74,29 @@ def _good(words: Mapping[str, Any]) -> dict[str, Any]:
     return good
 
 
-def look_further(experiment: Experiment, federations: Federations, refusals: Refusals) -> None:
-    """Look for what is wrong with the data, how they are dealt out, the net and the cohort."""
-    several = isinstance(experiment.data, str) and "+" in experiment.data
-    if not several:
-        for word in ("partition", "scenario", "split"):
-            with refusals.collected():
-                Choices(**{word: getattr(experiment, word)})
+def look_further(
+    experiment: Experiment,
+    federations: Federations,
+    refusals: Refusals,
+    cannot_read: bool = False,
+) -> None:
+    """Look for what is wrong with the data, how they are dealt out, the net and the cohort.
+
+    With ``cannot_read``, somebody tried to read the data, and ``refusals`` says why it failed.
+    """
+    dealt_is_right = _look_at_dealing(experiment, refusals)
     federation: Federation | None = None
-    with refusals.collected():
-        federation = federations.of(experiment)
-    if federation is None and isinstance(experiment.data, str):
-        # One of the words may have been refused before anybody looked at the name.
-        plainly = replace(experiment, **dict.fromkeys(HOW_DEALT))
+    if not dealt_is_right:
+        # Such words are refused before anybody looks at the name of the data.
+        plain = replace(
+            experiment, partition=None, scenario=None, split=None, profile=None, trace=None
+        )
         with refusals.collected():
-            federation = federations.of(plainly)
+            federation = federations.of(plain)
+    elif not cannot_read:
+        # Otherwise not again: it may have tried to download them.
+        with refusals.collected():
+            federation = federations.of(experiment)
     net = experiment.net
     if isinstance(net, str) and not is_spec(net):
         with refusals.collected():
@@ -103,3 +110,21 @@ def look_further(experiment: Experiment, federations: Federations, refusals: Ref
                 experiment.cohort,
                 f"between 1 and the number of clients, {clients}",
             )
+
+
+def _look_at_dealing(experiment: Experiment, refusals: Refusals) -> bool:
+    """Look at the words that say how data are dealt out; whether all are right."""
+    data = experiment.data
+    if isinstance(data, Federation):
+        return True
+    wrong = Refusals()
+    # Of several sets, each may have its own of these words.
+    if "+" not in data:
+        for word in ("partition", "scenario", "split"):
+            with wrong.collected():
+                Choices(**{word: getattr(experiment, word)})
+    with wrong.collected():
+        devices.read(experiment.profile, experiment.trace)
+    with refusals.collected():
+        wrong.check()
+    return not wrong.sentences

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,8 +82,7 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
             left_out.append(_name(dataset, choices, owned))
     if not usable:
         raise InputError(
-            f"no client of {name} has enough examples to hold some out; "
-            f"every client needs two or more."
+            f"no client of {name} has enough examples to hold some out; {_enough(dataset, kind)}"
         )
 
     # The clients left are numbered anew from 0; scenarios and profiles go by the new numbers.
@@ -104,6 +103,9 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         named = [name for name in left_out if name]
         who = f": {', '.join(named)}" if named else ""
         notes.append(f"{len(left_out)} clients with too little data left out{who}")
+    one_class = _one_class(dataset, names, usable)
+    if one_class:
+        notes.append(one_class)
     unvalidated = sum(len(rows.validation) == 0 for rows in usable)
     if choices.validation > 0 and unvalidated:
         notes.append(f"{unvalidated} of {len(usable)} clients have no validation examples")
@@ -123,11 +125,38 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         files=choices.devices.files,
         problem=_problem(dataset, usable, choices.standardise),
         preparation=_common_preparation(dataset, choices),
-        names=names if all(names.values()) else {},
+        names=_told(names),
     )
     if scenario.kind == "switch":
         return switched(federation, scenario, federation.scenario, choices.seed)
     return federation
+
+
+def _enough(dataset: Dataset, kind: str) -> str:
+    """What a client needs to be split, as the end of a sentence."""
+    if kind == "blocks" and dataset.window is not None:
+        # Pieces have three windows at least, and one of two is held out (data.windows).
+        return (
+            "of some label every client needs two recordings, or one of 6 windows or more: take a "
+            "shorter window or stride, or record more."
+        )
+    return "every client needs two or more."
+
+
+def _one_class(dataset: Dataset, names: Mapping[int, str], rows: Sequence[splits.Rows]) -> str:
+    """A note on clients with one class only, which any model that names it serves; or nothing."""
+    if dataset.kind != "classes":
+        return ""
+    found = []
+    for k, each in enumerate(rows):
+        present = np.unique(dataset.y[np.concatenate([each.train, each.test])])
+        if names.get(k) and len(present) == 1:
+            found.append(f"{names[k]} ({dataset.labels[int(present[0])]})")
+    if not found:
+        return ""
+    shown = ", ".join(found[:5])
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"{len(found)} of {len(rows)} clients have one class only: {shown}{more}"
 
 
 def _check_needs_classes(name: str, dataset: Dataset, choices: Choices) -> None:
@@ -209,7 +238,11 @@ def _by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
         )
     users = np.unique(dataset.user)
     clients = len(users) if choices.clients is None else choices.clients
-    check(clients <= len(users), "clients", clients, f"at most {len(users)}, the users of {name}")
+    allowed = (
+        f"at most {len(users)}, the users of {name}; to deal their examples to more, say partition "
+        "iid or dirichlet:ALPHA"
+    )
+    check(clients <= len(users), "clients", clients, allowed)
     chosen = numpy_rng(choices.seed, "users").permutation(users)[:clients]
     # Clients are in the order of the users' numbers, whatever order they were drawn in.
     return [np.flatnonzero(dataset.user == user) for user in np.sort(chosen)]
@@ -280,6 +313,12 @@ def _preparation(dataset: Dataset, found: Constants | None) -> Preparation:
         shape=dataset.x.shape[1:],
         ahead=dataset.ahead or None,
     )
+
+
+def _told(names: dict[int, str]) -> dict[int, str]:
+    """The names, if all clients have one and these say more than their numbers do."""
+    are_numbers = all(name == str(k) for k, name in names.items())
+    return {} if are_numbers or not all(names.values()) else names
 
 
 def _name(dataset: Dataset, choices: Choices, rows: Ints) -> str:

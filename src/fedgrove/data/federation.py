@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core import Info
-from ..errors import InputError, check, unknown
+from ..errors import InputError, check, shown, unknown
 from ..problems import CLASSES, AnyProblem
 from .devices import Trace
 from .lazy import LazyClients, LazyInfos
@@ -80,7 +80,8 @@ def _whole_numbers(labels: Any) -> tuple[int, ...]:
         are_whole = False
     if not are_whole:
         raise InputError(
-            f"a client's labels are {labels!r}; they must be the numbers of its classes, as (3, 5)."
+            f"a client's labels are {shown(labels)}; they must be the numbers of its classes, as "
+            "(3, 5)."
         )
     return numbers
 
@@ -141,7 +142,7 @@ class Federation:
     """How clients' bandwidths really change, which no method sees; without one, or for a client
     that it lacks, they stay as ``infos`` says."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of each file of devices."""
+    """The SHA-256 of each file of devices, and of each file of a person's own data."""
     later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
     """What some clients hold later: pairs of a round and the data from then on, in order."""
     preparation: Preparation = IDENTITY

@@ -115,8 +115,9 @@ def load(
         seed=seed,
     )
     if not isinstance(data, str) or (data not in SETS and is_path(data)):
-        own_name, dataset = own.dataset_of(data, words)
-        return _of_own(own_name, dataset, choices)
+        found = own.read(data, words)
+        federation = _of_own(found.name, found.dataset, choices)
+        return replace(federation, files={**federation.files, **found.files})
     _check_no_words(data, words)
     name, option = _named(data)
     known = SETS[name]
@@ -212,7 +213,10 @@ def _load_several(
     for k, client in mixed.clients.items():
         device = devices_of.info(client.info.examples, k, seed)
         on_devices[k] = replace(client, info=replace(device, task=client.info.task))
-    mixed = replace(mixed, clients=on_devices, trace=devices_of.trace, files=devices_of.files)
+    files = dict(devices_of.files)
+    for part in parts.values():
+        files.update(part.files)
+    mixed = replace(mixed, clients=on_devices, trace=devices_of.trace, files=files)
     if switching.pairs:
         return switched(mixed, switching, str(scenario), seed)
     return mixed

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,26 @@ from .reading import Read
 from .tables import Findings, Table, Words
 
 
-def dataset_of(data: Any, words: Words) -> tuple[str, Dataset]:
-    """The name and the examples of a file, a folder, or something made in Python."""
+@dataclass(frozen=True)
+class Own:
+    """Examples, what they are called together, and the SHA-256 of the files they were in."""
+
+    name: str
+    dataset: Dataset
+    files: Mapping[str, str]
+
+
+def read(data: Any, words: Words) -> Own:
+    """What is in a file, a folder, or something made in Python."""
     if reading.is_path(data):
         path = Path(data)
-        read = reading.read(path, words)
+        found = reading.read(path, words)
         # "." and ".." have no name of their own.
         name = path.stem if path.is_file() else path.resolve().name
     else:
-        read = frames.read_object(data, words)
+        found = frames.read_object(data, words)
         name = frames.name_of(data)
-    return name, _dataset(read, words)
+    return Own(name, _dataset(found, words), found.files)
 
 
 def dataset_of_arrays(stack: Stack, words: Words) -> Dataset:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,8 @@ class Read:
     stacks: tuple[tuple[str, Stack], ...] = ()
     """With the client that a file's name says."""
     notes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The SHA-256 of each file, by its path as it was given."""
 
 
 def is_path(data: object) -> bool:
@@ -38,9 +42,11 @@ def is_path(data: object) -> bool:
     """
     if isinstance(data, Path):
         return True
-    text = str(data)
-    has_suffix = text.lower().endswith(SUFFIXES)
-    return has_suffix or "/" in text or "\\" in text or Path(text).is_dir()
+    if not isinstance(data, str):
+        return False
+    has_suffix = data.lower().endswith(SUFFIXES)
+    # Not Path.is_dir, which raises where a name is too long for the file system.
+    return has_suffix or "/" in data or "\\" in data or os.path.isdir(data)
 
 
 def read(path: Path, words: Words) -> Read:
@@ -128,7 +134,10 @@ def _merged(
             f"{name} holds tables ({tables[0].source}) and arrays x and y ({stacks[0][1].source}); "
             "give one or the other."
         )
-    return Read(tuple(tables), tuple(stacks), tuple(notes))
+    files = {}
+    for _, path in found:
+        files[path.as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Read(tuple(tables), tuple(stacks), tuple(notes), files)
 
 
 def _content(path: Path, source: str, client: str, words: Words) -> Table | Stack:

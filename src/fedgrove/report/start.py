@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TextIO
 
 ERASE = "\r\033[K"
@@ -35,6 +36,12 @@ def starting(what: str, quiet: bool = False) -> Iterator[Callable[[str], None]]:
         if is_shown:
             sys.stderr.write(ERASE)
             sys.stderr.flush()
+
+
+def load_torch(quiet: bool = False) -> None:
+    """Import torch, which takes a second or two, and say so meanwhile."""
+    with starting("loading torch", quiet):
+        import_module("torch")
 
 
 def is_live(stream: TextIO) -> bool:
