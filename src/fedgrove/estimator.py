@@ -250,7 +250,8 @@ class FederatedClassifier(_Federated):
 
     def predict(self, X: Any, groups: Any = None) -> Array:
         """The class of each example, as y had it."""
-        return np.asarray(self.classes_[self._each(X, groups, "predict")])
+        numbers = self._each(X, groups, "predict")
+        return np.asarray(self.classes_[numbers])
 
     def predict_proba(self, X: Any, groups: Any = None) -> Array:
         """The probability of each of ``classes_``."""

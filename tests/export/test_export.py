@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,6 +271,40 @@ def test_data_made_in_python_are_handed_over_again(tmp_path: Path) -> None:
         fg.export_model(run, client=0)
     made = fg.export_model(run, client=0, data=data)
     assert "The file itself standardises" in (made.folder / made.card).read_text()
+
+
+@with_onnx
+def test_raw_windows_by_name_give_what_the_model_gives(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = 100 + 30 * rng.standard_normal((40, 3, 8))
+    y = rng.integers(0, 2, 40)
+    data = fg.from_arrays(x, y, np.repeat(["watch-03", "watch-07"], 20))
+    run = fg.run("fedavg", data=data, rounds=1, net="mlp", engine="serial", out=tmp_path / "run")
+    made = fg.export_model(run, client="watch-07", data=data)
+    raw = torch.tensor(x, dtype=torch.float32)
+    out = predicted(made.folder / "client-00001.onnx", raw)
+    assert np.allclose(out.numpy(), run.model("watch-07").outputs(raw), atol=1e-5)
+    text = (made.folder / made.card).read_text()
+    assert "client 1 (watch-07)" in text
+    assert "Raw, as they were recorded. The file itself standardises" in text
+    with pytest.raises(InputError, match="did you mean 'watch-07'"):
+        fg.export_model(run, client="watch-7", data=data)
+
+
+@with_onnx
+def test_a_masked_model_says_why_it_stays_dense(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"clients": 3, "cohort": 2, "rounds": 3, "set": {"clusters": 1}}
+    run = fg.run("ca-afp", data="digits", engine="serial", out=tmp_path / "run", **words)
+    made = fg.export_model(run, client=0, int8=True)
+    (note,) = [note for note in made.notes if "zeros" in note]
+    share = round(100 * (1 - run.summary["density"]))
+    assert note.startswith(f"{share}% of its weights are zeros, but one by one")
+    for way in ("int8, ", "a sparse file, ", "prunes whole channels (safl, "):
+        assert way in note
+    assert made.rows[0].params == made.rows[1].params
+    text = (made.folder / made.card).read_text()
+    assert note in text
+    assert "no whole channel of it was pruned" in text
 
 
 # ---- the card ------------------------------------------------------------------------------------

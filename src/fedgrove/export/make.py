@@ -361,16 +361,16 @@ def _why_not_smaller(subject: _Subject, rows: Sequence[Row], file: Path) -> Iter
         return
     dense = file.stat().st_size
     zipped = len(zlib.compress(file.read_bytes()))
-    int8 = "int8 (--int8) takes about a quarter"
+    int8 = "int8 (--int8), about a quarter"
     for row in rows:
         if row.version == "int8":
-            int8 = f"int8 takes {mib(row.bytes)}"
+            int8 = f"int8, {mib(row.bytes)}"
     yield (
-        f"{zeros / weights:.0%} of its weights are zeros, but single ones and not whole channels, "
-        "and the file stores zeros as it stores any number: it cannot shrink by leaving them out. "
-        f"What would: {int8}; a sparse file takes {mib(zipped)} of {mib(dense)} (zip it for the "
-        "way to the device, where it is unpacked to its full size); a method that prunes whole "
-        f"channels ({', '.join(CHANNEL_METHODS)}) makes it smaller on the device too"
+        f"{zeros / weights:.0%} of its weights are zeros, but one by one and not in whole "
+        "channels: the file stores them all the same and cannot shrink. What would: "
+        f"{int8}; a sparse file, {mib(zipped)} of {mib(dense)} when zipped, which a device unpacks "
+        "to its full size; a method that prunes whole channels "
+        f"({', '.join(CHANNEL_METHODS)}), smaller on the device too"
     )
 
 
