@@ -174,6 +174,15 @@ def test_one_file_with_a_column_of_clients(folder: Path, tmp_path: Path) -> None
     assert same(together, data.load(folder, **CUT))
 
 
+def test_without_a_column_of_clients_they_are_made_up_and_that_is_said(tmp_path: Path) -> None:
+    found = columns()
+    write(tmp_path / "all.csv", list(found), list(zip(*found.values(), strict=True)))
+    federation = data.load(tmp_path / "all.csv", label="activity", channels=CHANNELS, clients=4)
+    assert len(federation.clients) == 4
+    assert federation.names == {}
+    assert federation.notes[0] == tables.NOBODY
+
+
 def test_rows_of_several_people_may_be_interleaved(folder: Path, tmp_path: Path) -> None:
     found = columns()
     rows = list(zip(*found.values(), strict=True))

@@ -31,6 +31,8 @@ STRETCH = 10
 GAP = 3.0
 """Times the usual step of a clock from which on a recording has a gap."""
 
+NOBODY = "no column says whose a row is (client): all are dealt out to clients that are made up"
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -521,6 +523,8 @@ def _joined(
     numeric = is_numbers(target)
     classes, y = _classes(target)
     users, user = _users(recordings)
+    if user is None:
+        notes = (*notes, NOBODY)
     number = np.repeat(np.arange(len(recordings)), [len(each.target) for each in recordings])
     piece = np.concatenate([each.pieces for each in recordings])
     # In a stretch nothing changes that a window may not cross.
