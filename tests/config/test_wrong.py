@@ -96,3 +96,13 @@ def test_what_only_the_data_tell_is_refused_with_the_rest() -> None:
     with pytest.raises(InputErrors) as caught:
         fg.run("fedavg", data="digits", cohort=99, net="mlpp")
     assert sorted(sentence.split()[0] for sentence in caught.value.sentences) == ["cohort", "there"]
+
+
+def test_settings_that_the_data_would_bring_are_not_doubted() -> None:
+    # mnist would be trained with SGD, which has a momentum; nobody knows of mnistt.
+    with pytest.raises(InputErrors) as caught:
+        fg.run("fedavg", data="mnistt", set={"momentum": 0.5, "lr": -1})
+    assert [sentence.split(";")[0] for sentence in caught.value.sentences] == [
+        "there is no data set 'mnistt'",
+        "local.optimiser.lr is -1.0",
+    ]

@@ -86,10 +86,10 @@ def _with_enough_rounds(experiment: Experiment, federations: Federations) -> Exp
 def shorter(method: AnyMethod, recipe: LocalTraining) -> AnyMethod:
     """The method with one local epoch, and its own lengths as short as they can be."""
     short = with_recipe(method, dataclasses.replace(recipe, epochs=1))
-    fields = {field.name for field in dataclasses.fields(short)}  # type: ignore[arg-type]
     lengths: dict[str, Any] = {}
     for name, length in SHORT.items():
-        if name in fields and isinstance(getattr(short, name), int):
+        # The fields of a frozen dataclass, and not its properties.
+        if type(vars(short).get(name)) is int:
             lengths[name] = length
     made: AnyMethod = dataclasses.replace(short, **lengths)  # type: ignore[type-var]
     return made

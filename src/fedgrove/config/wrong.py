@@ -44,21 +44,35 @@ def assembled(
         experiment = Experiment(chosen or methods.FedAvg(), **_good(words))
     given = [each for each in settings if each]
     if given and chosen is not None:
-        # Where the data cannot be read, any recipe will do to look at the settings.
-        recipe = LocalTraining()
-        with refusals.collected():
-            recipe = federations.recipe(experiment)
-        for each in given:
-            with refusals.collected():
-                experiment = replace(
-                    experiment, method=with_settings(experiment.method, each, recipe)
-                )
+        experiment = _with_all_settings(experiment, given, federations, refusals)
     if refusals.sentences:
         for look in others:
             with refusals.collected():
                 look()
         look_further(experiment, federations, refusals)
     refusals.check()
+    return experiment
+
+
+def _with_all_settings(
+    experiment: Experiment,
+    settings: Sequence[Settings],
+    federations: Federations,
+    refusals: Refusals,
+) -> Experiment:
+    recipe = None
+    with refusals.collected():
+        recipe = federations.recipe(experiment)
+    wrong = Refusals()
+    for each in settings:
+        with wrong.collected():
+            method = with_settings(experiment.method, each, recipe or LocalTraining())
+            experiment = replace(experiment, method=method)
+    for sentence in wrong.sentences:
+        # Where nobody knows how the data are trained, a setting may be one of what they bring.
+        is_doubtful = recipe is None and sentence.startswith("there is no setting")
+        if not is_doubtful:
+            refusals.add(InputError(sentence))
     return experiment
 
 
