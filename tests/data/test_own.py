@@ -174,6 +174,15 @@ def test_one_file_with_a_column_of_clients(folder: Path, tmp_path: Path) -> None
     assert same(together, data.load(folder, **CUT))
 
 
+def test_without_a_column_of_clients_they_are_made_up_and_that_is_said(tmp_path: Path) -> None:
+    found = columns()
+    write(tmp_path / "all.csv", list(found), list(zip(*found.values(), strict=True)))
+    federation = data.load(tmp_path / "all.csv", label="activity", channels=CHANNELS, clients=4)
+    assert len(federation.clients) == 4
+    assert federation.names == {}
+    assert federation.notes[0] == tables.NOBODY
+
+
 def test_rows_of_several_people_may_be_interleaved(folder: Path, tmp_path: Path) -> None:
     found = columns()
     rows = list(zip(*found.values(), strict=True))
@@ -649,3 +658,24 @@ def test_a_run_is_not_resumed_on_changed_files(folder: Path, tmp_path: Path) -> 
     path.unlink()
     with pytest.raises(InputError, match="is on the data in"):
         fg.rerun(tmp_path / "run", engine="serial", progress=False)
+
+
+def test_devices_by_name(folder: Path, tmp_path: Path) -> None:
+    lines = [[user, 5 + k, 40, 2.5, 1 << 30] for k, user in reversed(list(enumerate(USERS)))]
+    write(tmp_path / "devices.csv", ["client", "up", "down", "speed", "memory"], lines)
+    federation = data.load(folder, **CUT, profile=str(tmp_path / "devices.csv"))
+    assert [federation.infos[k].up for k in federation.ids] == [5, 6, 7]
+    steps = [[user, 0, 1 + k, 1] for k, user in enumerate(USERS)]
+    write(tmp_path / "trace.csv", ["client", "second", "up", "down"], steps)
+    traced = data.load(folder, **CUT, trace=str(tmp_path / "trace.csv"))
+    assert traced.trace is not None
+    assert traced.trace[1].up == (2.0,)
+    with pytest.raises(
+        InputError, match="line for client 'watch-12', and the clients are numbered"
+    ):
+        data.load("digits", clients=3, profile=str(tmp_path / "devices.csv"))
+
+
+def test_a_smoke_run(folder: Path) -> None:
+    result = fg.run("fedavg", data=folder, **CUT, smoke=True, engine="serial", progress=False)
+    assert [row["name"] for row in result.clients()] == list(USERS)

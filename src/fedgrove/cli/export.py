@@ -115,7 +115,7 @@ def _show(exports: list[Exported]) -> None:
     for exported in exports:
         for row in exported.rows:
             table.add_row(
-                str(exported.client),
+                exported.name,
                 row.version,
                 f"{row.params:,}",
                 f"{row.macs:,}",
@@ -129,7 +129,7 @@ def _show(exports: list[Exported]) -> None:
     out.print(table)
     for exported in exports:
         for note in exported.notes:
-            out.print(f"client {exported.client}: {note}")
+            out.print(f"client {exported.name}: {note}")
         files = [row.file for row in exported.rows if row.file]
         files.append(exported.card)
         out.print(

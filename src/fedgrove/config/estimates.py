@@ -102,7 +102,7 @@ def cost_of_shape(
     examples = _given(words, "examples", EXAMPLES_TRAINED)
     check(examples >= 1, "--examples", examples, "1 or more")
     seed = _given(words, "seed", 0)
-    devices = read_devices(words.get("profile"), words.get("trace"))
+    devices = read_devices(words.get("profile"), words.get("trace")).of_clients({})
     devices.check_all_there(clients)
     return cost(
         method,

@@ -86,14 +86,14 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         )
 
     # The clients left are numbered anew from 0; scenarios and profiles go by the new numbers.
+    names = {k: _name(dataset, choices, rows.train) for k, rows in enumerate(usable)}
+    choices = replace(choices, devices=choices.devices.of_clients(_told(names)))
     choices.devices.check_all_there(len(usable))
     affected = scenarios.affected(scenario, len(usable), choices.seed)
     clients = {}
-    names = {}
     for k, rows in enumerate(usable):
         own_scenario = scenario if k in affected else None
         clients[k] = _client(dataset, rows, choices, k, own_scenario)
-        names[k] = _name(dataset, choices, rows.train)
 
     notes = list(dataset.notes)
     if kind == "random" and dataset.block is not None:

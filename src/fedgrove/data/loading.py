@@ -208,6 +208,7 @@ def _load_several(
         )
     mixed = mix(parts, data, outputs="shared")
     # By the numbers that clients have here: alone, each set would number its own from 0.
+    devices_of = devices_of.of_clients(mixed.names)
     devices_of.check_all_there(len(mixed.clients))
     on_devices = {}
     for k, client in mixed.clients.items():

@@ -31,6 +31,8 @@ STRETCH = 10
 GAP = 3.0
 """Times the usual step of a clock from which on a recording has a gap."""
 
+NOBODY = "no column says whose a row is (client): all are dealt out to clients that are made up"
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -241,9 +243,12 @@ def _recordings(
     if target is None or owner is None:
         return []
 
+    # All rows of one client after another, each in the order of time.
+    number = ids(owner)
+    order = order[np.argsort(number[order], kind="stable")]
     recordings = []
-    for client in dict.fromkeys(owner.tolist()):
-        rows = order[owner[order] == client]
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        client = str(owner[rows[0]])
         parts = np.zeros(len(rows), dtype=np.int64)
         if clock is not None:
             parts = _between_gaps(clock[rows])
@@ -394,13 +399,19 @@ def _owner(table: Table, words: Words, findings: Findings) -> Array | None:
 def _names(column: Array) -> list[str]:
     """What is in each cell as a name: 7 and 7.0 are the same person; empty: nothing is."""
     names = []
+    # A person has many rows: each text is looked at once.
+    known: dict[str, str] = {}
     for cell in column.tolist():
-        if is_missing(cell):
+        if isinstance(cell, str) and cell in known:
+            names.append(known[cell])
+        elif is_missing(cell):
             names.append("")
         elif isinstance(cell, float) and cell.is_integer():
             names.append(str(int(cell)))
         else:
             names.append(str(cell).strip())
+        if isinstance(cell, str):
+            known[cell] = names[-1]
     return names
 
 
@@ -512,6 +523,8 @@ def _joined(
     numeric = is_numbers(target)
     classes, y = _classes(target)
     users, user = _users(recordings)
+    if user is None:
+        notes = (*notes, NOBODY)
     number = np.repeat(np.arange(len(recordings)), [len(each.target) for each in recordings])
     piece = np.concatenate([each.pieces for each in recordings])
     # In a stretch nothing changes that a window may not cross.

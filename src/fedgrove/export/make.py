@@ -218,6 +218,7 @@ def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path)
         torch_accuracy,
         same_int8,
         notes,
+        subject.source.name(subject.client),
     )
 
 

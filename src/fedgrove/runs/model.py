@@ -292,8 +292,20 @@ def described(run: Run, groups: Mapping[int, int], files: Mapping[int, str]) -> 
 
 
 def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
-    data = federation.client(k, rounds)
     problem = federation.problem
+    try:
+        data = federation.client(k, rounds)
+    # The data may come from a function of the user's own, which may raise anything. The client was
+    # lost for that, a note says why, and its model is still good for others' inputs.
+    except Exception:
+        common = federation.preparation.to_json()
+        kind = problem.of("")
+        return {
+            "name": federation.name_of(k),
+            "kind": kind.kind,
+            **_unit(kind),
+            "preparation": common,
+        }
     own = problem.of(data.info.task)
     entry: dict[str, Any] = {
         "name": federation.name_of(k),
