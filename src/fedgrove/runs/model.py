@@ -356,7 +356,8 @@ def shared_model(
         )
     who = f"the model that {len(entries)} clients share"
     preparations = [Preparation.from_json(entry["preparation"]) for entry in entries]
-    preparation = pooled(preparations, [int(entry["examples"]) for entry in entries])
+    # Of a client whose data could not be made it is not known how many it has.
+    preparation = pooled(preparations, [int(entry.get("examples", 0)) for entry in entries])
     # What one client does not know, another may.
     entry = {key: value for key, value in entries[0].items() if key != "allowed"}
     return _model(about, entry, filled(module, tree, who), who, preparation)
