@@ -82,15 +82,12 @@ from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..parts.task_groups import (
     NOISE,
-    REMEMBERED,
     Hdbscan,
-    Trace,
     distances,
-    has_switched,
-    length,
     matched,
     together,
 )
+from ..parts.task_memory import Trace, remembered
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 
@@ -293,8 +290,13 @@ class FedAPTA:
 
     def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
         """Alg. 3, on all devices that are remembered; if all are settled, groups stay."""
-        traces = remember(grouping, state, arrivals)
+        traces = {k: arrival.trace for k, arrival in arrivals.items()}
         groups = state.groups
+        if grouping.memory:
+            before = {k: Trace(*fields) for k, fields in state.traces.items()}
+            traces = remembered(
+                before, groups, traces, grouping.fade, grouping.settle, grouping.forget
+            )
         if not all(trace.is_settled for trace in traces.values()):
             # Known by this update alone: newcomers, and those that have forgotten what they did.
             homeless = {k for k, arrival in arrivals.items() if traces[k] is arrival.trace}
@@ -487,33 +489,6 @@ def placed(state: State) -> dict[int, int]:
     return dict.fromkeys(state.ratios, next(iter(state.models)))
 
 
-def remember(grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> dict[int, Trace]:
-    """The traces of all devices after this round: those of the longest absence first."""
-    if not grouping.memory:
-        return {k: arrival.trace for k, arrival in arrivals.items()}
-    before = {k: Trace(*fields) for k, fields in state.traces.items()}
-    directions = group_directions(state)
-    after = {k: trace for k, trace in before.items() if k not in arrivals}
-    for k, arrival in arrivals.items():
-        known = before.get(k)
-        if known is None:
-            after[k] = arrival.trace
-            continue
-        group = state.groups[k]
-        own = directions[group] - known.total.double()
-        others = [direction for g, direction in directions.items() if g != group]
-        update = arrival.trace
-        first = known.first_length
-        if has_switched(update, first, own, others, grouping.forget):
-            after[k] = update
-        elif known.is_settled or length(update.total) < grouping.settle * first:
-            after[k] = known.settled()
-        else:
-            after[k] = known.then(update, grouping.fade)
-    newest = list(after)[-max(REMEMBERED, len(arrivals)) :]
-    return {k: after[k] for k in newest}
-
-
 def clustered(
     grouping: Hdbscan, state: State, traces: Mapping[int, Trace], homeless: Set[int]
 ) -> dict[int, int]:
@@ -539,17 +514,6 @@ def clustered(
     clusters = dict(zip(devices, labels, strict=True))
     numbers = matched(clusters, known, fresh=max(state.models) + 1)
     return state.groups | {k: numbers[label] for k, label in clusters.items()}
-
-
-def group_directions(state: State) -> dict[int, Tensor]:
-    """By group: the sum of what its devices have moved in all."""
-    directions: dict[int, Tensor] = {}
-    # By number: a sum's last bits depend on the order of its terms.
-    for k in sorted(state.traces):
-        total = state.traces[k][0].double()
-        group = state.groups[k]
-        directions[group] = directions.get(group, torch.zeros_like(total)) + total
-    return directions
 
 
 def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:
