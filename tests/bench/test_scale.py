@@ -29,7 +29,7 @@ def test_rows_are_of_the_fastest_starts_beside_the_first_size() -> None:
     assert (second["memory_mib"], second["times_memory"]) == (120.0, 1.2)
     text = io.StringIO()
     print_scale([first, second], text)
-    assert text.getvalue().split("\n")[2].split() == [
+    assert text.getvalue().split("\n")[3].split() == [
         "fedavg", "serial", "20", "120", "1.20", "4.00", "2.00", "2.50", "2.50", "1.00"
     ]  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import IO, Any
 from scipy import stats
 
 from .fit import Column, in_one_folder, names, print_table, print_text
-from .tables import UNITS, Summary, each_round, kilobytes, mib
+from .tables import Summary, each_round, kilobytes, mib
 
 SAME = ("data", "task", "partition", "scenario", "split", "validation", "clients")
 """Runs are paired by seed only where these agree.
@@ -176,7 +176,6 @@ def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None =
         Column("total\ndown", 4),
     ]
     print_table(columns, [_row(group, words) for group in groups], file)
-    print_text(UNITS, file)
     for metric in dict.fromkeys(_metric(group) for group in groups if not _more(group)):
         print_text(f"{metric}: less is better, and the worst is the largest", file)
 
