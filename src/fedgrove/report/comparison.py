@@ -140,9 +140,10 @@ def _explained(lines: Sequence[Line]) -> str:
     spread = ""
     if any(line.deviation is not None for line in lines):
         spread = ", ± standard deviation over seeds"
+    metric = lines[0].metric if lines else "accuracy"
     return (
-        f"{(lines[0].metric if lines else 'accuracy')}: mean over clients{spread}; kB: both ways, "
-        "1 kB = 1000 bytes; model: the weights that fedgrove export writes, as float32."
+        f"{metric}: mean over clients{spread}; kB: thousands of "
+        "bytes, both ways; model: the weights that fedgrove export writes, as float32."
     )
 
 

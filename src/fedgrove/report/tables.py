@@ -245,8 +245,11 @@ def _told_apart(summaries: Sequence[Summary]) -> tuple[list[str], str]:
         values = {str(summary.get(name, USUAL.get(name, ""))) for summary in summaries}
         if len(values) > 1:
             apart.append(name)
-        else:
-            common.append(f"{name} {values.pop()}")
+            continue
+        value = values.pop()
+        # "scenario none" would only take room.
+        if value != "none":
+            common.append(f"{name} {value}")
     return apart, ", ".join(common)
 
 
