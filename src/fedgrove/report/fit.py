@@ -98,7 +98,9 @@ def print_table(
     """
     out = console(file)
     fitted = fit(columns, rows, out.width)
-    out.print(_table(columns, rows, fitted), crop=False, width=_width(fitted, out.width))
+    # On a terminal narrower than what is always shown, lines run over: better than to cut them.
+    out.width = max(out.width, _total(fitted.widths, fitted.shown))
+    out.print(_table(columns, rows, fitted), crop=False)
     left_out = [column.words for i, column in enumerate(columns) if i not in fitted.shown]
     if left_out:
         # A pipe has no width of its own, but takes one.
@@ -191,14 +193,9 @@ def _narrow_names(
     while _total(widths, shown) > width:
         wide = [i for i in shown if columns[i].is_name and widths[i] > SHORTEST_NAME]
         if not wide:
-            # Narrower than any table: a line that runs over is better than a figure cut short.
             return
         widest = max(wide, key=lambda i: widths[i])
         widths[widest] -= 1
-
-
-def _width(fitted: Fitted, width: int) -> int:
-    return max(width, _total(fitted.widths, fitted.shown))
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], fitted: Fitted) -> Table:
