@@ -55,12 +55,16 @@ def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) 
     from .. import methods
     from ..config.experiment import Experiment, Federations
     from ..config.settings import settable
+    from ..report.fit import console, print_text
+    from ..report.markup import laid_out
     from ..report.tables import print_pairs
 
     instance = methods.make(method)
     recipe = Federations(data_dir).recipe(Experiment(instance, str(data)))
-    print(_docstring(type(instance)))
-    print(f"\n--set takes, with the recipe of {data}:\n")
+    print(laid_out(_docstring(type(instance)), console().width))
+    print()
+    print_text(f"--set takes, with the recipe of {data}:")
+    print()
     rows = []
     for path, value, allowed in settable(instance, recipe):
         # A part is shown by its name: its fields have rows of their own.
@@ -90,12 +94,13 @@ def doctor(data_dir: o.DataDir = None) -> None:
 
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
+    from ..report.markup import plain
 
     rows = []
     for name in methods.names():
         docstring = _module_docstring(methods.find(name).__module__)
         # Up to the citation in brackets, or to the end of the first sentence.
-        rows.append((name, re.split(r"\s\(|\.\s", docstring)[0]))
+        rows.append((name, plain(re.split(r"\s\(|\.\s", docstring)[0])))
         for preset, method in methods.presets(name).items():
             rows.append((f"{name}:{preset}", f"{name} with {_changes(method)}"))
     return rows
