@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods
-    from .api import resume, run
+    from .api import rerun, resume, run
     from .config.experiment import Experiment
     from .core import (
         Batch,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Train,
     )
     from .data import from_arrays, load
-    from .errors import EngineError, FedgroveError, InputError, WireError
+    from .errors import EngineError, FedgroveError, InputError, InputErrors, WireError
     from .export.make import export_model
     from .runs.result import Result
 
@@ -44,6 +44,7 @@ __all__ = [
     "Give",
     "Info",
     "InputError",
+    "InputErrors",
     "Measure",
     "Outcome",
     "Packet",
@@ -57,19 +58,22 @@ __all__ = [
     "from_arrays",
     "load",
     "methods",
+    "rerun",
     "resume",
     "run",
 ]
 
+_ERRORS = ("EngineError", "FedgroveError", "InputError", "InputErrors", "WireError")
 _MODULE_OF = {
     "Experiment": "config.experiment",
     "Result": "runs.result",
     "export_model": "export.make",
     "from_arrays": "data",
     "load": "data",
+    "rerun": "api",
     "resume": "api",
     "run": "api",
-    **dict.fromkeys(("EngineError", "FedgroveError", "InputError", "WireError"), "errors"),
+    **dict.fromkeys(_ERRORS, "errors"),
 }
 """Where a public name is defined; those that are not listed are in ``core``."""
 

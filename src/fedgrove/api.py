@@ -7,22 +7,24 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from . import engines, methods
+from . import engines
 from .config.experiment import (
+    SHORTHANDS,
     Experiment,
     Federations,
     Settings,
     shorthand_settings,
-    with_settings,
 )
 from .config.plan import Plan, plan
-from .config.settings import coerce
+from .config.repeat import read_config
+from .config.settings import coerce, hints
+from .config.smoke import smoke as smoke_of
 from .config.sweep import FILE as SWEEP_FILE
 from .config.toml import (
     check_files,
@@ -32,13 +34,15 @@ from .config.toml import (
     from_toml,
     how_to_resume,
 )
+from .config.wrong import assembled, look_further
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError
+from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
+from .report.start import starting
 from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder
 from .runs.lock import locked
@@ -46,7 +50,7 @@ from .runs.lockstep import Watch, train_alone
 from .runs.result import Failure, Result
 from .runs.store import cannot_write
 
-__all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
+__all__ = ["Experiment", "Failure", "Result", "rerun", "resume", "run", "train"]
 
 
 def run(
@@ -85,6 +89,7 @@ def run(
     precision: str = "fp32",
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
+    smoke: bool = False,
     progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
@@ -130,42 +135,44 @@ def run(
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
     out: the run folder to make; without it the folder is temporary, and ``Result.save`` keeps it.
-    progress: whether to show progress on stderr.
+    smoke: try every stage on a few examples, in seconds; the figures mean nothing.
+    progress: whether to show progress on stderr: a live line on a terminal, else lines.
     watch: called with each line of metrics.jsonl as it is written.
     """
-    chosen = methods.make(method) if isinstance(method, str) else method
-    experiment = Experiment(
-        method=chosen,
-        data=data if isinstance(data, Federation) else str(data),
-        net=net,
-        partition=partition,
-        scenario=scenario,
-        split=split,
-        validation=validation,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
+    refusals = Refusals()
+    words = {
+        "data": data if isinstance(data, Federation) else str(data),
+        "net": net,
+        "partition": partition,
+        "scenario": scenario,
+        "split": split,
+        "validation": validation,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "profile": profile,
+        "trace": trace,
+        "standardise": standardise,
+        "seed": seed,
+        "evaluate": evaluate,
+        "score_on": score_on,
+        "quorum": quorum,
+        "deadline": deadline,
+        "norm_bound": norm_bound,
+        "faults": faults,
+        "init": None if init is None else str(init),
+        "freeze": freeze,
+        "per_task": per_task,
+    }
+    with refusals.collected():
         # Coerced here, so that a bare number is refused with a sentence.
-        finetune=coerce("finetune", finetune, tuple[int, ...]),
-        profile=profile,
-        trace=trace,
-        standardise=standardise,
-        seed=seed,
-        evaluate=evaluate,
-        score_on=score_on,
-        quorum=quorum,
-        deadline=deadline,
-        norm_bound=norm_bound,
-        faults=faults,
-        init=None if init is None else str(init),
-        freeze=freeze,
-        per_task=per_task,
-    )
+        words["finetune"] = coerce("finetune", finetune, tuple[int, ...])
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
-    for settings in (set, shorthands):
-        if settings:
-            experiment = configured(experiment, settings, federations)
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, (set, shorthands), federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
     return train(
         experiment,
         out,
@@ -179,10 +186,62 @@ def run(
     )
 
 
-def configured(experiment: Experiment, settings: Settings, federations: Federations) -> Experiment:
-    """The experiment with its method's settings changed, from the data set's recipe."""
-    recipe = federations.recipe(experiment)
-    return replace(experiment, method=with_settings(experiment.method, settings, recipe))
+def rerun(
+    path: str | Path,
+    *,
+    set: Settings = (),
+    timeout: float | None = None,
+    engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    trust: bool = False,
+    smoke: bool = False,
+    progress: bool = True,
+    watch: Watch | None = None,
+    **changes: Any,
+) -> Result:
+    """Run again what a run folder's config.toml, or a file such as run.toml, describes.
+
+    ``changes`` are words of :func:`run` that take the place of the file's, as ``seed=3``; ``set``
+    changes its method's settings. The same words give the same result. A file that names code
+    (``net = "x.py:Net"``) needs ``trust``: that code is run. The old folder is not touched.
+    """
+    refusals = Refusals()
+    shorthands = {word: changes.pop(word) for word in SHORTHANDS if word in changes}
+    kinds = hints(Experiment)
+    for word in list(changes):
+        if word not in kinds:
+            refusals.add(unknown("word of rerun", word, [*kinds, *SHORTHANDS]))
+            changes.pop(word)
+    wanted = read_config(path, changes, refusals, trust)
+    federations = Federations(data_dir)
+    words = {**wanted.words, **changes}
+    # A method that could not be made was refused; any will do to look at the rest.
+    method = words.pop("method", wanted.method) or "fedavg"
+    settings = (wanted.settings, set, shorthand_settings(shorthands))
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, settings, federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
+    return train(
+        experiment,
+        out,
+        federations=federations,
+        engine=engine,
+        device=device,
+        precision=precision,
+        timeout=timeout,
+        progress=progress,
+        watch=watch,
+    )
+
+
+def check_engine(engine: str | Engine, device: str, precision: str, timeout: float | None) -> None:
+    """Refuse an engine that cannot be had; one that was given is taken as it is."""
+    if isinstance(engine, str):
+        engines.choose(engine, device, precision, timeout).close()
 
 
 def train(
@@ -203,9 +262,16 @@ def train(
     """
     if federations is None:
         federations = Federations()
+    refusals = Refusals()
+    with refusals.collected():
+        check_engine(engine, device, precision, timeout)
+    if refusals.sentences:
+        look_further(experiment, federations, refusals)
+    refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
-            planned = plan(experiment, Path(out), federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
             try:
                 with _locked(folder):
@@ -219,7 +285,8 @@ def train(
         except OSError as error:
             raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
-            planned = plan(experiment, Path(scratch) / "run", federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
             with locked(folder.path):
                 result = _finish(planned, folder, chosen, progress, watch, is_temporary=True)
@@ -269,7 +336,8 @@ def resume(
         check_named_data(folder.config, data)
         check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
-        planned = plan(experiment, folder.path, Federations(data_dir))
+        with starting("reading the data", quiet=not progress):
+            planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
             return _finish(planned, folder, chosen, progress, watch)
 
@@ -296,6 +364,16 @@ def _engine(
         chosen.close()
 
 
+def _title(planned: Plan, folder: RunFolder) -> str:
+    """What is about to be trained, for the first line of a log."""
+    run = planned.run
+    clients = len(run.federation.clients)
+    return (
+        f"round {folder.rounds_saved()}/{run.rounds}  {run.label} on {run.federation.name}, "
+        f"{run.cohort} of {clients} clients in a round"
+    )
+
+
 def _finish(
     planned: Plan,
     folder: RunFolder,
@@ -315,7 +393,9 @@ def _finish(
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
-        with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
+        past = folder.metrics_to_show()
+        title = _title(planned, folder)
+        with watching(rounds, past, quiet=not progress, title=title) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)

@@ -148,7 +148,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "there is no command 'rnu'; did you mean 'run'? There are: bench, compare, cost, doctor, ",
         ),
         ("resume nothing", "nothing is not a run folder: it does not exist."),
-        ("resume", "RUN is missing; see: fedgrove resume --help"),
+        ("resume", "there is no unfinished run under runs; name the folder of one: "),
         ("compare nothing", "nothing is not a run folder: it does not exist."),
         ("compare", "RUN... is missing; see: fedgrove compare --help"),
         ("cost", "METHOD... is missing; see: fedgrove cost --help"),

@@ -171,7 +171,7 @@ def test_work_that_cannot_be_finished_ends_with_one(
 
     monkeypatch.setattr(api, "train_alone", die)
     assert main(["run", "ditto", *SMALL]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith(
         "fedgrove: a worker died. 0 of 2 rounds are saved; resume with: fedgrove resume runs/"
     )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from ..errors import EngineError, check, unknown
-from . import about
+from ..errors import EngineError, check, together, unknown
+from ..report.start import load_torch, starting
+from . import about, complete
 from . import options as o
 from .bench import bench
+from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
+from .index import index
 from .paper import paper
 from .sweep import members_of, resume_sweep, sweep
 
@@ -41,15 +45,14 @@ class Commands(TyperGroup):
             raise EngineError(str(stop) or "interrupted before anything was trained.") from stop
 
 
-app = typer.Typer(
-    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
 Chosen = Annotated[
     str | None,
     typer.Argument(
         metavar="[METHOD]",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
@@ -66,7 +69,7 @@ def top(ctx: typer.Context, version: Version = False) -> None:
         print(ctx.get_help())
 
 
-@app.command()
+@app.command(cls=o.RunCommand)
 def run(
     ctx: typer.Context,
     method: Chosen = None,
@@ -103,6 +106,9 @@ def run(
     faults: o.Faults = None,
     per_task: o.PerTask = False,
     no_standardise: o.NoStandardise = False,
+    config: o.Config = None,
+    trust: o.Trust = False,
+    smoke: o.Smoke = False,
     dry_run: o.DryRun = False,
     json: o.Json = False,
 ) -> None:
@@ -110,15 +116,28 @@ def run(
 
     Without a method: ca-afp beside fedavg.
     """
-    if method is None:
-        return side_by_side(ctx.params)
-    from .. import api
-    from ..config.experiment import Federations
-    from ..config.plan import plan
-    from . import arguments
+    wrong = ctx.meta[o.WRONG]
+    if method is None and config is None and not smoke:
+        if wrong:
+            raise together(wrong)
+        load_torch(quiet=json)
+        side_by_side(ctx.params)
+        # The first command on a new machine: from here on `list` and completion come at once.
+        index()
+        return
+    with starting("loading torch", quiet=json) as say:
+        from .. import api
+        from ..config.experiment import Federations
+        from ..config.plan import plan
+        from . import arguments
 
-    federations = Federations(data_dir)
-    experiment = arguments.experiment(ctx.params, federations)
+        if method is None and config is None:
+            ctx.params["method"] = SMOKED
+        say("reading the data")
+        federations = Federations(data_dir)
+        experiment = arguments.experiment(ctx.params, federations, wrong)
+    if smoke:
+        return try_out(experiment, federations, ctx.params)
     folder = arguments.out_folder(experiment, method, out)
     if dry_run:
         return _print_plan(plan(experiment, folder, federations), json)
@@ -138,7 +157,7 @@ def run(
 @app.command()
 def resume(
     ctx: typer.Context,
-    run: o.Run,
+    run: o.Unfinished = None,
     engine: o.Engine = "auto",
     device: o.Device = "auto",
     precision: o.Precision = "fp32",
@@ -148,6 +167,10 @@ def resume(
     json: o.Json = False,
 ) -> None:
     """Resume an interrupted run or sweep; the result is the one it would have had."""
+    if run is None:
+        run = str(newest_unfinished(Path("runs")))
+        print(f"fedgrove: resuming {run}", file=sys.stderr)
+    load_torch(quiet=json)
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
     from .. import api
@@ -163,6 +186,19 @@ def resume(
         progress=not json,
     )
     _show(result, json)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def rerun(ctx: typer.Context, run: o.Run) -> None:
+    """Run again what a run folder holds, in a folder of its own.
+
+    Flags of ``fedgrove run`` may follow, as --seed 3; they take the place of what was.
+    """
+    assert ctx.parent is not None
+    command: Any = ctx.parent.command
+    again = command.get_command(ctx.parent, "run")
+    with again.make_context("run", ["--config", run, *ctx.args], parent=ctx.parent) as inner:
+        again.invoke(inner)
 
 
 @app.command()
@@ -201,7 +237,7 @@ def compare(
         print_over_seeds(over_seeds(finished))
 
 
-@app.command()
+@app.command(cls=o.Gathering)
 def cost(
     ctx: typer.Context,
     methods: o.Methods,
@@ -229,6 +265,7 @@ def cost(
     json: o.Json = False,
 ) -> None:
     """Print what methods would send and need, and how long their devices take; train nothing."""
+    load_torch(quiet=json)
     from ..report.tables import print_cost, print_costs
     from . import arguments
 
@@ -249,7 +286,7 @@ app.command("list")(about.list_)
 app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
-app.command("sweep")(sweep)
+app.command("sweep", cls=o.Gathering)(sweep)
 app.command("export")(export)
 app.command("paper")(paper)
 

@@ -6,24 +6,28 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .. import methods
-from ..api import configured
+from ..api import check_engine
 from ..config.experiment import (
     Experiment,
     Federations,
+    Settings,
     shorthand_settings,
     with_settings,
 )
 from ..config.grid import PER_TASK, Variant, has_setting, variants
 from ..config.plan import Plan, plan
+from ..config.repeat import read_config
+from ..config.wrong import assembled
 from ..core import AnyMethod, Engine
 from ..cost.estimate import EXAMPLES_TRAINED, cost, of_run
 from ..data.devices import read as read_devices
 from ..engines import choose
-from ..errors import InputError, check
+from ..errors import InputError, Refusals, check
 from ..parts.local import LocalTraining
 from ..runs.folder import fresh_name
 
@@ -55,21 +59,46 @@ WORDS = (
 """The words that go into an :class:`Experiment` as they are."""
 
 
-def experiment(words: Mapping[str, Any], federations: Federations) -> Experiment:
-    """The experiment the words describe; those not given are left to the library."""
-    plain = base_experiment(words, words["method"])
-    settings = [*(words.get("set") or ()), *shorthand_settings(words)]
-    return configured(plain, settings, federations)
+def experiment(
+    words: Mapping[str, Any], federations: Federations, wrong: Sequence[str] = ()
+) -> Experiment:
+    """The experiment the words describe; those not given are left to the library.
+
+    Everything that is wrong is refused at once, with the sentences in ``wrong`` first.
+    """
+    refusals = Refusals(wrong)
+    given = given_words(words)
+    settings: list[Settings] = []
+    method: AnyMethod | str = words["method"] or ""
+    if words.get("config") is not None:
+        replaced = {**given, "method": method} if method else given
+        wanted = read_config(words["config"], replaced, refusals, words["trust"])
+        given = {**wanted.words, **given}
+        settings.append(wanted.settings)
+        # A method that could not be made was refused above; any will do to look at the rest.
+        method = method or wanted.method or methods.FedAvg()
+    settings.append([*(words.get("set") or ()), *shorthand_settings(words)])
+    engine_words = partial(
+        check_engine, words["engine"], words["device"], words["precision"], words.get("timeout")
+    )
+    return assembled(method, given, settings, federations, refusals, (engine_words,))
+
+
+def given_words(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of an experiment that were given; a switch that is off was not."""
+    given = {}
+    for word in WORDS:
+        value = words.get(word)
+        if value is not None and value is not False:
+            given[word] = value
+    if words.get("no_standardise"):
+        given["standardise"] = False
+    return given
 
 
 def base_experiment(words: Mapping[str, Any], method: str) -> Experiment:
     """The same before any setting of the method is changed."""
-    given = {}
-    for word in WORDS:
-        if words.get(word) is not None:
-            given[word] = words[word]
-    standardise = not words.get("no_standardise")
-    return Experiment(methods.make(method), **given, standardise=standardise)
+    return Experiment(methods.make(method), **given_words(words))
 
 
 def engine(words: Mapping[str, Any]) -> closing[Engine]:
@@ -79,12 +108,12 @@ def engine(words: Mapping[str, Any]) -> closing[Engine]:
     )
 
 
-def out_folder(wanted: Experiment, method: str, out: str | None) -> Path:
+def out_folder(wanted: Experiment, method: str | None, out: str | None) -> Path:
     """``--out``, or a name under runs that is not taken; a preset is told by its name."""
     if out is not None:
         return Path(out)
     data = Path(str(wanted.data)).stem
-    label = methods.label_of(method)
+    label = methods.label_of(method or methods.name_of(wanted.method))
     if wanted.per_task:
         label += PER_TASK
     return fresh_name(Path("runs"), f"{label}-{data}-s{wanted.seed}")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..report.start import load_torch
+from . import complete
 from . import options as o
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ Vary = Annotated[
         "--set",
         "A field and its values, as mu=0.1,1; | separates values that are lists.",
         "KEY=VALUE,VALUE",
+        complete=complete.settings,
     ),
 ]
 Out = Annotated[
@@ -93,6 +96,7 @@ def sweep(
     json: o.Json = False,
 ) -> None:
     """Train every method with every value of every --set on every seed, and compare over seeds."""
+    load_torch(quiet=json)
     from ..config import sweep as library
     from ..config.experiment import Federations
     from ..runs.folder import fresh_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
-from ..errors import InputError, check
+from ..errors import InputError, Refusals, check
 from ..nets.freeze import check_share
 from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
@@ -91,31 +91,51 @@ class Experiment:
         if isinstance(self.method, type):
             name = self.method.__name__
             raise InputError(f"method is the class {name}; make a method of it: {name}().")
-        kinds = _word_types()
+        refusals = Refusals()
         for word in TEXT_WORDS:
             text = getattr(self, word)
-            check(text is None or isinstance(text, str), word, text, "text, or None")
+            with refusals.collected():
+                check(text is None or isinstance(text, str), word, text, "text, or None")
+        kinds = _word_types()
         for word in NUMBER_WORDS:
             value = getattr(self, word)
             if isinstance(value, np.generic):
                 value = value.item()
-            # The class is frozen, and a value of another type is brought to the field's own.
-            object.__setattr__(self, word, coerce(word, value, kinds[word]))
-        check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
+            with refusals.collected():
+                # The class is frozen, and a value of another type is brought to the field's own.
+                object.__setattr__(self, word, coerce(word, value, kinds[word]))
+        # What is not even of its type cannot be compared with its limits.
+        refusals.check()
+        for check_word in self._limits():
+            with refusals.collected():
+                check_word()
+        refusals.check()
+
+    def _limits(self) -> Iterator[Callable[[], object]]:
+        """What refuses a word beyond its limits, one for each word."""
+
+        def limit(ok: bool, word: str, allowed: str) -> Callable[[], object]:
+            return lambda: check(ok, word, getattr(self, word), allowed)
+
+        yield limit(self.evaluate >= 0, "evaluate", "0 or more rounds")
         sample_is_valid = self.score_on is None or self.score_on >= 0
-        check(sample_is_valid, "score_on", self.score_on, "0 or more clients")
-        check(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2^63")
+        yield limit(sample_is_valid, "score_on", "0 or more clients")
+        yield limit(0 <= self.seed < 2**63, "seed", "0 or more, and below 2^63")
+        rounds_are_valid = self.rounds is None or self.rounds >= 1
+        yield limit(rounds_are_valid, "rounds", "1 or more")
+        lengths_are_valid = bool(self.finetune) and min(self.finetune) >= 0
+        yield limit(lengths_are_valid, "finetune", "lengths of 0 or more epochs")
         clients_are_valid = self.clients is None or self.clients >= 1
-        check(clients_are_valid, "clients", self.clients, "1 or more")
-        check_validation(self.validation)
-        check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
+        yield limit(clients_are_valid, "clients", "1 or more")
+        yield lambda: check_validation(self.validation)
+        yield limit(0 <= self.quorum <= 1, "quorum", "a share between 0 and 1")
         deadline_is_valid = self.deadline is None or 0 < self.deadline < math.inf
-        check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
+        yield limit(deadline_is_valid, "deadline", "above 0 virtual seconds")
         bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
-        check(bound_is_valid, "norm_bound", self.norm_bound, "0 (off) or 1 and more")
-        check_share(self.freeze)
+        yield limit(bound_is_valid, "norm_bound", "0 (off) or 1 and more")
+        yield lambda: check_share(self.freeze)
         # Parsed here only for the refusal, before any data are read.
-        self.parsed_faults()
+        yield self.parsed_faults
 
     def parsed_faults(self) -> Faults:
         """The faults as a run takes them."""
@@ -282,14 +302,20 @@ def with_settings(
     0.1
     """
     draft = Draft(method)
+    refusals = Refusals()
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            draft = draft.put(key, value, recipe)
-        return draft.checked()
-    if isinstance(settings, str) or not all(isinstance(text, str) for text in settings):
+            with refusals.collected():
+                draft = draft.put(key, value, recipe)
+    elif isinstance(settings, str) or not all(isinstance(text, str) for text in settings):
         raise InputError(
             f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of values."
         )
-    for text in settings:
-        draft = draft.assign(text, recipe)
-    return draft.checked()
+    else:
+        for text in settings:
+            with refusals.collected():
+                draft = draft.assign(text, recipe)
+    with refusals.collected():
+        method = draft.checked()
+    refusals.check()
+    return method

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import InputError, Refusals, together
 from ..runs.folder import CHECKPOINT, RunFolder
 from ..runs.lockstep import Member, Watch, ignore
 from ..runs.result import Failure, Result
@@ -17,6 +18,7 @@ from ..runs.run import Run
 from ..runs.store import Memory
 from .experiment import Experiment, Federations
 from .toml import to_toml
+from .wrong import look_further
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,17 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
 
     ``path`` is where the run folder is, or will be.
     """
-    federation = federations.of(experiment)
-    run = experiment.build(federation, Memory(path / CHECKPOINT))
+    federation = None
+    try:
+        federation = federations.of(experiment)
+        run = experiment.build(federation, Memory(path / CHECKPOINT))
+    except InputError as error:
+        refusals = Refusals()
+        refusals.add(error)
+        look_further(experiment, federations, refusals, cannot_read=federation is None)
+        if len(refusals.sentences) == 1:
+            raise
+        raise together(refusals.sentences) from None
     return Plan(experiment.resolved(run), run, path)
 
 
