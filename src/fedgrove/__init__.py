@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods
-    from .api import rerun, resume, run
+    from .api import compare, cost, load_run, rerun, resume, run, sweep
     from .config.experiment import Experiment
     from .core import (
         Batch,
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     )
     from .data import from_arrays, load
     from .errors import EngineError, FedgroveError, InputError, InputErrors, WireError
+    from .estimator import FederatedClassifier, FederatedRegressor
     from .export.make import export_model
+    from .runs.model import Model
     from .runs.result import Result
 
 __version__ = "0.1.0"
@@ -40,12 +42,15 @@ __all__ = [
     "Edit",
     "EngineError",
     "Experiment",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "FedgroveError",
     "Give",
     "Info",
     "InputError",
     "InputErrors",
     "Measure",
+    "Model",
     "Outcome",
     "Packet",
     "Report",
@@ -54,25 +59,30 @@ __all__ = [
     "Task",
     "Train",
     "WireError",
+    "compare",
+    "cost",
     "export_model",
     "from_arrays",
     "load",
+    "load_run",
     "methods",
     "rerun",
     "resume",
     "run",
+    "sweep",
 ]
 
 _ERRORS = ("EngineError", "FedgroveError", "InputError", "InputErrors", "WireError")
 _MODULE_OF = {
     "Experiment": "config.experiment",
+    "FederatedClassifier": "estimator",
+    "FederatedRegressor": "estimator",
+    "Model": "runs.model",
     "Result": "runs.result",
     "export_model": "export.make",
     "from_arrays": "data",
     "load": "data",
-    "rerun": "api",
-    "resume": "api",
-    "run": "api",
+    **dict.fromkeys(("compare", "cost", "load_run", "rerun", "resume", "run", "sweep"), "api"),
     **dict.fromkeys(_ERRORS, "errors"),
 }
 """Where a public name is defined; those that are not listed are in ``core``."""

@@ -195,4 +195,22 @@ def check(ok: bool, name: str, given: object, allowed: str) -> None:
     fedgrove.errors.InputError: lr is -1; it must be above 0.
     """
     if not ok:
-        raise InputError(f"{name} is {given!r}; it must be {allowed}.")
+        raise InputError(f"{name} is {shown(given)}; it must be {allowed}.")
+
+
+LONGEST_SHOWN = 200
+"""Letters of what was given that are shown."""
+
+
+def shown(given: object) -> str:
+    """What was given, for a sentence: an array by its type and shape, anything long cut.
+
+    >>> shown("nope"), len(shown(list(range(1000))))
+    ("'nope'", 204)
+    """
+    shape = getattr(given, "shape", None)
+    if shape is not None:
+        kind = getattr(given, "dtype", "")
+        return f"a {type(given).__name__} {kind} of the shape {tuple(shape)}".replace("  ", " ")
+    text = repr(given)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN].rstrip(', ')} ..."

@@ -112,7 +112,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         ("run fedavg --data digits:grey", "digits:grey has no colours to leave out; "),
         ("run fedavg --partition iid:0", "partition is 'iid:0'; it must be iid:N with N above 0."),
-        ("run --data nope.npz", "there is no file 'nope.npz'"),
+        ("run --data nope.npz", "there is no file or folder 'nope.npz'"),
         ("run --data digits --net har-cnn", "net 'har-cnn' takes (channels, length)"),
         ("run --net nope", "there is no net 'nope'"),
         ("run --partition iidd", "there is no partition 'iidd'; did you mean 'iid'?"),

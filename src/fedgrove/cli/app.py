@@ -20,7 +20,7 @@ from .export import export
 from .first import side_by_side
 from .index import index
 from .paper import paper
-from .sweep import members_of, resume_sweep, sweep
+from .sweep import resume_sweep, sweep
 
 if TYPE_CHECKING:
     from ..config.plan import Plan
@@ -74,6 +74,12 @@ def run(
     ctx: typer.Context,
     method: Chosen = None,
     data: o.Data = None,
+    label: o.Label = None,
+    client: o.ClientColumn = None,
+    window: o.Window = None,
+    stride: o.Stride = None,
+    channels: o.Channels = None,
+    time: o.TimeColumn = None,
     net: o.Net = None,
     init: o.Init = None,
     freeze: o.Freeze = None,
@@ -216,25 +222,13 @@ def compare(
     check(not (time and bytes), "--time", time, "given without --bytes")
     if time:
         return _compare_times(runs, to, plot, json)
-    from ..report.over_seeds import over_seeds, print_over_seeds
-    from ..report.tables import print_causes, print_summaries
+    from ..config.compared import compared
 
-    summaries = []
-    for run in runs:
-        for path in members_of(run):
-            summaries.append(_summary(path, bytes))
+    found = compared(runs, bytes)
     if json:
-        print(jsonlib.dumps(summaries, indent=1))
-        return
-    if bytes:
-        print_causes(summaries)
-        return
-    print_summaries(summaries)
-    has_sweep = len(summaries) > len(runs)
-    finished = {each["run"]: each if each["finished"] else None for each in summaries}
-    if has_sweep and any(finished.values()):
-        print()
-        print_over_seeds(over_seeds(finished))
+        print(jsonlib.dumps(found.rows, indent=1))
+    else:
+        found.table()
 
 
 @app.command(cls=o.Gathering)
@@ -242,6 +236,12 @@ def cost(
     ctx: typer.Context,
     methods: o.Methods,
     data: o.Data = None,
+    label: o.Label = None,
+    client: o.ClientColumn = None,
+    window: o.Window = None,
+    stride: o.Stride = None,
+    channels: o.Channels = None,
+    time: o.TimeColumn = None,
     net: o.Net = None,
     freeze: o.Freeze = None,
     input: o.Input = None,
@@ -295,8 +295,8 @@ def _print_plan(planned: Plan, json: bool) -> None:
     """The whole configuration and the cost."""
     import tomllib
 
+    from ..config.estimates import cost_of_plan
     from ..report.tables import print_cost
-    from .arguments import cost_of_plan
 
     figures = cost_of_plan(planned)
     if json:
@@ -317,6 +317,8 @@ def _show(result: Result, json: bool) -> None:
 
 def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bool) -> None:
     """Virtual time to an accuracy, as a table and as a page."""
+    from ..config.compared import summary_of
+    from ..config.sweep import members_of
     from ..report.page import need_plotly
     from ..report.times import curve, print_times, time_to, write_times
     from ..runs.folder import RunFolder
@@ -327,7 +329,7 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
     curves = []
     for run in runs:
         for path in members_of(run):
-            summary = _summary(path)
+            summary = summary_of(path)
             lines = RunFolder.open(Path(path)).metrics()
             method = summary.get("method", "")
             curves.append(curve(path, method, lines, summary["finished"]))
@@ -343,24 +345,3 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
     print_times(curves, found)
     if plot is not None:
         print(f"Page: {plot}")
-
-
-def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
-    """A run's figures, or how far it got; with the words of its config that the figures lack."""
-    from ..config.toml import read_words
-    from ..report.tables import NAMES
-    from ..runs.folder import RunFolder
-    from ..wire.ledger import causes
-
-    folder = RunFolder.open(Path(path))
-    words = {}
-    for word, value in read_words(folder.config).items():
-        if word in NAMES:
-            words[word] = value
-    if bytes:
-        words["bytes_causes"] = causes(folder.metrics())
-    summary = folder.summary
-    if summary is not None:
-        return {"run": path, "finished": True, **words, **summary}
-    folder.check()
-    return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..export.figures import Exported
 
 Which = Annotated[
-    int | None,
-    typer.Option("--client", help="Whose model.", metavar="K", parser=o.whole, show_default=False),
+    str | None,
+    typer.Option("--client", help="Whose model: a number or a name.", metavar="K"),
 ]
 Every = Annotated[bool, typer.Option("--all", help="The model of every client.")]
 To = Annotated[str, typer.Option("--to", help="onnx or executorch.", metavar="FORMAT")]
@@ -111,7 +111,7 @@ def _show(exports: list[Exported]) -> None:
         for row in exported.rows:
             lines.append(
                 [
-                    str(exported.client),
+                    exported.name,
                     row.version,
                     f"{row.params:,}",
                     f"{row.macs:,}",
@@ -125,7 +125,7 @@ def _show(exports: list[Exported]) -> None:
     print_table(columns, lines)
     for exported in exports:
         for note in exported.notes:
-            print_text(f"client {exported.client}: {note}")
+            print_text(f"client {exported.name}: {note}")
         files = [row.file for row in exported.rows if row.file]
         files.append(exported.card)
         print_text(

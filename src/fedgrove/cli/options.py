@@ -188,10 +188,40 @@ Data = Annotated[
     str | None,
     option(
         "--data",
-        "A data set (fedgrove list data) or FILE.npz, or several as mnist+digits; else digits.",
-        "NAME",
+        "A data set (fedgrove list data), a file or a folder of your own (.csv, .parquet, .npz), "
+        "or several as mnist+digits; else digits.",
+        "NAME|PATH",
         complete=complete.data,
     ),
+]
+Label = Annotated[str | None, option("--label", "Your own data: the column to predict.", "COLUMN")]
+ClientColumn = Annotated[
+    str | None,
+    option(
+        "--client",
+        "Your own data: the column that says whose a row is; else a file or folder is a client.",
+        "COLUMN",
+    ),
+]
+Window = Annotated[
+    int | None,
+    option("--window", "Your own data: cut recordings into windows of N rows.", "N", whole),
+]
+Stride = Annotated[
+    int | None,
+    option("--stride", "Rows from one window to the next; else half a window.", "N", whole),
+]
+Channels = Annotated[
+    str | None,
+    option(
+        "--channels",
+        "Your own data: the columns that are inputs, as ax,ay,az; else all others.",
+        "COLUMN,...",
+    ),
+]
+TimeColumn = Annotated[
+    str | None,
+    option("--time", "Your own data: the column to sort recordings by.", "COLUMN"),
 ]
 Net = Annotated[
     str | None,

@@ -16,7 +16,7 @@ from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
-from ..errors import InputError, Refusals, check
+from ..errors import InputError, Refusals, check, shown
 from ..nets.freeze import check_share
 from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
@@ -26,6 +26,8 @@ from ..runs.store import Memory
 from .settings import Draft, coerce, hints
 
 NUMBER_WORDS = (
+    "window",
+    "stride",
     "clients",
     "cohort",
     "rounds",
@@ -42,7 +44,12 @@ NUMBER_WORDS = (
     "per_task",
 )
 """The words of an experiment that are numbers, lists of numbers, or true or false."""
-TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults", "init")
+OWN_WORDS = ("label", "client", "window", "stride", "channels", "time")
+"""Those that say how data of a person's own are read."""
+TEXT_WORDS = (
+    *("label", "client", "channels", "time"),
+    *("partition", "scenario", "split", "profile", "trace", "faults", "init"),
+)
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
@@ -53,6 +60,18 @@ class Experiment:
     method: AnyMethod
     data: str | Federation = "digits"
     net: str | nn.Module | None = None
+    label: str | None = None
+    """Of data of one's own: the column to predict."""
+    client: str | None = None
+    """The column that says whose a row is; without it a file's name does."""
+    window: int | None = None
+    """Cut recordings into windows of so many rows."""
+    stride: int | None = None
+    """Rows from one window to the next; None: half a window."""
+    channels: str | None = None
+    """The columns that are inputs, with commas between; None: all others."""
+    time: str | None = None
+    """The column to sort recordings by."""
     partition: str | None = None
     scenario: str | None = None
     split: str | None = None
@@ -208,8 +227,10 @@ class Federations:
             _check_nothing_else(experiment, data)
             return data
         # The words that decide a federation: experiments that agree in them share it.
+        own_words = {word: getattr(experiment, word) for word in OWN_WORDS}
         key = (
             data,
+            *own_words.values(),
             experiment.partition,
             experiment.scenario,
             experiment.split,
@@ -223,6 +244,7 @@ class Federations:
         if key not in self._dealt:
             self._dealt[key] = load(
                 data,
+                **own_words,
                 partition=experiment.partition,
                 scenario=experiment.scenario,
                 split=experiment.split,
@@ -252,7 +274,8 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
 
     What they are dealt out as may be said again, as the config.toml of such a run does.
     """
-    allowed = {
+    allowed: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(OWN_WORDS, (None,)),
         "partition": (None, federation.partition),
         "scenario": (None, federation.scenario),
         "split": (None, federation.split),
@@ -265,10 +288,41 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
         given = getattr(experiment, word)
         if given not in values:
             raise InputError(
-                f"{word} is {given!r}, and data is a federation that is dealt out already "
+                f"{word} is {shown(given)}, and data is a federation that is dealt out already "
                 f"({federation.name}); say so where you make it, as in data.load(..., "
-                f"{word}={given!r}), and leave it out here."
+                f"{word}={shown(given)}), and leave it out here."
             )
+
+
+DEALING_WORDS = ("partition", "scenario", "split", "validation", "clients", "profile", "trace")
+"""Those that say how data are dealt out."""
+
+
+def with_own_data(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of an experiment, with data that were made in Python dealt out already.
+
+    A data frame, arrays or a Dataset become a federation, and the words that say how are then said;
+    a name, a file or a folder is left to be read when it is needed, and again when the run is
+    resumed.
+    """
+    made = dict(words)
+    data = made.get("data")
+    if data is None or isinstance(data, Federation):
+        return made
+    if isinstance(data, str | Path):
+        made["data"] = str(data)
+        channels = made.get("channels")
+        if channels is not None and not isinstance(channels, str):
+            # As the command line has them.
+            listed = [channels] if isinstance(channels, int) else channels
+            made["channels"] = ",".join(str(each) for each in listed)
+        return made
+    said = {}
+    for word in (*OWN_WORDS, *DEALING_WORDS, "standardise"):
+        if word in made:
+            said[word] = made.pop(word)
+    made["data"] = load(data, **said, seed=made.get("seed", 0))
+    return made
 
 
 SHORTHANDS = {"epochs": "local.epochs", "batch": "local.batch", "lr": "local.optimiser.lr"}

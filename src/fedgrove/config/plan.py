@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..errors import InputError, Refusals, together
 from ..runs.folder import CHECKPOINT, RunFolder
 from ..runs.lockstep import Member, Watch, ignore
@@ -34,7 +36,9 @@ class Plan:
         """The text of its config.toml."""
         named = (self.experiment.profile, self.experiment.trace)
         files = self.run.federation.files
-        recorded = {path: files[path] for path in files if path in named}
+        # A federation that was made in Python brings files that no word of the run names.
+        has_named_data = isinstance(self.experiment.data, str)
+        recorded = {path: files[path] for path in files if has_named_data or path in named}
         origin = self.run.origin
         if origin is not None:
             recorded[origin.path] = origin.sha256
@@ -81,8 +85,8 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
     return Plan(experiment.resolved(run), run, path)
 
 
-def ended(member: Member) -> Result | Failure:
-    """How a member of a lockstep ended."""
+def ended(member: Member, net: str | nn.Module | None = None) -> Result | Failure:
+    """How a member of a lockstep ended; ``net`` is the network that it was asked for."""
     if member.summary is not None:
-        return Result(member.summary, member.folder)
+        return Result(member.summary, member.folder, net)
     return Failure(" ".join(str(member.error).split()), member.folder)

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import methods, parts
 from ..channels import choice
-from ..errors import InputError, Refusals, together, unknown
+from ..errors import InputError, Refusals, shown, together, unknown
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
 from ..wire import codec
@@ -210,7 +210,7 @@ def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
         )
         if not typed_not_finite:
             return value
-    raise InputError(f"{key} is {given!r}; it must be {allowed(hint, home)}.")
+    raise InputError(f"{key} is {shown(given)}; it must be {allowed(hint, home)}.")
 
 
 def _spelled(given: Any, member: Any) -> Any:
@@ -219,7 +219,8 @@ def _spelled(given: Any, member: Any) -> Any:
         if not given.strip():
             return []
         return [word.strip() for word in given.split(",")]
-    if member is type(None) and given == "none":
+    # By type first: an array compared with a word gives an array.
+    if member is type(None) and isinstance(given, str) and given == "none":
         return None
     return given
 

@@ -44,7 +44,13 @@ def smoke(experiment: Experiment, federations: Federations) -> Experiment:
         method=shorter(experiment.method, recipe),
         data=small,
         net=federation.defaults.net if experiment.net is None else experiment.net,
-        # What follows says how data are dealt out, and these are dealt out already.
+        # What follows says how data are read and dealt out, and these are dealt out already.
+        label=None,
+        client=None,
+        window=None,
+        stride=None,
+        channels=None,
+        time=None,
         partition=None,
         scenario=None,
         split=None,
@@ -94,8 +100,11 @@ def smaller(federation: Federation) -> Federation:
     chosen = _spread(len(federation.clients), CLIENTS)
     clients = {}
     later = {}
+    names = {}
     for new, place in enumerate(chosen):
         k = federation.ids[place]
+        if k in federation.names:
+            names[new] = federation.names[k]
         clients[new] = _fewer(federation.client(k))
         if k in federation.later:
             # In the second round, so that the change is seen as well.
@@ -106,6 +115,7 @@ def smaller(federation: Federation) -> Federation:
         federation,
         clients=clients,
         later=later,
+        names=names,
         # A trace goes by the clients' numbers, which are others here.
         trace=None,
         files={},

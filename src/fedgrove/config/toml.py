@@ -25,8 +25,8 @@ evaluated as code. A method of the user's own, and its own parts, go by their fi
     "mine/fedem.py" = "8e35..."
 
 Such a file is run only if it is trusted (:func:`check_trust`) and is still the same. Files of
-devices, and of the weights that a run starts from, are recorded alike, under ``[files]``
-(:func:`check_files`).
+devices, of data of one's own, and of the weights that a run starts from, are recorded alike, under
+``[files]`` (:func:`check_files`).
 
 Data that were made in Python cannot be written. What is known of them is, so that others are
 refused when the run is resumed::
@@ -293,12 +293,16 @@ def check_files(text: str, replaced: Collection[str] = ()) -> None:
     words = read_words(text)
     weights = path_of(str(words.get("init", "")))
     unused = [path_of(str(words[word])) for word in replaced if word in words]
+    of_devices = [str(words[word]) for word in ("profile", "trace") if word in words]
     for path, known in files.items() if isinstance(files, dict) else ():
-        if path in unused:
+        is_of_data = path != weights and path not in of_devices
+        if path in unused or (is_of_data and "data" in replaced):
             continue
         place = Path(path)
         if not place.is_file():
             what = "started from the weights in" if path == weights else "has the devices of"
+            if is_of_data:
+                what = "is on the data in"
             raise InputError(
                 f"the run {what} {path}, and there is no file {place.absolute()}; go "
                 "to the folder where the run was started, or restore the file."

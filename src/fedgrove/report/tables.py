@@ -453,7 +453,7 @@ def _stacked(head: str) -> str:
 
 
 def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print the cost of a run, as :func:`fedgrove.cost.estimate.cost` returns it."""
+    """Print the cost of a run, as :func:`fedgrove.costs.estimate.cost` returns it."""
     sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
     paper = "none"
     if cost["bytes_paper"] is not None:
