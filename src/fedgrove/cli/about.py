@@ -51,11 +51,15 @@ def list_(kind: Kind) -> None:
 
 def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) -> None:
     """Print a method's equations, and everything in it that --set can change."""
+    from ..report.fit import console, print_text
+    from ..report.markup import laid_out
     from ..report.tables import print_pairs
 
     docstring, rows = _shown(method, str(data), data_dir)
-    print(docstring)
-    print(f"\n--set takes, with the recipe of {data}:\n")
+    print(laid_out(docstring, console().width))
+    print()
+    print_text(f"--set takes, with the recipe of {data}:")
+    print()
     print_pairs(rows)
 
 
@@ -154,12 +158,13 @@ def doctor(data_dir: o.DataDir = None) -> None:
 
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
+    from ..report.markup import plain
 
     rows = []
     for name in methods.names():
         docstring = _module_docstring(methods.find(name).__module__)
         # Up to the citation in brackets, or to the end of the first sentence.
-        rows.append((name, re.split(r"\s\(|\.\s", docstring)[0]))
+        rows.append((name, plain(re.split(r"\s\(|\.\s", docstring)[0])))
         for preset, method in methods.presets(name).items():
             rows.append((f"{name}:{preset}", f"{name} with {_changes(method)}"))
     return rows
@@ -167,14 +172,41 @@ def _methods() -> list[tuple[str, str]]:
 
 def _changes(preset: AnyMethod) -> str:
     """The fields in which a preset differs from the method's defaults, as --set takes them."""
-    default: Any = type(preset)()
-    changes = []
-    for field in dataclasses.fields(default):
-        value = getattr(preset, field.name)
-        if value != getattr(default, field.name):
-            text = ",".join(str(item) for item in value) if isinstance(value, tuple) else value
-            changes.append(f"{field.name}={text}")
-    return " ".join(changes)
+    return " ".join(_words(type(preset)(), preset, ""))
+
+
+def _words(default: Any, changed: Any, path: str) -> list[str]:
+    """``path=value`` for all that differs; given one after the other they make ``changed``."""
+    words = []
+    for field in dataclasses.fields(changed):
+        before = getattr(default, field.name)
+        value = getattr(changed, field.name)
+        where = f"{path}{field.name}"
+        if value == before:
+            continue
+        if not dataclasses.is_dataclass(value):
+            words.append(f"{where}={_typed(value)}")
+            continue
+        cls: Any = type(value)
+        if type(before) is not cls:
+            # A part of another kind is named first, and then what differs from its own defaults.
+            words.append(f"{where}={cls.__name__}")
+            before = cls()
+        words += _words(before, value, f"{where}.")
+    return words
+
+
+def _typed(value: Any) -> str:
+    """A value as a user writes it.
+
+    >>> _typed((0.0, 0.2)), _typed(False), _typed(None), _typed(10.0)
+    ('0,0.2', 'false', 'none', '10')
+    """
+    if isinstance(value, tuple):
+        return ",".join(_typed(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0")
 
 
 def _data() -> list[tuple[str, str]]:

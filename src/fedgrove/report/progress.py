@@ -121,14 +121,15 @@ def watching(
 def _bar() -> Progress:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        # As wide as the rest leaves: a bar of a fixed width would cut the figures beside it.
+        BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[words]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     # On stderr, so that stdout holds the results alone; transient, so that nothing stays behind.
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
 
 
 def _live(bar: Progress, seen: Seen) -> Callable[[Line], None]:

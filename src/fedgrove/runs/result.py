@@ -33,7 +33,7 @@ class Result:
         """Print the figures."""
         from ..report.tables import print_summaries
 
-        print_summaries([self.summary])
+        print_summaries([self.summary], elsewhere="the summary")
 
     def save(self, path: str | Path) -> RunFolder:
         """Copy the run folder; a folder that exists is not touched."""
