@@ -30,7 +30,7 @@ from torch import Tensor
 from .. import methods, seeds
 from ..core import SCORING_VERBS, Client, Form, Holds, Outcome, Packet, Task
 from ..errors import InputError, check, unknown
-from ..methods import CAAFP, FedLPS, FedPrune, Hermes, LotteryFL
+from ..methods import CAAFP, SAFL, FedDST, FedLPS, FedPrune, Hermes, LotteryFL
 from ..nets import Net
 from ..trees import Mask, Tree
 from .guard import calling
@@ -165,7 +165,7 @@ def sends_later(method: object) -> str:
         return "send signs of their gradients as evidence for pruning"
     if isinstance(method, FedPrune):
         return "send the importance of their weights"
-    if isinstance(method, LotteryFL | FedLPS | Hermes):
+    if isinstance(method, FedDST | FedLPS | Hermes | LotteryFL | SAFL):
         return "choose the mask of 'model' from their data"
     return ""
 
