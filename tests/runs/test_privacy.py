@@ -22,7 +22,7 @@ from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
-from fedgrove.methods import FedAvg, HeteroFL
+from fedgrove.methods import CAAFP, FedAvg, FixedPrune, HeteroFL
 from fedgrove.runs import privacy
 from fedgrove.runs.privacy import Privacy
 from fedgrove.runs.rounds import plan, rounds
@@ -128,6 +128,18 @@ def test_all_that_a_method_sends_is_clipped(name: str, tmp_path: Path) -> None:
         change = change_of(report, task)
         longer.append(bool(change) and float(trees.sq_norm(change)) ** 0.5 > clip)
     assert all(longer) or name == "local"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [CAAFP(density=1.0, churn=0.0), FixedPrune(static=True)],
+    ids=["ca-afp", "fixedprune"],
+)
+def test_settings_that_leave_out_what_cannot_be_protected(method, tmp_path: Path) -> None:
+    run = make_run(method, tmp_path, rounds=6, privacy=Privacy(0.5, 0.01))
+    privacy.check_tasks(run, plan(run, run.initial_state))
+    assert not privacy.sends_later(method)
+    play(run, Serial())
 
 
 @dataclass(frozen=True)
