@@ -92,7 +92,7 @@ def test_every_method_runs_or_is_refused_before_it_begins(name: str, tmp_path: P
 
 def marked(name: str):
     """A few methods of each kind in every test run, all others in the slow ones."""
-    quick = ("fedavg", "fedchar", "fedem", "heterofl", "lg-fedavg", "local", "stc")
+    quick = ("fedavg", "fedem", "heterofl", "lg-fedavg", "local", "stc")
     return pytest.param(name, marks=() if name in quick else pytest.mark.slow)
 
 

@@ -255,8 +255,9 @@ def _standard_normal(shape: torch.Size, generator: torch.Generator | None) -> Te
 def _same(mask: Mask | None, announced: Mask | str | None) -> bool:
     if mask is None or not isinstance(announced, dict):
         return mask is None and announced is None
-    same_names = mask.keys() == announced.keys()
-    return same_names and all(torch.equal(mask[name], announced[name]) for name in mask)
+    if mask.keys() != announced.keys():
+        return False
+    return all(torch.equal(mask[name].cpu(), announced[name].cpu()) for name in mask)
 
 
 def _change(packet: Packet, known: Tree) -> Tree:
