@@ -344,16 +344,16 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
         return []
     told = figures["privacy"]
     if told["epsilon"] is None:
-        return ["--privacy has noise 0, so updates are clipped and nothing is guaranteed."]
+        return ["--privacy has noise 0, so updates are clipped and nothing is guaranteed"]
     sentence = (
         f"differential privacy of clients: epsilon {told['epsilon']:.4g} at delta "
         f"{told['delta']:g} against the server, for the client that sent most messages "
         f"({told['messages']}); {told['epsilon_replaced']:.4g} if its data were exchanged for any "
-        f"others; clip {told['clip']:g}, noise {told['noise']:g}, no amplification by sampling."
+        f"others; clip {told['clip']:g}, noise {told['noise']:g}, no amplification by sampling"
     )
     if told["secret"]:
         return [sentence]
-    return [f"{sentence} The noise is from the run's seed: a simulation, not a protection."]
+    return [f"{sentence}; noise from the run's seed: a simulation, not a protection"]
 
 
 def epsilon(noise: float, messages: int, delta: float) -> float | None:
