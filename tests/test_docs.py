@@ -326,9 +326,17 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
     files |= {"checksums.txt", "lock"}
-    # Only of methods that have them, of federations of several tasks, and of nets that start from
-    # given weights or have frozen ones.
-    of_some = {"figures", "prediction", "purity", "tasks", "init_sha256", "params_frozen"}
+    # Only of methods that have them, of federations of several tasks, of nets that start from given
+    # weights or have frozen ones, and of private runs.
+    of_some = {
+        "figures",
+        "prediction",
+        "purity",
+        "tasks",
+        "init_sha256",
+        "params_frozen",
+        "privacy",
+    }
     assert column("docs/runs.md") == set(summary) | files | of_some
 
 
