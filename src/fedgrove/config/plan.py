@@ -66,7 +66,7 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
     ``path`` is where the run folder is, or will be.
     """
     federation = federations.of(experiment)
-    run = experiment.build(federation, Memory(path / CHECKPOINT))
+    run = experiment.build(federation, Memory(path / CHECKPOINT, elsewhere=federation.elsewhere))
     return Plan(experiment.resolved(run), run, path)
 
 

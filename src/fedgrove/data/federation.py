@@ -141,6 +141,9 @@ class Federation:
     """The SHA-256 of each file of devices."""
     later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
     """What some clients hold later: pairs of a round and the data from then on, in order."""
+    elsewhere: bool = False
+    """Whether clients are machines of their own: here they have no examples, only what they said of
+    themselves, and what they remember stays with them."""
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""
