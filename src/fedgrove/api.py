@@ -125,7 +125,7 @@ def run(
     per_task: keep the true tasks of a mixed federation apart: the method runs once for each, as if
         the server were told who does what.
     timeout: seconds of real time after which a client that has not answered is lost.
-    engine: auto, batched, pool, serial or wired; or an engine, which is left open.
+    engine: auto, batched, flower, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.

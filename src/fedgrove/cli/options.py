@@ -188,7 +188,7 @@ Deadline = Annotated[
 Seed = Annotated[
     int | None, option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
 ]
-Engine = Annotated[str, option("--engine", "auto, batched, pool, serial or wired.", "NAME")]
+Engine = Annotated[str, option("--engine", "auto, batched, flower, pool, serial or wired.", "NAME")]
 Precision = Annotated[
     str, option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
 ]

@@ -54,6 +54,8 @@ class Flower:
     timeout: float | None = None
     window: int = WINDOW
     check: Callable[[], None] = nothing
+    note_loss: Callable[[int, Lost], None] | None = None
+    """Told of every node whose task was lost."""
     name: str = field(default="flower", init=False)
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
@@ -76,9 +78,17 @@ class Flower:
                 return
             if window[0].answer is not None:
                 first = window.popleft()
-                yield first.job, first.paid(first.answer)
+                yield first.job, self._told(first)
                 continue
             self._collect([e for e in window if e.answer is None], sent, patience)
+
+    def _told(self, exchange: _Exchange) -> Answer:
+        """The answer with what its messages cost."""
+        answer = exchange.paid()
+        is_lost = isinstance(answer, Lost)
+        if is_lost and exchange.node is not None and self.note_loss is not None:
+            self.note_loss(exchange.node, answer)
+        return answer
 
     def _send(self, exchange: _Exchange, sent: BroadcastBytes) -> None:
         """Send a task; one that cannot be sent is lost."""
@@ -166,15 +176,16 @@ class _Exchange:
     spent: Ledger = field(default_factory=Ledger)
     answer: Answer | None = None
 
-    def paid(self, answer: Answer) -> Answer:
+    def paid(self) -> Answer:
         """The answer with what its messages cost."""
+        assert self.answer is not None
         cost: dict[str, Mapping[str, int]] = {}
         if self.spent.down:
             cost["down"] = self.spent.down
         if self.spent.up:
             cost["up"] = self.spent.up
         counted: Cost = cost
-        return replace(answer, cost=counted)
+        return replace(self.answer, cost=counted)
 
 
 class _Patience:

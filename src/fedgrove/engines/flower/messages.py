@@ -148,6 +148,16 @@ def client_app(asked: Asked, tasked: Tasked) -> Any:
     return client
 
 
+def server_app(main: Callable[[Any, Any], None]) -> Any:
+    """A ServerApp that does ``main(grid, context)``."""
+    check_installed()
+    from flwr.serverapp import ServerApp
+
+    server: Any = ServerApp()
+    server.main()(main)
+    return server
+
+
 def _on_question(asked: Asked, message: Any, context: Any) -> Any:
     try:
         answer = asked(head_of(message), context.node_config)

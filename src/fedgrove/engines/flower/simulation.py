@@ -11,8 +11,10 @@ import os
 import pickle
 import queue
 import shutil
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -110,6 +112,7 @@ class Simulation:
         questions: dict[int, Head] = {number: {} for number in self._ray.node_ids(clients)}
         answers = ask(self._ray.grid, questions, check=self._ray.check)
         self._nodes = {int(answer["partition"]): n for n, answer in answers.items()}
+        self._ray.processes = [answer["process"] for answer in answers.values()]
         return self._ray
 
     def _end(self) -> None:
@@ -134,6 +137,7 @@ class _Ray:
         self._over = threading.Event()
         self._grids: queue.Queue[Any] = queue.Queue()
         self._error: BaseException | None = None
+        self.processes: list[list[str | int]] = []
         self._python_path = os.environ.get("PYTHONPATH")
         # It tells of every step, and of what it will no longer do some day.
         self._log = logging.getLogger("flwr")
@@ -153,6 +157,8 @@ class _Ray:
             from flwr.simulation import run_simulation as simulate
 
             self._log.setLevel(logging.CRITICAL)
+            # Or it warns, at every start, of what it will do otherwise some day.
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             server: Any = ServerApp()
             server.main()(self._serve)
             app = client_app(partial(_asked), partial(_tasked, str(folder)))
@@ -193,12 +199,28 @@ class _Ray:
         """End it, and wait until its processes have ended."""
         self._over.set()
         self._thread.join(END_SECONDS)
+        # Actors are told to end, and take a moment.
+        end = time.monotonic() + END_SECONDS
+        while time.monotonic() < end and any(map(_is_here, self.processes)):
+            time.sleep(0.05)
         self._log.setLevel(self._log_level)
         # Flower adds the folders of this process to it.
         if self._python_path is None:
             os.environ.pop("PYTHONPATH", None)
         else:
             os.environ["PYTHONPATH"] = self._python_path
+
+
+def _is_here(process: list[str | int]) -> bool:
+    """Whether a process of this machine is there still."""
+    host, number = process
+    if host != socket.gethostname():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except OSError:
+        return False
+    return True
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -212,7 +234,12 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _asked(question: Head, node_config: Mapping[str, Any]) -> Head:
-    return {"partition": partition_of(node_config)}
+    return {"partition": partition_of(node_config), "process": process()}
+
+
+def process() -> list[str | int]:
+    """This process, on whatever machine it is."""
+    return [socket.gethostname(), os.getpid()]
 
 
 def _tasked(folder: str, letter: Letter, node_config: Mapping[str, Any]) -> Letter:
