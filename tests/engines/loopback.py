@@ -91,7 +91,9 @@ class Loopback(Grid):
             if fate == "reply":
                 replies.append(Message(Error(4, "the reply is not there"), reply_to=message))
             elif fate != "silence":
-                copied = message_from_proto(Proto.FromString(message_to_proto(reply).SerializeToString()))
+                copied = message_from_proto(
+                    Proto.FromString(message_to_proto(reply).SerializeToString())
+                )
                 self.carried.append(("up", copied.content))
                 replies.append(copied)
         # Whoever goes by their order is wrong.

@@ -25,7 +25,7 @@ from ..data import ClientData, Defaults, Examples, Federation
 from ..engines.flower.letter import codec_name
 from ..engines.flower.messages import Head
 from ..errors import FedgroveError, InputError
-from ..problems import CLASSES, LABELS, InUnits, Problem, Unit, numbers
+from ..problems import CLASSES, LABELS, Problem, SquaredError, Unit, numbers
 from ..runs.run import Run
 
 
@@ -69,19 +69,21 @@ def facts_of(federation: Federation, partition: int) -> Head:
 
 
 def _problem_facts(problem: Any) -> dict[str, Any]:
-    if problem == CLASSES or problem == LABELS:
+    if problem in (CLASSES, LABELS):
         return {"kind": problem.kind}
-    f = problem.metric.f if isinstance(problem, Problem) else None
-    if isinstance(problem, Problem) and problem.kind == "numbers" and isinstance(f, InUnits):
-        return {"kind": "numbers", "metric": problem.metric.name, "unit": _unit_facts(f.unit)}
+    if isinstance(problem, Problem) and isinstance(problem.loss, SquaredError):
+        unit = problem.loss.unit
+        said = {
+            "kind": "numbers",
+            "metric": problem.metric.name,
+            "unit": {"mean": list(unit.mean), "scale": list(unit.scale)},
+        }
+        if problem == _problem_of(said):
+            return said
     raise InputError(
         f"the targets of the data are {problem.name}; over a network they must be classes, labels "
         "or numbers, with the loss and metric of fedgrove."
     )
-
-
-def _unit_facts(unit: Unit) -> dict[str, list[float]]:
-    return {"mean": list(unit.mean), "scale": list(unit.scale)}
 
 
 def _problem_of(said: Mapping[str, Any]) -> Problem:
@@ -195,7 +197,8 @@ def _no_examples(shape: tuple[int, ...], outputs: int, problem: Problem) -> Exam
 
 
 def config_for_nodes(config: str) -> str:
-    """A run's config.toml as nodes are sent it: how many clients there are is not theirs to know."""
+    """A run's config.toml as nodes are sent it."""
+    # How many clients there are is not theirs to know, and they have one.
     document = tomllib.loads(config)
     document.get("data", {}).pop("clients", None)
     return tomli_w.dumps(document)

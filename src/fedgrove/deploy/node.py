@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..config.experiment import Experiment
 from ..config.toml import check_files, from_toml, to_toml
 from ..data import Federation
 from ..engines.flower import messages
@@ -127,39 +128,22 @@ class Half:
     def _run(
         self, config: str, folder: Path, partition: int, node_config: Mapping[str, Any]
     ) -> Run:
-        own = tuple(sorted((str(key), str(value)) for key, value in node_config.items()))
-        return _built(self, config, folder, partition, own, _Unhashed(node_config))
-
-
-@dataclass(frozen=True, eq=False)
-class _Unhashed:
-    """Something that a cache must not look at."""
-
-    value: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unhashed)
-
-    def __hash__(self) -> int:
-        return 0
+        return _built(self, config, folder, partition, tuple(sorted(node_config.items())))
 
 
 # A process that does one task after another builds its half once.
 @lru_cache(maxsize=4)
 def _built(
-    half: Half,
-    config: str,
-    folder: Path,
-    partition: int,
-    own: tuple[tuple[str, str], ...],
-    node_config: _Unhashed,
+    half: Half, config: str, folder: Path, partition: int, node_config: tuple[tuple[str, Any], ...]
 ) -> Run:
-    federation = own_federation(half.data, partition, node_config.value)
+    federation = own_federation(half.data, partition, dict(node_config))
     experiment = _experiment(config, federation, half.code)
-    return experiment.build(federation, Memory(folder), of_one_client=True)
+    with chdir(half.code or "."):
+        # A net of the user's own is a file there too.
+        return experiment.build(federation, Memory(folder), of_one_client=True)
 
 
-def _experiment(config: str, federation: Federation, code: str | None) -> Any:
+def _experiment(config: str, federation: Federation, code: str | None) -> Experiment:
     """The experiment of a config, with files of the user's looked up in the folder of the code."""
     with chdir(code or "."):
         check_files(config)

@@ -202,10 +202,10 @@ class Roster:
         asked = len(self._node_of)
         self._join(list(self._node_of.values()))
         if len(self._node_of) < asked:
-            raise EngineError(self._too_few(asked, 0.0))
+            raise EngineError(self._too_few(asked))
 
-    def _too_few(self, clients: int, wait: float) -> str:
-        waited = f" within {wait:g} s" if wait else ""
+    def _too_few(self, clients: int, wait: float | None = None) -> str:
+        waited = "" if wait is None else f" within {wait:g} s"
         sentence = f"{len(self._node_of)} of {clients} clients take part{waited}."
         if self.refused:
             return f"{sentence} Refused: {' '.join(sorted(set(self.refused.values())))}"
@@ -258,7 +258,7 @@ class Roster:
     # ---- asking ----------------------------------------------------------------------------------
 
     def _newcomers(self) -> list[int]:
-        """The nodes to ask: new ones, and after a while those who were refused or did not answer."""
+        """The nodes to ask: new ones, and after a while those who were refused or did not say."""
         now = time.monotonic()
         newcomers = []
         for node in sorted(self._grid.get_node_ids()):

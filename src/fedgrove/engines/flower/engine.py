@@ -85,8 +85,7 @@ class Flower:
     def _told(self, exchange: _Exchange) -> Answer:
         """The answer with what its messages cost."""
         answer = exchange.paid()
-        is_lost = isinstance(answer, Lost)
-        if is_lost and exchange.node is not None and self.note_loss is not None:
+        if isinstance(answer, Lost) and exchange.node is not None and self.note_loss is not None:
             self.note_loss(exchange.node, answer)
         return answer
 
@@ -112,9 +111,7 @@ class Flower:
             )
             exchange.answer = Lost(task.to, "unsent", sentence)
 
-    def _collect(
-        self, waiting: list[_Exchange], sent: BroadcastBytes, patience: _Patience
-    ) -> None:
+    def _collect(self, waiting: list[_Exchange], sent: BroadcastBytes, patience: _Patience) -> None:
         """Take in the replies that are there; wait a little if there are none."""
         by_message = {e.message: e for e in waiting if e.message is not None}
         replies = pull(self.grid, by_message)

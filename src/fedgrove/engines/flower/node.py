@@ -20,7 +20,7 @@ from ...wire.codec import Known, digest_of
 from ...wire.count import noted, write_up
 from ...wire.message import Lacks, read_task, write_lacks
 from ..work import CLIENT_FAILURES, crashed, perform, unreadable, with_memory
-from .letter import Letter, codec_name, cost_note
+from .letter import Letter, Note, codec_name, cost_note
 from .messages import lost_letter
 
 KEPT = 4
@@ -57,7 +57,7 @@ def answer(run: Run, client: int, letter: Letter) -> Letter:
         lost = unreadable(task, error)
         return lost_letter(lost.reason, lost.detail)
     # What it computed is for the clock of a simulation, and no part of the message.
-    note = {"macs": outcome.macs, "cost": cost_note(cost)}
+    note: Note = {"macs": outcome.macs, "cost": cost_note(cost)}
     return Letter(head, packets, codec_name(codec), note)
 
 
