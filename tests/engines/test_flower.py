@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -350,30 +352,51 @@ def test_only_these_files_import_flwr() -> None:
 # ---- on Ray --------------------------------------------------------------------------------------
 
 
+WORDS = ["--data", "digits", "--clients", "4", "--cohort", "3"]
+
+
+def descendants(process: int) -> set[int]:
+    """The processes that a process has started, and those that these have."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listed.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = set()
+    waiting = [process]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            found.add(child)
+            waiting.append(child)
+    return found
+
+
+def running(processes: set[int]) -> set[int]:
+    return {number for number in processes if Path(f"/proc/{number}").exists()}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ca-afp", "heterofl"])
 def test_on_ray_it_is_serial_and_leaves_no_process(name: str, tmp_path: Path) -> None:
-    """In processes of its own: one Flower run per process, and Ray warns."""
+    """In processes of their own: one Flower run per process."""
     pytest.importorskip("ray", reason="get it with: pip install 'fedgrove[flower]'")
     summaries = {}
     for engine in ("serial", "flower"):
-        words = [
-            "run",
-            name,
-            "--data",
-            "digits",
-            "--clients",
-            "4",
-            "--cohort",
-            "3",
-            "--rounds",
-            "4",
-        ]
-        process = started(*words, "--engine", engine, "--out", str(tmp_path / engine), "--quiet")
-        out, err = process.communicate(timeout=240)
-        assert process.returncode == 0, out + err
-        assert engine == "serial" or not err, err
-        summaries[engine] = json.loads((tmp_path / engine / "summary.json").read_text())
+        out = tmp_path / engine
+        process = started(
+            "run", name, *WORDS, "--rounds", "4", "--engine", engine, "--out", str(out)
+        )
+        family: set[int] = set()
+        while process.poll() is None:
+            family |= descendants(process.pid)
+            time.sleep(0.2)
+        assert not running(family)
+        _, err = process.communicate()
+        assert process.returncode == 0, err
+        # Neither Flower's log nor Ray's warnings; progress is ours.
+        assert all(line.startswith("round ") for line in err.splitlines()), err
+        summaries[engine] = json.loads((out / "summary.json").read_text())
+    assert len(family) > 3
     for key in ("group_sizes", "bytes_up", "bytes_down", "bytes_deliver_down", "virtual_seconds"):
         assert summaries["serial"][key] == summaries["flower"][key]
     models = sorted((tmp_path / "serial" / "models").glob("*.safetensors"))
@@ -381,6 +404,29 @@ def test_on_ray_it_is_serial_and_leaves_no_process(name: str, tmp_path: Path) ->
     for path in models:
         mine = read_tree(tmp_path / "flower" / "models" / path.name)
         assert trees.distance(read_tree(path), mine) <= 1e-6
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    assert "ray::" not in listed
-    assert "raylet" not in listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_ray_ends_with_the_run(number: signal.Signals, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="get it with: pip install 'fedgrove[flower]'")
+    out = tmp_path / "run"
+    process = started(
+        "run", "ditto", *WORDS, "--rounds", "500", "--engine", "flower", "--out", str(out)
+    )
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (out / "checkpoint" / "latest.json").is_file():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    family = descendants(process.pid)
+    assert len(family) > 3
+    process.send_signal(number)
+    _, err = process.communicate(timeout=90)
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "fedgrove resume" in err
+    # A server that is killed ends nothing itself: Ray's own agents take a minute to notice.
+    end = time.monotonic() + (120 if number == signal.SIGKILL else 0.5)
+    while time.monotonic() < end and running(family):
+        time.sleep(0.1)
+    assert not running(family)

@@ -42,7 +42,7 @@ def codec_name(codec: Codec) -> str:
 
     >>> from fedgrove.wire.codec import Bitmap, Entropy
     >>> codec_name(Bitmap() >> Entropy())
-    'Bitmap() >> Entropy(slack=0.02)'
+    'Bitmap() >> Entropy(slack=0.015)'
     """
     if isinstance(codec, Chain):
         return f"{codec_name(codec.first)} >> {codec_name(codec.then)}"
