@@ -7,7 +7,6 @@ leaves that folder.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import chdir
@@ -28,11 +27,10 @@ from ..errors import FedgroveError, InputError
 from ..runs.run import Run
 from ..runs.store import Memory, write_bytes
 from . import facts
+from .log import LOG, show
 
 OwnData = Callable[[int, Mapping[str, Any]], Federation]
 """Where a node's data come from: given its partition and its configuration."""
-
-LOG = logging.getLogger("fedgrove")
 
 
 def client_app(
@@ -45,6 +43,7 @@ def client_app(
         (``--node-config "home='/var/lib/fedgrove'"``), or FEDGROVE_HOME, or ``~/.fedgrove``.
     code: the folder in which the files of a method or net of your own lie; else the current one.
     """
+    show()
     half = Half(data, None if home is None else str(home), None if code is None else str(code))
     return messages.client_app(half.asked, half.tasked)
 

@@ -6,7 +6,6 @@ says what it has built. A node that comes later, or again, is asked before the n
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -30,8 +29,7 @@ from ..runs.result import Result
 from ..runs.run import Run
 from . import facts
 from .facts import Enrolled
-
-LOG = logging.getLogger("fedgrove")
+from .log import LOG, show
 
 WAIT = 600.0
 """Seconds that the server waits for all nodes to come."""
@@ -63,6 +61,7 @@ def server_app(
     """
 
     def main(grid: Any, context: Any) -> None:
+        show()
         try:
             serve(grid, config, out=out, clients=clients, wait=wait, timeout=timeout, watch=watch)
         except FedgroveError as error:
