@@ -312,6 +312,8 @@ def _finish(
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
         how = how_to_resume(planned.config, folder.path)
+        if planned.run.federation.elsewhere:
+            how = "start the app again, with the same folder, to go on."
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:

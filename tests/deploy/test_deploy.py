@@ -69,7 +69,9 @@ def rest(folder: Path) -> dict[str, Any]:
     return {k: v for k, v in summary.items() if k not in ("seconds", "engine")} | {"lines": lines}
 
 
-@pytest.mark.parametrize("name", ["ditto", "ca-afp", "heterofl"])
+@pytest.mark.parametrize(
+    "name", ["ditto", "ca-afp", pytest.param("heterofl", marks=pytest.mark.slow)]
+)
 def test_a_server_without_data_gets_what_serial_gets(name: str, tmp_path: Path) -> None:
     """Accuracies, groups, bytes by part, virtual time; and what clients remember, on their own disks."""
     api.train(experiment(name), tmp_path / "serial", engine="serial")
@@ -348,7 +350,7 @@ class Killed(BaseException):
     """As kill -9 would: nothing is tidied up."""
 
 
-@pytest.mark.parametrize("name", ["ditto", "ca-afp"])
+@pytest.mark.parametrize("name", ["ditto", pytest.param("ca-afp", marks=pytest.mark.slow)])
 def test_a_server_that_was_killed_is_resumed(name: str, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     serve(grid_of(tmp_path / "a"), experiment(name), out=whole, clients=3)

@@ -33,7 +33,7 @@ from fedgrove.runs.run import Run
 from fedgrove.runs.store import read_tree
 from fedgrove.wire.ledger import Ledger
 
-FEW = ("ca-afp", "heterofl", "ditto", "fedmask")
+FEW = ("ca-afp", "heterofl", "ditto")
 EVERY = [
     pytest.param(small(name), id=name, marks=() if name in FEW else pytest.mark.slow)
     for name in methods.names()
