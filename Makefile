@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run check test test-all bench clean
+.PHONY: run shell check test test-all bench clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -23,6 +23,11 @@ $(BIN)/python:
 ## run: training alone, FedAvg and CA-AFP on built-in data, as a table and a page; words for the command line go into ARGS="..."
 run: .venv/core.stamp
 	$(BIN)/fedgrove run $(ARGS)
+	@echo 'To type fedgrove commands yourself:  . .venv/bin/activate   (or: make shell)' >&2
+
+## shell: a shell with the fedgrove command on its PATH; leave it with exit
+shell: .venv/core.stamp
+	@. $(BIN)/activate && exec "$${SHELL:-sh}" -i
 
 ## check: style and types
 check: .venv/dev.stamp

@@ -115,6 +115,7 @@ def test_the_top_folder_is_the_entrance_only() -> None:
         "api.py",
         "core.py",
         "errors.py",
+        "estimator.py",
         "problems.py",
         "seeds.py",
         "trees.py",

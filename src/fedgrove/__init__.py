@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import methods
-    from .api import resume, run
+    from .api import compare, cost, load_run, rerun, resume, run, sweep
     from .config.experiment import Experiment
     from .core import (
         Batch,
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
         Train,
     )
     from .data import from_arrays, load
-    from .errors import EngineError, FedgroveError, InputError, WireError
+    from .errors import EngineError, FedgroveError, InputError, InputErrors, WireError
+    from .estimator import FederatedClassifier, FederatedRegressor
     from .export.make import export_model
+    from .runs.model import Model
     from .runs.result import Result
 
 __version__ = "0.1.0"
@@ -40,11 +42,15 @@ __all__ = [
     "Edit",
     "EngineError",
     "Experiment",
+    "FederatedClassifier",
+    "FederatedRegressor",
     "FedgroveError",
     "Give",
     "Info",
     "InputError",
+    "InputErrors",
     "Measure",
+    "Model",
     "Outcome",
     "Packet",
     "Report",
@@ -53,23 +59,31 @@ __all__ = [
     "Task",
     "Train",
     "WireError",
+    "compare",
+    "cost",
     "export_model",
     "from_arrays",
     "load",
+    "load_run",
     "methods",
+    "rerun",
     "resume",
     "run",
+    "sweep",
 ]
 
+_ERRORS = ("EngineError", "FedgroveError", "InputError", "InputErrors", "WireError")
 _MODULE_OF = {
     "Experiment": "config.experiment",
+    "FederatedClassifier": "estimator",
+    "FederatedRegressor": "estimator",
+    "Model": "runs.model",
     "Result": "runs.result",
     "export_model": "export.make",
     "from_arrays": "data",
     "load": "data",
-    "resume": "api",
-    "run": "api",
-    **dict.fromkeys(("EngineError", "FedgroveError", "InputError", "WireError"), "errors"),
+    **dict.fromkeys(("compare", "cost", "load_run", "rerun", "resume", "run", "sweep"), "api"),
+    **dict.fromkeys(_ERRORS, "errors"),
 }
 """Where a public name is defined; those that are not listed are in ``core``."""
 

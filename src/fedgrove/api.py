@@ -1,29 +1,38 @@
-"""The verbs of the command line in Python: ``fedgrove.run(...)``, ``fedgrove.resume(...)``."""
+"""The verbs of the command line in Python: run, resume, load_run, compare, cost, sweep."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from . import engines, methods
+from .config import estimates, grid
+from .config import sweep as sweeps
+from .config.compared import Comparison, compared
 from .config.experiment import (
+    SHORTHANDS,
     Experiment,
     Federations,
     Settings,
     shorthand_settings,
-    with_settings,
+    with_own_data,
 )
 from .config.plan import Plan, plan
-from .config.settings import coerce
+from .config.repeat import read_config
+from .config.settings import coerce, hints
+from .config.smoke import smoke as smoke_of
 from .config.sweep import FILE as SWEEP_FILE
+from .config.sweep import Sweep
 from .config.toml import (
     check_files,
     check_format,
@@ -31,28 +40,51 @@ from .config.toml import (
     check_trust,
     from_toml,
     how_to_resume,
+    read_words,
 )
+from .config.wrong import assembled, look_further
 from .core import AnyMethod, Engine
 from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
-from .errors import DamageError, EngineError, FedgroveError, InputError
+from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
 from .parts.gate import NORM_BOUND
 from .report.progress import watching
+from .report.start import starting
 from .runs.clock import NobodyInTime
-from .runs.folder import RunFolder
+from .runs.folder import RunFolder, fresh_name
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.result import Failure, Result
 from .runs.store import cannot_write
 
-__all__ = ["Experiment", "Failure", "Result", "resume", "run", "train"]
+__all__ = [
+    "Comparison",
+    "Experiment",
+    "Failure",
+    "Result",
+    "Sweep",
+    "compare",
+    "cost",
+    "load_run",
+    "rerun",
+    "resume",
+    "run",
+    "sweep",
+    "train",
+]
 
 
 def run(
     method: AnyMethod | str = "ca-afp",
     *,
-    data: str | Path | Federation = "digits",
+    data: Any = "digits",
+    label: Any = None,
+    client: Any = None,
+    window: int | None = None,
+    stride: int | None = None,
+    channels: int | str | Sequence[str] | None = None,
+    time: str | None = None,
     net: str | nn.Module | None = None,
     partition: str | None = None,
     scenario: str | None = None,
@@ -85,6 +117,7 @@ def run(
     precision: str = "fp32",
     data_dir: str | Path | None = None,
     out: str | Path | None = None,
+    smoke: bool = False,
     progress: bool = True,
     watch: Watch | None = None,
 ) -> Result:
@@ -92,7 +125,12 @@ def run(
 
     method: a name (``fedgrove list methods``), perhaps with a preset (``ca-afp:paper``),
         ``file.py:Class``, or a method made in Python.
-    data: a name (``fedgrove list data``), a file of arrays ``.npz``, or a federation.
+    data: a name (``fedgrove list data``), a federation, or data of your own: a file or a folder of
+        CSV, parquet or ``.npz``, a DataFrame, arrays (x, y) or (x, y, client), a torch or Hugging
+        Face Dataset, a partitioner of flwr-datasets, or a dictionary of these by client.
+    label, client, channels, time: of your own data, the columns to predict, of whose a row is, of
+        inputs (else all others), and to sort recordings by.
+    window, stride: cut recordings into windows of so many rows, so far apart (else half a window).
     net: a name (``fedgrove list nets``), ``file.py:Class``, or a module.
     partition: natural, iid, dirichlet:ALPHA, classes:K or shards:K; the last two also with
         :grouped at the end.
@@ -130,42 +168,51 @@ def run(
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
     out: the run folder to make; without it the folder is temporary, and ``Result.save`` keeps it.
-    progress: whether to show progress on stderr.
+    smoke: try every stage on a few examples, in seconds; the figures mean nothing.
+    progress: whether to show progress on stderr: a live line on a terminal, else lines.
     watch: called with each line of metrics.jsonl as it is written.
     """
-    chosen = methods.make(method) if isinstance(method, str) else method
-    experiment = Experiment(
-        method=chosen,
-        data=data if isinstance(data, Federation) else str(data),
-        net=net,
-        partition=partition,
-        scenario=scenario,
-        split=split,
-        validation=validation,
-        clients=clients,
-        cohort=cohort,
-        rounds=rounds,
+    refusals = Refusals()
+    words = {
+        "data": data,
+        "label": label,
+        "client": client,
+        "window": window,
+        "stride": stride,
+        "channels": channels,
+        "time": time,
+        "net": net,
+        "partition": partition,
+        "scenario": scenario,
+        "split": split,
+        "validation": validation,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "profile": profile,
+        "trace": trace,
+        "standardise": standardise,
+        "seed": seed,
+        "evaluate": evaluate,
+        "score_on": score_on,
+        "quorum": quorum,
+        "deadline": deadline,
+        "norm_bound": norm_bound,
+        "faults": faults,
+        "init": None if init is None else str(init),
+        "freeze": freeze,
+        "per_task": per_task,
+    }
+    words = with_own_data(words)
+    with refusals.collected():
         # Coerced here, so that a bare number is refused with a sentence.
-        finetune=coerce("finetune", finetune, tuple[int, ...]),
-        profile=profile,
-        trace=trace,
-        standardise=standardise,
-        seed=seed,
-        evaluate=evaluate,
-        score_on=score_on,
-        quorum=quorum,
-        deadline=deadline,
-        norm_bound=norm_bound,
-        faults=faults,
-        init=None if init is None else str(init),
-        freeze=freeze,
-        per_task=per_task,
-    )
+        words["finetune"] = coerce("finetune", finetune, tuple[int, ...])
     federations = Federations(data_dir)
     shorthands = shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr})
-    for settings in (set, shorthands):
-        if settings:
-            experiment = configured(experiment, settings, federations)
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, (set, shorthands), federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
     return train(
         experiment,
         out,
@@ -179,10 +226,62 @@ def run(
     )
 
 
-def configured(experiment: Experiment, settings: Settings, federations: Federations) -> Experiment:
-    """The experiment with its method's settings changed, from the data set's recipe."""
-    recipe = federations.recipe(experiment)
-    return replace(experiment, method=with_settings(experiment.method, settings, recipe))
+def rerun(
+    path: str | Path,
+    *,
+    set: Settings = (),
+    timeout: float | None = None,
+    engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    trust: bool = False,
+    smoke: bool = False,
+    progress: bool = True,
+    watch: Watch | None = None,
+    **changes: Any,
+) -> Result:
+    """Run again what a run folder's config.toml, or a file such as run.toml, describes.
+
+    ``changes`` are words of :func:`run` that take the place of the file's, as ``seed=3``; ``set``
+    changes its method's settings. The same words give the same result. A file that names code
+    (``net = "x.py:Net"``) needs ``trust``: that code is run. The old folder is not touched.
+    """
+    refusals = Refusals()
+    shorthands = {word: changes.pop(word) for word in SHORTHANDS if word in changes}
+    kinds = hints(Experiment)
+    for word in list(changes):
+        if word not in kinds:
+            refusals.add(unknown("word of rerun", word, [*kinds, *SHORTHANDS]))
+            changes.pop(word)
+    wanted = read_config(path, changes, refusals, trust)
+    federations = Federations(data_dir)
+    words = {**wanted.words, **changes}
+    # A method that could not be made was refused; any will do to look at the rest.
+    method = words.pop("method", wanted.method) or "fedavg"
+    settings = (wanted.settings, set, shorthand_settings(shorthands))
+    engine_words = partial(check_engine, engine, device, precision, timeout)
+    experiment = assembled(method, words, settings, federations, refusals, (engine_words,))
+    if smoke:
+        experiment = smoke_of(experiment, federations)
+    return train(
+        experiment,
+        out,
+        federations=federations,
+        engine=engine,
+        device=device,
+        precision=precision,
+        timeout=timeout,
+        progress=progress,
+        watch=watch,
+    )
+
+
+def check_engine(engine: str | Engine, device: str, precision: str, timeout: float | None) -> None:
+    """Refuse an engine that cannot be had; one that was given is taken as it is."""
+    if isinstance(engine, str):
+        engines.choose(engine, device, precision, timeout).close()
 
 
 def train(
@@ -203,9 +302,16 @@ def train(
     """
     if federations is None:
         federations = Federations()
+    refusals = Refusals()
+    with refusals.collected():
+        check_engine(engine, device, precision, timeout)
+    if refusals.sentences:
+        look_further(experiment, federations, refusals)
+    refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
-            planned = plan(experiment, Path(out), federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
             try:
                 with _locked(folder):
@@ -219,7 +325,8 @@ def train(
         except OSError as error:
             raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
-            planned = plan(experiment, Path(scratch) / "run", federations)
+            with starting("reading the data", quiet=not progress):
+                planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
             with locked(folder.path):
                 result = _finish(planned, folder, chosen, progress, watch, is_temporary=True)
@@ -269,7 +376,8 @@ def resume(
         check_named_data(folder.config, data)
         check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
-        planned = plan(experiment, folder.path, Federations(data_dir))
+        with starting("reading the data", quiet=not progress):
+            planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
             return _finish(planned, folder, chosen, progress, watch)
 
@@ -296,6 +404,16 @@ def _engine(
         chosen.close()
 
 
+def _title(planned: Plan, folder: RunFolder) -> str:
+    """What is about to be trained, for the first line of a log."""
+    run = planned.run
+    clients = len(run.federation.clients)
+    return (
+        f"round {folder.rounds_saved()}/{run.rounds}  {run.label} on {run.federation.name}, "
+        f"{run.cohort} of {clients} clients in a round"
+    )
+
+
 def _finish(
     planned: Plan,
     folder: RunFolder,
@@ -317,7 +435,9 @@ def _finish(
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:
-        with watching(rounds, folder.metrics_to_show(), quiet=not progress) as show:
+        past = folder.metrics_to_show()
+        title = _title(planned, folder)
+        with watching(rounds, past, quiet=not progress, title=title) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)
@@ -333,4 +453,229 @@ def _finish(
         raise
     except (FedgroveError, OSError) as error:
         raise EngineError(f"{error} {what_now()}") from error
-    return Result(summary, folder)
+    return Result(summary, folder, planned.experiment.net)
+
+
+# ---- what is there already -----------------------------------------------------------------------
+
+
+def load_run(path: str | Path, *, net: nn.Module | None = None, trust: bool = False) -> Result:
+    """A finished run from its folder: its figures and its models, as ``run`` gave them.
+
+    A run with a module made in Python needs it again for its models: ``net=``. One whose
+    config.toml names a file of code (``net = "x.py:Net"``) needs ``trust``: that file is run.
+    """
+    if (Path(path) / SWEEP_FILE).is_file():
+        names = list(sweeps.read(path)["members"])
+        raise InputError(
+            f"{path} holds a sweep of {len(names)} runs; load one of them, as "
+            f"{str(Path(path) / names[0])!r}, or show all of them: fedgrove.compare."
+        )
+    folder = RunFolder.open(Path(path))
+    summary = folder.summary
+    if summary is None:
+        rounds = read_words(folder.config).get("rounds", "its")
+        raise InputError(
+            f"the run in {path} is not finished: {folder.rounds_saved()} of {rounds} rounds are "
+            f"saved; {how_to_resume(folder.config, folder.path)}"
+        )
+    named = str(read_words(folder.config).get("net", ""))
+    is_given_again = named.startswith("<")
+    if net is not None and not is_given_again:
+        raise InputError(f"the run's net is {named}, which is made again by name; leave net= out.")
+    trusted = named if trust and not is_given_again else None
+    return Result(summary, folder, net if is_given_again else trusted)
+
+
+def compare(*runs: str | Path | Result | RunFolder | Sweep, bytes: bool = False) -> Comparison:
+    """Runs side by side, as ``fedgrove compare``: ``.table()`` prints them, ``.rows`` holds them.
+
+    Results and run folders, finished or not; a sweep stands for all its runs, and is also compared
+    over seeds. With ``bytes``, what was sent and what it was spent on.
+    """
+    if not runs:
+        raise InputError("compare got no run; give results or run folders, one or more.")
+    paths = []
+    for run in runs:
+        if isinstance(run, Result):
+            paths.append(str(run.folder.path))
+        elif isinstance(run, RunFolder | Sweep):
+            paths.append(str(run.path))
+        else:
+            paths.append(str(run))
+    return compared(paths, bytes)
+
+
+# ---- before a run, and many of them --------------------------------------------------------------
+
+
+def cost(
+    methods: str | AnyMethod | Sequence[str | AnyMethod] = "ca-afp",
+    *,
+    data: Any = None,
+    net: str | nn.Module | None = None,
+    input: Sequence[int] | None = None,
+    classes: int | None = None,
+    examples: int | None = None,
+    clients: int | None = None,
+    cohort: int | None = None,
+    rounds: int | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    profile: str | None = None,
+    trace: str | None = None,
+    seed: int = 0,
+    freeze: float = 0.0,
+    set: Settings = (),
+    data_dir: str | Path | None = None,
+    **words: Any,
+) -> Any:
+    """What a method would send and need, and how long its devices take; nothing is trained.
+
+    One method gives a dictionary, a list of them a list (:mod:`fedgrove.costs.estimate` explains
+    the figures). The words are those of ``fedgrove cost``: ``data`` as for :func:`run`, or
+    ``input``, the shape of one input, together with ``net``, ``classes`` and perhaps ``examples``
+    in its place. ``words`` are others that decide the data, as label, client, window, partition or
+    split.
+    """
+    is_one = isinstance(methods, str) or not isinstance(methods, Sequence)
+    asked: Sequence[Any] = [methods]
+    if isinstance(methods, Sequence) and not isinstance(methods, str):
+        asked = methods
+    if not asked:
+        raise InputError("cost got no method; give a name, as fedavg, or a list of names.")
+    chosen = [_variant(method) for method in asked]
+    settings = [
+        *_texts(set, several=False),
+        *shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr}),
+    ]
+    given = {
+        "net": net,
+        "clients": clients,
+        "cohort": cohort,
+        "rounds": rounds,
+        "profile": profile,
+        "trace": trace,
+        "seed": seed,
+        "freeze": freeze,
+    }
+
+    def base() -> Experiment:
+        return _experiment(chosen[0].method, "digits" if data is None else data, given, words)
+
+    shape = None if input is None else tuple(int(size) for size in input)
+    of_shape = {"data": data, "input": shape, "classes": classes, "examples": examples}
+    rows = estimates.costs(
+        chosen, settings, {**given, **of_shape, "data_dir": data_dir}, base, _warn
+    )
+    return rows[0] if is_one else rows
+
+
+def sweep(
+    methods: str | Sequence[str],
+    *,
+    seeds: int | Sequence[int] = 1,
+    data: Any = "digits",
+    set: Mapping[str, Any] | Sequence[str] = (),
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    out: str | Path | None = None,
+    engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    timeout: float | None = None,
+    data_dir: str | Path | None = None,
+    progress: bool = True,
+    **words: Any,
+) -> Sweep:
+    """Train every method with every value of every setting on every seed, all of them together.
+
+    seeds: how many, from 0 on, or the seeds themselves.
+    set: fields of methods with the values to try, ``{"mu": [0.1, 1]}``, or texts as on the command
+        line, ``["mu=0.1,1"]``; a method without a field is left as it is.
+    out: the sweep's folder, which ``fedgrove resume`` continues; by default a new one under runs/,
+        as on the command line.
+    words: the others of :func:`run`, the same for all.
+    """
+    names = [methods] if isinstance(methods, str) else list(methods)
+    chosen_seeds = range(seeds) if isinstance(seeds, int) else list(seeds)
+    if not names:
+        raise InputError("sweep got no method; give a name, as fedavg, or a list of names.")
+    base = _experiment(_variant(names[0]).method, data, {}, words)
+    federations = Federations(data_dir)
+    texts = [
+        *_texts(set, several=True),
+        *shorthand_settings({"epochs": epochs, "batch": batch, "lr": lr}),
+    ]
+    experiments = grid.grid(names, base, chosen_seeds, texts, federations.recipe(base))
+    name = base.data.name if isinstance(base.data, Federation) else Path(base.data).stem
+    folder = fresh_name(Path("runs"), f"sweep-{name}") if out is None else Path(out)
+    rounds = base.rounds or federations.defaults(base).rounds
+    asked = {"methods": names, "seeds": list(chosen_seeds), "set": texts}
+    with _engine(engine, device, precision, timeout) as chosen:
+        train_all = partial(
+            sweeps.sweep, experiments, folder, engine=chosen, federations=federations, grid=asked
+        )
+        ends = sweeps.watched(
+            folder, experiments, rounds * len(experiments), train_all, not progress
+        )
+    return Sweep(ends, folder)
+
+
+def _variant(method: str | AnyMethod) -> grid.Variant:
+    """A method with what it is called."""
+    if isinstance(method, str):
+        return grid.Variant(method, methods.make(method))
+    return grid.Variant(methods.name_of(method), method)
+
+
+def _experiment(
+    method: AnyMethod,
+    data: Any,
+    given: Mapping[str, Any],
+    words: Mapping[str, Any],
+) -> Experiment:
+    """An experiment of the words that were given; an unknown one is refused with a suggestion."""
+    known = [each.name for each in fields(Experiment) if each.name not in ("method", "data")]
+    for word in words:
+        if word not in known:
+            raise unknown("word", word, known)
+    chosen = {**given, **words}
+    if "finetune" in chosen:
+        chosen["finetune"] = coerce("finetune", chosen["finetune"], tuple[int, ...])
+    if chosen.get("init") is not None:
+        chosen["init"] = str(chosen["init"])
+    return Experiment(method=method, **with_own_data({"data": data, **chosen}))
+
+
+def _texts(settings: Settings, several: bool) -> list[str]:
+    """Settings as the command line has them; with ``several``, a list holds values to try.
+
+    >>> _texts({"mu": [0.1, 1], "densities": [(0.5, 0.2)]}, several=True)
+    ['mu=0.1|1', 'densities=0.5,0.2']
+    """
+    if not isinstance(settings, Mapping):
+        if isinstance(settings, str):
+            raise InputError(
+                f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of "
+                "values."
+            )
+        return list(settings)
+    texts = []
+    for key, value in settings.items():
+        values = value if several and isinstance(value, list) else [value]
+        texts.append(f"{key}={'|'.join(_text(each) for each in values)}")
+    return texts
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def _warn(sentence: str) -> None:
+    # At the line of the caller of `cost`.
+    warnings.warn(sentence, UserWarning, stacklevel=5)

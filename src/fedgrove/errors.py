@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 
 class FedgroveError(Exception):
@@ -12,6 +13,19 @@ class FedgroveError(Exception):
 
 class InputError(FedgroveError, ValueError):
     """A name, value or file that cannot be used. The command line prints it, exit code 2."""
+
+
+class InputErrors(InputError):
+    """Several things that are wrong at once; ``sentences`` holds one for each."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        self.sentences = tuple(sentences)
+        lines = [f"- {sentence}" for sentence in self.sentences]
+        super().__init__("\n".join([f"{len(lines)} things are wrong:", *lines]))
+
+    def __reduce__(self) -> tuple[type[InputErrors], tuple[tuple[str, ...]]]:
+        # An exception is pickled with its text, and is made of its sentences.
+        return InputErrors, (self.sentences,)
 
 
 class UnfitError(InputError):
@@ -50,19 +64,126 @@ class EngineError(FedgroveError, RuntimeError):
     """Work that an engine could not finish: a worker died, every update was refused."""
 
 
+class Refusals:
+    """Collects what is wrong, so that a person is told everything at once.
+
+    >>> refusals = Refusals()
+    >>> for lr in (-1, 0.1, -2):
+    ...     with refusals.collected():
+    ...         check(lr > 0, "lr", lr, "above 0")
+    >>> refusals.sentences
+    ['lr is -1; it must be above 0.', 'lr is -2; it must be above 0.']
+    """
+
+    def __init__(self, sentences: Iterable[str] = ()) -> None:
+        self.sentences: list[str] = []
+        self._first: InputError | None = None
+        for sentence in sentences:
+            self.add(InputError(sentence))
+
+    def add(self, error: InputError) -> None:
+        """One thing more, or several; what was said already is not said again."""
+        new = error.sentences if isinstance(error, InputErrors) else (str(error),)
+        for sentence in new:
+            if sentence not in self.sentences:
+                self.sentences.append(sentence)
+        self._first = self._first or error
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect a refusal in place of passing it on."""
+        try:
+            yield
+        except InputError as error:
+            self.add(error)
+
+    def check(self) -> None:
+        """Refuse, if anything was collected."""
+        if len(self.sentences) == 1 and self._first is not None:
+            # As it was raised: its class may say more than the sentence.
+            raise self._first
+        if self.sentences:
+            raise together(self.sentences)
+
+
+def together(sentences: Sequence[str]) -> InputError:
+    """One error of one or more sentences."""
+    return InputErrors(sentences) if len(sentences) > 1 else InputError(*sentences)
+
+
+SYNONYMS = {
+    "batch-size": "batch",
+    "bs": "batch",
+    "check": "doctor",
+    "continue": "resume",
+    "dataset": "data",
+    "describe": "show",
+    "diff": "compare",
+    "evaluation": "evaluate",
+    "fit": "run",
+    "har": "uci-har",
+    "info": "show",
+    "lam": "mu",
+    "lambda": "mu",
+    "learning-rate": "lr",
+    "local-epochs": "epochs",
+    "ls": "list",
+    "model": "net",
+    "n-clients": "clients",
+    "num-clients": "clients",
+    "num-rounds": "rounds",
+    "optim": "optimiser",
+    "optimizer": "optimiser",
+    "output": "out",
+    "output-dir": "out",
+    "params": "set",
+    "random-seed": "seed",
+    "resnet": "resnet18",
+    "sparsity": "density",
+    "standardize": "standardise",
+    "start": "run",
+    "train": "run",
+    "wd": "weight_decay",
+}
+"""Words of other libraries and papers, and ours for them; a hyphen stands for _ too."""
+LEAST_LIKENESS = 0.6
+"""From 0 to 1, as difflib counts it. Lower, and 'predict' is taken for 'doctor'; higher, and 'hra'
+is not taken for 'har'."""
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     """The error for an unknown name: it suggests the nearest name and lists all.
 
     >>> print(unknown("method", "fedavgg", ["fedavg", "local"]))
     there is no method 'fedavgg'; did you mean 'fedavg'? There are: fedavg, local.
+    >>> print(unknown("setting of ditto", "lambda", ["local.batch", "pull.mu"]))
+    there is no setting of ditto 'lambda'; did you mean 'pull.mu'? There are: local.batch, pull.mu.
     """
     names = sorted(allowed)
-    # Below difflib's default cutoff of 0.6: a wrong suggestion costs little, since all names are
-    # listed behind it.
-    nearest = difflib.get_close_matches(given, names, n=1, cutoff=0.4)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
+    nearest = _nearest(given, names)
+    hint = f"; did you mean '{nearest}'?" if nearest else "."
     listed = ", ".join(names) or "none"
     return InputError(f"there is no {kind} '{given}'{hint} There are: {listed}.")
+
+
+def _nearest(given: str, names: list[str]) -> str:
+    """The name that was probably meant; empty if none is near."""
+    # Options begin with dashes, and a setting may be given by the end of its path.
+    by_word: dict[str, str] = {}
+    for name in names:
+        by_word.setdefault(name, name)
+        by_word.setdefault(name.lstrip("-"), name)
+        by_word.setdefault(name.rpartition(".")[2], name)
+    word = given.lstrip("-").rpartition(".")[2].lower()
+    ours = SYNONYMS.get(word.replace("_", "-"), "")
+    if ours in by_word:
+        return by_word[ours]
+    # As it was given first: a path that is nearly right is nearer than its end.
+    near = difflib.get_close_matches(given, names, n=1, cutoff=LEAST_LIKENESS)
+    if near:
+        return near[0]
+    near = difflib.get_close_matches(word, by_word, n=1, cutoff=LEAST_LIKENESS)
+    return by_word[near[0]] if near else ""
 
 
 def check(ok: bool, name: str, given: object, allowed: str) -> None:
@@ -74,4 +195,22 @@ def check(ok: bool, name: str, given: object, allowed: str) -> None:
     fedgrove.errors.InputError: lr is -1; it must be above 0.
     """
     if not ok:
-        raise InputError(f"{name} is {given!r}; it must be {allowed}.")
+        raise InputError(f"{name} is {shown(given)}; it must be {allowed}.")
+
+
+LONGEST_SHOWN = 200
+"""Letters of what was given that are shown."""
+
+
+def shown(given: object) -> str:
+    """What was given, for a sentence: an array by its type and shape, anything long cut.
+
+    >>> shown("nope"), len(shown(list(range(1000))))
+    ("'nope'", 204)
+    """
+    shape = getattr(given, "shape", None)
+    if shape is not None:
+        kind = getattr(given, "dtype", "")
+        return f"a {type(given).__name__} {kind} of the shape {tuple(shape)}".replace("  ", " ")
+    text = repr(given)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN].rstrip(', ')} ..."

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from fedgrove.bench.scale import cpu_seconds, measure, summarise
-from fedgrove.bench.show import print_scale
+from fedgrove.bench.show import print_scale, print_times
 
 
 def test_rows_are_of_the_fastest_starts_beside_the_first_size() -> None:
@@ -29,7 +29,7 @@ def test_rows_are_of_the_fastest_starts_beside_the_first_size() -> None:
     assert (second["memory_mib"], second["times_memory"]) == (120.0, 1.2)
     text = io.StringIO()
     print_scale([first, second], text)
-    assert text.getvalue().split("\n")[2].split() == [
+    assert text.getvalue().split("\n")[3].split() == [
         "fedavg", "serial", "20", "120", "1.20", "4.00", "2.00", "2.50", "2.50", "1.00"
     ]  # fmt: skip
 
@@ -75,3 +75,21 @@ def test_a_million_clients_cost_what_a_thousand_do(method: str) -> None:
     assert million["times_memory"] <= 1.5
     # On cores: a clock also counts what else the machine does.
     assert million["times_cpu"] <= 1.2
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_tables_fit(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = io.StringIO()
+    measured = {
+        n: [{"seconds": [12.5], "cpu": [1.0], "joining": [1.0], "memory": 2000 << 20}]
+        for n in (1000, 1_000_000)
+    }
+    print_scale(summarise("caldas-dropout", "batched", measured), text)
+    times = {"median_s": 12.1234, "min_s": 1.5, "max_s": 20.0, "times_plain": 33.25}
+    alone = {"start_s": 10.5, "from_start_s": 30.5, "times_plain_from_start": 2.5}
+    alone |= {"memory_mib": 1386.0, "device_mib": 20_000.0, "how": "alone", "rounds": 3}
+    variant = {"variant": "plain loop, torch's two threads"}
+    print_times([variant | times, variant | times | alone], text)
+    assert "12.1234" in text.getvalue()
+    assert max(len(line) for line in text.getvalue().splitlines()) <= width

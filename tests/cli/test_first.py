@@ -29,7 +29,7 @@ def test_three_methods_three_seeds_one_table_one_sentence_one_page(
     assert main(["run", *SMALL]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    rows = [line.split()[:2] for line in lines[1:7]]
+    rows = [line.split()[:2] for line in lines[2:8]]
     assert rows == [[m, n] for m in ("local", "fedavg", "ca-afp") for n in ("0", "3")]
     folder = here / "runs/local-fedavg-ca-afp-motion"
     assert lines[-2].startswith("ca-afp gives clients ")

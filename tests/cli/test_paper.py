@@ -16,6 +16,7 @@ from fedgrove import papers
 from fedgrove.cli import main
 from fedgrove.cli.paper import _places, _studies
 from fedgrove.errors import InputError
+from fedgrove.papers.beside import print_paper
 from fedgrove.papers.ca_afp import PAPER
 from fedgrove.report import page
 
@@ -52,6 +53,20 @@ def test_folders_table_and_page(whole: Path) -> None:
     assert "QUICK" in (whole / "table.md").read_text()
     if page.can_draw():
         assert "QUICK" in (whole / "paper.html").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_tables_fit(
+    width: int,
+    whole: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_paper(json.loads((whole / "table.json").read_text()))
+    out = capsys.readouterr().out
+    assert "start=0.5" in out
+    assert max(len(line) for line in out.splitlines()) <= width
 
 
 def test_the_same_command_again_trains_nothing(

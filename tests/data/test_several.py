@@ -84,7 +84,7 @@ def test_images_are_brought_to_one_shape(tmp_path: Path) -> None:
     bottom = torch.stack([c, 0.75 * c + 0.25 * d, 0.25 * c + 0.75 * d, d])
     expected = torch.stack([top, 0.75 * top + 0.25 * bottom, 0.25 * top + 0.75 * bottom, bottom])
     assert torch.allclose(x[0], expected, atol=1e-6)
-    (note,) = [note for note in both.notes if note.startswith("small")]
+    (note,) = [note for note in both.notes if note.startswith("small: images")]
     assert note == (
         "small: images (1, 2, 2) resized (bilinear) and its grey channel repeated, to (3, 4, 4)"
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,11 +31,12 @@ import fedgrove as fg
 from fedgrove import nets, trees
 from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.core import Packet, Start
+from fedgrove.data.preparation import Preparation
 from fedgrove.errors import InputError
 from fedgrove.export import onnx as onnx_files
 from fedgrove.export.figures import Exported, Row
 from fedgrove.export.make import _notes
-from fedgrove.export.source import Raw, Scale, opened, scale_between, shrunk
+from fedgrove.export.source import Raw, opened, shrunk, unprepared
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
 from fedgrove.parts.one_model import OneModel as State
@@ -56,11 +58,11 @@ def test_every_net_is_written_shrunk_and_agrees(name: str, tmp_path: Path) -> No
     channels = range(shape[0])
     means = tuple(0.5 * c - 1.0 for c in channels)
     deviations = tuple(1.0 + 0.1 * c for c in channels)
-    scale = Scale(means, deviations)
+    scale = Preparation(means, deviations)
     onnx_files.write(Raw(small.filled(few), scale, shape).eval(), shape, path, {})
     raw = 3 * torch.randn(7, *shape, generator=torch.Generator().manual_seed(1))
     wide = (-1, *(1,) * (len(shape) - 1))
-    seen = (raw - torch.tensor(scale.mean).view(wide)) / torch.tensor(scale.deviation).view(wide)
+    seen = (raw - torch.tensor(means).view(wide)) / torch.tensor(deviations).view(wide)
     truth = net(tree, seen, train=False).logits.detach()
     for n in (1, 7):
         assert close(predicted(path, raw[:n]), truth[:n])
@@ -97,7 +99,8 @@ def test_a_trained_model_and_its_int8(digits: Path, everyone: dict[int, Exported
     assert rows["int8"].bytes < 0.5 * rows["shrunk"].bytes
     assert all(row.latency_us > 0 for row in made.rows)
     raw = fg.load("digits", clients=3, partition="iid", standardise=False).clients[2].test
-    out = predicted(made.folder / "client-00002.int8.onnx", raw.x)
+    # Pixels as they were recorded, from 0 to 16; without standardisation they come divided by 16.
+    out = predicted(made.folder / "client-00002.int8.onnx", 16 * raw.x)
     assert float((out.argmax(1) == raw.y).double().mean()) == rows["int8"].accuracy
 
 
@@ -213,24 +216,14 @@ def test_an_aligned_file_is_checked_too_and_the_full_width_is_its_limit(tmp_path
     shape=st.sampled_from([(4,), (2, 9), (3, 4, 4)]),
 )
 @settings(max_examples=30, deadline=None)
-def test_the_scale_is_found_again(mean: float, deviation: float, shape: tuple[int, ...]) -> None:
+def test_raw_inputs_are_found_again(mean: float, deviation: float, shape: tuple[int, ...]) -> None:
     g = torch.Generator().manual_seed(0)
     raw = mean + deviation * torch.randn(6, *shape, generator=g)
-    wide = (-1, *(1,) * (len(shape) - 1))
-    m = torch.linspace(-1, 1, shape[0]) + mean
-    d = torch.linspace(1, 2, shape[0]) * deviation
-    seen = (raw - m.view(wide)) / d.view(wide)
-    scale = scale_between(raw, seen)
-    again = (raw - torch.tensor(scale.mean).view(wide)) / torch.tensor(scale.deviation).view(wide)
-    assert torch.allclose(again, seen, rtol=1e-5, atol=1e-5 * (1 + abs(mean) / deviation))
-
-
-def test_a_channel_that_does_not_move_is_only_centred() -> None:
-    raw = torch.tensor([[4.0, 1.0], [4.0, 3.0]])
-    seen = torch.tensor([[0.0, -1.0], [0.0, 1.0]])
-    scale = scale_between(raw, seen)
-    assert scale.mean == (4.0, 2.0)
-    assert scale.deviation == (1.0, 1.0)
+    means = tuple((torch.linspace(-1, 1, shape[0]).double() + mean).tolist())
+    deviations = tuple((torch.linspace(1, 2, shape[0]).double() * deviation).tolist())
+    own = Preparation(means, deviations, shape=shape)
+    again = unprepared(own, torch.from_numpy(own.apply(raw.numpy())))
+    assert torch.allclose(again, raw, rtol=1e-5, atol=1e-5 * (1 + abs(mean) + deviation))
 
 
 @with_onnx
@@ -277,7 +270,41 @@ def test_data_made_in_python_are_handed_over_again(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         fg.export_model(run, client=0)
     made = fg.export_model(run, client=0, data=data)
-    assert "how it standardised them is not known" in (made.folder / made.card).read_text()
+    assert "The file itself standardises" in (made.folder / made.card).read_text()
+
+
+@with_onnx
+def test_raw_windows_by_name_give_what_the_model_gives(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = 100 + 30 * rng.standard_normal((40, 3, 8))
+    y = rng.integers(0, 2, 40)
+    data = fg.from_arrays(x, y, np.repeat(["watch-03", "watch-07"], 20))
+    run = fg.run("fedavg", data=data, rounds=1, net="mlp", engine="serial", out=tmp_path / "run")
+    made = fg.export_model(run, client="watch-07", data=data)
+    raw = torch.tensor(x, dtype=torch.float32)
+    out = predicted(made.folder / "client-00001.onnx", raw)
+    assert np.allclose(out.numpy(), run.model("watch-07").outputs(raw), atol=1e-5)
+    text = (made.folder / made.card).read_text()
+    assert "client 1 (watch-07)" in text
+    assert "Raw, as they were recorded. The file itself standardises" in text
+    with pytest.raises(InputError, match="did you mean 'watch-07'"):
+        fg.export_model(run, client="watch-7", data=data)
+
+
+@with_onnx
+def test_a_masked_model_says_why_it_stays_dense(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"clients": 3, "cohort": 2, "rounds": 3, "set": {"clusters": 1}}
+    run = fg.run("ca-afp", data="digits", engine="serial", out=tmp_path / "run", **words)
+    made = fg.export_model(run, client=0, int8=True)
+    (note,) = [note for note in made.notes if "zeros" in note]
+    share = round(100 * (1 - run.summary["density"]))
+    assert note.startswith(f"{share}% of its weights are zeros, but one by one")
+    for way in ("int8, ", "a sparse file, ", "prunes whole channels (safl, "):
+        assert way in note
+    assert made.rows[0].params == made.rows[1].params
+    text = (made.folder / made.card).read_text()
+    assert note in text
+    assert "no whole channel of it was pruned" in text
 
 
 # ---- the card ------------------------------------------------------------------------------------
@@ -306,7 +333,7 @@ def test_the_card_says_what_it_must_and_its_code_runs(
         "5 rounds",
         "seed 0",
         "calibrated",
-        "mean: 0.30526",
+        "mean: 4.884",
         "`client-00001.int8.onnx`",
     ):
         assert words in text

@@ -221,17 +221,17 @@ def test_the_error_is_half_that_of_the_plain_way(
 
     for client, made in everyone.items():
         data = fg.load("digits", clients=3, partition="iid", standardise=False).clients[client]
+        # Pixels as they were recorded: without standardisation they come divided by 16.
+        train, test = 16 * data.train.x, 16 * data.test.x
         plain = made.folder / f"client-{client:05d}.onnx"
         ready = tmp_path / "ready"
         usual = tmp_path / "usual.onnx"
         with onnx_files.quiet():
             quantization.shape_inference.quant_pre_process(str(plain), str(ready))
-            quantization.quantize_static(
-                str(ready), str(usual), Reader(data.train.x), per_channel=True
-            )
-        truth = predicted(plain, data.test.x)
-        ours = predicted(plain.with_suffix(".int8.onnx"), data.test.x) - truth
-        theirs = predicted(usual, data.test.x) - truth
+            quantization.quantize_static(str(ready), str(usual), Reader(train), per_channel=True)
+        truth = predicted(plain, test)
+        ours = predicted(plain.with_suffix(".int8.onnx"), test) - truth
+        theirs = predicted(usual, test) - truth
         assert float(ours.square().mean().sqrt()) < 0.5 * float(theirs.square().mean().sqrt())
 
 

@@ -14,7 +14,7 @@ from tests.methods.exchanges import exchanges
 import fedgrove as fg
 from fedgrove import methods, trees
 from fedgrove.core import Info
-from fedgrove.cost.estimate import cost
+from fedgrove.costs.estimate import cost
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform

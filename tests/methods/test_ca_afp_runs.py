@@ -12,7 +12,7 @@ from tests.methods.exchanges import exchanges, tiny, verbs
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.cost.estimate import cost
+from fedgrove.costs.estimate import cost
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP

@@ -1,4 +1,4 @@
-"""Tasks found from updates: distances, clusters, noise, merging, numbers that last, switches."""
+"""Tasks found from updates: distances, clusters, noise, merging, numbers that last."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from fedgrove.parts.task_groups import (
     DISTANCES,
     NOISE,
     Hdbscan,
-    Trace,
     adjusted,
-    agreement,
     distances,
-    has_switched,
     hdbscan,
     matched,
     merged,
@@ -244,56 +241,3 @@ def test_settled_devices_stay_together_by_hand() -> None:
     # Of equally many, the cluster of the smaller number.
     assert together([2, 0, 1], [4, 4, 8], [True, True, True]) == [0, 0, 1]
     assert together([0, 1, 1], [4, 4, 8], [False] * 3) == [0, 1, 1]
-
-
-# ---- what is remembered --------------------------------------------------------------------------
-
-
-def trace(*values: float) -> Trace:
-    rows = torch.tensor(values)
-    return Trace(rows, rows != 0)
-
-
-def test_a_trace_by_hand() -> None:
-    """(2, 0) + .5 · (1, 4) + .25 · (4, 0); there is a weight where there ever was one."""
-    after = trace(2.0, 0.0).then(trace(1.0, 4.0), fade=0.5)
-    assert after.total.tolist() == [2.5, 2.0]
-    assert after.present.tolist() == [True, True]
-    assert after.then(trace(4.0, 0.0), fade=0.5).total.tolist() == [3.5, 2.0]
-
-
-def test_agreement_is_over_what_the_device_has() -> None:
-    """(1, -) with (3, 4): over the first weight alone they are parallel."""
-    assert agreement(trace(1.0, 0.0), torch.tensor([3.0, 4.0])) == pytest.approx(1.0)
-    assert agreement(trace(1.0, 1.0), torch.tensor([0.0, 0.0])) == 0.0
-
-
-def test_the_length_of_the_first_update_is_kept() -> None:
-    """(3, 4) is 5 long, and so it stays."""
-    first = trace(3.0, 4.0)
-    after = first.then(trace(30.0, 40.0), fade=0.5).then(trace(1.0, 1.0), fade=0.5)
-    assert first.first_length == after.first_length == pytest.approx(5.0)
-    final = first.settled()
-    assert (final.is_settled, final.first_length, final.total.tolist()) == (True, 5.0, [3.0, 4.0])
-    assert not after.is_settled
-
-
-def test_a_switch_by_hand() -> None:
-    """The update (1, 2) has cosines .447 with east and .894 with north, .447 apart."""
-    update, east, north = trace(1.0, 2.0), torch.tensor([5.0, 0.0]), torch.tensor([0.0, 1.0])
-    long = 5**0.5
-    assert has_switched(update, long, east, [north], margin=0.4)
-    assert not has_switched(update, long, east, [north], margin=0.5)
-    assert not has_switched(update, long, north, [east], margin=0.1)
-    assert not has_switched(update, long, east, [], margin=0.1)
-
-
-def test_a_short_update_is_no_switch() -> None:
-    """Half as long as the first it counts half, .224; a longer one than the first counts once."""
-    update, east, north = trace(1.0, 2.0), torch.tensor([5.0, 0.0]), torch.tensor([0.0, 1.0])
-    twice = 2 * 5**0.5
-    assert has_switched(update, twice, east, [north], margin=0.2)
-    assert not has_switched(update, twice, east, [north], margin=0.23)
-    assert not has_switched(update, 0.1, east, [north], margin=0.5)
-    # A device that had not moved at all has nothing to be measured by.
-    assert has_switched(update, 0.0, east, [north], margin=0.4)

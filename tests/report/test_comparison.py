@@ -35,6 +35,22 @@ def test_lines_by_hand() -> None:
     assert (first.density, first.bytes_sent) == (pytest.approx(0.3), 600)
 
 
+def test_what_an_engineer_asks_first_fits_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = summary(0.5, 0.2, 6000) | {"rounds": 2, "cohort": 3}
+    first["finetune"] = {"0": first["finetune"]["0"] | {"accuracy_worst10": 0.25}}
+    (line,) = compare({"a": [first]}, {"a": 218_100})
+    # 6,000 up and 12,000 down, of 2 rounds of 3 devices: 3,000 bytes each.
+    assert (line.worst_tenth, line.bytes_each, line.model_bytes) == (25, 3000, 218_100)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    print_comparison([line], out)
+    rows = out.getvalue().splitlines()
+    assert rows[2].split()[:6] == ["a", "0", "50.0", "25.0", "3.0", "218.1"]
+    assert max(len(row) for row in rows) <= 80
+
+
 def test_one_seed_has_no_deviation_and_does_not_show_one() -> None:
     lines = compare({"a": [summary(0.5, 0.2, 100)]})
     assert lines[0].deviation is None

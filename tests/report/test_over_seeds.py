@@ -133,6 +133,8 @@ def test_each_task_of_a_mixed_federation_is_compared_with_its_own() -> None:
         "±",
         "14.14",
         "25.00",
+        "-",
+        "-",
         "60",
         "B",
         "4",
@@ -145,7 +147,22 @@ def test_the_tables_say_it() -> None:
     file = io.StringIO()
     print_over_seeds(over_seeds(three()), file)
     rows = [line.split() for line in file.getvalue().splitlines()]
-    assert ["b", "3", "of", "4", "70.00", "±", "17.32", "10.00", "1", "B", "7", "B"] in rows
+    assert [
+        "b",
+        "3",
+        "of",
+        "4",
+        "70.00",
+        "±",
+        "17.32",
+        "10.00",
+        "-",
+        "-",
+        "1",
+        "B",
+        "7",
+        "B",
+    ] in rows
     assert ["b", "a-mu=1", "3", "+10.00", "5.77", "0.23"] in rows
     file = io.StringIO()
     print_over_seeds(over_seeds({"a-s0": summary("a", 0, 0.5)}), file)

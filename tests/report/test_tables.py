@@ -35,25 +35,41 @@ def printed(*summaries: dict[str, Any]) -> list[str]:
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def test_one_run_has_no_names_and_fits_a_terminal() -> None:
-    lines = printed(summary(0.9412))
-    assert len(lines) == 3
+def test_one_run_is_named_above_its_figures() -> None:
+    lines = printed(summary(0.9412, cohort=4))
+    assert lines[0] == "method fedavg, data digits, seed 0, rounds 2"
+    # 3 MiB are 3,145,728 bytes, of 2 rounds of 4 devices: 393.2 kB each; 2,048 / 8 = 256 bytes.
     assert (
-        " ".join(lines[2].split())
-        == "94.12 ± 10.00 25.00 50.00 0.300 8,970 3.0 MiB 2.0 KiB 2.0 1.2"
+        " ".join(lines[3].split())
+        == "94.12 ± 10.00 25.00 50.00 0.300 8,970 393.2 0.3 3.0 MiB 2.0 KiB 2.0 1.2"
     )
-    assert max(map(len, lines)) <= 80
+    assert lines[4].startswith("kB: per device and round")
+    assert len(lines) == 5
 
 
-def test_several_runs_have_names_and_the_best_of_each_data_set_is_marked() -> None:
+def test_runs_are_told_apart_by_what_differs_and_the_best_on_the_same_data_is_marked() -> None:
     lines = printed(
-        summary(0.9, split="blocks"),
-        summary(0.8, method="local", split="blocks"),
-        summary(0.3, data="motion"),
+        summary(0.9, run="runs/a", split="blocks"),
+        summary(0.8, run="runs/b", method="local", split="blocks"),
+        summary(0.3, run="runs/c", data="motion"),
     )
-    assert lines[1].split()[:5] == ["method", "data", "split", "seed", "rounds"]
-    assert ["*" in line for line in lines[2:5]] == [True, False, True]
-    assert lines[5] == "* the best mean accuracy on its data"
+    assert lines[0] == "runs in runs, seed 0, rounds 2"
+    assert lines[2].split()[:4] == ["run", "method", "data", "split"]
+    assert lines[3].split()[:4] == ["a", "fedavg", "digits", "blocks"]
+    # The last is alone on its data: to be the best of one says nothing.
+    assert ["*" in line for line in lines[3:6]] == [True, False, False]
+    assert "* the best mean accuracy of the runs on the same data for as many rounds" in lines
+
+
+def test_nothing_is_marked_across_unlike_rounds() -> None:
+    lines = printed(
+        summary(0.9, run="a", rounds=9), summary(0.8, run="b"), summary(0.7, run="c", rounds=4)
+    )
+    assert not any("*" in line for line in lines)
+    assert "no run is marked as the best: they trained for 2 and 4 and 9 rounds" in lines
+    # Two of as many rounds are compared with each other.
+    lines = printed(summary(0.9, run="a", rounds=9), summary(0.8, run="b"), summary(0.7, run="c"))
+    assert [line.split()[0] for line in lines if "*" in line[1:]] == ["b"]
 
 
 def test_tasks_have_their_clients_and_bytes() -> None:
@@ -65,13 +81,13 @@ def test_tasks_have_their_clients_and_bytes() -> None:
     }
     alone = summary(0.0, metric=None, tasks=tasks, finetune={"0": {"tasks": tasks}})
     lines = printed(alone)
-    assert lines[2].split()[:5] == ["one", "3", "60.00", "±", "0.00"]
-    assert "1.0 MiB" in lines[2]
-    assert "12 B" in lines[2]
+    assert lines[3].split()[:5] == ["one", "3", "60.00", "±", "0.00"]
+    assert "1.0 MiB" in lines[3]
+    assert "12 B" in lines[3]
     # The tasks of one run are not compared with each other; those of two are.
     assert not any("*" in line for line in lines)
     lines = printed(alone, alone | {"method": "local", "tasks": {"two": tasks["one"]}})
-    assert ["*" in line for line in lines[2:5]] == [False, True, False]
+    assert ["*" in line for line in lines[3:6]] == [False, True, False]
 
 
 def test_each_fine_tuning_length_has_a_row() -> None:
@@ -83,20 +99,21 @@ def test_each_fine_tuning_length_has_a_row() -> None:
     }
     high = {**low, "accuracy_mean": 0.75}
     lines = printed(summary(0.75, finetune={"0": low, "25": high}))
-    assert lines[2].startswith("0 epochs")
-    assert lines[3].startswith("25 epochs")
-    assert "50.00 ± 0.00 " in lines[2]
-    assert "75.00 ± 0.00 *" in lines[3]
+    assert [line.split()[0] for line in lines[3:5]] == ["0", "25"]
+    assert "50.00 ± 0.00 " in lines[3]
+    assert "75.00 ± 0.00 *" in lines[4]
 
 
 def test_one_length_that_is_not_zero_is_said() -> None:
-    assert printed(summary(0.5, finetune={"3": {}}))[2].startswith("3 epochs")
+    lines = printed(summary(0.5, finetune={"3": {}}))
+    assert lines[1].split()[0] == "tuned"
+    assert lines[3].split()[0] == "3"
 
 
 def test_unfinished_runs_and_notes_are_shown() -> None:
     unfinished = {"run": "b", "method": "local", "data": "digits", "rounds": 9, "rounds_done": 4}
     lines = printed(summary(0.5, run="a", notes=["a third of the set"]), unfinished)
-    assert "unfinished, 4 of 9 rounds" in lines[3]
+    assert "unfinished, 4 of 9 rounds" in lines[4]
     assert lines[-1] == "digits: a third of the set"
 
 
@@ -131,12 +148,12 @@ def test_cost_and_sizes_are_for_people() -> None:
     assert "142.1 MiB, 22.0% more than dense" in out.getvalue()
     rows = dict(row.rstrip().split("  ", 1) for row in out.getvalue().splitlines())
     assert rows["virtual time of all rounds"].strip() == "10 min"
-    assert rows["up per device and round, at most"].strip() == "2.0 KiB (1.0 KiB to 4.0 KiB)"
+    assert rows["up per device and round, at most"].strip() == "2.0 kB (1.0 kB to 4.1 kB)"
     assert rows["work per device and round"].strip() == "100 MMAC (1 MMAC to 2 GMAC)"
     assert rows["time per device and round"].strip() == "2 s (500 ms to 3 min)"
     several = io.StringIO()
     print_costs([{"method": name, **found} for name in ("fedavg", "mine")], several)
     lines = [row.split() for row in several.getvalue().splitlines() if row.startswith("mine")]
     assert lines[0][-2:] == ["10", "min"]
-    assert lines[1][1:7] == ["1.0", "KiB", "2.0", "KiB", "4.0", "KiB"]
+    assert lines[1][1:7] == ["1.0", "kB", "2.0", "kB", "4.1", "kB"]
     assert (mib(1023), mib(1024), mib(1 << 30)) == ("1023 B", "1.0 KiB", "1,024.0 MiB")

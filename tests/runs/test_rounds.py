@@ -27,7 +27,7 @@ from fedgrove.core import (
     Train,
     no_packets,
 )
-from fedgrove.cost.estimate import cost
+from fedgrove.costs.estimate import cost
 from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rich.table import Table
-
-from ..report.tables import console, mib, plain_table
+from ..report.fit import Cell, Column, figures, names, print_table, print_text
+from ..report.tables import mib
 from . import device, wire
 
 PARTS = {
@@ -22,32 +21,44 @@ PARTS = {
 NET_COLOURS = ("#4c78a8", "#f58518", "#54a24b")
 """The colours of nets on the page of the device, in the order they were measured."""
 
-WIRE_NAMES = ("model", "density", "kept as")
-WIRE_FIGURES = (
-    "bytes",
-    "share of\ndense",
-    "plain's\nshare",
-    "to\nentropy",
-    "with\nheader",
-    "encode\nMB/s",
-    "× plain",
-    "decode\nMB/s",
-    "× plain",
-    "tensor:\nencode",
-    "decode",
+WIRE_COLUMNS = (
+    *names("model", "density", "kept as"),
+    Column("bytes"),
+    Column("share of\ndense"),
+    Column("plain's\nshare"),
+    Column("to\nentropy", 1),
+    Column("with\nheader", 3),
+    Column("encode\nMB/s", 4),
+    Column("× plain", 2, called="encode × plain"),
+    Column("decode\nMB/s", 4),
+    Column("× plain", 2, called="decode × plain"),
+    Column("tensor:\nencode", 5),
+    Column("decode", 5, called="tensor: decode"),
 )
-DEVICE_FIGURES = (
-    "removed",
-    "params",
-    "MACs",
-    "step ms",
-    "step",
-    "median",
-    "masked",
-    "infer ms",
-    "infer",
-    "median",
-    "masked",
+DEVICE_COLUMNS = (
+    *names("net"),
+    Column("removed"),
+    Column("params", 4),
+    Column("MACs", 5),
+    Column("step\nms", 3),
+    Column("step"),
+    Column("\nmedian", 2, called="step median"),
+    Column("\nmasked", 1, called="step masked"),
+    Column("infer\nms", 3),
+    Column("infer"),
+    Column("\nmedian", 2, called="infer median"),
+    Column("\nmasked", 1, called="infer masked"),
+)
+SCALE_COLUMNS = (
+    *names("method", "engine"),
+    Column("clients"),
+    Column("peak\nMiB"),
+    Column("\ntimes", called="times of memory"),
+    Column("round\ns", 1),
+    Column("\ntimes", 1, called="times of the round"),
+    Column("on cores\ns", 2),
+    Column("\ntimes", 2, called="times on cores"),
+    Column("joining\ns", 3),
 )
 TURNS_COLUMNS = {
     "median_s": ("median s", ".4f"),
@@ -71,23 +82,24 @@ ALONE_COLUMNS = {
 
 def print_scale(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print memory and seconds of a round, and how many times those of the fewest clients."""
-    right = ("clients", "peak MiB", "times", "round s", "times", "on cores s", "times", "joining s")
-    table = plain_table(("method", "engine"), right)
+    lines: list[list[Cell]] = []
     for row in rows:
         joining = "-" if row["joining_cpu"] is None else f"{row['joining_cpu']:.2f}"
-        table.add_row(
-            row["method"],
-            row["engine"],
-            f"{row['clients']:,}",
-            f"{row['memory_mib']:.0f}",
-            f"{row['times_memory']:.2f}",
-            f"{row['seconds']:.2f}",
-            f"{row['times_seconds']:.2f}",
-            f"{row['cpu']:.2f}",
-            f"{row['times_cpu']:.2f}",
-            joining,
+        lines.append(
+            [
+                row["method"],
+                row["engine"],
+                f"{row['clients']:,}",
+                f"{row['memory_mib']:.0f}",
+                f"{row['times_memory']:.2f}",
+                f"{row['seconds']:.2f}",
+                f"{row['times_seconds']:.2f}",
+                f"{row['cpu']:.2f}",
+                f"{row['times_cpu']:.2f}",
+                joining,
+            ]
         )
-    console(file).print(table)
+    print_table(SCALE_COLUMNS, lines, file)
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
@@ -104,7 +116,8 @@ def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) 
         _print_variants(turns, TURNS_COLUMNS, file)
     if alone:
         rounds = alone[0]["rounds"]
-        console(file).print(f"\neach in a process of its own, {rounds} rounds from its start:")
+        print(file=file)
+        print_text(f"each in a process of its own, {rounds} rounds from its start:", file)
         _print_variants(alone, TURNS_COLUMNS | ALONE_COLUMNS, file)
 
 
@@ -112,7 +125,7 @@ def _print_variants(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, tuple[str, str]], file: IO[str] | None
 ) -> None:
     several_scenes = len({row.get("scene") for row in rows}) > 1
-    names = ["scene", "variant"] if several_scenes else ["variant"]
+    words = ["scene", "variant"] if several_scenes else ["variant"]
     formats = {}
     headings = []
     for key, (heading, number_format) in columns.items():
@@ -120,88 +133,83 @@ def _print_variants(
         if any(row[key] is not None for row in rows):
             formats[key] = number_format
             headings.append(heading)
-    table = _table(names, headings)
+    lines: list[list[Cell]] = []
     for row in rows:
-        cells = [row[name] for name in names]
+        cells = [row[word] for word in words]
         for key, number_format in formats.items():
             cells.append(_number(row[key], number_format))
-        table.add_row(*cells)
-    console(file).print(table)
+        lines.append(cells)
+    print_table([*names(*words), *figures(*headings)], lines, file)
 
 
 def print_wire(
     rows: Sequence[wire.Row], report: Mapping[str, Any], file: IO[str] | None = None
 ) -> None:
     """Print what the weights are, a line per row, and whether each claim holds."""
-    out = console(file)
     for name, about in report["weights"].items():
-        out.print(f"{name}: {about}")
-    table = _table(WIRE_NAMES, WIRE_FIGURES)
+        print_text(f"{name}: {about}", file)
+    lines: list[list[Cell]] = []
     for row in rows:
-        table.add_row(
-            row.model,
-            f"{row.density:g}",
-            row.kind,
-            mib(row.bytes),
-            f"{row.share:.4f}",
-            f"{row.plain_share:.4f}",
-            _number(row.ratio, ".4f"),
-            _number(row.ratio_header, ".4f"),
-            f"{row.model_speed.encode_mb:.0f}",
-            f"{row.model_speed.encode:.2f}",
-            f"{row.model_speed.decode_mb:.0f}",
-            f"{row.model_speed.decode:.2f}",
-            f"{row.tensor_speed.encode:.2f}",
-            f"{row.tensor_speed.decode:.2f}",
+        lines.append(
+            [
+                row.model,
+                f"{row.density:g}",
+                row.kind,
+                mib(row.bytes),
+                f"{row.share:.4f}",
+                f"{row.plain_share:.4f}",
+                _number(row.ratio, ".4f"),
+                _number(row.ratio_header, ".4f"),
+                f"{row.model_speed.encode_mb:.0f}",
+                f"{row.model_speed.encode:.2f}",
+                f"{row.model_speed.decode_mb:.0f}",
+                f"{row.model_speed.decode:.2f}",
+                f"{row.tensor_speed.encode:.2f}",
+                f"{row.tensor_speed.decode:.2f}",
+            ]
         )
-    out.print(table)
+    print_table(WIRE_COLUMNS, lines, file)
     for name, claim in report["checks"].items():
-        out.print(
+        print_text(
             f"{_verdict(claim)}: {name} {claim['value']} "
-            f"(bound {claim['bound']}; worst at {claim['at']})"
+            f"(bound {claim['bound']}; worst at {claim['at']})",
+            file,
         )
 
 
 def print_device(rows: Sequence[device.Row], file: IO[str] | None = None) -> None:
     """Print a line per row, times as ratios to the dense net, and whether each claim holds."""
-    out = console(file)
-    table = _table(["net"], DEVICE_FIGURES)
+    lines: list[list[Cell]] = []
     for row in rows:
-        table.add_row(
-            row.net,
-            f"{row.removed:.0%}",
-            f"{row.params:,}",
-            f"{row.macs:,}",
-            f"{1e3 * row.train_s:.1f}",
-            f"{row.train:.2f}",
-            f"{row.train_median:.2f}",
-            f"{row.train_masked:.2f}",
-            f"{1e3 * row.infer_s:.1f}",
-            f"{row.infer:.2f}",
-            f"{row.infer_median:.2f}",
-            f"{row.infer_masked:.2f}",
+        lines.append(
+            [
+                row.net,
+                f"{row.removed:.0%}",
+                f"{row.params:,}",
+                f"{row.macs:,}",
+                f"{1e3 * row.train_s:.1f}",
+                f"{row.train:.2f}",
+                f"{row.train_median:.2f}",
+                f"{row.train_masked:.2f}",
+                f"{1e3 * row.infer_s:.1f}",
+                f"{row.infer:.2f}",
+                f"{row.infer_median:.2f}",
+                f"{row.infer_masked:.2f}",
+            ]
         )
-    out.print(table)
-    out.print(
+    print_table(DEVICE_COLUMNS, lines, file)
+    print_text(
         "step, infer: the shortest time with the channels gone, to the dense net's; "
-        "median: turn by turn, which a\n"
-        "busy machine raises; masked: with the channels zeroed instead."
+        "median: turn by turn, which a busy machine raises; masked: with the channels zeroed "
+        "instead.",
+        file,
     )
     for name, claim in device.checks(rows).items():
-        out.print(
+        print_text(
             f"{_verdict(claim)}: {name} {claim['value']} "
-            f"(bound {claim['bound']}, median {claim['median']})"
+            f"(bound {claim['bound']}, median {claim['median']})",
+            file,
         )
-
-
-def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
-    """An empty table: names to the left, figures to the right of their columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for figure in figures:
-        table.add_column(figure, justify="right", no_wrap=True)
-    return table
 
 
 def _number(value: float | None, number_format: str) -> str:

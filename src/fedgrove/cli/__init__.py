@@ -1,7 +1,8 @@
 """The command line: thin over the library, the same verbs, the same words.
 
-Whatever is refused ends with one sentence on stderr: code 2 for wrong input, 1 for work that could
-not be finished, 130 for an interruption, 143 and 129 for SIGTERM and SIGHUP.
+Whatever is refused ends with a sentence on stderr, one for each thing that is wrong: code 2 for
+wrong input, 1 for work that could not be finished, 130 for an interruption, 143 and 129 for SIGTERM
+and SIGHUP.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from typing import Any
 
 import typer
 
-from ..errors import EngineError, FedgroveError, FolderWarning, InputError, unknown
+from ..errors import (
+    EngineError,
+    FedgroveError,
+    FolderWarning,
+    InputError,
+    InputErrors,
+    unknown,
+)
 
 __all__ = ["main"]
 
@@ -28,8 +36,10 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments (by default those of the process) say; returns the exit code."""
+    from ..report.ascii import write_ascii_where_needed
     from .app import app
 
+    write_ascii_where_needed()
     command = typer.main.get_command(app)
     words = None if argv is None else list(argv)
     with warnings.catch_warnings(), _signals_interrupt() as received:
@@ -102,7 +112,13 @@ def _signals_interrupt() -> Iterator[list[int]]:
 
 
 def _fail(reason: object, code: int) -> int:
-    print(f"fedgrove: {' '.join(str(reason).split())}", file=sys.stderr)
+    # One line for each thing that is wrong; nobody's own line breaks make more of them.
+    lines = [reason]
+    if isinstance(reason, InputErrors):
+        lines = [f"{len(reason.sentences)} things are wrong:"]
+        lines.extend(f"- {sentence}" for sentence in reason.sentences)
+    text = "\n".join(" ".join(str(line).split()) for line in lines)
+    print(f"fedgrove: {text}", file=sys.stderr)
     return code
 
 

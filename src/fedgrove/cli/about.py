@@ -8,65 +8,131 @@ import inspect
 import platform
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import FedgroveError, unknown
+from . import complete
 from . import options as o
+from .index import Index, Rows, index
 
 if TYPE_CHECKING:
     from ..core import AnyMethod
+    from ..parts.local import LocalTraining
 
 Kind = Annotated[
-    str, typer.Argument(metavar="methods|data|nets|parts|engines|faults", show_default=False)
+    str,
+    typer.Argument(
+        metavar="methods|data|nets|parts|engines|faults",
+        show_default=False,
+        autocompletion=complete.kinds,
+    ),
 ]
 EXTRAS = {
-    "flower": "flwr",
-    "report": "plotly jinja2",
-    "export": "onnx onnxscript onnxruntime",
-    "edge": "executorch",
-    "dp": "opacus",
-    "track": "tensorboard",
+    "report": ("pages with plots", ("plotly",)),
+    "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
+    "edge": ("models as ExecuTorch files", ("executorch",)),
+    "flower": ("measuring beside Flower", ("flwr",)),
 }
+"""What each extra of pyproject.toml is for, and the modules it brings."""
 
 
 def list_(kind: Kind) -> None:
     """List what there is: methods, data, nets, parts, engines or faults."""
     from ..report.tables import print_pairs
 
-    lists: dict[str, Callable[[], list[tuple[str, str]]]] = {
-        "methods": _methods,
-        "data": _data,
-        "nets": _nets,
-        "parts": _parts,
-        "engines": _engines,
-        "faults": _faults,
-    }
+    lists = index().lists
     if kind not in lists:
         raise unknown("list", kind, lists)
-    print_pairs(lists[kind]())
+    print_pairs(lists[kind])
 
 
 def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) -> None:
     """Print a method's equations, and everything in it that --set can change."""
-    from .. import methods
-    from ..config.experiment import Experiment, Federations
-    from ..config.settings import settable
+    from ..report.fit import console, print_text
+    from ..report.markup import laid_out
     from ..report.tables import print_pairs
 
+    docstring, rows = _shown(method, str(data), data_dir)
+    print(laid_out(docstring, console().width))
+    print()
+    print_text(f"--set takes, with the recipe of {data}:")
+    print()
+    print_pairs(rows)
+
+
+def _shown(method: str, data: str, data_dir: str | None) -> tuple[str, Rows]:
+    """A method's docstring and settings: remembered, unless the method or the data are a user's."""
+    known = index()
+    if method in known.settings and data in known.recipes:
+        return known.docstrings[method], known.settings_with(method, data)
+    from .. import methods
+    from ..config.experiment import Experiment, Federations
+
     instance = methods.make(method)
-    recipe = Federations(data_dir).recipe(Experiment(instance, str(data)))
-    print(_docstring(type(instance)))
-    print(f"\n--set takes, with the recipe of {data}:\n")
+    recipe = Federations(data_dir).recipe(Experiment(instance, data))
+    return _docstring(type(instance)), setting_rows(instance, recipe)
+
+
+def find_out() -> Index:
+    """What there is, from the files that define it; everything is imported."""
+    from .. import methods
+    from ..data.sets import SETS
+    from ..parts.local import LocalTraining
+    from ..runs.run import recipe_of
+
+    lists = {
+        "methods": _methods(),
+        "data": _data(),
+        "nets": _nets(),
+        "parts": _parts(),
+        "engines": _engines(),
+        "faults": _faults(),
+    }
+    docstrings = {}
+    settings = {}
+    for name, _ in lists["methods"]:
+        instance = methods.make(name)
+        docstrings[name] = _docstring(type(instance))
+        rows = setting_rows(instance, LocalTraining())
+        if instance.local is None:
+            rows = _without_recipe(rows)
+        settings[name] = rows
+    recipes = {}
+    for name, known in SETS.items():
+        # As part of a method that leaves its local training to the data set.
+        whole = setting_rows(methods.FedAvg(), recipe_of(known.defaults))
+        recipes[name] = [row for row in whole if _is_of_recipe(row[0])]
+    return Index(lists, docstrings, settings, recipes)
+
+
+def _is_of_recipe(path: str) -> bool:
+    return path == "local" or path.startswith("local.")
+
+
+def _without_recipe(rows: Rows) -> Rows:
+    """The rows with one that is empty in place of those of local training."""
+    without: Rows = []
+    for path, text in rows:
+        if path == "local":
+            without.append(("", ""))
+        elif not _is_of_recipe(path):
+            without.append((path, text))
+    return without
+
+
+def setting_rows(method: AnyMethod, recipe: LocalTraining) -> Rows:
+    """What ``--set`` takes: each path with its present value and what it may be."""
+    from ..config.settings import settable
+
     rows = []
-    for path, value, allowed in settable(instance, recipe):
+    for path, value, allowed in settable(method, recipe):
         # A part is shown by its name: its fields have rows of their own.
         shown = type(value).__name__ if dataclasses.is_dataclass(value) else str(value)
         rows.append((path, f"{shown}  ({allowed})"))
-    print_pairs(rows)
+    return rows
 
 
 def doctor(data_dir: o.DataDir = None) -> None:
@@ -81,21 +147,24 @@ def doctor(data_dir: o.DataDir = None) -> None:
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads"),
         ("cores", str(cores())),
     ]
-    for name, modules in EXTRAS.items():
-        rows.append((f"extra {name}", _extra(name, modules)))
+    for name, (purpose, modules) in EXTRAS.items():
+        rows.append((f"extra {name}", f"{purpose}: {_extra(modules)}"))
     rows.extend(_data_rows(data_dir))
     rows.append(("a small run", _trial()))
     print_pairs(rows)
+    # Now that all is imported anyway, so that the next `list` comes at once.
+    index()
 
 
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
+    from ..report.markup import plain
 
     rows = []
     for name in methods.names():
         docstring = _module_docstring(methods.find(name).__module__)
         # Up to the citation in brackets, or to the end of the first sentence.
-        rows.append((name, re.split(r"\s\(|\.\s", docstring)[0]))
+        rows.append((name, plain(re.split(r"\s\(|\.\s", docstring)[0])))
         for preset, method in methods.presets(name).items():
             rows.append((f"{name}:{preset}", f"{name} with {_changes(method)}"))
     return rows
@@ -103,14 +172,41 @@ def _methods() -> list[tuple[str, str]]:
 
 def _changes(preset: AnyMethod) -> str:
     """The fields in which a preset differs from the method's defaults, as --set takes them."""
-    default: Any = type(preset)()
-    changes = []
-    for field in dataclasses.fields(default):
-        value = getattr(preset, field.name)
-        if value != getattr(default, field.name):
-            text = ",".join(str(item) for item in value) if isinstance(value, tuple) else value
-            changes.append(f"{field.name}={text}")
-    return " ".join(changes)
+    return " ".join(_words(type(preset)(), preset, ""))
+
+
+def _words(default: Any, changed: Any, path: str) -> list[str]:
+    """``path=value`` for all that differs; given one after the other they make ``changed``."""
+    words = []
+    for field in dataclasses.fields(changed):
+        before = getattr(default, field.name)
+        value = getattr(changed, field.name)
+        where = f"{path}{field.name}"
+        if value == before:
+            continue
+        if not dataclasses.is_dataclass(value):
+            words.append(f"{where}={_typed(value)}")
+            continue
+        cls: Any = type(value)
+        if type(before) is not cls:
+            # A part of another kind is named first, and then what differs from its own defaults.
+            words.append(f"{where}={cls.__name__}")
+            before = cls()
+        words += _words(before, value, f"{where}.")
+    return words
+
+
+def _typed(value: Any) -> str:
+    """A value as a user writes it.
+
+    >>> _typed((0.0, 0.2)), _typed(False), _typed(None), _typed(10.0)
+    ('0,0.2', 'false', 'none', '10')
+    """
+    if isinstance(value, tuple):
+        return ",".join(_typed(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0")
 
 
 def _data() -> list[tuple[str, str]]:
@@ -173,10 +269,10 @@ def _docstring(method: type) -> str:
     return _module_docstring(method.__module__) or inspect.getdoc(method) or method.__name__
 
 
-def _extra(name: str, modules: str) -> str:
-    missing = [m for m in modules.split() if importlib.util.find_spec(m) is None]
+def _extra(modules: tuple[str, ...]) -> str:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        return f"not there ({', '.join(missing)}); pip install 'fedgrove[{name}]'"
+        return f"not there; pip install {' '.join(missing)}"
     return "there"
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json as jsonlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from ..errors import EngineError, check, unknown
-from . import about
+from ..errors import EngineError, check, together, unknown
+from ..report.start import load_torch, starting
+from . import about, complete
 from . import options as o
 from .bench import bench
+from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
+from .index import index
 from .paper import paper
-from .sweep import members_of, resume_sweep, sweep
+from .sweep import resume_sweep, sweep
 
 if TYPE_CHECKING:
     from ..config.plan import Plan
@@ -41,15 +45,14 @@ class Commands(TyperGroup):
             raise EngineError(str(stop) or "interrupted before anything was trained.") from stop
 
 
-app = typer.Typer(
-    cls=Commands, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
-)
+app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
 Chosen = Annotated[
     str | None,
     typer.Argument(
         metavar="[METHOD]",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
 Version = Annotated[bool, typer.Option("--version", help="Print the version.")]
@@ -66,11 +69,17 @@ def top(ctx: typer.Context, version: Version = False) -> None:
         print(ctx.get_help())
 
 
-@app.command()
+@app.command(cls=o.RunCommand)
 def run(
     ctx: typer.Context,
     method: Chosen = None,
     data: o.Data = None,
+    label: o.Label = None,
+    client: o.ClientColumn = None,
+    window: o.Window = None,
+    stride: o.Stride = None,
+    channels: o.Channels = None,
+    time: o.TimeColumn = None,
     net: o.Net = None,
     init: o.Init = None,
     freeze: o.Freeze = None,
@@ -103,6 +112,9 @@ def run(
     faults: o.Faults = None,
     per_task: o.PerTask = False,
     no_standardise: o.NoStandardise = False,
+    config: o.Config = None,
+    trust: o.Trust = False,
+    smoke: o.Smoke = False,
     dry_run: o.DryRun = False,
     json: o.Json = False,
 ) -> None:
@@ -110,15 +122,28 @@ def run(
 
     Without a method: ca-afp beside fedavg.
     """
-    if method is None:
-        return side_by_side(ctx.params)
-    from .. import api
-    from ..config.experiment import Federations
-    from ..config.plan import plan
-    from . import arguments
+    wrong = ctx.meta[o.WRONG]
+    if method is None and config is None and not smoke:
+        if wrong:
+            raise together(wrong)
+        load_torch(quiet=json)
+        side_by_side(ctx.params)
+        # The first command on a new machine: from here on `list` and completion come at once.
+        index()
+        return
+    with starting("loading torch", quiet=json) as say:
+        from .. import api
+        from ..config.experiment import Federations
+        from ..config.plan import plan
+        from . import arguments
 
-    federations = Federations(data_dir)
-    experiment = arguments.experiment(ctx.params, federations)
+        if method is None and config is None:
+            ctx.params["method"] = SMOKED
+        say("reading the data")
+        federations = Federations(data_dir)
+        experiment = arguments.experiment(ctx.params, federations, wrong)
+    if smoke:
+        return try_out(experiment, federations, ctx.params)
     folder = arguments.out_folder(experiment, method, out)
     if dry_run:
         return _print_plan(plan(experiment, folder, federations), json)
@@ -138,7 +163,7 @@ def run(
 @app.command()
 def resume(
     ctx: typer.Context,
-    run: o.Run,
+    run: o.Unfinished = None,
     engine: o.Engine = "auto",
     device: o.Device = "auto",
     precision: o.Precision = "fp32",
@@ -148,6 +173,10 @@ def resume(
     json: o.Json = False,
 ) -> None:
     """Resume an interrupted run or sweep; the result is the one it would have had."""
+    if run is None:
+        run = str(newest_unfinished(Path("runs")))
+        print(f"fedgrove: resuming {run}", file=sys.stderr)
+    load_torch(quiet=json)
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
     from .. import api
@@ -165,6 +194,19 @@ def resume(
     _show(result, json)
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def rerun(ctx: typer.Context, run: o.Run) -> None:
+    """Run again what a run folder holds, in a folder of its own.
+
+    Flags of ``fedgrove run`` may follow, as --seed 3; they take the place of what was.
+    """
+    assert ctx.parent is not None
+    command: Any = ctx.parent.command
+    again = command.get_command(ctx.parent, "run")
+    with again.make_context("run", ["--config", run, *ctx.args], parent=ctx.parent) as inner:
+        again.invoke(inner)
+
+
 @app.command()
 def compare(
     runs: o.Runs,
@@ -180,32 +222,26 @@ def compare(
     check(not (time and bytes), "--time", time, "given without --bytes")
     if time:
         return _compare_times(runs, to, plot, json)
-    from ..report.over_seeds import over_seeds, print_over_seeds
-    from ..report.tables import print_causes, print_summaries
+    from ..config.compared import compared
 
-    summaries = []
-    for run in runs:
-        for path in members_of(run):
-            summaries.append(_summary(path, bytes))
+    found = compared(runs, bytes)
     if json:
-        print(jsonlib.dumps(summaries, indent=1))
-        return
-    if bytes:
-        print_causes(summaries)
-        return
-    print_summaries(summaries)
-    has_sweep = len(summaries) > len(runs)
-    finished = {each["run"]: each if each["finished"] else None for each in summaries}
-    if has_sweep and any(finished.values()):
-        print()
-        print_over_seeds(over_seeds(finished))
+        print(jsonlib.dumps(found.rows, indent=1))
+    else:
+        found.table()
 
 
-@app.command()
+@app.command(cls=o.Gathering)
 def cost(
     ctx: typer.Context,
     methods: o.Methods,
     data: o.Data = None,
+    label: o.Label = None,
+    client: o.ClientColumn = None,
+    window: o.Window = None,
+    stride: o.Stride = None,
+    channels: o.Channels = None,
+    time: o.TimeColumn = None,
     net: o.Net = None,
     freeze: o.Freeze = None,
     input: o.Input = None,
@@ -229,6 +265,7 @@ def cost(
     json: o.Json = False,
 ) -> None:
     """Print what methods would send and need, and how long their devices take; train nothing."""
+    load_torch(quiet=json)
     from ..report.tables import print_cost, print_costs
     from . import arguments
 
@@ -249,7 +286,7 @@ app.command("list")(about.list_)
 app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
-app.command("sweep")(sweep)
+app.command("sweep", cls=o.Gathering)(sweep)
 app.command("export")(export)
 app.command("paper")(paper)
 
@@ -258,8 +295,8 @@ def _print_plan(planned: Plan, json: bool) -> None:
     """The whole configuration and the cost."""
     import tomllib
 
+    from ..config.estimates import cost_of_plan
     from ..report.tables import print_cost
-    from .arguments import cost_of_plan
 
     figures = cost_of_plan(planned)
     if json:
@@ -280,6 +317,8 @@ def _show(result: Result, json: bool) -> None:
 
 def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bool) -> None:
     """Virtual time to an accuracy, as a table and as a page."""
+    from ..config.compared import summary_of
+    from ..config.sweep import members_of
     from ..report.page import need_plotly
     from ..report.times import curve, print_times, time_to, write_times
     from ..runs.folder import RunFolder
@@ -290,7 +329,7 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
     curves = []
     for run in runs:
         for path in members_of(run):
-            summary = _summary(path)
+            summary = summary_of(path)
             lines = RunFolder.open(Path(path)).metrics()
             method = summary.get("method", "")
             curves.append(curve(path, method, lines, summary["finished"]))
@@ -306,24 +345,3 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
     print_times(curves, found)
     if plot is not None:
         print(f"Page: {plot}")
-
-
-def _summary(path: str, bytes: bool = False) -> dict[str, Any]:
-    """A run's figures, or how far it got; with the words of its config that the figures lack."""
-    from ..config.toml import read_words
-    from ..report.tables import NAMES
-    from ..runs.folder import RunFolder
-    from ..wire.ledger import causes
-
-    folder = RunFolder.open(Path(path))
-    words = {}
-    for word, value in read_words(folder.config).items():
-        if word in NAMES:
-            words[word] = value
-    if bytes:
-        words["bytes_causes"] = causes(folder.metrics())
-    summary = folder.summary
-    if summary is not None:
-        return {"run": path, "finished": True, **words, **summary}
-    folder.check()
-    return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

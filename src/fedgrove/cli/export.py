@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from ..export.figures import Exported
 
 Which = Annotated[
-    int | None,
-    typer.Option("--client", help="Whose model.", metavar="K", parser=o.whole, show_default=False),
+    str | None,
+    typer.Option("--client", help="Whose model: a number or a name.", metavar="K"),
 ]
 Every = Annotated[bool, typer.Option("--all", help="The model of every client.")]
 To = Annotated[str, typer.Option("--to", help="onnx or executorch.", metavar="FORMAT")]
@@ -43,17 +43,6 @@ Folder = Annotated[
         "--out", help="The folder to write to; else export in the run folder.", metavar="DIR"
     ),
 ]
-COLUMNS = (
-    "client",
-    "version",
-    "params",
-    "MACs",
-    "size",
-    "µs",
-    "to dense",
-    "accuracy\n%",
-    "int8 % of\nweights / MACs",
-)
 
 
 def export(
@@ -104,34 +93,41 @@ def export(
 
 def _show(exports: list[Exported]) -> None:
     # Imported late, so that other commands and --json start without them.
-    from rich.table import Table
+    from ..report.fit import Column, names, print_table, print_text
+    from ..report.tables import kilobytes
 
-    from ..report.tables import console, mib
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for i, name in enumerate(COLUMNS):
-        # The client and the version to the left, all figures to the right.
-        table.add_column(name, justify="right" if i > 1 else "left", no_wrap=True)
+    columns = [
+        *names("client", "version"),
+        Column("params", 1),
+        Column("MACs", 2),
+        Column("size\nkB"),
+        Column("µs", 3),
+        Column("time to\ndense", 4),
+        Column("accuracy\n%"),
+        Column("int8 % of\nweights / MACs", 5),
+    ]
+    lines = []
     for exported in exports:
         for row in exported.rows:
-            table.add_row(
-                str(exported.client),
-                row.version,
-                f"{row.params:,}",
-                f"{row.macs:,}",
-                mib(row.bytes),
-                f"{row.latency_us:,.0f}",
-                f"{row.latency:.2f}",
-                f"{100 * row.accuracy:.2f}",
-                row.shares,
+            lines.append(
+                [
+                    exported.name,
+                    row.version,
+                    f"{row.params:,}",
+                    f"{row.macs:,}",
+                    kilobytes(row.bytes),
+                    f"{row.latency_us:,.0f}",
+                    f"{row.latency:.2f}",
+                    f"{100 * row.accuracy:.2f}",
+                    row.shares,
+                ]
             )
-    out = console()
-    out.print(table)
+    print_table(columns, lines)
     for exported in exports:
         for note in exported.notes:
-            out.print(f"client {exported.client}: {note}")
+            print_text(f"client {exported.name}: {note}")
         files = [row.file for row in exported.rows if row.file]
         files.append(exported.card)
-        out.print(
+        print_text(
             f"{exported.folder}: {', '.join(files)}; within {exported.difference:.0e} of torch"
         )

@@ -30,6 +30,9 @@ def side_by_side(words: Mapping[str, Any]) -> None:
     """Train all on the same clients from the same start, and show them in one table and a page."""
     from ..config import sweep as library
     from ..config.experiment import Federations
+    from ..config.plan import plan
+    from ..export.size import model_bytes
+    from ..report.fit import print_text
     from ..runs.result import Failure
     from . import arguments
 
@@ -44,14 +47,20 @@ def side_by_side(words: Mapping[str, Any]) -> None:
         run = partial(library.sweep, experiments, folder, engine=chosen, federations=federations)
         ends = watched(folder, experiments, total, run, words["json"])
     summaries: dict[str, Summary] = {}
+    sizes: dict[str, list[float]] = {}
+    net = plan(first, folder, federations).run.net
     failed = False
     for name, end in ends.items():
         if isinstance(end, Failure):
             failed = True
-            print(f"{name} failed after {end.folder.rounds_saved()} rounds: {end.why}")
+            print_text(f"{name} failed after {end.folder.rounds_saved()} rounds: {end.why}")
         else:
             summaries[name] = end.summary
-    _show(summaries, folder, words["json"])
+            size = model_bytes(end.folder, net)
+            if size is not None:
+                sizes.setdefault(end.summary["method"], []).append(size)
+    mean_sizes = {method: sum(known) / len(known) for method, known in sizes.items()}
+    _show(summaries, mean_sizes, folder, words["json"])
     if failed:
         raise typer.Exit(1)
 
@@ -103,9 +112,12 @@ def _folder(first: Experiment, out: str | None) -> Path:
     return Path(out)
 
 
-def _show(summaries: Mapping[str, Summary], folder: Path, json: bool) -> None:
+def _show(
+    summaries: Mapping[str, Summary], sizes: Mapping[str, float], folder: Path, json: bool
+) -> None:
     """One table, one sentence of what was gained, and the page."""
     from ..report.comparison import compare, print_comparison, write_comparison
+    from ..report.fit import print_text
 
     rows = [{"run": str(folder / name), **summary} for name, summary in summaries.items()]
     if json:
@@ -115,7 +127,7 @@ def _show(summaries: Mapping[str, Summary], folder: Path, json: bool) -> None:
     by_method: dict[str, list[Summary]] = {}
     for row in rows:
         by_method.setdefault(row["method"], []).append(row)
-    lines = compare(by_method)
+    lines = compare(by_method, sizes)
     sentence = ""
     # A method of which every seed failed cannot be compared with.
     if set(by_method) == set(METHODS):
@@ -128,7 +140,7 @@ def _show(summaries: Mapping[str, Summary], folder: Path, json: bool) -> None:
     print_comparison(lines)
     print()
     if sentence:
-        print(sentence)
+        print_text(sentence)
     print(f"Page: {folder / PAGE}")
 
 

@@ -6,6 +6,64 @@ import re
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+
+from ..errors import together
+from . import complete
+
+WRONG = "fedgrove.wrong"
+"""Where a context keeps what was wrong with the values of its options, one sentence each."""
+
+
+class Gathering(TyperCommand):
+    """A command that looks at all its options, and does not stop at the first that is wrong.
+
+    One that goes on to look at the words in their turn (``gathers``) finds the sentences in the
+    context; of any other they are raised here.
+    """
+
+    gathers = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse; an option whose value is wrong is noted, and taken out for the next try."""
+        wrong: list[str] = []
+        left = list(args)
+        while True:
+            try:
+                rest = super().parse_args(ctx, list(left))
+                break
+            except typer.BadParameter as error:
+                flags = [] if error.param is None else error.param.opts
+                shorter = _without(left, flags)
+                # By name: the errors of arguments that are missing and so on are of subclasses.
+                if type(error).__name__ != "BadParameter" or shorter == left:
+                    raise
+                wrong.append(f"{flags[0]} {error.message}")
+                left = shorter
+                ctx.params.clear()
+        if wrong and not self.gathers:
+            raise together(wrong)
+        ctx.meta[WRONG] = wrong
+        return rest
+
+
+class RunCommand(Gathering):
+    """The command that says everything that is wrong, from a value to the data, at once."""
+
+    gathers = True
+
+
+def _without(args: list[str], flags: list[str]) -> list[str]:
+    """Arguments without an option, each time that it is given."""
+    left = []
+    words = iter(args)
+    for word in words:
+        if word in flags:
+            # Its value goes with it.
+            next(words, None)
+        elif not any(word.startswith(f"{flag}=") for flag in flags):
+            left.append(word)
+    return left
 
 
 def whole(text: str) -> int:
@@ -52,9 +110,16 @@ def shape(text: str) -> Any:
     return tuple(int(word) for word in text.split("x"))
 
 
-def option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
+def option(flag: str, help: str, metavar: str, parser: Any = None, complete: Any = None) -> Any:
     """An option whose default the help text names itself."""
-    return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
+    return typer.Option(
+        flag,
+        help=help,
+        metavar=metavar,
+        parser=parser,
+        autocompletion=complete,
+        show_default=False,
+    )
 
 
 Method = Annotated[
@@ -63,6 +128,7 @@ Method = Annotated[
         metavar="METHOD",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
 Methods = Annotated[
@@ -71,12 +137,32 @@ Methods = Annotated[
         metavar="METHOD...",
         help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
         show_default=False,
+        autocompletion=complete.methods,
     ),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="A run folder.", show_default=False, autocompletion=complete.runs
+    ),
+]
+Unfinished = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run folder; else the newest unfinished one under runs.",
+        show_default=False,
+        autocompletion=complete.runs,
+    ),
+]
 Runs = Annotated[
     list[str],
-    typer.Argument(metavar="RUN...", help="Run folders, or folders of sweeps.", show_default=False),
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, or folders of sweeps.",
+        show_default=False,
+        autocompletion=complete.runs,
+    ),
 ]
 Trust = Annotated[
     bool,
@@ -102,12 +188,49 @@ Data = Annotated[
     str | None,
     option(
         "--data",
-        "A data set (fedgrove list data) or FILE.npz, or several as mnist+digits; else digits.",
-        "NAME",
+        "A data set (fedgrove list data), a file or a folder of your own (.csv, .parquet, .npz), "
+        "or several as mnist+digits; else digits.",
+        "NAME|PATH",
+        complete=complete.data,
     ),
 ]
+Label = Annotated[str | None, option("--label", "Your own data: the column to predict.", "COLUMN")]
+ClientColumn = Annotated[
+    str | None,
+    option(
+        "--client",
+        "Your own data: the column that says whose a row is; else a file or folder is a client.",
+        "COLUMN",
+    ),
+]
+Window = Annotated[
+    int | None,
+    option("--window", "Your own data: cut recordings into windows of N rows.", "N", whole),
+]
+Stride = Annotated[
+    int | None,
+    option("--stride", "Rows from one window to the next; else half a window.", "N", whole),
+]
+Channels = Annotated[
+    str | None,
+    option(
+        "--channels",
+        "Your own data: the columns that are inputs, as ax,ay,az; else all others.",
+        "COLUMN,...",
+    ),
+]
+TimeColumn = Annotated[
+    str | None,
+    option("--time", "Your own data: the column to sort recordings by.", "COLUMN"),
+]
 Net = Annotated[
-    str | None, option("--net", "A network (fedgrove list nets) or FILE.py:Class.", "NAME")
+    str | None,
+    option(
+        "--net",
+        "A network (fedgrove list nets) or FILE.py:Class.",
+        "NAME",
+        complete=complete.nets,
+    ),
 ]
 Init = Annotated[
     str | None,
@@ -188,7 +311,15 @@ Deadline = Annotated[
 Seed = Annotated[
     int | None, option("--seed", "All randomness follows from it; 0 by default.", "S", whole)
 ]
-Engine = Annotated[str, option("--engine", "auto, batched, flower, pool, serial or wired.", "NAME")]
+Engine = Annotated[
+    str,
+    option(
+        "--engine",
+        "auto, batched, flower, pool, serial or wired.",
+        "NAME",
+        complete=complete.engines,
+    ),
+]
 Precision = Annotated[
     str, option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
 ]
@@ -201,7 +332,12 @@ Out = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    option("--set", "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).", "KEY=VALUE"),
+    option(
+        "--set",
+        "A method's field or a part's, as mu=0.1 (fedgrove show METHOD).",
+        "KEY=VALUE",
+        complete=complete.settings,
+    ),
 ]
 Evaluate = Annotated[
     int | None,
@@ -254,6 +390,19 @@ PerTask = Annotated[
 ]
 NoStandardise = Annotated[
     bool, typer.Option("--no-standardise", help="Leave each client's channels as they are.")
+]
+Config = Annotated[
+    str | None,
+    option(
+        "--config",
+        "Words and settings from a file, or those of a run; what is given beside it counts.",
+        "FILE.toml|RUN",
+        complete=complete.runs,
+    ),
+]
+Smoke = Annotated[
+    bool,
+    typer.Option("--smoke", help="Try every stage on a few examples, in seconds; keep nothing."),
 ]
 DryRun = Annotated[
     bool,

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..report.start import load_torch
+from . import complete
 from . import options as o
 
 if TYPE_CHECKING:
     from ..config.experiment import Experiment, Federations
+    from ..config.sweep import Sweep
     from ..runs.result import Failure, Result
 
 Ends = dict[str, "Result | Failure"]
@@ -46,6 +49,7 @@ Vary = Annotated[
         "--set",
         "A field and its values, as mu=0.1,1; | separates values that are lists.",
         "KEY=VALUE,VALUE",
+        complete=complete.settings,
     ),
 ]
 Out = Annotated[
@@ -58,6 +62,12 @@ def sweep(
     methods: o.Methods,
     seeds: Seeds = None,
     data: o.Data = None,
+    label: o.Label = None,
+    client: o.ClientColumn = None,
+    window: o.Window = None,
+    stride: o.Stride = None,
+    channels: o.Channels = None,
+    time: o.TimeColumn = None,
     net: o.Net = None,
     init: o.Init = None,
     freeze: o.Freeze = None,
@@ -93,6 +103,7 @@ def sweep(
     json: o.Json = False,
 ) -> None:
     """Train every method with every value of every --set on every seed, and compare over seeds."""
+    load_torch(quiet=json)
     from ..config import sweep as library
     from ..config.experiment import Federations
     from ..runs.folder import fresh_name
@@ -132,15 +143,6 @@ def resume_sweep(out: str, words: Mapping[str, Any], json: bool) -> None:
             trust=words["trust"],
         )
         _run_and_show(Path(out), experiments, total, run, json)
-
-
-def members_of(path: str) -> list[str]:
-    """The run folders of a sweep; any other folder stands for itself."""
-    from ..config import sweep as library
-
-    if not (Path(path) / library.FILE).is_file():
-        return [path]
-    return [str(Path(path) / name) for name in library.read(path)["members"]]
 
 
 def grid_of(words: Mapping[str, Any], federations: Federations) -> dict[str, Experiment]:
@@ -188,11 +190,11 @@ def _run_and_show(
     json: bool,
 ) -> None:
     """Run under a progress line, show the results, and exit with code 1 if a run failed."""
-    from ..runs.result import Failure
+    from ..config.sweep import Sweep
 
-    ends = watched(out, names, total, run, json)
-    _show(out, ends, json)
-    if any(isinstance(end, Failure) for end in ends.values()):
+    swept = Sweep(watched(out, names, total, run, json), out)
+    _show(swept, json)
+    if swept.has_failures:
         raise typer.Exit(1)
 
 
@@ -204,54 +206,23 @@ def watched(
     quiet: bool,
 ) -> Ends:
     """Run under one progress line for all; how each run ended, by name."""
-    from ..report.progress import Merged, watching
-    from ..runs.folder import RunFolder
+    from ..config import sweep as library
 
-    names = list(names)
-    merged = Merged()
-    past = []
-    for name in names:
-        for line in RunFolder(out / name).metrics_to_show():
-            past.append(merged(name, line))
-    with watching(total, past, quiet=quiet) as watch:
-        ends = run(watch=lambda line: watch(merged(line["run"], line)))
-    return dict(zip(names, ends, strict=True))
+    return library.watched(out, names, total, run, quiet)
 
 
-def _show(out: Path, ends: Ends, json: bool) -> None:
+def _show(swept: Sweep, json: bool) -> None:
     from ..config.sweep import state
-    from ..report.over_seeds import over_seeds, print_over_seeds
-    from ..report.tables import print_pairs, print_summaries
-    from ..runs.result import Failure
 
-    summaries: dict[str, dict[str, Any] | None] = {}
-    failures: list[tuple[str, str]] = []
-    for name, end in ends.items():
-        if isinstance(end, Failure):
-            summaries[name] = None
-            saved = end.folder.rounds_saved()
-            failures.append((name, f"failed after {saved} rounds: {end.why}"))
-        else:
-            summaries[name] = end.summary
-    groups = over_seeds(summaries)
     if json:
+        summaries = swept.summaries()
         members = []
-        for name, end in ends.items():
+        for name, end in swept.items():
             members.append({"run": name, **state(end), **(summaries[name] or {})})
-        print(jsonlib.dumps({"members": members, "groups": groups}, indent=1))
+        print(jsonlib.dumps({"members": members, "groups": swept.groups()}, indent=1))
         return
-    rows = []
-    for name, summary in summaries.items():
-        if summary is not None:
-            rows.append({"run": name, **summary})
-    if rows:
-        print_summaries(rows)
-    # Runs without a score are in the first table only.
-    if groups:
-        print()
-        print_over_seeds(groups)
-    print_pairs(failures)
-    print(out)
+    swept.table()
+    print(swept.path)
 
 
 def print_plans(
@@ -261,7 +232,7 @@ def print_plans(
     import tomllib
 
     from ..config.sweep import plan_all
-    from ..cost.estimate import of_run
+    from ..costs.estimate import of_run
     from ..report.tables import mib, print_pairs
 
     rows = []

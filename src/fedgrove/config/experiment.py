@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..core import AnyMethod
 from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
-from ..errors import InputError, check
+from ..errors import InputError, Refusals, check, shown
 from ..nets.freeze import check_share
 from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
@@ -26,6 +26,8 @@ from ..runs.store import Memory
 from .settings import Draft, coerce, hints
 
 NUMBER_WORDS = (
+    "window",
+    "stride",
     "clients",
     "cohort",
     "rounds",
@@ -42,7 +44,12 @@ NUMBER_WORDS = (
     "per_task",
 )
 """The words of an experiment that are numbers, lists of numbers, or true or false."""
-TEXT_WORDS = ("partition", "scenario", "split", "profile", "trace", "faults", "init")
+OWN_WORDS = ("label", "client", "window", "stride", "channels", "time")
+"""Those that say how data of a person's own are read."""
+TEXT_WORDS = (
+    *("label", "client", "channels", "time"),
+    *("partition", "scenario", "split", "profile", "trace", "faults", "init"),
+)
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
 
@@ -53,6 +60,18 @@ class Experiment:
     method: AnyMethod
     data: str | Federation = "digits"
     net: str | nn.Module | None = None
+    label: str | None = None
+    """Of data of one's own: the column to predict."""
+    client: str | None = None
+    """The column that says whose a row is; without it a file's name does."""
+    window: int | None = None
+    """Cut recordings into windows of so many rows."""
+    stride: int | None = None
+    """Rows from one window to the next; None: half a window."""
+    channels: str | None = None
+    """The columns that are inputs, with commas between; None: all others."""
+    time: str | None = None
+    """The column to sort recordings by."""
     partition: str | None = None
     scenario: str | None = None
     split: str | None = None
@@ -91,31 +110,51 @@ class Experiment:
         if isinstance(self.method, type):
             name = self.method.__name__
             raise InputError(f"method is the class {name}; make a method of it: {name}().")
-        kinds = _word_types()
+        refusals = Refusals()
         for word in TEXT_WORDS:
             text = getattr(self, word)
-            check(text is None or isinstance(text, str), word, text, "text, or None")
+            with refusals.collected():
+                check(text is None or isinstance(text, str), word, text, "text, or None")
+        kinds = _word_types()
         for word in NUMBER_WORDS:
             value = getattr(self, word)
             if isinstance(value, np.generic):
                 value = value.item()
-            # The class is frozen, and a value of another type is brought to the field's own.
-            object.__setattr__(self, word, coerce(word, value, kinds[word]))
-        check(self.evaluate >= 0, "evaluate", self.evaluate, "0 or more rounds")
+            with refusals.collected():
+                # The class is frozen, and a value of another type is brought to the field's own.
+                object.__setattr__(self, word, coerce(word, value, kinds[word]))
+        # What is not even of its type cannot be compared with its limits.
+        refusals.check()
+        for check_word in self._limits():
+            with refusals.collected():
+                check_word()
+        refusals.check()
+
+    def _limits(self) -> Iterator[Callable[[], object]]:
+        """What refuses a word beyond its limits, one for each word."""
+
+        def limit(ok: bool, word: str, allowed: str) -> Callable[[], object]:
+            return lambda: check(ok, word, getattr(self, word), allowed)
+
+        yield limit(self.evaluate >= 0, "evaluate", "0 or more rounds")
         sample_is_valid = self.score_on is None or self.score_on >= 0
-        check(sample_is_valid, "score_on", self.score_on, "0 or more clients")
-        check(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, and below 2^63")
+        yield limit(sample_is_valid, "score_on", "0 or more clients")
+        yield limit(0 <= self.seed < 2**63, "seed", "0 or more, and below 2^63")
+        rounds_are_valid = self.rounds is None or self.rounds >= 1
+        yield limit(rounds_are_valid, "rounds", "1 or more")
+        lengths_are_valid = bool(self.finetune) and min(self.finetune) >= 0
+        yield limit(lengths_are_valid, "finetune", "lengths of 0 or more epochs")
         clients_are_valid = self.clients is None or self.clients >= 1
-        check(clients_are_valid, "clients", self.clients, "1 or more")
-        check_validation(self.validation)
-        check(0 <= self.quorum <= 1, "quorum", self.quorum, "a share between 0 and 1")
+        yield limit(clients_are_valid, "clients", "1 or more")
+        yield lambda: check_validation(self.validation)
+        yield limit(0 <= self.quorum <= 1, "quorum", "a share between 0 and 1")
         deadline_is_valid = self.deadline is None or 0 < self.deadline < math.inf
-        check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
+        yield limit(deadline_is_valid, "deadline", "above 0 virtual seconds")
         bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
-        check(bound_is_valid, "norm_bound", self.norm_bound, "0 (off) or 1 and more")
-        check_share(self.freeze)
+        yield limit(bound_is_valid, "norm_bound", "0 (off) or 1 and more")
+        yield lambda: check_share(self.freeze)
         # Parsed here only for the refusal, before any data are read.
-        self.parsed_faults()
+        yield self.parsed_faults
 
     def parsed_faults(self) -> Faults:
         """The faults as a run takes them."""
@@ -189,8 +228,10 @@ class Federations:
             _check_nothing_else(experiment, data)
             return data
         # The words that decide a federation: experiments that agree in them share it.
+        own_words = {word: getattr(experiment, word) for word in OWN_WORDS}
         key = (
             data,
+            *own_words.values(),
             experiment.partition,
             experiment.scenario,
             experiment.split,
@@ -204,6 +245,7 @@ class Federations:
         if key not in self._dealt:
             self._dealt[key] = load(
                 data,
+                **own_words,
                 partition=experiment.partition,
                 scenario=experiment.scenario,
                 split=experiment.split,
@@ -233,7 +275,8 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
 
     What they are dealt out as may be said again, as the config.toml of such a run does.
     """
-    allowed = {
+    allowed: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(OWN_WORDS, (None,)),
         "partition": (None, federation.partition),
         "scenario": (None, federation.scenario),
         "split": (None, federation.split),
@@ -246,10 +289,41 @@ def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:
         given = getattr(experiment, word)
         if given not in values:
             raise InputError(
-                f"{word} is {given!r}, and data is a federation that is dealt out already "
+                f"{word} is {shown(given)}, and data is a federation that is dealt out already "
                 f"({federation.name}); say so where you make it, as in data.load(..., "
-                f"{word}={given!r}), and leave it out here."
+                f"{word}={shown(given)}), and leave it out here."
             )
+
+
+DEALING_WORDS = ("partition", "scenario", "split", "validation", "clients", "profile", "trace")
+"""Those that say how data are dealt out."""
+
+
+def with_own_data(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of an experiment, with data that were made in Python dealt out already.
+
+    A data frame, arrays or a Dataset become a federation, and the words that say how are then said;
+    a name, a file or a folder is left to be read when it is needed, and again when the run is
+    resumed.
+    """
+    made = dict(words)
+    data = made.get("data")
+    if data is None or isinstance(data, Federation):
+        return made
+    if isinstance(data, str | Path):
+        made["data"] = str(data)
+        channels = made.get("channels")
+        if channels is not None and not isinstance(channels, str):
+            # As the command line has them.
+            listed = [channels] if isinstance(channels, int) else channels
+            made["channels"] = ",".join(str(each) for each in listed)
+        return made
+    said = {}
+    for word in (*OWN_WORDS, *DEALING_WORDS, "standardise"):
+        if word in made:
+            said[word] = made.pop(word)
+    made["data"] = load(data, **said, seed=made.get("seed", 0))
+    return made
 
 
 SHORTHANDS = {"epochs": "local.epochs", "batch": "local.batch", "lr": "local.optimiser.lr"}
@@ -283,14 +357,20 @@ def with_settings(
     0.1
     """
     draft = Draft(method)
+    refusals = Refusals()
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            draft = draft.put(key, value, recipe)
-        return draft.checked()
-    if isinstance(settings, str) or not all(isinstance(text, str) for text in settings):
+            with refusals.collected():
+                draft = draft.put(key, value, recipe)
+    elif isinstance(settings, str) or not all(isinstance(text, str) for text in settings):
         raise InputError(
             f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of values."
         )
-    for text in settings:
-        draft = draft.assign(text, recipe)
-    return draft.checked()
+    else:
+        for text in settings:
+            with refusals.collected():
+                draft = draft.assign(text, recipe)
+    with refusals.collected():
+        method = draft.checked()
+    refusals.check()
+    return method

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from ..errors import InputError, Refusals, together
 from ..runs.folder import CHECKPOINT, RunFolder
 from ..runs.lockstep import Member, Watch, ignore
 from ..runs.result import Failure, Result
@@ -17,6 +20,7 @@ from ..runs.run import Run
 from ..runs.store import Memory
 from .experiment import Experiment, Federations
 from .toml import to_toml
+from .wrong import look_further
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ class Plan:
         """The text of its config.toml."""
         named = (self.experiment.profile, self.experiment.trace)
         files = self.run.federation.files
-        recorded = {path: files[path] for path in files if path in named}
+        # A federation that was made in Python brings files that no word of the run names.
+        has_named_data = isinstance(self.experiment.data, str)
+        recorded = {path: files[path] for path in files if has_named_data or path in named}
         origin = self.run.origin
         if origin is not None:
             recorded[origin.path] = origin.sha256
@@ -65,13 +71,23 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
 
     ``path`` is where the run folder is, or will be.
     """
-    federation = federations.of(experiment)
-    run = experiment.build(federation, Memory(path / CHECKPOINT, elsewhere=federation.elsewhere))
+    federation = None
+    try:
+        federation = federations.of(experiment)
+        memory = Memory(path / CHECKPOINT, elsewhere=federation.elsewhere)
+        run = experiment.build(federation, memory)
+    except InputError as error:
+        refusals = Refusals()
+        refusals.add(error)
+        look_further(experiment, federations, refusals, cannot_read=federation is None)
+        if len(refusals.sentences) == 1:
+            raise
+        raise together(refusals.sentences) from None
     return Plan(experiment.resolved(run), run, path)
 
 
-def ended(member: Member) -> Result | Failure:
-    """How a member of a lockstep ended."""
+def ended(member: Member, net: str | nn.Module | None = None) -> Result | Failure:
+    """How a member of a lockstep ended; ``net`` is the network that it was asked for."""
     if member.summary is not None:
-        return Result(member.summary, member.folder)
+        return Result(member.summary, member.folder, net)
     return Failure(" ".join(str(member.error).split()), member.folder)

@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import methods, parts
 from ..channels import choice
-from ..errors import InputError, unknown
+from ..errors import InputError, Refusals, shown, together, unknown
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
 from ..wire import codec
@@ -210,7 +210,7 @@ def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
         )
         if not typed_not_finite:
             return value
-    raise InputError(f"{key} is {given!r}; it must be {allowed(hint, home)}.")
+    raise InputError(f"{key} is {shown(given)}; it must be {allowed(hint, home)}.")
 
 
 def _spelled(given: Any, member: Any) -> Any:
@@ -219,7 +219,8 @@ def _spelled(given: Any, member: Any) -> Any:
         if not given.strip():
             return []
         return [word.strip() for word in given.split(",")]
-    if member is type(None) and given == "none":
+    # By type first: an array compared with a word gives an array.
+    if member is type(None) and isinstance(given, str) and given == "none":
         return None
     return given
 
@@ -385,16 +386,57 @@ def _made_anew(part: Any, at: str, changed: Sequence[str]) -> Any:
     if not changed:
         return part
     values: dict[str, Any] = {}
+    refusals = Refusals()
     for path in changed:
         key = path.removeprefix(at).partition(".")[0]
         below = [other for other in changed if other.startswith(f"{at}{key}.")]
-        values[key] = _made_anew(_field(part, key), f"{at}{key}.", below)
+        with refusals.collected():
+            values[key] = _made_anew(_field(part, key), f"{at}{key}.", below)
     if isinstance(part, tuple):
+        refusals.check()
         return tuple(values.get(str(i), item) for i, item in enumerate(part))
+    # Also where something below is refused, so that what is wrong here is said too.
+    with refusals.collected():
+        made = _replaced(part, values, changed)
+    refusals.check()
+    return made
+
+
+def _replaced(part: Any, values: dict[str, Any], changed: Sequence[str]) -> Any:
     try:
         return dataclasses.replace(part, **values)
     except InputError as error:
-        raise InputError(_with_path(str(error), changed)) from None
+        raise together(_all_refusals(part, values, error, changed)) from None
+
+
+def _all_refusals(
+    part: Any, values: dict[str, Any], first: InputError, changed: Sequence[str]
+) -> list[str]:
+    """Everything that a part refuses among the new values of its fields, not only the first.
+
+    A part stops at the first field that is wrong. With its default in place of that one, it goes on
+    to the next.
+    """
+    sentences = [_with_path(str(first), changed)]
+    defaults = {field.name: field.default for field in dataclasses.fields(part)}
+    in_doubt = set(values)
+    tried = dict(values)
+    message = str(first)
+    while True:
+        wrong = message.partition(" is ")[0]
+        has_default = defaults.get(wrong, dataclasses.MISSING) is not dataclasses.MISSING
+        if wrong not in in_doubt or not has_default:
+            return sentences
+        in_doubt.discard(wrong)
+        tried[wrong] = defaults[wrong]
+        try:
+            dataclasses.replace(part, **tried)
+            return sentences
+        except InputError as another:
+            message = str(another)
+        # What is said of anything else comes of the defaults, which nobody asked for.
+        if message.partition(" is ")[0] in in_doubt:
+            sentences.append(_with_path(message, changed))
 
 
 def _with_path(message: str, paths: Sequence[str]) -> str:

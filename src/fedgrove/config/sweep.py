@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from .. import engines
 from ..core import Engine
 from ..engines.faulty import with_faults
 from ..errors import DamageError, EngineError, InputError, check
+from ..report.over_seeds import over_seeds, print_over_seeds
+from ..report.progress import Merged, watching
+from ..report.tables import print_pairs, print_summaries
 from ..runs import checksums
 from ..runs.folder import RunFolder
 from ..runs.lock import FILE as LOCK
@@ -99,6 +103,85 @@ def resume(
         ) from None
     grid = read(out)["grid"]
     return sweep(experiments, out, engine=engine, data_dir=data_dir, watch=watch, grid=grid)
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep(Mapping[str, Result | Failure]):
+    """How the runs of a sweep ended, by name, and the folder that holds them."""
+
+    ends: Mapping[str, Result | Failure]
+    path: Path
+
+    def __getitem__(self, name: str) -> Result | Failure:
+        return self.ends[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether a run could not be finished."""
+        return any(isinstance(end, Failure) for end in self.ends.values())
+
+    def summaries(self) -> dict[str, dict[str, Any] | None]:
+        """The figures of each run; None of one that failed."""
+        found: dict[str, dict[str, Any] | None] = {}
+        for name, end in self.ends.items():
+            found[name] = end.summary if isinstance(end, Result) else None
+        return found
+
+    def groups(self) -> list[Any]:
+        """Every method with its settings, over its seeds."""
+        return over_seeds(self.summaries())
+
+    def table(self) -> None:
+        """Print every run, then methods over seeds, then what failed and why."""
+        rows = []
+        for name, summary in self.summaries().items():
+            if summary is not None:
+                rows.append({"run": name, **summary})
+        if rows:
+            print_summaries(rows)
+        groups = self.groups()
+        # Runs without a score are in the first table only.
+        if groups:
+            print()
+            print_over_seeds(groups)
+        failures = []
+        for name, end in self.ends.items():
+            if isinstance(end, Failure):
+                saved = end.folder.rounds_saved()
+                failures.append((name, f"failed after {saved} rounds: {end.why}"))
+        print_pairs(failures)
+
+
+def watched(
+    out: Path,
+    names: Iterable[str],
+    total: int,
+    run: Callable[..., list[Result | Failure]],
+    quiet: bool,
+) -> dict[str, Result | Failure]:
+    """Run under one progress line for all; how each run ended, by name."""
+    names = list(names)
+    merged = Merged()
+    past = []
+    for name in names:
+        for line in RunFolder(out / name).metrics_to_show():
+            past.append(merged(name, line))
+    with watching(total, past, quiet=quiet) as watch:
+        ends = run(watch=lambda line: watch(merged(line["run"], line)))
+    return dict(zip(names, ends, strict=True))
+
+
+def members_of(path: str) -> list[str]:
+    """The run folders of a sweep; any other folder stands for itself."""
+    if not (Path(path) / FILE).is_file():
+        return [path]
+    return [str(Path(path) / name) for name in read(path)["members"]]
 
 
 def read(out: str | Path) -> dict[str, Any]:
@@ -232,14 +315,14 @@ def _train(
             ends[name] = Failure(str(error), folder)
             continue
         if summary is not None:
-            ends[name] = Result(summary, folder)
+            ends[name] = Result(summary, folder, plans[name].experiment.net)
         else:
             members.append(plans[name].member(folder, watch, name))
     try:
         _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
         for member in together(members, faulty):
-            ends[member.name] = ended(member)
+            ends[member.name] = ended(member, plans[member.name].experiment.net)
             _write(out, grid, folders, ends)
     except (KeyboardInterrupt, EngineError) as stop:
         finished = sum(isinstance(end, Result) for end in ends.values())

@@ -25,8 +25,8 @@ evaluated as code. A method of the user's own, and its own parts, go by their fi
     "mine/fedem.py" = "8e35..."
 
 Such a file is run only if it is trusted (:func:`check_trust`) and is still the same. Files of
-devices, and of the weights that a run starts from, are recorded alike, under ``[files]``
-(:func:`check_files`).
+devices, of data of one's own, and of the weights that a run starts from, are recorded alike, under
+``[files]`` (:func:`check_files`).
 
 Data that were made in Python cannot be written. What is known of them is, so that others are
 refused when the run is resumed::
@@ -52,7 +52,7 @@ from torch import nn
 from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
-from ..errors import InputError, unknown
+from ..errors import InputError, Refusals, unknown
 from ..nets.custom import file_of, import_file, is_spec
 from ..nets.given import path_of
 from ..problems import Metric, Tasks
@@ -184,7 +184,6 @@ def from_toml(
         if name not in ("format", "run", "method", "data", "code", "files"):
             raise unknown("table of config.toml", name, ["run", "method", "data", "code", "files"])
 
-    kinds = hints(Experiment)
     words = read_words(text)
     given: dict[str, Any] = {}
     if data is not None:
@@ -192,15 +191,33 @@ def from_toml(
         given["data"] = data
     if net is not None:
         given["net"] = net
-    for word, value in words.items():
-        if word not in kinds:
-            raise unknown("word of [run]", word, kinds)
-        if word == "method" or word in given:
-            continue
-        given[word] = _rebuilt_word(word, value, kinds[word])
+    refusals = Refusals()
+    left = {word: value for word, value in words.items() if word not in given}
+    given.update(rebuilt_words(left, refusals))
     if method is None:
-        method = _method(document, words)
+        with refusals.collected():
+            method = method_of(text)
+    refusals.check()
+    assert method is not None
     return Experiment(method=method, **given)
+
+
+def rebuilt_words(words: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
+    """The words of [run] as an experiment takes them, but for the method."""
+    kinds = hints(Experiment)
+    rebuilt = {}
+    for word, value in words.items():
+        with refusals.collected():
+            if word not in kinds:
+                raise unknown("word of [run]", word, kinds)
+            if word != "method":
+                rebuilt[word] = _rebuilt_word(word, value, kinds[word])
+    return rebuilt
+
+
+def method_of(text: str) -> Any:
+    """The method of a config.toml. A file of code that it names is run."""
+    return _method(_parsed(text), read_words(text))
 
 
 def _check_same_data(known: Any, data: Federation) -> None:
@@ -243,7 +260,13 @@ def check_format(text: str, folder: Path) -> None:
         )
 
 
-def check_trust(text: str, folder: Path, trust: bool, given: Collection[str] = ()) -> None:
+def check_trust(
+    text: str,
+    folder: Path,
+    trust: bool,
+    given: Collection[str] = (),
+    file: str = "config.toml",
+) -> None:
     """Refuse to run the code that a run folder's config.toml names, unless it is trusted.
 
     To name code on the command line is to trust it; a folder may come from somebody else. What is
@@ -256,19 +279,30 @@ def check_trust(text: str, folder: Path, trust: bool, given: Collection[str] = (
             continue
         path = Path(spec.rpartition(":")[0] or spec)
         raise InputError(
-            f'{folder / "config.toml"} has {word} = "{spec}", so the code in {path.absolute()} '
+            f'{folder / file} has {word} = "{spec}", so the code in {path.absolute()} '
             "would be run. If you trust it, say so with --trust (in Python: trust=True)."
         )
 
 
-def check_files(text: str) -> None:
-    """Refuse to go on where a file is not the one that the run was started with."""
+def check_files(text: str, replaced: Collection[str] = ()) -> None:
+    """Refuse to go on where a file is not the one that the run was started with.
+
+    Files of the words in ``replaced`` are not used, and not looked at.
+    """
     files = _parsed(text).get("files", {})
-    weights = path_of(str(read_words(text).get("init", "")))
+    words = read_words(text)
+    weights = path_of(str(words.get("init", "")))
+    unused = [path_of(str(words[word])) for word in replaced if word in words]
+    of_devices = [str(words[word]) for word in ("profile", "trace") if word in words]
     for path, known in files.items() if isinstance(files, dict) else ():
+        is_of_data = path != weights and path not in of_devices
+        if path in unused or (is_of_data and "data" in replaced):
+            continue
         place = Path(path)
         if not place.is_file():
             what = "started from the weights in" if path == weights else "has the devices of"
+            if is_of_data:
+                what = "is on the data in"
             raise InputError(
                 f"the run {what} {path}, and there is no file {place.absolute()}; go "
                 "to the folder where the run was started, or restore the file."
@@ -395,7 +429,7 @@ def _method(document: Mapping[str, Any], words: Mapping[str, Any]) -> Any:
             "config.toml names no method; write method = NAME under [run], or a table [method]."
         )
     word = str(words["method"])
-    return methods.make(word) if is_spec(word) else methods.find(word)()
+    return methods.make(word)
 
 
 def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any = None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,8 @@ from . import split as splits
 from .dataset import Dataset, Ints
 from .devices import Devices
 from .federation import ClientData, Defaults, Examples, Federation
-from .scale import Scaling, scaling
+from .preparation import Preparation
+from .scale import Constants, Scaling, constants
 from .switch import switched
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
@@ -72,16 +73,21 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     partitioned = _restricted(dataset, partitioned, scenario, choices.seed)
     # A client that cannot be both trained and tested is left out; it may do without validation.
     usable = []
-    for rows in splits.split(dataset, partitioned, kind, choices.seed, choices.validation):
+    left_out = []
+    rows_of_all = splits.split(dataset, partitioned, kind, choices.seed, choices.validation)
+    for owned, rows in zip(partitioned, rows_of_all, strict=True):
         if len(rows.train) and len(rows.test):
             usable.append(rows)
+        else:
+            left_out.append(_name(dataset, choices, owned))
     if not usable:
         raise InputError(
-            f"no client of {name} has enough examples to hold some out; "
-            f"every client needs two or more."
+            f"no client of {name} has enough examples to hold some out; {_enough(dataset, kind)}"
         )
 
     # The clients left are numbered anew from 0; scenarios and profiles go by the new numbers.
+    names = {k: _name(dataset, choices, rows.train) for k, rows in enumerate(usable)}
+    choices = replace(choices, devices=choices.devices.of_clients(_told(names)))
     choices.devices.check_all_there(len(usable))
     affected = scenarios.affected(scenario, len(usable), choices.seed)
     clients = {}
@@ -93,9 +99,13 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
     if kind == "random" and dataset.block is not None:
         notes.append(LEAK)
     notes.extend(scenarios.notes(scenario))
-    if len(usable) < len(partitioned):
-        left_out = len(partitioned) - len(usable)
-        notes.append(f"{left_out} clients with too little data left out")
+    if left_out:
+        named = [name for name in left_out if name]
+        who = f": {', '.join(named)}" if named else ""
+        notes.append(f"{len(left_out)} clients with too little data left out{who}")
+    one_class = _one_class(dataset, names, usable)
+    if one_class:
+        notes.append(one_class)
     unvalidated = sum(len(rows.validation) == 0 for rows in usable)
     if choices.validation > 0 and unvalidated:
         notes.append(f"{unvalidated} of {len(usable)} clients have no validation examples")
@@ -114,10 +124,39 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
         trace=choices.devices.trace,
         files=choices.devices.files,
         problem=_problem(dataset, usable, choices.standardise),
+        preparation=_common_preparation(dataset, choices),
+        names=_told(names),
     )
     if scenario.kind == "switch":
         return switched(federation, scenario, federation.scenario, choices.seed)
     return federation
+
+
+def _enough(dataset: Dataset, kind: str) -> str:
+    """What a client needs to be split, as the end of a sentence."""
+    if kind == "blocks" and dataset.window is not None:
+        # Pieces have three windows at least, and one of two is held out (data.windows).
+        return (
+            "of some label every client needs two recordings, or one of 6 windows or more: take a "
+            "shorter window or stride, or record more."
+        )
+    return "every client needs two or more."
+
+
+def _one_class(dataset: Dataset, names: Mapping[int, str], rows: Sequence[splits.Rows]) -> str:
+    """A note on clients with one class only, which any model that names it serves; or nothing."""
+    if dataset.kind != "classes":
+        return ""
+    found = []
+    for k, each in enumerate(rows):
+        present = np.unique(dataset.y[np.concatenate([each.train, each.test])])
+        if names.get(k) and len(present) == 1:
+            found.append(f"{names[k]} ({dataset.labels[int(present[0])]})")
+    if not found:
+        return ""
+    shown = ", ".join(found[:5])
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return f"{len(found)} of {len(rows)} clients have one class only: {shown}{more}"
 
 
 def _check_needs_classes(name: str, dataset: Dataset, choices: Choices) -> None:
@@ -199,7 +238,11 @@ def _by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
         )
     users = np.unique(dataset.user)
     clients = len(users) if choices.clients is None else choices.clients
-    check(clients <= len(users), "clients", clients, f"at most {len(users)}, the users of {name}")
+    allowed = (
+        f"at most {len(users)}, the users of {name}; to deal their examples to more, say partition "
+        "iid or dirichlet:ALPHA"
+    )
+    check(clients <= len(users), "clients", clients, allowed)
     chosen = numpy_rng(choices.seed, "users").permutation(users)[:clients]
     # Clients are in the order of the users' numbers, whatever order they were drawn in.
     return [np.flatnonzero(dataset.user == user) for user in np.sort(chosen)]
@@ -225,7 +268,8 @@ def _client(
 ) -> ClientData:
     """The tensors of client ``k``; ``scenario`` is None where its labels stay true."""
     # All three parts are scaled by the training rows alone: nothing of the test part leaks.
-    scale = scaling(dataset, rows.train, choices.standardise)
+    found = constants(dataset, rows.train, choices.standardise)
+    scale = found.scaling(dataset.x.ndim)
     rows_of = {"train": rows.train, "validation": rows.validation, "test": rows.test}
     parts = {}
     for part, part_rows in rows_of.items():
@@ -238,7 +282,51 @@ def _client(
         parts[part] = Examples(scale(dataset.x[part_rows]), targets)
     info = choices.devices.info(len(rows.train), k, choices.seed)
     kind = _kind(dataset, rows)
-    return ClientData(parts["train"], parts["validation"], parts["test"], info, kind=kind)
+    # Constants of the whole set are said once, in the federation.
+    own = None if dataset.pixels is not None else _preparation(dataset, found)
+    return ClientData(
+        parts["train"], parts["validation"], parts["test"], info, kind=kind, preparation=own
+    )
+
+
+def _common_preparation(dataset: Dataset, choices: Choices) -> Preparation:
+    """What all clients have in common: names, and the constants of images."""
+    found = None
+    if dataset.pixels is not None:
+        nobody = np.zeros(0, dtype=np.int64)
+        found = constants(dataset, nobody, choices.standardise)
+    return _preparation(dataset, found)
+
+
+def _preparation(dataset: Dataset, found: Constants | None) -> Preparation:
+    mean = None
+    std = None
+    if found is not None and not found.change_nothing:
+        mean = tuple(found.mean.tolist())
+        std = tuple(found.deviation.tolist())
+    return Preparation(
+        mean,
+        std,
+        labels=dataset.labels,
+        window=dataset.window,
+        channels=dataset.channels or None,
+        shape=dataset.x.shape[1:],
+        ahead=dataset.ahead or None,
+    )
+
+
+def _told(names: dict[int, str]) -> dict[int, str]:
+    """The names, if all clients have one and these say more than their numbers do."""
+    are_numbers = all(name == str(k) for k, name in names.items())
+    return {} if are_numbers or not all(names.values()) else names
+
+
+def _name(dataset: Dataset, choices: Choices, rows: Ints) -> str:
+    """What the client with these rows is called; dealt out artificially, it is nobody."""
+    is_natural = partitions.parse(choices.partition or "natural").kind == "natural"
+    if not dataset.names or dataset.user is None or not is_natural or not len(rows):
+        return ""
+    return dataset.names[int(dataset.user[rows[0]])]
 
 
 def _kind(dataset: Dataset, rows: splits.Rows) -> str:

@@ -35,8 +35,9 @@ def crowd(choices: Choices, defaults: Defaults) -> Federation:
     check(choices.scenario in (None, "none"), "scenario", choices.scenario, "none")
     check(choices.split in (None, "random"), "split", choices.split, "random")
     assert choices.clients is not None
-    choices.devices.check_all_there(choices.clients)
-    make = CrowdClient(choices.seed, choices.validation, choices.devices)
+    devices = choices.devices.of_clients({})
+    devices.check_all_there(choices.clients)
+    make = CrowdClient(choices.seed, choices.validation, devices)
     return Federation(
         "crowd",
         LazyClients(make, choices.clients, make.info),
@@ -46,8 +47,8 @@ def crowd(choices: Choices, defaults: Defaults) -> Federation:
         defaults=defaults,
         notes=("generated, not measured",),
         validation=choices.validation,
-        trace=choices.devices.trace,
-        files=choices.devices.files,
+        trace=devices.trace,
+        files=devices.files,
     )
 
 

@@ -41,6 +41,9 @@ class Dataset:
     start, reach: rows i and j share a raw sample when ``|start[i] - start[j]| < reach``.
     pixels: set for images; None means that each client standardises its own channels.
     notes: remarks that every federation of the set carries.
+    names: what the users are called, by their number; empty where nobody says.
+    channels: what the channels are called; empty where nobody says.
+    window: how many samples a window has, where windows were cut from recordings.
     """
 
     x: Array
@@ -57,6 +60,9 @@ class Dataset:
     ahead: int = 0
     kinds: Ints | None = None
     refusal: str = "its examples are not windows of a series, so there is nothing to keep together"
+    names: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    window: int | None = None
 
 
 def ids(values: Array) -> Ints:

@@ -6,6 +6,7 @@ A profile has a line per client, a trace one for each time that a client's bandw
     0,5,40,2.5,1073741824                0,0,5,40
     1,20,100,10,4294967296               0,60,0,0
 
+Clients go by their numbers, or by their names where the data have such (``watch-07``).
 Bandwidths are in Mbit/s, speeds in GMAC/s, memories in bytes. A trace's line holds from its second
 on, 0 is an outage, and the last line holds for ever. Which of the two a file is, its columns say.
 """
@@ -16,10 +17,11 @@ import csv
 import hashlib
 import io
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..core import REFERENCE_GMACS, Info
 from ..errors import InputError, check, unknown
@@ -33,6 +35,7 @@ LONGEST_SHOWN = 40
 """Letters of a wrong cell that are shown."""
 
 
+D = TypeVar("D")
 SLOWEST = 1e-6
 FASTEST = 1e9
 """Of bandwidths (Mbit/s) and speeds (GMAC/s) that a file may name."""
@@ -80,6 +83,18 @@ class Devices:
     trace_file: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     """The SHA-256 of each file that was read."""
+    lines_by_name: Mapping[str, Device] = field(default_factory=dict)
+    """Lines of clients that are named; :meth:`of_clients` numbers them."""
+    trace_by_name: Mapping[str, Steps] = field(default_factory=dict)
+
+    def of_clients(self, names: Mapping[int, str]) -> Devices:
+        """The same with all lines by number, for clients that may have names.
+
+        A name comes before a number: where clients are called 1, 2, 3, so does the file.
+        """
+        lines = _by_number(self.lines, self.lines_by_name, names, self.profile_file)
+        trace = _by_number(self.trace, self.trace_by_name, names, self.trace_file)
+        return replace(self, lines=lines, trace=trace, lines_by_name={}, trace_by_name={})
 
     def info(self, examples: int, client: int, seed: int) -> Info:
         """What the server knows of a client."""
@@ -101,6 +116,31 @@ class Devices:
             _check_has(f"the profile {self.profile_file}", self.lines, clients)
         if self.trace is not None:
             _check_has(f"the trace {self.trace_file}", self.trace, clients)
+
+
+def _by_number(
+    numbered: Mapping[int, D] | None,
+    named: Mapping[str, D],
+    names: Mapping[int, str],
+    file: str,
+) -> dict[int, D] | None:
+    """What a file says of clients, by their numbers."""
+    if numbered is None:
+        return None
+    numbers = {name: number for number, name in names.items()}
+    strangers = [name for name in named if name not in numbers]
+    if strangers:
+        there = ", ".join(list(numbers)[:12]) or "numbered from 0"
+        raise InputError(
+            f"{file} has a line for client '{strangers[0][:LONGEST_SHOWN]}', and the clients are "
+            f"{there}; call each as the data do."
+        )
+    found = {}
+    for k, said in numbered.items():
+        found[numbers.get(str(k), k)] = said
+    for name, said in named.items():
+        found[numbers[name]] = said
+    return found
 
 
 def _check_has(file: str, held: Collection[int], clients: int) -> None:
@@ -140,15 +180,27 @@ def read(profile: str | None = None, trace: str | None = None) -> Devices:
         raise InputError(
             f"--profile is {profile} and {of_devices[0].path} is a profile too; give one of them."
         )
+    lines: dict[str, Device] = _profile(of_devices[0]) if of_devices else {}
+    steps: dict[str, Steps] = _trace(of_times[0]) if of_times else {}
     return Devices(
         name=profile if is_named and profile is not None else "uniform",
-        lines=_profile(of_devices[0]) if of_devices else None,
-        trace=_trace(of_times[0]) if of_times else None,
+        lines=_numbered(lines) if of_devices else None,
+        trace=_numbered(steps) if of_times else None,
+        lines_by_name=_named(lines),
+        trace_by_name=_named(steps),
         trace_is_known=not is_named and not of_devices,
         profile_file=of_devices[0].path if of_devices else "",
         trace_file=of_times[0].path if of_times else "",
         files={file.path: file.sha256 for file in (*of_devices, *of_times)},
     )
+
+
+def _numbered(lines: Mapping[str, D]) -> dict[int, D]:
+    return {int(client): line for client, line in lines.items() if client.isdecimal()}
+
+
+def _named(lines: Mapping[str, D]) -> dict[str, D]:
+    return {client: line for client, line in lines.items() if not client.isdecimal()}
 
 
 # ---- files ---------------------------------------------------------------------------------------
@@ -187,6 +239,13 @@ class _Line(NamedTuple):
         if not is_whole or int(text) < least:
             raise self.wrong(column, allowed)
         return int(text)
+
+    def client(self) -> str:
+        """The client's number, without zeros in front, or its name."""
+        text = self.cells["client"].strip()
+        # What is written like a number must be one that a client can have.
+        is_like_a_number = re.fullmatch(r"[+-]?[\d.]*(e[+-]?\d+)?", text) is not None
+        return str(self.whole("client", 0)) if is_like_a_number else text
 
     def wrong(self, column: str, allowed: str) -> InputError:
         """The refusal of a cell."""
@@ -254,11 +313,11 @@ def _lines(path: str, head: list[str], rows: Any) -> Iterator[_Line]:
         yield _Line(place, dict(zip(head, row, strict=True)))
 
 
-def _profile(file: _File) -> dict[int, Device]:
+def _profile(file: _File) -> dict[str, Device]:
     """A line per client."""
-    devices: dict[int, Device] = {}
+    devices: dict[str, Device] = {}
     for line in file.rows:
-        client = line.whole("client", 0)
+        client = line.client()
         if client in devices:
             raise InputError(f"{line.place}: client {client} has a line already; give it one.")
         devices[client] = Device(
@@ -270,13 +329,13 @@ def _profile(file: _File) -> dict[int, Device]:
     return devices
 
 
-def _trace(file: _File) -> dict[int, Steps]:
+def _trace(file: _File) -> dict[str, Steps]:
     """Each client's lines, which begin at second 0 and stand in order of time."""
-    seconds: dict[int, list[float]] = {}
-    up: dict[int, list[float]] = {}
-    down: dict[int, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    up: dict[str, list[float]] = {}
+    down: dict[str, list[float]] = {}
     for line in file.rows:
-        client = line.whole("client", 0)
+        client = line.client()
         second = line.number("second", 0, "a number of 0 or more")
         before = seconds.setdefault(client, [])
         if not before and second > 0:

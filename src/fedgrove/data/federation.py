@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ..core import Info
-from ..errors import InputError
+from ..errors import InputError, check, shown, unknown
 from ..problems import CLASSES, AnyProblem
 from .devices import Trace
 from .lazy import LazyClients, LazyInfos
+from .preparation import IDENTITY, Preparation
 from .split import VALIDATION
 
 
@@ -47,6 +48,8 @@ class ClientData:
     labels: tuple[int, ...] | None = None
     kind: str = ""
     """Which kind of user generated data were made for; no method sees it (:mod:`runs.purity`)."""
+    preparation: Preparation | None = None
+    """How its raw inputs became ``x``; None: as the federation's common one says."""
 
     def __post_init__(self) -> None:
         if self.labels is not None:
@@ -77,7 +80,8 @@ def _whole_numbers(labels: Any) -> tuple[int, ...]:
         are_whole = False
     if not are_whole:
         raise InputError(
-            f"a client's labels are {labels!r}; they must be the numbers of its classes, as (3, 5)."
+            f"a client's labels are {shown(labels)}; they must be the numbers of its classes, as "
+            "(3, 5)."
         )
     return numbers
 
@@ -138,12 +142,46 @@ class Federation:
     """How clients' bandwidths really change, which no method sees; without one, or for a client
     that it lacks, they stay as ``infos`` says."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of each file of devices."""
+    """The SHA-256 of each file of devices, and of each file of a person's own data."""
     later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
     """What some clients hold later: pairs of a round and the data from then on, in order."""
     elsewhere: bool = False
     """Whether clients are machines of their own: here they have no examples, only what they said of
     themselves, and what they remember stays with them."""
+    preparation: Preparation = IDENTITY
+    """How raw inputs became what clients hold, as far as it is the same for all of them; where
+    clients standardise each by its own data, :meth:`preparation_of` has mean and std."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """What the clients are called, where their data say so: by their files, or a column."""
+
+    def preparation_of(self, k: int, round: int = 0) -> Preparation:
+        """How the raw inputs of one client became what it holds."""
+        own = self.client(k, round).preparation
+        return self.preparation if own is None else own
+
+    def name_of(self, k: int) -> str:
+        """What a client is called; its number where it has no name."""
+        return self.names.get(k, str(k))
+
+    def number_of(self, client: int | str) -> int:
+        """The number of a client, from its name or its number (a name comes first).
+
+        >>> from fedgrove import data
+        >>> data.load("digits", clients=3).number_of("2")
+        2
+        """
+        named = {name: k for k, name in self.names.items()}
+        if isinstance(client, str) and client in named:
+            return named[client]
+        text = str(client)
+        if text.isdecimal() and int(text) < len(self.clients):
+            return int(text)
+        if named:
+            raise unknown(f"client of {self.name}", text, named)
+        last = len(self.clients) - 1
+        allowed = f"one of the {len(self.clients)} clients of {self.name}, from 0 to {last}"
+        check(False, "client", client, allowed)
+        raise AssertionError("refused above")
 
     def to(self, dtype: torch.dtype) -> Federation:
         """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +11,26 @@ import numpy as np
 from torch import Tensor
 
 from ..core import Info
-from ..errors import check, unknown
+from ..errors import InputError, check, unknown
 from ..problems import CLASSES, Problem
-from . import devices
+from . import devices, own
 from . import scenario as scenarios
+from .arrays import Stack, own_defaults
 from .build import Choices, build
 from .checked import Checked, called, checked_info
 from .crowd import crowd
-from .dataset import Array, Dataset, Ints, ids, positions
+from .dataset import Dataset
 from .federation import ClientData, Defaults, Federation
-from .files import need, npz
 from .images import OPTIONS, grey, turned
 from .lazy import LazyClients, takes_round
 from .mix import mix
+from .preparation import Preparation
+from .reading import is_path
 from .sets import SETS, dataset_of
 from .several import for_each, is_several, shares, tasks_of
 from .split import VALIDATION
 from .switch import switched
-
-LARGEST = 1e30
-"""Numbers beyond this are refused: float32, in which all is computed, ends at 3e38."""
-SMALLEST_SPREAD = 1e-15
-"""Targets that are closer together are refused: float32 has no squares of much smaller errors."""
-FINEST = 1e-5
-"""The least deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a number:
-of a deviation of this size they are a hundredth, and an error may come out as 0 where it is not."""
-
-NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
+from .tables import Words
 
 
 def names() -> list[str]:
@@ -53,8 +46,14 @@ def describe(name: str) -> str:
 
 
 def load(
-    data: str | Path,
+    data: Any,
     *,
+    label: Any = None,
+    client: Any = None,
+    window: int | None = None,
+    stride: int | None = None,
+    channels: int | str | Sequence[str] | None = None,
+    time: str | None = None,
     partition: str | None = None,
     scenario: str | None = None,
     split: str | None = None,
@@ -66,7 +65,14 @@ def load(
     seed: int = 0,
     data_dir: str | Path | None = None,
 ) -> Federation:
-    """The federation of a named set, or of an npz file with arrays x, y, client (and block).
+    """The federation of a named set, or of data of your own.
+
+    These are a file (CSV, parquet, npz), a folder with a file or a folder for each client, a
+    DataFrame, arrays (x, y) or (x, y, client), a torch or Hugging Face Dataset, a partitioner of
+    flwr-datasets, or a dictionary of these by client. ``label`` is the column to predict,
+    ``client`` the one that says whose a row is, ``channels`` the ones that are inputs (else all
+    others), ``time`` the one to sort recordings by; with ``window`` recordings are cut into windows
+    of so many rows, ``stride`` apart. An npz file has arrays x, y, client (and block).
 
     A ``+`` between several makes one federation of them, in which every client has the task of its
     set (:func:`fedgrove.data.mix`, with shared outputs): the clients are dealt to the sets as
@@ -85,6 +91,7 @@ def load(
     >>> [client.info.task for client in both.clients.values()]
     ['motion', 'motion', 'motion', 'motion-forecast', 'motion-forecast']
     """
+    words = Words(label, client, window, stride, channels, time)
     if isinstance(data, str) and is_several(data):
         return _load_several(
             data,
@@ -95,6 +102,7 @@ def load(
             devices_of=devices.read(profile, trace),
             seed=seed,
             words={"validation": validation, "standardise": standardise, "data_dir": data_dir},
+            own_words=vars(words),
         )
     choices = Choices(
         partition=partition,
@@ -106,17 +114,11 @@ def load(
         standardise=standardise,
         seed=seed,
     )
-    if isinstance(data, Path) or data.endswith(".npz"):
-        contents = npz(Path(data))
-        need(contents, ("x", "y"), str(data))
-        return _from_own_arrays(
-            contents["x"],
-            contents["y"],
-            contents.get("client"),
-            contents.get("block"),
-            Path(data).stem,
-            choices,
-        )
+    if not isinstance(data, str) or (data not in SETS and is_path(data)):
+        found = own.read(data, words)
+        federation = _of_own(found.name, found.dataset, choices)
+        return replace(federation, files={**federation.files, **found.files})
+    _check_no_words(data, words)
     name, option = _named(data)
     known = SETS[name]
     choices = replace(
@@ -136,13 +138,32 @@ def load(
     return build(data, dataset, choices, known.defaults)
 
 
+def _check_no_words(data: str, words: Words) -> None:
+    """Refuse words on columns where the data set knows its own."""
+    given = words.given()
+    if given:
+        raise InputError(
+            f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} given, and {data} is a data "
+            "set that knows its own columns and windows; leave it out, or give data of your own "
+            "(a file, a folder/)."
+        )
+
+
+def _of_own(name: str, dataset: Dataset, choices: Choices) -> Federation:
+    """A federation of a person's own examples: by their owners, else dealt out."""
+    if not choices.partition:
+        choices = replace(choices, partition="iid" if dataset.user is None else "natural")
+    return build(name, dataset, choices, own_defaults(dataset.x.shape[1:]))
+
+
 def _named(data: str) -> tuple[str, str]:
     """The name of a set, and the option behind its last colon: some names have a colon too."""
     if data in SETS:
         return data, ""
     name, _, option = data.rpartition(":")
     if name not in SETS or option not in OPTIONS:
-        raise unknown("data set", data, [*SETS, "FILE.npz", *(f"SET:{word}" for word in OPTIONS)])
+        others = ["FILE.csv", "FILE.npz", "FOLDER/", *(f"SET:{word}" for word in OPTIONS)]
+        raise unknown("data set", data, [*SETS, *others])
     return name, option
 
 
@@ -156,13 +177,14 @@ def _load_several(
     devices_of: devices.Devices,
     seed: int,
     words: Mapping[str, Any],
+    own_words: Mapping[str, Any],
 ) -> Federation:
     """The federation of ``a+b``: its sets dealt one by one, then mixed, then given devices."""
     tasks = tasks_of(data)
     names = list(tasks)
     for each in tasks.values():
         # A typo is reported before any file is read.
-        if not each.endswith(".npz"):
+        if not is_path(each):
             _named(each)
     switching = scenarios.parse("none")
     if scenario is not None and scenario.startswith("switch"):
@@ -182,15 +204,20 @@ def _load_several(
             clients=clients_of[place],
             seed=seed,
             **words,
+            **(own_words if is_path(each) else {}),
         )
     mixed = mix(parts, data, outputs="shared")
     # By the numbers that clients have here: alone, each set would number its own from 0.
+    devices_of = devices_of.of_clients(mixed.names)
     devices_of.check_all_there(len(mixed.clients))
     on_devices = {}
     for k, client in mixed.clients.items():
         device = devices_of.info(client.info.examples, k, seed)
         on_devices[k] = replace(client, info=replace(device, task=client.info.task))
-    mixed = replace(mixed, clients=on_devices, trace=devices_of.trace, files=devices_of.files)
+    files = dict(devices_of.files)
+    for part in parts.values():
+        files.update(part.files)
+    mixed = replace(mixed, clients=on_devices, trace=devices_of.trace, files=files)
     if switching.pairs:
         return switched(mixed, switching, str(scenario), seed)
     return mixed
@@ -203,6 +230,9 @@ def from_arrays(
     *,
     name: str = "arrays",
     block: Any = None,
+    window: int | None = None,
+    stride: int | None = None,
+    channels: int | str | Sequence[str] | None = None,
     partition: str | None = None,
     scenario: str | None = None,
     split: str | None = None,
@@ -219,9 +249,12 @@ def from_arrays(
     row. Whole numbers or words (n,) are classes, floats (n,) or (n, L) numbers, and 0 and 1 (n, L)
     several labels. ``block`` (n,) names what belongs together in time: whole blocks are held out,
     and rows that follow each other within a block count as overlapping. Without ``client`` the rows
-    are dealt out (`iid` to 10 clients unless told otherwise). The other words are those of
-    :func:`load`.
+    are dealt out (`iid` to 10 clients unless told otherwise). ``channels`` are the names of the
+    channels, or their number: where the axis of that size is the last, it is brought to the front.
+    With ``window`` x (n, C) is a recording of which windows are cut, ``stride`` apart. The other
+    words are those of :func:`load`.
     """
+    words = Words(window=window, stride=stride, channels=channels)
     choices = Choices(
         partition=partition,
         scenario=scenario,
@@ -232,7 +265,8 @@ def from_arrays(
         standardise=standardise,
         seed=seed,
     )
-    return _from_own_arrays(np.asarray(x), np.asarray(y), client, block, name, choices)
+    stack = Stack(np.asarray(x), np.asarray(y), client, block, name)
+    return _of_own(name, own.dataset_of_arrays(stack, words), choices)
 
 
 def from_clients(
@@ -283,7 +317,7 @@ def from_clients(
     if labels is None:
         labels = [str(label) for label in range(classes)]
     if defaults is None:
-        defaults = _own_defaults(shape)
+        defaults = own_defaults(shape)
     return Federation(
         name,
         lazy,
@@ -293,6 +327,7 @@ def from_clients(
         defaults=replace(defaults, cohort=min(defaults.cohort, clients)),
         notes=tuple(notes),
         problem=problem,
+        preparation=Preparation(labels=tuple(labels), shape=shape),
     )
 
 
@@ -309,168 +344,3 @@ def _shape_of(client: Any) -> tuple[int, ...]:
 def _target_shape(client: Any) -> tuple[int, ...]:
     y = getattr(getattr(client, "train", None), "y", None)
     return tuple(y.shape[1:]) if isinstance(y, Tensor) else ()
-
-
-def _from_own_arrays(
-    x: Array, y: Array, client: Any, block: Any, name: str, choices: Choices
-) -> Federation:
-    dataset = _own_dataset(x, y, client, block)
-    if not choices.partition:
-        choices = replace(choices, partition="iid" if client is None else "natural")
-    return build(name, dataset, choices, _own_defaults(x.shape[1:]))
-
-
-def _own_dataset(x: Array, y: Array, client: Any, block: Any) -> Dataset:
-    """Check the arrays and number their labels, clients and blocks."""
-    given = f"{x.dtype} {x.shape}"
-    # float, int, unsigned and bool; text, dates and objects are no inputs of a network.
-    is_numeric = x.dtype.kind in "fiub"
-    allowed = "numbers (n, F), (n, C, L) or (n, C, H, W)"
-    check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
-    is_finite = bool(np.isfinite(x).all())
-    check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
-    _check_size("x", x)
-
-    n = len(x)
-    targets = _own_targets(y, n)
-    user = None if client is None else _column("client", client, n)
-    unit = None if block is None else _column("block", block, n)
-    if unit is not None and user is not None:
-        # Clients may number their blocks each from 0: block 0 of two clients is two blocks.
-        unit = ids(unit * (user.max() + 1) + user)
-    start = None
-    if unit is not None:
-        # Rows of a block are one step apart and blocks at least three: with a reach of 2 the next
-        # row of the same block overlaps, and no row of another block.
-        start = unit * (n + 2) + positions(unit)
-    refusal = "the arrays came without block, which says which rows belong together in time"
-    # A series is most likely a window of a longer one; other shapes are taken as they come.
-    notes = (NO_BLOCKS,) if x.ndim == 3 and unit is None else ()
-    return Dataset(
-        x,
-        targets.y,
-        targets.labels,
-        user,
-        unit,
-        start,
-        reach=2,
-        notes=(*notes, *targets.notes),
-        kind=targets.kind,
-        targets=targets.columns,
-        refusal=refusal,
-    )
-
-
-@dataclass(frozen=True)
-class _Targets:
-    """What a user's y was taken for."""
-
-    kind: str
-    y: Ints
-    labels: tuple[str, ...]
-    columns: Array | None = None
-    notes: tuple[str, ...] = ()
-
-
-def _own_targets(y: Array, n: int) -> _Targets:
-    """Classes, several labels or numbers, by the type and shape of y."""
-    given = f"{y.dtype} {y.shape}"
-    is_number = y.dtype.kind in "fiub"
-    is_table = y.ndim == 2 and len(y) == n and y.shape[1] > 0
-    if y.dtype.kind == "f":
-        allowed = f"of shape ({n},) or ({n}, L)"
-        check(is_table or y.shape == (n,), "y", given, allowed)
-        is_finite = bool(np.isfinite(y).all())
-        check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
-        _check_size("y", y)
-    if is_table and is_number:
-        is_yes_or_no = bool(np.isin(y, (0, 1)).all())
-        if is_yes_or_no and y.shape[1] > 1:
-            return _own_labels(y)
-        if y.dtype.kind != "f":
-            allowed = "0 or 1 for several labels, or float for numbers; for classes of shape (n,)"
-            check(False, "y", f"{given} of whole numbers", allowed)
-    if y.dtype.kind == "f":
-        return _own_numbers(y.reshape(n, -1))
-    label = _column("y", y, n)
-    labels = tuple(str(value) for value in np.unique(y).tolist())
-    check(len(labels) > 1, "y", f"{n} labels of {len(labels)} class", "of two classes or more")
-    return _Targets("classes", label, labels)
-
-
-def _own_labels(y: Array) -> _Targets:
-    notes: tuple[str, ...] = ()
-    if y.dtype.kind == "f":
-        notes = (
-            "y is float and all 0 or 1: taken for several labels; for numbers replace the "
-            "federation's problem in Python by fedgrove.problems.numbers()",
-        )
-    labels = tuple(str(label) for label in range(y.shape[1]))
-    return _Targets("labels", np.zeros(len(y), dtype=np.int64), labels, y, notes)
-
-
-def _own_numbers(y: Array) -> _Targets:
-    check(len(y) > 1, "y", f"{len(y)} numbers", "two or more")
-    for column in y.T:
-        _check_spread(column.astype(np.float64))
-    notes: tuple[str, ...] = ()
-    if bool((y == np.round(y)).all()):
-        notes = (
-            "y is float and all whole: taken for numbers; for classes save it as whole numbers, "
-            "y.astype(int)",
-        )
-    labels = tuple(f"y{column}" for column in range(y.shape[1]))
-    return _Targets("numbers", np.zeros(len(y), dtype=np.int64), labels, y, notes)
-
-
-def _check_size(name: str, values: Array) -> None:
-    """Refuse numbers that float32 does not have."""
-    largest = float(np.abs(values).max(initial=0)) if values.dtype.kind == "f" else 0.0
-    given = f"{values.dtype} {values.shape} with numbers up to {largest:.3g}"
-    check(largest <= LARGEST, name, given, f"at most {LARGEST:g}; divide it by a constant")
-
-
-def _check_spread(column: Array) -> None:
-    """Refuse targets that float32 cannot tell apart, but for a constant."""
-    mean = float(column.mean())
-    deviation = float(column.std())
-    # The deviation of a constant may be a rounding error.
-    if deviation <= 1e-12 * abs(mean):
-        return
-    given = f"numbers of mean {mean:.6g} and deviation {deviation:.3g}"
-    check(
-        deviation >= SMALLEST_SPREAD,
-        "y",
-        given,
-        f"of deviation {SMALLEST_SPREAD:g} or more; multiply them by a constant",
-    )
-    check(
-        deviation >= FINEST * abs(mean),
-        "y",
-        given,
-        f"of deviation {FINEST:g} of their mean or more, as float32 cannot tell them apart; "
-        f"take a constant off first, such as y - {mean:.6g}",
-    )
-
-
-def _column(name: str, values: Any, n: int) -> Ints:
-    """One whole number or word per row, numbered 0, 1, ..."""
-    column = np.asarray(values)
-    is_discrete = column.dtype.kind in "iuUb"
-    given = f"{column.dtype} {column.shape}"
-    allowed = f"whole numbers or text of shape ({n},)"
-    check(column.shape == (n,) and is_discrete, name, given, allowed)
-    return ids(column)
-
-
-def _own_defaults(shape: tuple[int, ...]) -> Defaults:
-    """A network that fits the shape: features, series, grey images, colour images."""
-    if len(shape) == 1:
-        net = "mlp"
-    elif len(shape) == 2:
-        net = "har-cnn"
-    elif shape[0] == 1:
-        net = "mnist-cnn"
-    else:
-        net = "lenet"
-    return Defaults(net, cohort=10, rounds=20, epochs=3, batch=32, optimiser="Adam", lr=1e-3)

@@ -53,6 +53,7 @@ def mix(
     clients: dict[int, ClientData] = {}
     labels: dict[int, list[str]] = {}
     trace: dict[int, Steps] = {}
+    names: dict[int, str] = {}
     notes: list[str] = []
     for task, federation in zip(tasks, federations.values(), strict=True):
         for offset, label in enumerate(federation.labels):
@@ -63,7 +64,11 @@ def mix(
             notes.append(f"{task.name}: {_how_shaped(federation.shape, shape)}")
         for own_number, client in federation.clients.items():
             number = len(clients)
-            clients[number] = _client(client, task.name, shape, columns)
+            # Each task has its own, common or not: here they are the clients'.
+            own = replace(client, preparation=federation.preparation_of(own_number))
+            clients[number] = _client(own, task.name, shape, columns)
+            if own_number in federation.names:
+                names[number] = federation.names[own_number]
             if federation.trace is not None and own_number in federation.trace:
                 trace[number] = federation.trace[own_number]
 
@@ -83,6 +88,7 @@ def mix(
         validation=first.validation,
         problem=Tasks(tasks),
         trace=trace or None,
+        names=names if len(set(names.values())) == len(clients) else {},
     )
 
 
@@ -154,7 +160,7 @@ def _client(
     client: ClientData, task: str, shape: tuple[int, ...], columns: int | None
 ) -> ClientData:
     def filled(part: Examples) -> Examples:
-        return Examples(_shaped(part.x, shape), _in_columns(part.y, columns))
+        return Examples(shaped(part.x, shape), _in_columns(part.y, columns))
 
     return replace(
         client,
@@ -166,7 +172,7 @@ def _client(
     )
 
 
-def _shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+def shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Inputs of the common shape."""
     if len(shape) < 3:
         return _padded(x, shape)

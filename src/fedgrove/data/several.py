@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import InputError, check
+from .reading import is_path
 
 SIGN = "+"
 
@@ -16,7 +17,7 @@ def is_several(data: str) -> bool:
     >>> is_several("mnist+digits"), is_several("digits")
     (True, False)
     """
-    return SIGN in data and not Path(data).is_file()
+    return SIGN in data and not Path(data).exists()
 
 
 def tasks_of(data: str) -> dict[str, str]:
@@ -27,7 +28,7 @@ def tasks_of(data: str) -> dict[str, str]:
     """
     sets = data.split(SIGN)
     check(all(sets), "data", data, "names with a + between them, as mnist+digits")
-    names = [Path(each).stem if each.endswith(".npz") else each for each in sets]
+    names = [Path(each).stem if is_path(each) else each for each in sets]
     if len(set(names)) < len(names):
         raise InputError(f"data is {data!r}, which names a set twice; name each once.")
     return dict(zip(names, sets, strict=True))

@@ -145,6 +145,12 @@ def without_data_words(experiment: Experiment, federation: Federation) -> Experi
     return replace(
         experiment,
         data=federation,
+        label=None,
+        client=None,
+        window=None,
+        stride=None,
+        channels=None,
+        time=None,
         partition=None,
         scenario=None,
         split=None,

@@ -53,9 +53,9 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         versions.append(_cells(row))
     parts = [
         f"# {file}",
-        f"The personal model of client {exported.client}, trained by federated learning with "
-        f"`{source.summary['method']}` on {source.federation.name}; channels that were pruned are "
-        f"gone. Written by fedgrove {__version__}.",
+        f"The personal model of client {_called(source, exported.client)}, trained by federated "
+        f"learning with `{source.summary['method']}` on {source.federation.name}; "
+        f"{_what_is_gone(exported)}. Written by fedgrove {__version__}.",
         "## Where it comes from",
         _table(("what", "value"), _origin(source, exported)),
         "## What it is worth",
@@ -69,6 +69,19 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
         "\n".join(_limits(source)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _called(source: Source, client: int) -> str:
+    """The number of a client, and its name where it has one."""
+    name = source.name(client)
+    return name if name == str(client) else f"{client} ({name})"
+
+
+def _what_is_gone(exported: Exported) -> str:
+    sizes = {row.version: row.params for row in exported.rows}
+    if sizes["shrunk"] < sizes["dense"]:
+        return "channels that were pruned are gone"
+    return "no whole channel of it was pruned"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -100,7 +113,7 @@ def _origin(source: Source, exported: Exported) -> list[tuple[str, object]]:
     return [
         # The name alone: a path would tell of the machine.
         ("run", source.folder.path.resolve().name),
-        ("client", f"{exported.client}, of {summary['clients']}"),
+        ("client", f"{_called(source, exported.client)}, of {summary['clients']}"),
         ("method", method),
         ("fine-tuning", f"{epochs} epochs on the client's own data"),
         ("data", dealt),
@@ -157,11 +170,13 @@ def _remarks(source: Source, exported: Exported) -> Iterator[str]:
 
 def _inputs_and_outputs(source: Source, client: int, standardised: bool) -> Iterator[str]:
     federation = source.federation
-    units = _units(source, standardised)
+    units = _units(source, client, standardised)
     yield f"`x`: float32, `(batch, {_sizes(source)})`, channels first. {units}"
-    scale = source.scale(client)
-    if scale is not None:
-        yield f"- mean: {_numbers(scale.mean)}\n- deviation: {_numbers(scale.deviation)}"
+    own = source.preparation(client)
+    if own.channels is not None:
+        yield f"- channels: {', '.join(own.channels)}"
+    if own.mean is not None and own.std is not None:
+        yield f"- mean: {_numbers(own.mean)}\n- deviation: {_numbers(own.std)}"
     yield f"`logits`: float32, `(batch, {federation.classes})`; the largest names the class:"
     names = []
     for i, label in enumerate(federation.labels):
@@ -179,26 +194,22 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.9g}" for value in values)
 
 
-def _units(source: Source, standardised: bool) -> str:
+def _units(source: Source, client: int, standardised: bool) -> str:
     """What the numbers of an input mean."""
-    if not source.experiment.standardise:
-        return (
-            "Nothing is standardised: pixels are divided by their largest value, "
-            "all else is as recorded."
-        )
-    if source.raw is None:
-        return (
-            "As in the federation that was made in Python; "
-            "how it standardised them is not known here."
-        )
-    before = "pixels divided by their largest value, all else as recorded"
+    if source.preparation(client).changes_nothing:
+        return "As they were recorded, or as they were given in Python; nothing is standardised."
     how = (
         "(x - mean) / deviation per channel; pixels by the set's constants, "
         "all else by this client's training data"
     )
     if standardised:
-        return f"The caller must standardise ({before}): {how}:"
-    return f"Not standardised: {before}. The file itself standardises: {how}:"
+        return f"The caller must standardise what was recorded: {how}:"
+    if not source.takes_raw(client):
+        return (
+            "Inputs of this client were brought to the shape of other data sets when these were "
+            f"mixed; the caller must first standardise what was recorded, {how}, and then do that:"
+        )
+    return f"Raw, as they were recorded. The file itself standardises: {how}:"
 
 
 def _snippet(source: Source, exported: Exported, file: str) -> str:

@@ -69,6 +69,8 @@ class Exported:
     same_int8: float | None
     """The share of all the client's examples where int8 and the shrunk model agree on the class."""
     notes: tuple[str, ...]
+    name: str = ""
+    """What the client is called; its number where it has no name."""
 
     def json(self) -> dict[str, Any]:
         """The same, as ``--json`` prints it."""

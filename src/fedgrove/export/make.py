@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,8 +23,10 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..data import Federation
+from ..data.preparation import IDENTITY, Preparation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
+from ..report.tables import mib
 from ..runs.folder import RunFolder
 from ..runs.result import Result
 from ..runs.store import write_bytes
@@ -31,12 +34,16 @@ from ..trees import Tree
 from .card import card
 from .figures import Exported, Row, accuracy, latencies, spread_out
 from .formats import ExportOptions, Predict
-from .source import Raw, Scale, Source, opened, shrunk
+from .source import Raw, Source, opened, shrunk, unprepared
 
 TOLERANCE = 1e-5
 """The largest allowed difference between the file's logits and torch's."""
 POINT = 0.01
 """The loss in accuracy by int8 above which there is a note."""
+MANY_ZEROS = 0.1
+"""The share of single zeros above which a note says why the file holds them."""
+CHANNEL_METHODS = ("safl", "hermes", "fedapta", "heterofl")
+"""Methods whose models are really smaller, to name as a way out."""
 CALIBRATION = 512
 """How many training examples int8 is calibrated on, at most; spread evenly."""
 
@@ -44,7 +51,7 @@ CALIBRATION = 512
 def export_model(
     run: str | Path | Result | RunFolder,
     *,
-    client: int,
+    client: int | str,
     to: str = "onnx",
     int8: bool = False,
     out: str | Path | None = None,
@@ -57,14 +64,16 @@ def export_model(
 ) -> Exported:
     """Write a client's own model, really shrunk, as ONNX or ExecuTorch, with a model card.
 
-    The file is checked against torch. ``out`` is ``export`` in the run folder by default. The file
-    takes raw inputs and standardises them itself, unless ``standardised``. With ``align`` a shrunk
-    layer keeps as many zero channels as make its width a multiple of that: larger, and often
-    faster. ``data`` and ``net`` are for runs on what was made in Python, which config.toml cannot
-    rebuild. ``trust`` is for runs whose config.toml names a file of code: it is run.
+    ``client`` is its name or its number. The file is checked against torch. ``out`` is ``export``
+    in the run folder by default. The file takes raw inputs, as they were recorded, and standardises
+    them itself, unless ``standardised``. With ``align`` a shrunk layer keeps as many zero channels
+    as make its width a multiple of that: larger, and often faster. ``data`` and ``net`` are for
+    runs on what was made in Python, which config.toml cannot rebuild. ``trust`` is for runs whose
+    config.toml names a file of code: it is run.
     """
     options = ExportOptions(to, int8, standardised, align)
-    return _export(opened(run, data, net, data_dir, trust), client, options, out)
+    source = opened(run, data, net, data_dir, trust)
+    return _export(source, source.number(client), options, out)
 
 
 def export_all(
@@ -143,15 +152,15 @@ class _Subject:
     tree: Tree
     small_net: Net
     small_tree: Tree
-    scale: Scale | None
-    """The standardisation that becomes part of the file, if any does."""
+    own: Preparation
+    """The standardisation that becomes part of the file; one that changes nothing does not."""
     inputs: Mapping[str, Tensor]
 
     def module(self, net: Net, tree: Tree) -> nn.Module:
         """The module to write: the net with its values, behind the standardisation."""
         module = net.filled(tree)
-        if self.scale is not None:
-            module = Raw(module, self.scale, self.source.federation.shape)
+        if not self.own.changes_nothing:
+            module = Raw(module, self.own, self.source.federation.shape)
         return module.eval()
 
 
@@ -171,18 +180,16 @@ def _subject(source: Source, client: int, options: ExportOptions) -> _Subject:
         "1 example or more to fit int8 to; leave --int8 out",
     )
     small_net, small_tree = shrunk(source.net, tree, options.align)
-    if source.raw is not None and not options.standardised:
-        data = source.raw.client(client, source.rounds)
-        scale = source.scale(client)
-    else:
-        data = source.data(client)
-        scale = None
+    own = IDENTITY
+    if source.takes_raw(client) and not options.standardised:
+        own = source.preparation(client)
+    data = source.data(client)
     inputs = {
-        "train": data.train.x.float(),
-        "validation": data.validation.x.float(),
-        "test": data.test.x.float(),
+        "train": unprepared(own, data.train.x),
+        "validation": unprepared(own, data.validation.x),
+        "test": unprepared(own, data.test.x),
     }
-    return _Subject(source, client, tree, small_net, small_tree, scale, inputs)
+    return _Subject(source, client, tree, small_net, small_tree, own, inputs)
 
 
 def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path) -> Exported:
@@ -197,7 +204,10 @@ def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path)
         examples = torch.cat(list(subject.inputs.values()))
         float_classes = predicts["shrunk"](examples).argmax(1)
         same_int8 = accuracy(predicts["int8"](examples), float_classes)
-    notes = tuple(_notes(subject.source, subject.client, rows, torch_accuracy))
+    notes = (
+        *_why_not_smaller(subject, rows, paths["shrunk"]),
+        *_notes(subject.source, subject.client, rows, torch_accuracy),
+    )
     return Exported(
         subject.client,
         options.to,
@@ -208,6 +218,7 @@ def _write_and_measure(subject: _Subject, options: ExportOptions, scratch: Path)
         torch_accuracy,
         same_int8,
         notes,
+        subject.source.name(subject.client),
     )
 
 
@@ -266,27 +277,33 @@ def _metadata(subject: _Subject) -> dict[str, str]:
         "method": str(source.summary["method"]),
         "data": source.federation.name,
         "client": str(subject.client),
+        "name": source.name(subject.client),
         "classes": json.dumps(list(source.federation.labels)),
         "standardises": "no",
     }
-    if subject.scale is not None:
+    if subject.own.mean is not None and subject.own.std is not None:
         metadata["standardises"] = "yes"
-        metadata["mean"] = json.dumps(list(subject.scale.mean))
-        metadata["deviation"] = json.dumps(list(subject.scale.deviation))
+        metadata["mean"] = json.dumps(list(subject.own.mean))
+        metadata["deviation"] = json.dumps(list(subject.own.std))
     return metadata
 
 
 def _compared(predict: Predict, subject: _Subject) -> tuple[float, float]:
     """How far the file is from torch on the test data, and torch's accuracy there.
 
-    Too far is refused. torch runs the model as the run did: in full width, on the inputs that the
-    run saw. So shrinking and standardising are checked as well.
+    Too far is refused. torch runs the model as the run did: in full width, on inputs that were
+    standardised as in training. So shrinking and standardising are checked as well.
     """
+    net = subject.source.net
     data = subject.source.data(subject.client).test
+    raw = subject.inputs["test"]
+    prepared = torch.from_numpy(subject.own.apply(raw.numpy()))
     with torch.no_grad():
-        truth = subject.source.net.run(subject.tree, data.x.float(), train=False)
-    largest = (predict(subject.inputs["test"]) - truth).abs().max()
-    difference = float(largest / truth.abs().max().clamp_min(1.0))
+        truth = net.run(subject.tree, data.x.float(), train=False)
+        # Raw inputs were made of what the model saw, and rounded: they are prepared again here.
+        wanted = net.run(subject.tree, prepared, train=False)
+    largest = (predict(raw) - wanted).abs().max()
+    difference = float(largest / wanted.abs().max().clamp_min(1.0))
     # Not ``difference > TOLERANCE``, which would let NaN pass.
     if not difference <= TOLERANCE:
         raise EngineError(
@@ -332,6 +349,30 @@ def _rows(
             row = replace(row, int8=int8_shares)
         rows.append(row)
     return tuple(rows)
+
+
+def _why_not_smaller(subject: _Subject, rows: Sequence[Row], file: Path) -> Iterator[str]:
+    """A note where much is pruned and the file holds it all the same; and what would shrink it."""
+    zeros = 0
+    weights = 0
+    for name in subject.small_net.layout.prunable:
+        zeros += int((subject.small_tree[name] == 0).sum())
+        weights += subject.small_tree[name].numel()
+    if weights == 0 or zeros < MANY_ZEROS * weights:
+        return
+    dense = file.stat().st_size
+    zipped = len(zlib.compress(file.read_bytes()))
+    int8 = "int8 (--int8), about a quarter"
+    for row in rows:
+        if row.version == "int8":
+            int8 = f"int8, {mib(row.bytes)}"
+    yield (
+        f"{zeros / weights:.0%} of its weights are zeros, but one by one and not in whole "
+        "channels: the file stores them all the same and cannot shrink. What would: "
+        f"{int8}; a sparse file, {mib(zipped)} of {mib(dense)} when zipped, which a device unpacks "
+        "to its full size; a method that prunes whole channels "
+        f"({', '.join(CHANNEL_METHODS)}), smaller on the device too"
+    )
 
 
 def _notes(

@@ -15,23 +15,15 @@ from ..channels.shrink import cut, structured
 from ..config.experiment import Experiment
 from ..config.toml import check_trust, from_toml, how_to_resume, read_words
 from ..data import ClientData, Federation
+from ..data.preparation import Preparation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
 from ..problems import CLASSES, Tasks
-from ..runs.checksums import damaged, is_plain, parsed
 from ..runs.folder import RunFolder
+from ..runs.model import client_number
 from ..runs.result import Result
-from ..runs.store import tree_of
 from ..trees import Tree
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How a client's inputs were standardised, channel by channel: (x - mean) / deviation."""
-
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +36,6 @@ class Source:
     net: Net
     federation: Federation
     """The data as the run saw them."""
-    raw: Federation | None
-    """The same data before standardisation; None if they were not standardised or are not known."""
     files: Mapping[int, str]
     """The file name of each client's model."""
 
@@ -58,21 +48,24 @@ class Source:
         """After how many rounds the models were kept: a client may have had other data before."""
         return int(self.summary["rounds"])
 
+    def number(self, client: int | str) -> int:
+        """The number of a client, from its name or its number."""
+        names = {k: self.federation.name_of(k) for k in sorted(self.files)}
+        return client_number(client, names, str(self.folder.path))
+
+    def name(self, client: int) -> str:
+        """What a client is called; its number where it has no name."""
+        return self.federation.name_of(client)
+
     def tree(self, client: int) -> Tree:
         """A client's own model, in full width."""
-        if client not in self.files:
-            raise InputError(
-                f"there is no client {client} in {self.folder.path}; "
-                f"its {len(self.files)} clients are {min(self.files)} to {max(self.files)}."
-            )
         if self.data(client).labels is not None:
             raise InputError(
                 f"client {client} has labels of its own, which a file cannot leave out; "
                 "export a client that knows all classes."
             )
         path = self.folder.path / "models" / self.files[client]
-        content = self.folder.read(f"models/{self.files[client]}")
-        tree = {name: value.float() for name, value in tree_of(content, path).items()}
+        tree = self.folder.tree(self.files[client])
         for name, shape in self.net.layout.shapes.items():
             given: object = "missing"
             if name in tree:
@@ -85,12 +78,17 @@ class Source:
             )
         return tree
 
-    def scale(self, client: int) -> Scale | None:
-        """How the client's inputs were standardised; None if they were not, or it is not known."""
-        if self.raw is None:
-            return None
-        raw = self.raw.client(client, self.rounds)
-        return scale_between(raw.train.x, self.data(client).train.x)
+    def preparation(self, client: int) -> Preparation:
+        """How the client's raw inputs became what its model saw."""
+        return self.federation.preparation_of(client, self.rounds)
+
+    def takes_raw(self, client: int) -> bool:
+        """Whether all that is between raw inputs and the model is one mean and one deviation.
+
+        Inputs of sets that were mixed may have been resized or padded as well.
+        """
+        shape = self.preparation(client).shape
+        return shape is None or shape == self.federation.shape
 
 
 def opened(
@@ -105,8 +103,13 @@ def opened(
     Data or a net made in Python cannot be rebuilt, so the caller hands them over again. A net in a
     file of code needs ``trust``, or a result of this process, or the net itself.
     """
+    is_trusted = trust
     if isinstance(run, Result):
         folder = run.folder
+        # One that was loaded knows a net only if that was given again, or is trusted.
+        is_trusted = trust or run.net is not None
+        if net is None and isinstance(run.net, nn.Module):
+            net = run.net
     elif isinstance(run, RunFolder):
         folder = run
     else:
@@ -131,7 +134,6 @@ def opened(
                 f"fedgrove.export_model(run, {key}=...)"
             )
 
-    is_trusted = trust or isinstance(run, Result)
     # The method is not made again here, so that its code is not run.
     not_run = ["method"] if net is None else ["method", "net"]
     check_trust(folder.config, folder.path, is_trusted, not_run)
@@ -147,15 +149,10 @@ def opened(
             "name classes by accuracy, with all their outputs, can be exported; save the weights "
             "of models/ instead."
         )
-    raw = None
-    data_have_a_name = not isinstance(experiment.data, Federation)
-    if experiment.standardise and data_have_a_name:
-        raw = replace(experiment, standardise=False).federation(data_dir)
     spec = federation.defaults.net if experiment.net is None else experiment.net
     module = nets.build(spec, federation.shape, federation.classes, experiment.seed)
     full_net = Net(module, federation.shape)
-    files = _model_files(folder)
-    return Source(folder, summary, experiment, full_net, federation, raw, files)
+    return Source(folder, summary, experiment, full_net, federation, folder.models())
 
 
 def _names_classes(federation: Federation) -> bool:
@@ -167,23 +164,6 @@ def _names_classes(federation: Federation) -> bool:
     widths = {(task.first, task.outputs) for task in problem.tasks}
     are_whole = widths == {(0, federation.classes)}
     return are_whole and all(task.problem == CLASSES for task in problem.tasks)
-
-
-def _model_files(folder: RunFolder) -> dict[int, str]:
-    path = folder.path / "models" / "index.json"
-    if not path.is_file():
-        raise InputError(
-            f"{folder.path} has no models/index.json, so its models cannot be matched to clients; "
-            "run it again."
-        )
-    index = parsed(folder.read("models/index.json"), path)
-    try:
-        files = {int(client): name for client, name in index.items()}
-    except (AttributeError, ValueError):
-        raise damaged(path, "it does not name clients") from None
-    if not files or not all(is_plain(name) for name in files.values()):
-        raise damaged(path, "it does not name files of its folder")
-    return files
 
 
 def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, Tree]:
@@ -224,44 +204,40 @@ def aligned(kept: Tensor, to: int) -> Tensor:
     return kept.index_fill(0, refilled, True)
 
 
-def scale_between(raw: Tensor, seen: Tensor) -> Scale:
-    """The mean and deviation per channel that turn ``raw`` into ``seen``.
-
-    By least squares in double precision.
-
-    >>> scale_between(torch.tensor([[1.0], [5.0]]), torch.tensor([[-1.0], [1.0]]))
-    Scale(mean=(3.0,), deviation=(2.0,))
-    """
-    # A row per channel: all its values, over all examples.
-    x = raw.double().transpose(0, 1).flatten(1)
-    z = seen.double().transpose(0, 1).flatten(1)
-    x_centred = x - x.mean(1, keepdim=True)
-    z_centred = z - z.mean(1, keepdim=True)
-    slope = (x_centred * z_centred).sum(1) / (x_centred * x_centred).sum(1)
-    # A channel that is constant has no slope (0 / 0): it is only centred.
-    slope = torch.where(slope.isfinite() & (slope > 0), slope, 1.0)
-    mean = x.mean(1) - z.mean(1) / slope
-    return Scale(tuple(mean.tolist()), tuple((1 / slope).tolist()))
-
-
 class Raw(nn.Module):
     """A network behind a client's own standardisation, for inputs as they were recorded."""
 
     shift: Tensor
     factor: Tensor
 
-    def __init__(self, net: nn.Module, scale: Scale, shape: tuple[int, ...]) -> None:
+    def __init__(self, net: nn.Module, own: Preparation, shape: tuple[int, ...]) -> None:
         super().__init__()
+        assert own.mean is not None, "what changes nothing needs no module"
+        assert own.std is not None
         self.net = net
         # Channels are the second axis, behind the batch.
         per_channel = (1, -1, *(1,) * (len(shape) - 1))
-        mean = torch.tensor(scale.mean, dtype=torch.float32)
-        # The deviation is float32 here; only its inverse is computed in double precision.
-        factor = (1 / torch.tensor(scale.deviation).double()).float()
-        self.register_buffer("shift", mean.reshape(per_channel))
-        self.register_buffer("factor", factor.reshape(per_channel))
+        mean = torch.tensor(own.mean, dtype=torch.float64)
+        deviation = torch.tensor(own.std, dtype=torch.float64)
+        # The inverse first, then float32: the same roundings as in training.
+        self.register_buffer("shift", mean.float().reshape(per_channel))
+        self.register_buffer("factor", (1 / deviation).float().reshape(per_channel))
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of raw inputs."""
         logits: Tensor = self.net((x - self.shift) * self.factor)
         return logits
+
+
+def unprepared(own: Preparation, x: Tensor) -> Tensor:
+    """Raw inputs again, of those that a model saw; float32, as a device has them.
+
+    >>> unprepared(Preparation(mean=(3.0,), std=(2.0,)), torch.tensor([[-1.0], [1.0]])).tolist()
+    [[1.0], [5.0]]
+    """
+    if own.mean is None or own.std is None:
+        return x.float()
+    per_channel = (1, -1, *(1,) * (x.dim() - 2))
+    mean = torch.tensor(own.mean, dtype=torch.float64).reshape(per_channel)
+    deviation = torch.tensor(own.std, dtype=torch.float64).reshape(per_channel)
+    return (x.double() * deviation + mean).float()

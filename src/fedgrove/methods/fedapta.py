@@ -8,7 +8,7 @@ the convolutional layers, and is in group t, whose task the server does not know
 
     I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance
     rho_k  = nearest to s / I_k, larger where I_k is smaller,
-             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1)                      -> monotone_ratios
+             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .9 rho_i -> monotone_ratios
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
     w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> infilled
@@ -24,7 +24,8 @@ With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h
     w_t    = sum_i n_i (w_i + h_i) / sum_i n_i
 
 With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs from the paper: what it
-leaves open is decided in docs/papers/fedapta.md; its literal grouping is ``fedapta:paper``.
+leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
+devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the literal grouping.
 """
 
 from __future__ import annotations
@@ -66,7 +67,13 @@ from ..errors import InputError, UnfitError, check, unknown
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
+from ..parts.channel_rules import (
+    LayerwiseL1,
+    RandomChannels,
+    RollingWindow,
+    UniformL1,
+    check_ratio,
+)
 from ..parts.device_widths import client_ratios, send_masked
 from ..parts.drift import DriftCorrection, correction, drifted
 from ..parts.layer_importance import candidates
@@ -75,15 +82,12 @@ from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..parts.task_groups import (
     NOISE,
-    REMEMBERED,
     Hdbscan,
-    Trace,
     distances,
-    has_switched,
-    length,
     matched,
     together,
 )
+from ..parts.task_memory import Trace, remembered
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
 
@@ -183,7 +187,7 @@ class FedAPTA:
         structure = candidates(find(start.net), start.layout.shapes)
         for ratio in sorted(set(ratios.values())):
             if ratio:
-                self.prune.check_ratio(structure, ratio)
+                check_ratio(self.prune, structure, ratio)
         return State(
             round=0,
             structure=groups_to_plain(structure),
@@ -286,8 +290,13 @@ class FedAPTA:
 
     def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
         """Alg. 3, on all devices that are remembered; if all are settled, groups stay."""
-        traces = remember(grouping, state, arrivals)
+        traces = {k: arrival.trace for k, arrival in arrivals.items()}
         groups = state.groups
+        if grouping.memory:
+            before = {k: Trace(*fields) for k, fields in state.traces.items()}
+            traces = remembered(
+                before, groups, traces, grouping.fade, grouping.settle, grouping.forget
+            )
         if not all(trace.is_settled for trace in traces.values()):
             # Known by this update alone: newcomers, and those that have forgotten what they did.
             homeless = {k for k, arrival in arrivals.items() if traces[k] is arrival.trace}
@@ -418,13 +427,14 @@ LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=Fals
 PRESETS = {
     "paper": FedAPTA(
         ratios=(0.0, 0.2, 0.4, 0.6, 0.8),
+        prune=LayerwiseL1(least=0.0),
         grouping=LITERAL,
         drift=True,
         local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
     )
 }
-"""``fedapta:paper``: ratios, local training and drift of its experiments, and HDBSCAN on
-this round's updates alone."""
+"""``fedapta:paper``: ratios, local training and drift of its experiments, layers' ratios by Eq. 1
+alone, and HDBSCAN on this round's updates alone."""
 
 
 # ---- what a state says ---------------------------------------------------------------------------
@@ -479,33 +489,6 @@ def placed(state: State) -> dict[int, int]:
     return dict.fromkeys(state.ratios, next(iter(state.models)))
 
 
-def remember(grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> dict[int, Trace]:
-    """The traces of all devices after this round: those of the longest absence first."""
-    if not grouping.memory:
-        return {k: arrival.trace for k, arrival in arrivals.items()}
-    before = {k: Trace(*fields) for k, fields in state.traces.items()}
-    directions = group_directions(state)
-    after = {k: trace for k, trace in before.items() if k not in arrivals}
-    for k, arrival in arrivals.items():
-        known = before.get(k)
-        if known is None:
-            after[k] = arrival.trace
-            continue
-        group = state.groups[k]
-        own = directions[group] - known.total.double()
-        others = [direction for g, direction in directions.items() if g != group]
-        update = arrival.trace
-        first = known.first_length
-        if has_switched(update, first, own, others, grouping.forget):
-            after[k] = update
-        elif known.is_settled or length(update.total) < grouping.settle * first:
-            after[k] = known.settled()
-        else:
-            after[k] = known.then(update, grouping.fade)
-    newest = list(after)[-max(REMEMBERED, len(arrivals)) :]
-    return {k: after[k] for k in newest}
-
-
 def clustered(
     grouping: Hdbscan, state: State, traces: Mapping[int, Trace], homeless: Set[int]
 ) -> dict[int, int]:
@@ -531,17 +514,6 @@ def clustered(
     clusters = dict(zip(devices, labels, strict=True))
     numbers = matched(clusters, known, fresh=max(state.models) + 1)
     return state.groups | {k: numbers[label] for k, label in clusters.items()}
-
-
-def group_directions(state: State) -> dict[int, Tensor]:
-    """By group: the sum of what its devices have moved in all."""
-    directions: dict[int, Tensor] = {}
-    # By number: a sum's last bits depend on the order of its terms.
-    for k in sorted(state.traces):
-        total = state.traces[k][0].double()
-        group = state.groups[k]
-        directions[group] = directions.get(group, torch.zeros_like(total)) + total
-    return directions
 
 
 def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:

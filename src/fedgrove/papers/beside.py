@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from ..data.devices import read
+from ..report.fit import Column, figures, names, print_table, print_text
 from ..report.over_seeds import paired
-from ..report.tables import Summary, console, plain_table
+from ..report.tables import Summary
 from ..report.times import Curve, common_target, curve
 from .studies import Row, Study
 
@@ -817,23 +818,29 @@ def _where(pair: Mapping[str, Any]) -> str:
 
 def print_paper(comparison: Comparison, file: IO[str] | None = None) -> None:
     """Print the table, the tests and the notes."""
-    out = console(file)
     head, sections = layout(comparison)
-    out.print(titled(comparison))
-    out.print(comparison["about"])
+    print_text(titled(comparison), file)
+    print_text(comparison["about"], file)
     for title, lines in sections:
-        out.print(f"\n{title}")
-        out.print(plain_table(head[:1], head[1:], lines))
-    out.print(SPREAD + marks(comparison))
+        print(file=file)
+        print_text(title, file)
+        # The columns stand in the order in which the paper has them: the first say most.
+        print_table([*names(head[0]), *figures(*head[1:])], lines, file, "table.md")
+    print_text(SPREAD + marks(comparison), file)
     if comparison["paired"]:
-        out.print(
-            "\npaired by seed, difference of accuracy in points, two-sided p, "
-            "not corrected for several pairs:"
+        print(file=file)
+        print_text(
+            "paired by seed, difference of accuracy in points, two-sided p, "
+            "not corrected for several pairs:",
+            file,
         )
         head, lines = paired_tests(comparison)
-        out.print(plain_table(head[:1], head[1:], lines))
+        first_figure = head.index("seeds")
+        lengths = figures(*head[first_figure + 1 :])
+        columns = [*names(*head[:first_figure]), Column("seeds", 1 + len(lengths)), *lengths]
+        print_table(columns, lines, file, "table.md")
     for note in comparison["notes"]:
-        out.print(note)
+        print_text(note, file)
 
 
 def markdown(comparison: Comparison) -> str:

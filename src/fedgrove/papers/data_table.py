@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from ..data import Federation
-from ..report.tables import console, plain_table
+from ..report.fit import figures, names, print_table, print_text
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,11 @@ def _lines(comparison: Mapping[str, Any]) -> list[list[str]]:
 
 def print_data_table(comparison: Mapping[str, Any], file: IO[str] | None = None) -> None:
     """Print the table and its notes."""
-    out = console(file)
-    out.print(comparison["title"])
-    out.print(comparison["about"])
-    out.print(plain_table(HEAD[:2], HEAD[2:], _lines(comparison)))
+    print_text(comparison["title"], file)
+    print_text(comparison["about"], file)
+    print_table([*names(*HEAD[:2]), *figures(*HEAD[2:])], _lines(comparison), file, "table.md")
     for note in comparison["notes"]:
-        out.print(note)
+        print_text(note, file)
 
 
 def markdown_of_data(comparison: Mapping[str, Any]) -> str:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import check, unknown
 from .group import renumbered
+from .task_memory import Trace, agreement
 
 DISTANCES = ("cosine", "l1", "l2", "inner")
 """How two updates are compared; the paper's choice, and those of its Figure 3."""
@@ -28,8 +29,6 @@ NEIGHBOURS = 2
 many as the smallest cluster has, its default, devices between two tasks join them."""
 SWEEPS = 3
 """How often devices may move to clusters that they agree with better."""
-REMEMBERED = 1000
-"""The updates of so many devices, those seen last, are kept and compared."""
 
 
 @dataclass(frozen=True)
@@ -328,78 +327,3 @@ def together(labels: Sequence[int], before: Sequence[int], is_settled: Sequence[
             count = votes[group]
             result[row] = min(count, key=lambda label: (-count[label], label))
     return renumbered(result)
-
-
-# ---- what is remembered of a device --------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The sum of a device's updates, where it ever had the weight, and what the last one counted.
-
-    >>> first = Trace(torch.tensor([2.0, 0.0]), torch.tensor([True, False]))
-    >>> second = Trace(torch.tensor([4.0, 8.0]), torch.tensor([True, True]))
-    >>> both = first.then(second, fade=0.5)
-    >>> both.total, both.first_length
-    (tensor([4., 4.]), 2.0)
-    """
-
-    total: Tensor
-    present: Tensor
-    weight: float = 1.0
-    first: float = 0.0
-    """The length of the first update; 0 if there is but one, which is ``total``."""
-    is_settled: bool = False
-    """Whether the sum is final, and the device stays in its group."""
-
-    @property
-    def first_length(self) -> float:
-        """How long the first update was, with which the task was all to learn."""
-        return self.first or length(self.total)
-
-    def then(self, update: Trace, fade: float) -> Trace:
-        """The trace after one update more, which counts ``fade`` times what the last one did."""
-        weight = fade * self.weight
-        total = self.total + weight * update.total
-        return Trace(total, self.present | update.present, weight, self.first_length)
-
-    def settled(self) -> Trace:
-        """The same trace, now final."""
-        return replace(self, first=self.first_length, is_settled=True)
-
-
-def length(vector: Tensor) -> float:
-    """The Euclidean norm, in double precision."""
-    return float(vector.double().norm())
-
-
-def has_switched(
-    update: Trace, first: float, own: Tensor, others: Sequence[Tensor], margin: float
-) -> bool:
-    """Whether an update agrees clearly better with another group than with its own.
-
-    ``own`` is the sum of what the other devices of its group have moved, ``others`` that of each
-    other group, ``first`` the length of the device's first update. By how much the cosine with
-    another group is above that with its own counts as much as the update is long beside ``first``,
-    and must be above ``margin``. Once a task is learnt, what is left of updates is short and points
-    anywhere; on a new task they are as long as the first was.
-
-    >>> update = Trace(torch.tensor([0.0, 1.0]), torch.tensor([True, True]))
-    >>> east, north = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
-    >>> has_switched(update, 1.0, east, [north], 0.1), has_switched(update, 1.0, north, [east], 0.1)
-    (True, False)
-    >>> has_switched(update, 20.0, east, [north], 0.1)
-    False
-    """
-    # A longer update says no more than one as long as the first.
-    weight = min(1.0, length(update.total) / first) if first else 1.0
-    here = agreement(update, own)
-    return any(weight * (agreement(update, other) - here) > margin for other in others)
-
-
-def agreement(update: Trace, direction: Tensor) -> float:
-    """The cosine of an update with a direction, over the weights that the device has."""
-    there = torch.where(update.present, direction.double(), 0.0)
-    own = update.total.double()
-    lengths = own.norm() * there.norm()
-    return float((own @ there) / lengths.clamp_min(torch.finfo(torch.float64).tiny))

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from .fit import Column, print_table, print_text
 from .page import Page, can_draw
-from .tables import Summary, console, mib, plain_table
+from .tables import Summary, each_round, kilobytes, mib
 
 COLOURS = ("#9d9d9d", "#f58518", "#4c78a8", "#54a24b", "#b279a2")
 """One per length of fine-tuning."""
@@ -28,10 +29,22 @@ class Line(NamedTuple):
     bytes_sent: float
     metric: str = "accuracy"
     share: bool = True
+    worst_tenth: float | None = None
+    """Mean of the worst tenth of the clients."""
+    bytes_each: float | None = None
+    """Sent and received by one device in one round, on average."""
+    model_bytes: float | None = None
+    """The weights of the model that a client exports, on average; None if it is not known."""
 
 
-def compare(runs: Mapping[str, Sequence[Summary]]) -> list[Line]:
-    """The lines of a comparison; ``runs`` are the summaries of each method, one per seed."""
+def compare(
+    runs: Mapping[str, Sequence[Summary]], model_bytes: Mapping[str, float] | None = None
+) -> list[Line]:
+    """The lines of a comparison; ``runs`` are the summaries of each method, one per seed.
+
+    ``model_bytes`` is the size of what each method exports, where it is known.
+    """
+    sizes = model_bytes or {}
     lines = []
     for method, summaries in runs.items():
         # All runs of a comparison report the same lengths.
@@ -41,6 +54,7 @@ def compare(runs: Mapping[str, Sequence[Summary]]) -> list[Line]:
             factor = 100 if share else 1
             scores = [factor * s["finetune"][epochs][f"{metric}_mean"] for s in summaries]
             worst = [factor * s["finetune"][epochs][f"{metric}_worst"] for s in summaries]
+            tenth = [_tenth(s, epochs, factor) for s in summaries]
             sent = [s["bytes_up"] + s["bytes_down"] for s in summaries]
             deviation = None
             if len(scores) > 1:
@@ -56,6 +70,9 @@ def compare(runs: Mapping[str, Sequence[Summary]]) -> list[Line]:
                     bytes_sent=_mean(sent),
                     metric=metric,
                     share=share,
+                    worst_tenth=_mean_or_none(tenth),
+                    bytes_each=_mean_or_none([_each(s) for s in summaries]),
+                    model_bytes=sizes.get(method),
                 )
             )
     return lines
@@ -66,12 +83,41 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-LEFT = ("method",)
+def _mean_or_none(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None
 
 
-def _right(lines: Sequence[Line]) -> list[str]:
-    """The columns of figures; all lines of a comparison have one metric."""
-    return ["fine-tuned", _named(lines), f"worst client{_percent(lines)}", "weights kept", "sent"]
+def _tenth(summary: Summary, epochs: str, factor: float) -> float | None:
+    metric = summary.get("metric") or "accuracy"
+    worst = summary["finetune"][epochs].get(f"{metric}_worst10")
+    return None if worst is None else factor * worst
+
+
+def _each(summary: Summary) -> float | None:
+    up = each_round(summary, "up")
+    down = each_round(summary, "down")
+    return None if up is None or down is None else up + down
+
+
+def _columns(lines: Sequence[Line]) -> list[Column]:
+    """The columns; all lines of a comparison have one metric.
+
+    What an engineer asks first is always there: how well clients are served, what a device sends
+    and gets in a round, and how large a model it then holds.
+    """
+    percent = _percent(lines)
+    return [
+        Column("method", is_name=True),
+        Column("fine-tuned\nepochs", called="fine-tuned"),
+        Column(_named(lines).replace(" ", "\n")),
+        Column(f"worst\ntenth{percent}"),
+        Column("kB per device\nand round"),
+        Column("model\nkB"),
+        Column("weights\nkept", 1),
+        Column("sent in\nall", 2),
+        Column(f"worst\nclient{percent}", 3),
+    ]
 
 
 def _named(lines: Sequence[Line]) -> str:
@@ -85,8 +131,20 @@ def _percent(lines: Sequence[Line]) -> str:
 
 
 def print_comparison(lines: Sequence[Line], file: IO[str] | None = None) -> None:
-    """Print the table."""
-    console(file).print(plain_table(LEFT, _right(lines), [_cells(line) for line in lines]))
+    """Print the table and what its figures are."""
+    print_table(_columns(lines), [_cells(line) for line in lines], file, "the page")
+    print_text(_explained(lines), file)
+
+
+def _explained(lines: Sequence[Line]) -> str:
+    spread = ""
+    if any(line.deviation is not None for line in lines):
+        spread = ", ± standard deviation over seeds"
+    metric = lines[0].metric if lines else "accuracy"
+    return (
+        f"{metric}: mean over clients{spread}; kB: thousands of "
+        "bytes, both ways; model: the weights that fedgrove export writes, as float32."
+    )
 
 
 def _cells(line: Line) -> list[str]:
@@ -96,11 +154,14 @@ def _cells(line: Line) -> list[str]:
         score += f" ± {line.deviation:{digits}}"
     return [
         line.method,
-        f"{line.finetuned} epochs",
+        str(line.finetuned),
         score,
-        f"{line.worst:{digits}}",
+        "-" if line.worst_tenth is None else f"{line.worst_tenth:{digits}}",
+        "-" if line.bytes_each is None else kilobytes(line.bytes_each),
+        "-" if line.model_bytes is None else kilobytes(line.model_bytes),
         f"{line.density:.0%}",
         mib(round(line.bytes_sent)),
+        f"{line.worst:{digits}}",
     ]
 
 
@@ -112,9 +173,8 @@ def write_comparison(
     page.paragraph(gained)
     if can_draw():
         page.figure(_figure(lines))
-    page.table([*LEFT, *_right(lines)], [_cells(line) for line in lines])
-    metric = (lines[0].metric if lines else "accuracy").capitalize()
-    page.paragraph(small=f"{metric}: mean over clients, ± standard deviation over seeds.")
+    page.table([column.words for column in _columns(lines)], [_cells(line) for line in lines])
+    page.paragraph(small=_explained(lines))
     page.notes(notes)
     page.write(path)
 

@@ -10,7 +10,8 @@ from typing import IO, Any
 
 from scipy import stats
 
-from .tables import Summary, console, mib, plain_table
+from .fit import Column, in_one_folder, names, print_table, print_text
+from .tables import Summary, each_round, kilobytes, mib
 
 SAME = ("data", "task", "partition", "scenario", "split", "validation", "clients")
 """Runs are paired by seed only where these agree.
@@ -99,6 +100,8 @@ def _figures(label: str, runs: Mapping[int, Summary], started: int) -> dict[str,
         f"{metric}_worst": round(_mean(runs, f"{metric}_worst"), 8),
         "bytes_up": round(_mean(runs, "bytes_up")),
         "bytes_down": round(_mean(runs, "bytes_down")),
+        # A sweep may vary neither, so the first run's are those of all.
+        **{key: first[key] for key in ("rounds", "cohort") if key in first},
         "paired": [],
     }
 
@@ -159,14 +162,22 @@ def _same_data(run: Summary, other: Summary) -> bool:
 
 def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print what :func:`over_seeds` returns: a row per method and settings, then a row per pair."""
-    out = console(file)
     if not groups:
         return
-    columns = ["seeds", *_columns(groups), "up", "down"]
-    names = _names(groups)
-    out.print(plain_table(names, columns, [_row(group, names) for group in groups]))
+    groups = _in_one_folder(groups)
+    words = _names(groups)
+    columns = [
+        *names(*words),
+        Column("seeds", 1),
+        *_columns(groups),
+        Column("kB\nup", 2),
+        Column("kB\ndown", 2),
+        Column("total\nup", 4),
+        Column("total\ndown", 4),
+    ]
+    print_table(columns, [_row(group, words) for group in groups], file)
     for metric in dict.fromkeys(_metric(group) for group in groups if not _more(group)):
-        out.print(f"{metric}: less is better, and the worst is the largest")
+        print_text(f"{metric}: less is better, and the worst is the largest", file)
 
     pairs = []
     for group in groups:
@@ -174,25 +185,43 @@ def print_over_seeds(groups: Sequence[Mapping[str, Any]], file: IO[str] | None =
             pairs.append(_pair(group, pair))
     if not pairs:
         return
-    out.print()
+    print(file=file)
     unit = ", points" if all(_share(group) for group in groups) else ""
-    columns = ["seeds", f"difference{unit}", "standard error", "p"]
-    out.print(plain_table(["paired by seed", "minus"], columns, pairs))
+    columns = [
+        *names("paired by seed", "minus"),
+        Column("seeds", 1),
+        Column(f"difference{unit}"),
+        Column("standard error", 1),
+        Column("p"),
+    ]
+    print_table(columns, pairs, file)
     caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
-    out.print(f"p: two-sided paired t-test over seeds{caution}")
+    print_text(f"p: two-sided paired t-test over seeds{caution}", file)
+
+
+def _in_one_folder(groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The groups by their names in the folder of all, which the table of runs has named."""
+    labels = [group["group"] for group in groups]
+    _, short = in_one_folder(labels)
+    name_of = dict(zip(labels, short, strict=True))
+    renamed: list[Mapping[str, Any]] = []
+    for group in groups:
+        pairs = [{**pair, "against": name_of[pair["against"]]} for pair in group["paired"]]
+        renamed.append({**group, "group": name_of[group["group"]], "paired": pairs})
+    return renamed
 
 
 def _names(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     """The columns that tell rows apart: tasks and metrics only where there are several."""
-    names = ["over seeds"]
+    words = ["over seeds"]
     if any("task" in group for group in groups):
-        names.append("task")
+        words.append("task")
     if len({_metric(group) for group in groups}) > 1:
-        names.append("metric")
-    return names
+        words.append("metric")
+    return words
 
 
-def _row(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def _row(group: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     finished = len(group["seeds"])
     seeds = str(finished)
     if group["missing"]:
@@ -208,22 +237,32 @@ def _row(group: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         "metric": f"{metric}{percent}",
     }
     return [
-        *(words[name] for name in names),
+        *(words[name] for name in columns),
         seeds,
         mean,
         _shown(group, group[f"{metric}_worst"]),
+        _each(group, "up"),
+        _each(group, "down"),
         mib(group["bytes_up"]),
         mib(group["bytes_down"]),
     ]
 
 
-def _columns(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+def _each(group: Mapping[str, Any], direction: str) -> str:
+    """What one device has in one round, in kB; of a task it is not known."""
+    sent = None
+    if "task" not in group:
+        sent = each_round(group, direction)
+    return "-" if sent is None else kilobytes(sent)
+
+
+def _columns(groups: Sequence[Mapping[str, Any]]) -> list[Column]:
     """The columns of scores: by the metric's name if there is one."""
     metrics = {_metric(group) for group in groups}
     if len(metrics) > 1:
-        return ["mean", "worst"]
-    percent = " %" if _share(groups[0]) else ""
-    return [f"{metrics.pop()}{percent}", f"worst{percent}"]
+        return [Column("mean"), Column("worst", 3)]
+    percent = "\n%" if _share(groups[0]) else ""
+    return [Column(f"{metrics.pop()}{percent}"), Column(f"worst{percent}", 3)]
 
 
 def _share(group: Mapping[str, Any]) -> bool:

@@ -22,6 +22,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from .start import is_live
 from .tables import mib
 
 EVERY = 5.0
@@ -95,9 +96,12 @@ def _in_words(metric: str, share: bool, mean: float) -> str:
 
 @contextmanager
 def watching(
-    rounds: int, past: Sequence[Line] = (), quiet: bool = False
+    rounds: int, past: Sequence[Line] = (), quiet: bool = False, title: str = ""
 ) -> Iterator[Callable[[Line], None]]:
-    """Give a function to call with each new line; ``past`` are the lines of before a resume."""
+    """Give a function to call with each new line; ``past`` are the lines of before a resume.
+
+    A log begins with the ``title``: its first round may take long.
+    """
     seen = Seen(rounds, time.monotonic())
     for line in past:
         seen.add(line)
@@ -105,24 +109,27 @@ def watching(
     if quiet:
         # Callers need not know: there is a function to call all the same.
         yield seen.add
-    elif sys.stderr.isatty():
+    elif is_live(sys.stderr):
         with _bar() as bar:
             yield _live(bar, seen)
     else:
+        if title:
+            print(title, file=sys.stderr, flush=True)
         yield _plain(seen)
 
 
 def _bar() -> Progress:
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        # As wide as the rest leaves: a bar of a fixed width would cut the figures beside it.
+        BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[words]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     # On stderr, so that stdout holds the results alone; transient, so that nothing stays behind.
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
 
 
 def _live(bar: Progress, seen: Seen) -> Callable[[Line], None]:

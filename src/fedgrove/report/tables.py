@@ -5,24 +5,28 @@ They are made from the same objects that ``--json`` prints.
 
 from __future__ import annotations
 
-import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from .fit import Cell, Column, console, in_one_folder, names, print_table, print_text
 
 Summary = Mapping[str, Any]
 FIGURES = (
-    "density",
-    "params",
-    "up",
-    "down",
-    "paper\nMiB",
-    "seconds",
+    Column("density", 5),
+    Column("params", 8),
+    Column("kB\nup", 2, called="kB up"),
+    Column("kB\ndown", 2, called="kB down"),
+    Column("total\nup", 3, called="total up"),
+    Column("total\ndown", 3, called="total down"),
+    Column("paper\nMiB", 7),
+    Column("seconds", 6),
 )
+"""Columns of what a run cost; the lower ranks stay where a terminal is narrow."""
+UNITS = "kB: per device and round, 1 kB = 1000 bytes; total: all devices and rounds"
 TROUBLES = ("lost", "refused")
 """Columns of how many answers never reached the model, by why."""
 NAMES = (
@@ -37,7 +41,9 @@ NAMES = (
     "seed",
     "rounds",
 )
-"""Columns that tell runs apart; they are shown when there are several runs."""
+"""Words that tell runs apart: a column where runs differ, above the table where they do not."""
+SAID_IN_NAME = 9
+"""The rank of a column that repeats what the names of runs say."""
 USUAL = {"init": "scratch", "freeze": 0.0}
 """What most runs have in a column that is shown only if another has something else."""
 
@@ -93,27 +99,6 @@ class _Row(NamedTuple):
         return count
 
 
-def console(file: IO[str] | None = None) -> Console:
-    """A console on ``file``, or on stdout."""
-    # 240 columns whatever the terminal: a line that wraps is better than a figure cut short.
-    # Without markup, because a name with square brackets is not a style.
-    return Console(file=file or sys.stdout, width=240, highlight=False, markup=False)
-
-
-def plain_table(
-    left: Sequence[str], right: Sequence[str], rows: Sequence[Sequence[str]] = ()
-) -> Table:
-    """A table without lines: columns aligned to the left, then columns aligned to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 1))
-    for name in left:
-        table.add_column(name, no_wrap=True)
-    for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def mib(n: int) -> str:
     """A number of bytes for people.
 
@@ -125,6 +110,33 @@ def mib(n: int) -> str:
     if n >= 1024:
         return f"{n / 1024:.1f} KiB"
     return f"{n} B"
+
+
+def kilobytes(n: float) -> str:
+    """A number of bytes in kB of 1000 bytes, for a column that says so.
+
+    >>> kilobytes(357_056), kilobytes(12), kilobytes(12_345_678)
+    ('357.1', '0.01', '12,346')
+    """
+    size = n / 1000
+    if size >= 10_000:
+        return f"{size:,.0f}"
+    # Less than a tenth is not nothing.
+    is_tiny = 0 < size < 0.1
+    return f"{size:.2f}" if is_tiny else f"{size:,.1f}"
+
+
+def each_round(summary: Summary, direction: str) -> float | None:
+    """The bytes of one device in one round, on average; None where the run does not say.
+
+    >>> each_round({"bytes_up": 600, "rounds": 3, "cohort": 2}, "up")
+    100.0
+    """
+    turns = summary.get("rounds", 0) * summary.get("cohort", 0)
+    sent = summary.get(f"bytes_{direction}")
+    if not turns or sent is None:
+        return None
+    return float(sent / turns)
 
 
 def duration(seconds: float) -> str:
@@ -147,59 +159,115 @@ def duration(seconds: float) -> str:
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-def print_summaries(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
+def print_summaries(
+    summaries: Sequence[Summary], file: IO[str] | None = None, elsewhere: str = "--json"
+) -> None:
     """Print a row per run and length of fine-tuning, then the notes of the data.
 
-    The best mean of each data set is marked. A summary without scores is an unfinished run; its
-    ``rounds_done`` are shown.
+    What all runs have in common stands above the table. Of runs on the same data and of equally
+    many rounds the best mean is marked. A summary without scores is an unfinished run; its
+    ``rounds_done`` are shown. ``elsewhere`` is where columns are seen that find no room.
     """
+    folder, summaries = _in_one_folder(summaries)
     rows: list[_Row] = []
     for summary in summaries:
         rows += _rows(summary)
-    several_runs = len(summaries) > 1
-    several_rows = len(rows) > 1
     best = _best(rows)
-
-    names: list[str] = []
-    if several_runs:
-        # A column that no run fills would only take room.
-        names = [name for name in NAMES if _is_known(name, summaries)]
-    # Where no run was fine-tuned, a column of zeros would say nothing either.
+    apart, common = _told_apart(summaries)
+    columns = [Column(name, _name_rank(name, summaries), is_name=True) for name in apart]
+    # Where no run was fine-tuned, a column of zeros would say nothing.
     is_tuned = any(row.length for row in rows)
-    left = [*names, "fine-tuned"] if is_tuned else names
+    if is_tuned:
+        columns.append(Column("tuned\nepochs", called="epochs of fine-tuning"))
     # Columns that only some runs need: most lose nothing.
     troubles = [key for key in TROUBLES if any(summary.get(key) for summary in summaries)]
     metrics = _metrics(rows)
     by_task = any(row.task for row in rows)
     if by_task:
-        left = [*left, "task", "clients"]
+        columns += [*names("task"), Column("clients", 4, is_name=True)]
     if len(metrics) > 1:
-        left = [*left, "metric"]
-    table = plain_table(left, [*_score_columns(metrics), *FIGURES, *troubles])
+        columns += names("metric")
+    columns += [*_score_columns(metrics), *FIGURES]
+    columns += [Column(key, 1) for key in troubles]
+    lines: list[list[Cell]] = []
     for i, row in enumerate(rows):
-        cells = [str(row.summary.get(name, USUAL.get(name, ""))) for name in names]
+        cells: list[Cell] = [str(row.summary.get(name, USUAL.get(name, ""))) for name in apart]
         if is_tuned:
-            cells.append(f"{row.length or 0} epochs")
+            cells.append(row.length or "0")
         if by_task:
             cells += [row.task, str(row.figures.get("clients", ""))]
         if len(metrics) > 1:
             cells.append(_named(row.scores))
-        # A single row is trivially the best: marking it would say nothing.
-        is_marked = several_rows and i in best
         counts = [str(sum((row.summary.get(key) or {}).values())) for key in troubles]
-        table.add_row(*cells, *_figures(row, is_marked), *counts)
+        lines.append([*cells, *_figures(row, i in best), *counts])
 
-    out = console(file)
-    out.print(table)
-    if several_rows and best:
-        where = " on its data" if several_runs else ""
-        what = metrics[0].metric if len(metrics) == 1 else "of its metric"
-        out.print(f"* the best mean {what}{where}")
+    if folder:
+        common = f"runs in {folder}, {common}".removesuffix(", ")
+    if common:
+        print_text(common, file)
+    print_table(columns, lines, file, elsewhere)
+    print_text(UNITS, file)
+    _print_marks(rows, best, metrics, file)
     for scores in metrics:
         if not scores.more_is_better:
-            out.print(f"{scores.metric}: less is better, and the worst is the largest")
+            print_text(f"{scores.metric}: less is better, and the worst is the largest", file)
     for note in _notes(summaries):
-        out.print(note)
+        print_text(note, file)
+
+
+def _in_one_folder(summaries: Sequence[Summary]) -> tuple[str, list[Summary]]:
+    """The folder of all runs, and the runs by their names in it; "" where there is none."""
+    if not all("run" in summary for summary in summaries):
+        return "", list(summaries)
+    folder, short = in_one_folder([str(summary["run"]) for summary in summaries])
+    renamed = [{**summary, "run": name} for summary, name in zip(summaries, short, strict=True)]
+    return folder, list(renamed)
+
+
+def _name_rank(name: str, summaries: Sequence[Summary]) -> int:
+    """How soon a column that tells runs apart is left out."""
+    if name == "run":
+        return 0
+    # Runs are called by method and seed unless they were named by hand; then the name says it.
+    is_said = all(str(summary.get(name)) in str(summary.get("run", "")) for summary in summaries)
+    if is_said:
+        return SAID_IN_NAME
+    return 0 if name == "method" else 1
+
+
+def _told_apart(summaries: Sequence[Summary]) -> tuple[list[str], str]:
+    """The words in which runs differ, and a sentence of those that all have in common."""
+    apart = []
+    common = []
+    for name in NAMES:
+        if not _is_known(name, summaries):
+            continue
+        values = {str(summary.get(name, USUAL.get(name, ""))) for summary in summaries}
+        if len(values) > 1:
+            apart.append(name)
+            continue
+        value = values.pop()
+        # "scenario none" would only take room.
+        if value != "none":
+            common.append(f"{name} {value}")
+    return apart, ", ".join(common)
+
+
+def _print_marks(
+    rows: Sequence[_Row], best: set[int], metrics: Sequence[Scores], file: IO[str] | None
+) -> None:
+    """Say what the star means, or why there is none."""
+    if best:
+        what = metrics[0].metric if len(metrics) == 1 else "of its metric"
+        where = ""
+        if len({_place(row) for row in rows}) > 1:
+            where = " of the runs on the same data for as many rounds"
+        print_text(f"* the best mean {what}{where}", file)
+        return
+    rounds = sorted({row.summary.get("rounds", 0) for row in rows if row.scores.mean is not None})
+    if len(rounds) > 1:
+        listed = " and ".join(str(each) for each in rounds)
+        print_text(f"no run is marked as the best: they trained for {listed} rounds", file)
 
 
 def _is_known(name: str, summaries: Sequence[Summary]) -> bool:
@@ -246,18 +314,19 @@ def _named(scores: Scores) -> str:
     return f"{scores.metric} %" if scores.share else scores.metric
 
 
-def _score_columns(metrics: Sequence[Scores]) -> list[str]:
-    """The names of the columns of scores."""
+def _score_columns(metrics: Sequence[Scores]) -> list[Column]:
+    """The columns of scores."""
     if len(metrics) > 1:
-        return ["mean", "worst", "worst\ntenth"]
+        return [Column("mean"), Column("worst", 4), Column("worst\ntenth", 1)]
     scores = metrics[0]
     if scores.share:
-        return [f"{scores.metric}\n%", "worst\n%", "worst\n10 %"]
-    return [scores.metric, "worst", "worst\ntenth"]
+        mean = Column(f"{scores.metric}\n%")
+        return [mean, Column("worst\n%", 4), Column("worst\n10 %", 1)]
+    return [Column(scores.metric), Column("worst", 4), Column("worst\ntenth", 1)]
 
 
 def _best(rows: Sequence[_Row]) -> set[int]:
-    """The rows with the best mean on the same data; ties are all best."""
+    """The rows with the best mean of those that can be compared; ties are all best."""
     best_means: dict[tuple[Any, ...], float] = {}
     for row in rows:
         mean = row.scores.mean
@@ -265,53 +334,68 @@ def _best(rows: Sequence[_Row]) -> set[int]:
             choose = max if row.scores.more_is_better else min
             place = _place(row)
             best_means[place] = choose(mean, best_means.get(place, mean))
-    compared = Counter(_place(row) for row in rows)
+    compared = Counter(_place(row) for row in rows if row.scores.mean is not None)
     best = set()
     for i, row in enumerate(rows):
         mean = row.scores.mean
-        # The tasks of one run are not beside each other.
-        is_alone = bool(row.task) and compared[_place(row)] == 1
+        # A row alone is trivially the best: marking it would say nothing.
+        is_alone = compared[_place(row)] == 1
         if mean is not None and not is_alone and mean == best_means[_place(row)]:
             best.add(i)
     return best
 
 
 def _place(row: _Row) -> tuple[Any, ...]:
-    """The data of a row and how they are shared out: scores compare only where it is equal."""
+    """What scores must have in common to be compared: the data, how they are shared out, rounds."""
     return (
         row.summary.get("data"),
         row.summary.get("partition"),
         row.summary.get("scenario"),
         row.summary.get("split"),
+        row.summary.get("clients"),
+        row.summary.get("rounds"),
         row.task,
         row.scores.metric,
     )
 
 
-def _figures(row: _Row, is_marked: bool) -> list[Text | str]:
+def _figures(row: _Row, is_marked: bool) -> list[Cell]:
     """The cells of the scores and of the columns ``FIGURES``."""
     summary = row.summary
     scores = row.scores
     if summary.get("scored") == 0:
-        sent = [mib(summary["bytes_up"]), mib(summary["bytes_down"])]
-        paper = summary["bytes_paper"]
-        paper_mib = "-" if paper is None else f"{paper / 2**20:,.1f}"
-        return ["not scored", "-", "-", "-", "-", *sent, paper_mib, f"{summary['seconds']:.1f}"]
+        return ["not scored", "-", "-", "-", "-", *_sent(row)]
     if scores.mean is None:
         done = summary.get("rounds_done", 0)
         return [f"unfinished, {done} of {summary.get('rounds', '?')} rounds"]
-    mean: Text | str = f"{scores.shown(scores.mean)} ± {scores.shown(scores.std)}"
+    mean: Cell = f"{scores.shown(scores.mean)} ± {scores.shown(scores.std)}"
     if is_marked:
         # The star is for files and pipes, where bold is lost.
         mean = Text(f"{mean} *", style="bold")
-    # A method of one's own has no paper to count by.
-    paper = summary["bytes_paper"]
     return [
         mean,
         scores.shown(scores.worst),
         scores.shown(scores.worst10),
         f"{summary['density']:.3f}",
         f"{summary['params_mean']:,.0f}",
+        *_sent(row),
+    ]
+
+
+def _sent(row: _Row) -> list[str]:
+    """The cells of bytes and seconds."""
+    summary = row.summary
+    each = []
+    for direction in ("up", "down"):
+        sent = None
+        # How many devices of a task there were in a round is not known.
+        if not row.task:
+            sent = each_round(summary, direction)
+        each.append("-" if sent is None else kilobytes(sent))
+    # A method of one's own has no paper to count by.
+    paper = summary["bytes_paper"]
+    return [
+        *each,
         mib(row.sent("up")),
         mib(row.sent("down")),
         "-" if paper is None else f"{paper / 2**20:,.1f}",
@@ -339,7 +423,12 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
     """
     # All runs have the same causes, those that cost nothing included.
     causes = list(summaries[0]["bytes_causes"]) if summaries else []
-    table = plain_table(("run", "method"), (*causes, "sent\nMiB", "paper\nMiB", "sent -\npaper"))
+    folder, summaries = _in_one_folder(summaries)
+    method_rank = _name_rank("method", summaries)
+    columns = [Column("run", is_name=True), Column("method", method_rank, is_name=True)]
+    columns += [Column(_stacked(cause), 2 + i) for i, cause in enumerate(causes)]
+    columns += [Column("sent\nMiB"), Column("paper\nMiB"), Column("sent -\npaper", 1)]
+    rows = []
     for summary in summaries:
         spent = list(summary["bytes_causes"].values())
         sent = sum(spent)
@@ -352,12 +441,19 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
             cells += ["", "unfinished"]
         else:
             cells += [f"{paper / 2**20:,.2f}", f"{(sent - paper) / 2**20:+,.2f}"]
-        table.add_row(*cells)
-    console(file).print(table)
+        rows.append(cells)
+    if folder:
+        print_text(f"runs in {folder}", file)
+    print_table(columns, rows, file)
+
+
+def _stacked(head: str) -> str:
+    """A head with a line per word: the figures below are shorter than it."""
+    return "\n".join(head.split())
 
 
 def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print the cost of a run, as :func:`fedgrove.cost.estimate.cost` returns it."""
+    """Print the cost of a run, as :func:`fedgrove.costs.estimate.cost` returns it."""
     sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
     paper = "none"
     if cost["bytes_paper"] is not None:
@@ -385,7 +481,15 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
 
 def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
     """Print the costs of several methods: totals, then what one device has in one round."""
-    columns = ["up", "down", "paper\nMiB", "MACs per\nsample", "memory\nof a step", "virtual\ntime"]
+    columns = [
+        *names("all rounds, at most"),
+        Column("up"),
+        Column("down"),
+        Column("paper\nMiB", 4),
+        Column("MACs per\nsample", 3),
+        Column("memory\nof a step", 2),
+        Column("virtual\ntime", 1),
+    ]
     rows = []
     for cost in costs:
         paper = cost["mib_paper"]
@@ -400,26 +504,28 @@ def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None)
                 duration(cost["virtual_seconds"]),
             ]
         )
-    out = console(file)
-    out.print(plain_table(["all rounds, at most"], columns, rows))
-    out.print()
-    heads: list[str] = []
+    print_table(columns, rows, file)
+    print(file=file)
+    columns = names("per device and round,\nup and down at most")
+    for name in _per_device(costs[0]):
+        # The median says most; then what the worst off have.
+        columns.append(Column(f"{name}\nleast", 2))
+        columns.append(Column(f"{name}\nmedian"))
+        columns.append(Column(f"{name}\nmost", 1))
     rows = []
     for cost in costs:
         cells = [cost["method"]]
-        heads = []
-        for name, values in _per_device(cost).items():
-            heads += [f"{name}\nleast", "median", "most"]
+        for values in _per_device(cost).values():
             cells += values
         rows.append(cells)
-    out.print(plain_table(["per device and round,\nup and down at most"], heads, rows))
+    print_table(columns, rows, file)
 
 
 def _per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
     """What one device has in one round, for people: the least, the median and the most."""
     forms: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "up": ("bytes_up", mib),
-        "down": ("bytes_down", mib),
+        "up": ("bytes_up", _in_kilobytes),
+        "down": ("bytes_down", _in_kilobytes),
         "work": ("macs", macs_in_words),
         "time": ("seconds", duration),
     }
@@ -442,10 +548,26 @@ def macs_in_words(macs: int) -> str:
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:
-    """Print names and what belongs to each, in two columns."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    """Print names and what belongs to each, in two columns; texts go on below themselves."""
+    width = console(file).width
+    widest = max((len(name) for name, _ in pairs), default=0)
+    indent = widest + 2
+    stands_beside = indent <= width // 2
+    if not stands_beside:
+        indent = 4
     for name, value in pairs:
-        table.add_row(name, value)
-    console(file).print(table)
+        room = max(20, width - indent)
+        # Neither a path nor a number may be broken.
+        lines = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
+        if stands_beside:
+            first = lines[0] if lines else ""
+            print(f"{name:{indent}}{first}".rstrip(), file=file)
+            lines = lines[1:]
+        else:
+            print(name, file=file)
+        for line in lines:
+            print(f"{'':{indent}}{line}", file=file)
+
+
+def _in_kilobytes(n: float) -> str:
+    return f"{kilobytes(n)} kB"

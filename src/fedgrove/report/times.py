@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import InputError, check
+from .fit import Column, in_one_folder, names, print_table, print_text
 from .over_seeds import label_of
 from .page import Page
-from .tables import Scores, console, duration, mib, plain_table
+from .tables import Scores, duration, mib
 
 
 class Point(NamedTuple):
@@ -179,16 +180,18 @@ def print_times(
     curves: Sequence[Curve], found: Mapping[str, Any], file: IO[str] | None = None
 ) -> None:
     """Print what :func:`time_to` found: a row per run, then one per group over seeds."""
-    out = console(file)
     scores = _scores(curves)
-    out.print(plain_table(("run", "method"), _columns(scores, found), _rows(scores, found)))
+    folder, found = _in_one_folder(found)
+    if folder:
+        print_text(f"runs in {folder}", file)
+    print_table(_columns(scores, found), _rows(scores, found), file)
     if len(found["runs"]) > 1 and _fastest(found) is not None:
-        out.print("* the fastest")
+        print_text("* the fastest", file)
     if len(found["groups"]) < len(found["runs"]):
-        out.print()
-        columns = ["reached it", "virtual time to it"]
-        out.print(plain_table(["over seeds"], columns, [_group_row(g) for g in found["groups"]]))
-    out.print(_explained(found))
+        print(file=file)
+        columns = [*names("over seeds"), Column("reached it"), Column("virtual time to it")]
+        print_table(columns, [_group_row(g) for g in found["groups"]], file)
+    print_text(_explained(found), file)
 
 
 def write_times(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -> None:
@@ -198,8 +201,20 @@ def write_times(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -
     page = Page(title)
     page.paragraph(small=_explained(found))
     page.figure(_figure(curves, scores, found))
-    page.table(["run", "method", *_columns(scores, found)], _rows(scores, found))
+    head = [column.words for column in _columns(scores, found)]
+    page.table(head, _rows(scores, found))
     page.write(path)
+
+
+def _in_one_folder(found: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The folder of all runs, and what was found with their names in it."""
+    folder, short = in_one_folder([run["run"] for run in found["runs"]])
+    runs = [{**run, "run": name} for run, name in zip(found["runs"], short, strict=True)]
+    groups = []
+    for group in found["groups"]:
+        name = group["group"].removeprefix(f"{folder}/") if folder else group["group"]
+        groups.append({**group, "group": name})
+    return folder, {**found, "runs": runs, "groups": groups}
 
 
 def _scores(curves: Sequence[Curve]) -> Scores:
@@ -212,15 +227,17 @@ def _target(scores: Scores, found: Mapping[str, Any]) -> str:
     return f"{scores.metric} {scores.shown(found['to'])}{percent}"
 
 
-def _columns(scores: Scores, found: Mapping[str, Any]) -> list[str]:
+def _columns(scores: Scores, found: Mapping[str, Any]) -> list[Column]:
     percent = " %" if scores.share else ""
     return [
-        f"virtual time to {_target(scores, found)}",
-        "round",
-        "up",
-        "down",
-        f"best {scores.metric}{percent}",
-        "of all rounds",
+        Column("run", is_name=True),
+        Column("method", 5, is_name=True),
+        Column(f"virtual time to\n{_target(scores, found)}"),
+        Column("round", 1),
+        Column("up", 3),
+        Column("down", 3),
+        Column(f"best\n{scores.metric}{percent}", 2),
+        Column("time of\nall rounds", 4),
     ]
 
 

@@ -5,7 +5,8 @@
     config.toml       the resolved configuration: rebuilds the run by type name
     metrics.jsonl     one object per exchange
     checkpoint/       the last folded state, and what clients remember; the same of a time before
-    models/           *.safetensors, and index.json: which client uses which
+    models/           *.safetensors; index.json: which client uses which; preparation.json: how raw
+                      inputs become what they take, and what their outputs mean
     checksums.txt     of config.toml; at the end, of everything but checkpoint/
     summary.json      written last
     lock              while a process trains in the folder (see :mod:`fedgrove.runs.lock`)
@@ -25,12 +26,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from ..core import Packet
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError
 from ..parts.gate import is_plain_name
-from ..trees import Tree
+from ..trees import Digests, Tree
 from ..wire.held import Held
 from . import checksums
 from .checksums import damaged, digest, inside
+from .model import FILE as PREPARATION
+from .model import FORMAT as PREPARATION_FORMAT
+from .model import described
 from .run import Run
 from .store import (
     PARTIAL,
@@ -42,6 +49,7 @@ from .store import (
     sync,
     thaw,
     tree_bytes,
+    tree_of,
     write_bytes,
     write_named,
 )
@@ -430,7 +438,9 @@ class RunFolder:
     def save_models(self, run: Run, state: Any) -> None:
         """Each client's own model where it has one, otherwise the delivered model, written once.
 
-        With what is frozen in the net, so that a file is a whole model.
+        With what is frozen in the net, so that a file is a whole model. A model that several
+        clients are delivered is kept beside their own. ``preparation.json`` says how raw inputs
+        become what the models take, and what their outputs mean (:mod:`.model`).
         """
         folder = self._inside("models")
         try:
@@ -438,30 +448,74 @@ class RunFolder:
         except OSError as error:
             raise cannot_write(folder, error) from None
         index: dict[str, str] = {}
-        shared: dict[int, str] = {}
         self._model_digests = {}
-        # All at once, so that each is alive as long as its id is a key.
         constants = run.net.constants()
-        delivered = {k: run.deliver(state, k).get("model") for k in run.served}
-        for client, packet in delivered.items():
-            own = run.memory.read(client, run.memory.files.get(client)).get("own")
-            if own is not None:
-                tree = own
-                name = f"client-{client:05d}.safetensors"
-            elif packet is not None:
-                tree = packet.values
-                name = shared.setdefault(id(tree), f"group-{len(shared):03d}.safetensors")
-            else:
-                continue
-            index[str(client)] = name
+
+        def write(name: str, tree: Mapping[str, Tensor]) -> None:
             # Even over a file that is there: a process that was killed may have left it.
             if f"models/{name}" not in self._model_digests:
                 is_model = tree.keys() == run.net.layout.shapes.keys()
                 whole = {**constants, **tree} if is_model else tree
                 self._write_model(name, tree_bytes(whole))
+
+        # All at once, so that each is alive as long as its id is known.
+        delivered = {k: run.deliver(state, k).get("model") for k in run.served}
+        groups, files = _shared(run, delivered)
+        for client, packet in delivered.items():
+            own = run.memory.read(client, run.memory.files.get(client)).get("own")
+            if client in groups and packet is not None:
+                write(files[groups[client]], packet.values)
+            if own is not None:
+                name = f"client-{client:05d}.safetensors"
+                write(name, own)
+            elif client in groups:
+                name = files[groups[client]]
+            elif packet is not None:
+                name = f"client-{client:05d}.safetensors"
+                write(name, packet.values)
+            else:
+                continue
+            index[str(client)] = name
         self._write_model("index.json", json.dumps(index, indent=1).encode())
+        about = described(run, groups, files)
+        self._write_model(PREPARATION, json.dumps(about, indent=1).encode())
         for path in folder.glob(f"*{PARTIAL}"):
             path.unlink()
+
+    def models(self) -> dict[int, str]:
+        """The file name of each client's model; of a finished run."""
+        path = self.path / "models" / "index.json"
+        if not path.is_file():
+            raise InputError(
+                f"{self.path} has no models/index.json, so its models cannot be matched to "
+                "clients; run it again."
+            )
+        index = checksums.parsed(self.read("models/index.json"), path)
+        try:
+            files = {int(client): name for client, name in index.items()}
+        except (AttributeError, ValueError):
+            raise damaged(path, "it does not name clients") from None
+        if not files or not all(checksums.is_plain(name) for name in files.values()):
+            raise damaged(path, "it does not name files of its folder")
+        return files
+
+    def preparation(self) -> dict[str, Any] | None:
+        """What is known of the models beside their weights; None where it was not kept yet."""
+        name = f"models/{PREPARATION}"
+        listed = checksums.read_list(self.path) if (self.path / checksums.FILE).exists() else {}
+        if name not in listed and not (self.path / name).exists():
+            return None
+        about = checksums.parsed(self.read(name), self.path / name)
+        is_ours = isinstance(about, dict) and about.get("format") == PREPARATION_FORMAT
+        if not is_ours:
+            raise damaged(self.path / name, "it does not describe models of this version")
+        return dict(about)
+
+    def tree(self, name: str) -> Tree:
+        """The weights in a file of ``models/``, in float32."""
+        content = self.read(f"models/{name}")
+        tree = tree_of(content, self.path / "models" / name)
+        return {leaf: value.float() for leaf, value in tree.items()}
 
     def _write_model(self, name: str, data: bytes) -> None:
         write_bytes(self._inside(f"models/{name}"), data, sync=True)
@@ -520,6 +574,28 @@ def _files_of(manifest: Mapping[str, Any] | None) -> set[str]:
     for client, version in manifest["memory"].items():
         names.add(memory_file(client, version))
     return names
+
+
+def _shared(
+    run: Run, delivered: Mapping[int, Packet | None]
+) -> tuple[dict[int, int], dict[int, str]]:
+    """The group of each client that is delivered a whole model which others get too; its files.
+
+    Where there is one client only, its model is the server's all the same.
+    """
+    known = Digests()
+    clients: dict[bytes, list[int]] = {}
+    for client, packet in delivered.items():
+        if packet is not None and packet.values.keys() == run.net.layout.shapes.keys():
+            clients.setdefault(known.of(packet.values), []).append(client)
+    groups: dict[int, int] = {}
+    files: dict[int, str] = {}
+    for members in clients.values():
+        if len(members) > 1 or len(delivered) == 1:
+            number = len(files)
+            files[number] = f"group-{number:03d}.safetensors"
+            groups.update(dict.fromkeys(members, number))
+    return groups, files
 
 
 def exists(path: Path) -> InputError:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from .. import nets
 from ..errors import InputError
+from ..nets.custom import is_spec
 from .folder import RunFolder
+from .model import Model, client_model, client_number, shared_model
 from .store import cannot_write
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: its figures, and its folder."""
+    """A finished run: its figures, its folder, and its models."""
 
     summary: dict[str, Any]
     folder: RunFolder
+    net: str | nn.Module | None = field(default=None, repr=False, compare=False)
+    """The network, where it was made here or is trusted; None: as config.toml names it."""
 
     def table(self) -> None:
         """Print the figures."""
         from ..report.tables import print_summaries
 
-        print_summaries([self.summary])
+        print_summaries([self.summary], elsewhere="the summary")
 
     def save(self, path: str | Path) -> RunFolder:
         """Copy the run folder; a folder that exists is not touched."""
@@ -38,6 +48,146 @@ class Result:
             shutil.rmtree(target, ignore_errors=True)
             raise cannot_write(target, error) from None
         return RunFolder(target)
+
+    # ---- figures ---------------------------------------------------------------------------------
+
+    def clients(self, *, as_frame: bool = False) -> Any:
+        """One dictionary per client whose model is kept; with ``as_frame`` a DataFrame of them.
+
+        ``client`` and ``name``; ``examples`` that it trains on and ``test`` examples; the metric on
+        these by its name (``accuracy``), None where it was not scored; the ``group`` whose model it
+        is delivered, None where it is delivered one of its own or none; ``model``, the file in the
+        run folder. In a mixed federation its ``task``.
+        """
+        about = self.folder.preparation() or {"clients": {}}
+        metric = self.summary.get("metric") or "metric"
+        scores = self.summary.get(f"{metric}_clients", {})
+        rows = []
+        for client, file in sorted(self.folder.models().items()):
+            entry = about["clients"].get(str(client), {})
+            row = {
+                "client": client,
+                "name": entry.get("name", str(client)),
+                "examples": entry.get("examples"),
+                "test": entry.get("test"),
+                metric: scores.get(str(client)),
+                "group": entry.get("group"),
+                "model": f"models/{file}",
+            }
+            if "task" in entry:
+                row["task"] = entry["task"]
+            rows.append(row)
+        return frame(rows) if as_frame else rows
+
+    def rounds(self, *, as_frame: bool = False) -> Any:
+        """The lines of metrics.jsonl, one dictionary per exchange; or a DataFrame of them.
+
+        In a DataFrame, figures within figures have a column each: ``bytes_up_parts.values``.
+        """
+        lines = self.folder.metrics()
+        return frame(lines) if as_frame else lines
+
+    # ---- models ----------------------------------------------------------------------------------
+
+    def model(self, client: int | str | None = None, *, group: int | None = None) -> Model:
+        """A client's own model, by its name or its number, ready for raw inputs.
+
+        Without a client: the model that the server hands out, where there is one for all; where
+        each group of clients has one, say which ``group`` (:meth:`clients` tells).
+        """
+        about = self._about()
+        if client is not None and group is not None:
+            raise InputError("a client and a group were given; a model is of one or the other.")
+        if client is None:
+            return self._shared(about, group)
+        files = self.folder.models()
+        names = {k: str(about["clients"][str(k)]["name"]) for k in sorted(files)}
+        number = client_number(client, names, str(self.folder.path))
+        module = self._module(about)
+        return client_model(about, number, self.folder.tree(files[number]), module)
+
+    def _about(self) -> dict[str, Any]:
+        if self.summary.get("prediction") == "own":
+            raise InputError(
+                f"the clients of {self.folder.path} predict in the way of their method, "
+                f"{self.summary['method']}, of which models/ holds a part only; take the figures "
+                "of the run, or load the weights in Python."
+            )
+        about = self.folder.preparation()
+        if about is None:
+            raise InputError(
+                f"{self.folder.path} was written before runs kept how raw inputs are prepared; run "
+                "it again, or export its models: fedgrove export."
+            )
+        return about
+
+    def _shared(self, about: Mapping[str, Any], group: int | None) -> Model:
+        groups: dict[int, str] = {int(number): file for number, file in about["groups"].items()}
+        method = self.summary["method"]
+        if not groups:
+            raise InputError(
+                f"{method} has no model that clients share; name a client: result.model(0)."
+            )
+        members: dict[int, list[str]] = {number: [] for number in groups}
+        for entry in about["clients"].values():
+            if "group" in entry:
+                members[entry["group"]].append(str(entry["name"]))
+        # Some clients may have none of the server's: then there is none for all.
+        is_for_all = len(groups) == 1 and len(members[0]) == len(about["clients"])
+        if group is None and not is_for_all:
+            listed = [f"group {number}: {_few(names)}" for number, names in members.items()]
+            raise InputError(
+                f"{method} has no model for all clients, but one for groups of them "
+                f"({'; '.join(listed)}); say which, as result.model(group=0), or name a client."
+            )
+        chosen = 0 if group is None else group
+        if chosen not in groups:
+            raise InputError(
+                f"there is no group {chosen} of several clients; there are: "
+                f"{', '.join(str(number) for number in groups)}."
+            )
+        return shared_model(about, chosen, self.folder.tree(groups[chosen]), self._module(about))
+
+    def _module(self, about: Mapping[str, Any]) -> nn.Module:
+        """The network, built again; its weights do not matter yet."""
+        net = self.net
+        if net is None:
+            net = str(tomllib.loads(self.folder.config)["run"]["net"])
+            if net.startswith("<"):
+                raise InputError(
+                    f"the run's net was made in Python ({net}); give it again: "
+                    f"fedgrove.load_run({str(self.folder.path)!r}, net=...)."
+                )
+            if is_spec(net):
+                raise InputError(
+                    f"{self.folder.path / 'config.toml'} has net = {net!r}, so the code in that "
+                    "file would be run. If you trust it, say so: fedgrove.load_run(path, "
+                    "trust=True)."
+                )
+        return nets.build(net, tuple(about["shape"]), int(about["outputs"]), seed=0)
+
+
+def _few(names: Sequence[str], most: int = 5) -> str:
+    """Some names, and how many others there are.
+
+    >>> _few(["a", "b", "c"], most=2)
+    'a, b and 1 more'
+    """
+    listed = ", ".join(names[:most])
+    return listed if len(names) <= most else f"{listed} and {len(names) - most} more"
+
+
+def frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Rows as a DataFrame of pandas, which must be installed."""
+    try:
+        # By name: pandas is no dependency, and need not be there for a type checker either.
+        pandas: Any = importlib.import_module("pandas")
+    except ImportError:
+        raise InputError(
+            "a DataFrame needs pandas, which is not installed here: pip install pandas. Without "
+            "as_frame you get a list of dictionaries."
+        ) from None
+    return pandas.json_normalize(list(rows))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fedgrove.api import train
 from fedgrove.config.experiment import Experiment, Federations
 from fedgrove.config.plan import plan
 from fedgrove.core import Give, Info, Outcome, Packet, Report, Task
-from fedgrove.cost.estimate import cost, of_run
+from fedgrove.costs.estimate import cost, of_run
 from fedgrove.data.devices import Steps
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, LGFedAvg, Local

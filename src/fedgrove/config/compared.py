@@ -1,0 +1,73 @@
+"""Runs side by side: what ``fedgrove compare`` shows, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..report.over_seeds import over_seeds, print_over_seeds
+from ..report.tables import NAMES, print_causes, print_summaries
+from ..runs.folder import RunFolder
+from ..runs.result import frame
+from ..wire.ledger import causes
+from . import sweep
+from .toml import read_words
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The figures of some runs, one dictionary for each, unfinished ones too."""
+
+    rows: list[dict[str, Any]]
+    of_sweeps: bool = False
+    """Whether a sweep is among them, whose runs are also compared over seeds."""
+    by_cause: bool = False
+    """Whether bytes are shown by their causes in place of all figures."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def table(self) -> None:
+        """Print them side by side."""
+        if self.by_cause:
+            print_causes(self.rows)
+            return
+        print_summaries(self.rows)
+        finished = {each["run"]: each if each["finished"] else None for each in self.rows}
+        if self.of_sweeps and any(finished.values()):
+            print()
+            print_over_seeds(over_seeds(finished))
+
+    def frame(self) -> Any:
+        """The rows as a DataFrame, where pandas is installed."""
+        return frame(self.rows)
+
+
+def compared(runs: Sequence[str], by_cause: bool = False) -> Comparison:
+    """The figures of run folders; a sweep stands for all its runs."""
+    rows = []
+    for run in runs:
+        for path in sweep.members_of(run):
+            rows.append(summary_of(path, by_cause))
+    return Comparison(rows, of_sweeps=len(rows) > len(runs), by_cause=by_cause)
+
+
+def summary_of(path: str, by_cause: bool = False) -> dict[str, Any]:
+    """A run's figures, or how far it got; with the words of its config that the figures lack."""
+    folder = RunFolder.open(Path(path))
+    words = {}
+    for word, value in read_words(folder.config).items():
+        if word in NAMES:
+            words[word] = value
+    if by_cause:
+        words["bytes_causes"] = causes(folder.metrics())
+    summary = folder.summary
+    if summary is not None:
+        return {"run": path, "finished": True, **words, **summary}
+    folder.check()
+    return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}

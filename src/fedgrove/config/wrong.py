@@ -1,0 +1,144 @@
+"""Everything that is wrong with what was asked for, found at once.
+
+The library refuses at the first thing that it cannot use. Here it is asked about the rest as well,
+each word by itself, so that a person corrects a command once and not five times. All of this runs
+only where something was refused already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .. import methods, nets
+from ..core import AnyMethod
+from ..data import Federation, devices
+from ..data.build import Choices
+from ..errors import InputError, Refusals, check
+from ..nets.custom import is_spec
+from ..parts.local import LocalTraining
+from .experiment import Experiment, Federations, Settings, with_settings
+
+
+def assembled(
+    method: AnyMethod | str,
+    words: Mapping[str, Any],
+    settings: Sequence[Settings],
+    federations: Federations,
+    refusals: Refusals,
+    others: Iterable[Callable[[], object]] = (),
+) -> Experiment:
+    """The experiment of a method, words and settings; all that is wrong is refused at once.
+
+    ``refusals`` holds what was wrong before, and ``others`` look for what else may be.
+    """
+    chosen: AnyMethod | None = None
+    with refusals.collected():
+        chosen = methods.make(method) if isinstance(method, str) else method
+    experiment: Experiment | None = None
+    # Any method will do to look at the words.
+    with refusals.collected():
+        experiment = Experiment(chosen or methods.FedAvg(), **words)
+    if experiment is None:
+        experiment = Experiment(chosen or methods.FedAvg(), **_good(words))
+    given = [each for each in settings if each]
+    if given and chosen is not None:
+        experiment = _with_all_settings(experiment, given, federations, refusals)
+    if refusals.sentences:
+        for look in others:
+            with refusals.collected():
+                look()
+        look_further(experiment, federations, refusals)
+    refusals.check()
+    return experiment
+
+
+def _with_all_settings(
+    experiment: Experiment,
+    settings: Sequence[Settings],
+    federations: Federations,
+    refusals: Refusals,
+) -> Experiment:
+    recipe = None
+    with refusals.collected():
+        recipe = federations.recipe(experiment)
+    wrong = Refusals()
+    for each in settings:
+        with wrong.collected():
+            method = with_settings(experiment.method, each, recipe or LocalTraining())
+            experiment = replace(experiment, method=method)
+    for sentence in wrong.sentences:
+        # Where nobody knows how the data are trained, a setting may be one of what they bring.
+        is_doubtful = recipe is None and sentence.startswith("there is no setting")
+        if not is_doubtful:
+            refusals.add(InputError(sentence))
+    return experiment
+
+
+def _good(words: Mapping[str, Any]) -> dict[str, Any]:
+    """The words that are right by themselves."""
+    good = {}
+    for word, value in words.items():
+        try:
+            Experiment(methods.FedAvg(), **{word: value})
+        except InputError:
+            continue
+        good[word] = value
+    return good
+
+
+def look_further(
+    experiment: Experiment,
+    federations: Federations,
+    refusals: Refusals,
+    cannot_read: bool = False,
+) -> None:
+    """Look for what is wrong with the data, how they are dealt out, the net and the cohort.
+
+    With ``cannot_read``, somebody tried to read the data, and ``refusals`` says why it failed.
+    """
+    dealt_is_right = _look_at_dealing(experiment, refusals)
+    federation: Federation | None = None
+    if not dealt_is_right:
+        # Such words are refused before anybody looks at the name of the data.
+        plain = replace(
+            experiment, partition=None, scenario=None, split=None, profile=None, trace=None
+        )
+        with refusals.collected():
+            federation = federations.of(plain)
+    elif not cannot_read:
+        # Otherwise not again: it may have tried to download them.
+        with refusals.collected():
+            federation = federations.of(experiment)
+    net = experiment.net
+    if isinstance(net, str) and not is_spec(net):
+        with refusals.collected():
+            nets.describe(net.partition(":")[0])
+    if federation is not None and experiment.cohort is not None:
+        clients = len(federation.clients)
+        with refusals.collected():
+            check(
+                1 <= experiment.cohort <= clients,
+                "cohort",
+                experiment.cohort,
+                f"between 1 and the number of clients, {clients}",
+            )
+
+
+def _look_at_dealing(experiment: Experiment, refusals: Refusals) -> bool:
+    """Look at the words that say how data are dealt out; whether all are right."""
+    data = experiment.data
+    if isinstance(data, Federation):
+        return True
+    wrong = Refusals()
+    # Of several sets, each may have its own of these words.
+    if "+" not in data:
+        for word in ("partition", "scenario", "split"):
+            with wrong.collected():
+                Choices(**{word: getattr(experiment, word)})
+    with wrong.collected():
+        devices.read(experiment.profile, experiment.trace)
+    with refusals.collected():
+        wrong.check()
+    return not wrong.sentences

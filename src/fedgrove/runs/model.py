@@ -1,0 +1,460 @@
+"""A trained model that is used: raw inputs in, names of classes or numbers out.
+
+What a model needs beside its weights is in ``models/preparation.json`` of a run folder: how a
+client's raw inputs were standardised, what its outputs mean, who is who::
+
+    format            1
+    shape, outputs    of the network
+    labels            the names of its outputs
+    groups            the file of each model that several clients are delivered
+    clients           by number: name, examples, test, group; kind, unit and preparation; of a mixed
+                      federation its task, with the first of its outputs and their number; the
+                      classes it knows of, where these are not all
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data.dataset import Dataset
+from ..data.federation import Federation
+from ..data.mix import shaped
+from ..data.preparation import IDENTITY, Preparation
+from ..data.scale import constants
+from ..errors import InputError, check
+from ..problems import Problem, SquaredError, Tasks, Unit
+
+if TYPE_CHECKING:
+    from .run import Run
+
+FILE = "preparation.json"
+"""Beside the weights, in ``models/``."""
+FORMAT = 1
+AT_ONCE = 512
+"""Examples of one pass: a long recording must not need more memory than there is."""
+LISTED = 20
+"""So many clients are listed where a name is unknown."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A trained model with all that is between it and raw inputs.
+
+    It takes one raw example of :attr:`shape` or a batch of them, as an array, a tensor or lists:
+    pixels and sensor values as they were recorded. Windows that were cut from recordings may also
+    come as they are recorded, a row for each moment.
+    """
+
+    who: str
+    """Whose model it is, in words."""
+    module: nn.Module
+    """The network with its weights; it takes standardised inputs of :attr:`net_shape`."""
+    net_shape: tuple[int, ...]
+    labels: tuple[str, ...]
+    """The names of classes, of labels, or of the numbers that are predicted."""
+    kind: str
+    """What is predicted: "classes", "labels" or "numbers"; "": outputs of a problem of your own."""
+    preparation: Preparation = IDENTITY
+    """How raw inputs are standardised."""
+    first: int = 0
+    """The first of the network's outputs that are this model's."""
+    allowed: tuple[int, ...] | None = None
+    """The classes that the client knows of; None: all."""
+    unit: Unit | None = None
+    """What outputs mean in the units of the targets; None: they are as the network gives them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one raw example; sets that were mixed have other inputs than the network."""
+        return self.preparation.shape or self.net_shape
+
+    @property
+    def classes(self) -> Array:
+        """What :meth:`predict` chooses from: whole numbers where all names are, else names."""
+        return _as_given(self.labels)
+
+    def predict(self, x: Any) -> Any:
+        """The class of each example, by name; several labels as 0 and 1; numbers in their units.
+
+        One example gives one answer, a batch an array of them.
+        """
+        outputs, is_one = self._outputs(x)
+        if self.kind == "classes":
+            answers = self.classes[outputs.argmax(1).numpy()]
+        elif self.kind == "labels":
+            answers = (outputs > 0).long().numpy()
+        else:
+            answers = self._in_units(outputs).numpy()
+            if answers.ndim == 2 and answers.shape[1] == 1:
+                answers = answers[:, 0]
+        return _one(answers, is_one)
+
+    def predict_proba(self, x: Any) -> Any:
+        """The probability of each class or label, in the order of :attr:`labels`."""
+        if self.kind not in ("classes", "labels"):
+            raise InputError(
+                f"{self.who} predicts {self.kind or 'what is no class'}, which have no "
+                "probabilities; call predict."
+            )
+        outputs, is_one = self._outputs(x)
+        if self.kind == "classes":
+            return _one(outputs.softmax(1).numpy(), is_one)
+        return _one(outputs.sigmoid().numpy(), is_one)
+
+    def outputs(self, x: Any) -> Any:
+        """What the network gives, before it is made into an answer: logits, for classes."""
+        outputs, is_one = self._outputs(x)
+        return _one(outputs.numpy(), is_one)
+
+    def score(self, x: Any, y: Any) -> float:
+        """The share of classes or labels that are right; for numbers R², 1 at best."""
+        answers = np.asarray(self.predict(x))
+        truth = np.asarray(y)
+        if self.kind not in ("classes", "labels"):
+            return r2(truth, answers)
+        return float((answers == truth.reshape(answers.shape)).mean())
+
+    def standardised_by(self, x: Any) -> Model:
+        """The same model for a device whose own raw examples are ``x``.
+
+        Where each client's inputs are standardised by its own data, a new device takes the mean and
+        deviation of some of its own; no labels are needed.
+        """
+        rows, is_one = self._rows(x)
+        if self.preparation.changes_nothing:
+            raise InputError(f"{self.who} standardises nothing; it takes inputs as they are.")
+        if is_one or len(rows) < 2:
+            raise InputError(
+                "you gave one example; a device's mean and deviation are those of two or more."
+            )
+        labels = np.zeros(len(rows), dtype=np.int64)
+        found = constants(Dataset(rows, labels, ()), np.arange(len(rows)), True)
+        mean = tuple(found.mean.tolist())
+        own = replace(self.preparation, mean=mean, std=tuple(found.deviation.tolist()))
+        return replace(self, preparation=own)
+
+    # ---- what is between -------------------------------------------------------------------------
+
+    def _outputs(self, x: Any) -> tuple[Tensor, bool]:
+        """The model's own outputs, one row per example; and whether one was given."""
+        rows, is_one = self._rows(x)
+        count = len(self.labels)
+        found = [torch.zeros(0, count)]
+        with torch.no_grad():
+            for start in range(0, len(rows), AT_ONCE):
+                inputs = torch.from_numpy(self.preparation.apply(rows[start : start + AT_ONCE]))
+                if tuple(inputs.shape[1:]) != self.net_shape:
+                    inputs = shaped(inputs, self.net_shape)
+                outputs = self.module(inputs).float()
+                found.append(outputs[:, self.first : self.first + count])
+        outputs = torch.cat(found)
+        if self.allowed is not None:
+            is_unknown = torch.ones(count, dtype=torch.bool)
+            is_unknown[list(self.allowed)] = False
+            outputs = outputs.masked_fill(is_unknown, -torch.inf)
+        return outputs, is_one
+
+    def _rows(self, x: Any) -> tuple[Array, bool]:
+        """A batch of what was given, channels first, or a sentence."""
+        if isinstance(x, Tensor):
+            x = x.detach().cpu().numpy()
+        try:
+            rows = np.asarray(x)
+        except ValueError:
+            raise InputError(
+                f"you gave rows of different lengths; this model takes {self._takes}."
+            ) from None
+        if rows.dtype.kind not in "fiub":
+            raise InputError(f"you gave values of type {rows.dtype}; a model takes numbers.")
+        if self._is_as_recorded(rows.shape):
+            rows = np.swapaxes(rows, -1, -2)
+        is_one = rows.shape == self.shape
+        if not is_one and rows.shape[1:] != self.shape:
+            raise InputError(
+                f"you gave {rows.shape}; this model takes {self._takes}{self._hint(rows.shape)}."
+            )
+        if not bool(np.isfinite(rows).all()):
+            raise InputError("you gave NaN or infinity among the inputs; fill or drop such rows.")
+        return (rows[None] if is_one else rows), is_one
+
+    def _is_as_recorded(self, given: tuple[int, ...]) -> bool:
+        """Whether windows come with a row for each moment, which those of recordings may."""
+        shape = self.shape
+        if self.preparation.window is None or len(shape) != 2 or given[-2:] == shape:
+            return False
+        return given[-2:] == shape[::-1] and len(given) <= 3
+
+    @property
+    def _takes(self) -> str:
+        things = {1: "rows of features", 2: "windows", 3: "images"}
+        named = f"{things.get(len(self.shape), 'examples')} {self.shape}"
+        meaning = {2: "channels, then samples", 3: "channels, height, width"}.get(len(self.shape))
+        if self.preparation.channels is not None and len(self.shape) == 2:
+            meaning = f"channels {', '.join(self.preparation.channels)}; then samples"
+        if meaning is not None:
+            named += f" ({meaning})"
+        return f"{named}, or a batch of them {('n', *self.shape)}".replace("'n'", "n")
+
+    def _hint(self, given: tuple[int, ...]) -> str:
+        """What may have gone wrong, where it shows."""
+        if len(self.shape) == 2 and given[-2:] == self.shape[::-1]:
+            return "; yours are the other way round: numpy.swapaxes(x, -1, -2)"
+        if len(self.shape) == 3 and given[-3:] == (*self.shape[1:], self.shape[0]):
+            return "; in yours the channels are last: numpy.moveaxis(x, -1, -3)"
+        if len(self.shape) == 3 and self.shape[0] == 1 and given[-2:] == self.shape[1:]:
+            return "; yours lack the channel: numpy.expand_dims(x, -3)"
+        return ""
+
+    def _in_units(self, outputs: Tensor) -> Tensor:
+        if self.unit is not None:
+            outputs = self.unit.targets_of(outputs)
+        own = self.preparation
+        if own.ahead is None or own.mean is None or own.std is None:
+            return outputs
+        # Samples that follow the input were standardised as it was, channel by channel.
+        samples = outputs.reshape(len(outputs), -1, own.ahead)
+        mean = torch.tensor(own.mean).reshape(1, -1, 1)
+        deviation = torch.tensor(own.std).reshape(1, -1, 1)
+        return (samples * deviation + mean).flatten(1)
+
+
+def _one(answers: Array, is_one: bool) -> Any:
+    if not is_one:
+        return answers
+    answer = answers[0]
+    # A plain number or text, not NumPy's: it prints as what it is.
+    return answer.item() if isinstance(answer, np.generic) else answer
+
+
+def _as_given(labels: Sequence[str]) -> Array:
+    """Names of classes in the type that they had: labels are kept as text.
+
+    >>> _as_given(["0", "10"]), _as_given(["walk", "run"])
+    (array([ 0, 10]), array(['walk', 'run'], dtype='<U4'))
+    """
+    if set(labels) == {"False", "True"}:
+        return np.array([label == "True" for label in labels])
+    are_whole = all(label.removeprefix("-").isdecimal() for label in labels)
+    if are_whole and all(str(int(label)) == label for label in labels):
+        return np.array([int(label) for label in labels])
+    return np.array(labels)
+
+
+def r2(y: Array, predicted: Array) -> float:
+    """1 - squared error / squared distance from the mean, over all examples and numbers.
+
+    >>> r2(np.array([1.0, 3.0]), np.array([1.0, 2.0]))
+    0.5
+    """
+    truth = y.reshape(len(y), -1).astype(np.float64)
+    error = ((truth - predicted.reshape(truth.shape)) ** 2).sum()
+    spread = ((truth - truth.mean(axis=0)) ** 2).sum()
+    if spread == 0:
+        return 1.0 if error == 0 else 0.0
+    return float(1 - error / spread)
+
+
+# ---- what is kept beside the weights -------------------------------------------------------------
+
+
+def described(run: Run, groups: Mapping[int, int], files: Mapping[int, str]) -> dict[str, Any]:
+    """What ``models/preparation.json`` says of the clients whose models are kept.
+
+    ``groups`` are the numbers of those that are delivered a model that others get too, ``files``
+    the files of these.
+    """
+    federation = run.federation
+    clients = {}
+    for k in run.served:
+        entry = _client(federation, k, run.rounds)
+        if k in groups:
+            entry["group"] = groups[k]
+        clients[str(k)] = entry
+    return {
+        "format": FORMAT,
+        "shape": list(federation.shape),
+        "outputs": federation.classes,
+        "labels": list(federation.labels),
+        "groups": {str(group): file for group, file in files.items()},
+        "clients": clients,
+    }
+
+
+def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
+    problem = federation.problem
+    try:
+        data = federation.client(k, rounds)
+    # The data may come from a function of the user's own, which may raise anything. The client was
+    # lost for that, a note says why, and its model is still good for others' inputs.
+    except Exception:
+        common = federation.preparation.to_json()
+        kind = problem.of("")
+        return {
+            "name": federation.name_of(k),
+            "kind": kind.kind,
+            **_unit(kind),
+            "preparation": common,
+        }
+    own = problem.of(data.info.task)
+    entry: dict[str, Any] = {
+        "name": federation.name_of(k),
+        "examples": data.info.examples,
+        "test": len(data.test),
+        "kind": own.kind,
+        **_unit(own),
+        "preparation": federation.preparation_of(k, rounds).to_json(),
+    }
+    if isinstance(problem, Tasks):
+        task = problem.tasks[problem.number(data.info.task)]
+        entry.update(task=task.name, first=task.first, outputs=task.outputs)
+    if data.labels is not None:
+        entry["allowed"] = list(data.labels)
+    return entry
+
+
+def _unit(problem: Problem) -> dict[str, Any]:
+    if not isinstance(problem.loss, SquaredError):
+        return {}
+    return {"unit": asdict(problem.loss.unit)}
+
+
+# ---- a model from what was kept ------------------------------------------------------------------
+
+
+def client_model(
+    about: Mapping[str, Any], client: int, tree: Mapping[str, Tensor], module: nn.Module
+) -> Model:
+    """A client's own model."""
+    entry = about["clients"][str(client)]
+    who = f"the model of client {entry['name']}"
+    preparation = Preparation.from_json(entry["preparation"])
+    return _model(about, entry, filled(module, tree, who), who, preparation)
+
+
+def shared_model(
+    about: Mapping[str, Any], group: int, tree: Mapping[str, Tensor], module: nn.Module
+) -> Model:
+    """The model that the clients of a group are delivered, for raw inputs of any device."""
+    entries = [entry for entry in about["clients"].values() if entry.get("group") == group]
+    tasks = {entry.get("task") for entry in entries}
+    if len(tasks) > 1:
+        named = ", ".join(sorted(str(task) for task in tasks))
+        raise InputError(
+            f"the model that clients share is for several tasks ({named}), which read its outputs "
+            "each in its own way; take that of a client, as result.model(0)."
+        )
+    who = f"the model that {len(entries)} clients share"
+    preparations = [Preparation.from_json(entry["preparation"]) for entry in entries]
+    # Of a client whose data could not be made it is not known how many it has.
+    preparation = pooled(preparations, [int(entry.get("examples", 0)) for entry in entries])
+    # What one client does not know, another may.
+    entry = {key: value for key, value in entries[0].items() if key != "allowed"}
+    return _model(about, entry, filled(module, tree, who), who, preparation)
+
+
+def _model(
+    about: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    module: nn.Module,
+    who: str,
+    preparation: Preparation,
+) -> Model:
+    first = int(entry.get("first", 0))
+    count = int(entry.get("outputs", about["outputs"]))
+    labels = preparation.labels
+    # A federation that was made by hand may say nothing of them.
+    if labels is None or len(labels) != count:
+        labels = tuple(about["labels"])[first : first + count]
+    allowed = entry.get("allowed")
+    unit = entry.get("unit")
+    return Model(
+        who=who,
+        module=module,
+        net_shape=tuple(about["shape"]),
+        labels=labels,
+        kind=entry["kind"],
+        preparation=preparation,
+        first=first,
+        allowed=None if allowed is None else tuple(allowed),
+        unit=None if unit is None else Unit(tuple(unit["mean"]), tuple(unit["scale"])),
+    )
+
+
+def pooled(preparations: Sequence[Preparation], examples: Sequence[int]) -> Preparation:
+    """The preparation of all clients' examples together, for a model that is no client's own.
+
+    >>> one, other = Preparation((0.0,), (1.0,)), Preparation((2.0,), (1.0,))
+    >>> both = pooled([one, other], [5, 5])
+    >>> both.mean, both.std
+    ((1.0,), (1.4142135623730951,))
+    """
+    first = preparations[0]
+    if all(each == first for each in preparations):
+        return first
+    channels = max(len(each.mean or ()) for each in preparations)
+    # None stands for what changes nothing.
+    means = np.array([each.mean or (0.0,) * channels for each in preparations])
+    squares = np.array([each.std or (1.0,) * channels for each in preparations]) ** 2 + means**2
+    # A client without examples still says how its channels are.
+    weights = np.maximum(np.array(examples, dtype=np.float64), 1.0)
+    weights /= weights.sum()
+    mean = weights @ means
+    deviation = np.sqrt(weights @ squares - mean**2)
+    return replace(first, mean=tuple(mean.tolist()), std=tuple(deviation.tolist()))
+
+
+def filled(module: nn.Module, tree: Mapping[str, Tensor], who: str) -> nn.Module:
+    """A copy of the module with the tree's values, frozen ones too, ready to predict."""
+    ready = copy.deepcopy(module)
+    with torch.no_grad():
+        for name, parameter in ready.named_parameters():
+            kept = tree.get(name)
+            given: object = "missing" if kept is None else tuple(kept.shape)
+            allowed = f"{tuple(parameter.shape)}, as in the net"
+            check(given == tuple(parameter.shape), f"'{name}' of {who}", given, allowed)
+        for name, tensor in [*ready.named_parameters(), *ready.named_buffers()]:
+            if name in tree:
+                tensor.copy_(tree[name])
+    return ready.eval()
+
+
+def client_number(client: Any, names: Mapping[int, str], where: str) -> int:
+    """The number of a client that was named, or numbered.
+
+    >>> client_number("watch-07", {0: "watch-03", 1: "watch-07"}, "the run")
+    1
+    """
+    for number, name in names.items():
+        if client == name and isinstance(client, str):
+            return number
+    is_whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+    is_number = is_whole or (isinstance(client, str) and client.isdecimal())
+    if is_number and int(client) in names:
+        return int(client)
+    raise _no_client(client, names, where)
+
+
+def _no_client(client: Any, names: Mapping[int, str], where: str) -> InputError:
+    are_named = any(name != str(number) for number, name in names.items())
+    near = difflib.get_close_matches(str(client), list(names.values()), n=3, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else "."
+    if not are_named:
+        return InputError(
+            f"there is no client {client} in {where}; its {len(names)} clients are {min(names)} "
+            f"to {max(names)}."
+        )
+    listed = ", ".join(list(names.values())[:LISTED])
+    if len(names) > LISTED:
+        listed += f" and {len(names) - LISTED} others"
+    return InputError(f"there is no client {client!r} in {where}{hint} There are: {listed}.")

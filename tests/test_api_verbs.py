@@ -1,0 +1,144 @@
+"""The verbs beside run and resume: load_run, compare, cost and sweep, the same as the commands."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedgrove as fg
+from fedgrove import api, methods
+from fedgrove.cli import app as cli_app
+from fedgrove.cli import main
+from fedgrove.cli.sweep import sweep as sweep_command
+from fedgrove.config.sweep import Sweep
+from fedgrove.errors import InputError
+from fedgrove.runs.result import Result
+
+TINY: dict[str, Any] = {"data": "digits", "clients": 3, "cohort": 2, "rounds": 1}
+WORDS = ["--data", "digits", "--clients", "3", "--cohort", "2", "--rounds", "1"]
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    out = tmp_path_factory.mktemp("swept") / "sweep"
+    return fg.sweep(
+        ["local", "fedprox"],
+        seeds=[3, 5],
+        set={"mu": [0.1, 1.0]},
+        out=out,
+        engine="serial",
+        progress=False,
+        **TINY,
+    )
+
+
+def test_a_sweep_is_what_the_command_makes(
+    swept: Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["sweep", "local", "fedprox", "--seeds", "3,5", "--set", "mu=0.1,1.0", *WORDS]
+    assert main([*words, "--out", str(tmp_path / "cli"), "--engine", "serial", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert [member["run"] for member in printed["members"]] == list(swept)
+    for member in printed["members"]:
+        end = swept[member["run"]]
+        assert isinstance(end, Result)
+        assert end.summary["accuracy_mean"] == member["accuracy_mean"]
+    assert [group["accuracy_mean"] for group in printed["groups"]] == [
+        group["accuracy_mean"] for group in swept.groups()
+    ]
+
+
+def test_the_runs_of_a_sweep_are_results(swept: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(swept) == [
+        "local-s3",
+        "local-s5",
+        "fedprox-mu=0.1-s3",
+        "fedprox-mu=0.1-s5",
+        "fedprox-mu=1.0-s3",
+        "fedprox-mu=1.0-s5",
+    ]
+    assert not swept.has_failures
+    end = swept["local-s3"]
+    assert isinstance(end, Result)
+    assert end.model(0).kind == "classes"
+    swept.table()
+    shown = capsys.readouterr().out
+    assert "fedprox-mu=0.1-s3" in shown
+    assert "seeds" in shown
+
+
+def test_compare_is_what_the_command_prints(
+    swept: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = swept["local-s3"]
+    assert isinstance(run, Result)
+    for given, words in (
+        ([swept], [str(swept.path)]),
+        ([run, run.folder, run.folder.path], 3 * [str(run.folder.path)]),
+    ):
+        found = fg.compare(*given)
+        assert main(["compare", *words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == found.rows
+        assert len(found) == len(list(found))
+        found.table()
+        table = capsys.readouterr().out
+        assert main(["compare", *words]) == 0
+        assert capsys.readouterr().out == table
+    fg.compare(run, bytes=True).table()
+    assert "header" in capsys.readouterr().out
+    with pytest.raises(InputError, match="compare got no run"):
+        fg.compare()
+
+
+def test_load_run_knows_a_sweep(swept: Sweep) -> None:
+    with pytest.raises(InputError, match=r"holds a sweep of 6 runs; load one .*local-s3"):
+        fg.load_run(swept.path)
+    assert fg.load_run(swept.path / "local-s3").summary["seed"] == 3
+
+
+def test_cost_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "fedprox", *WORDS, "--set", "mu=0.5", "--epochs", "2", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert json.loads(json.dumps(fg.cost("fedprox", set={"mu": 0.5}, epochs=2, **TINY))) == printed
+    shape = ["--input", "6", "--net", "mlp", "--classes", "3"]
+    assert main(["cost", "fedavg", "ditto", *shape, "--set", "mu=0.5", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    with pytest.warns(UserWarning, match="mu=0.5 is no setting of fedavg"):
+        rows = fg.cost(["fedavg", "ditto"], input=(6,), net="mlp", classes=3, set={"mu": 0.5})
+    assert json.loads(json.dumps(rows)) == printed
+    assert fg.cost(methods.FedAvg(), **TINY)["method"] == "fedavg"
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(InputError, match=r"no word 'roundz'; did you mean 'rounds'"):
+        fg.sweep("fedavg", roundz=3)
+    with pytest.raises(InputError, match="sweep got no method"):
+        fg.sweep([])
+    with pytest.raises(InputError, match="cost got no method"):
+        fg.cost([])
+    with pytest.raises(InputError, match="came without --net and --classes"):
+        fg.cost("fedavg", input=(6,))
+    with pytest.raises(InputError, match="set is 'mu=1'"):
+        fg.cost("fedprox", set="mu=1")
+
+
+def test_both_take_every_word_of_their_command() -> None:
+    # What only a command line needs, and what it spells the other way round.
+    spelt = {"ctx", "json", "dry_run", "no_standardise", "vary"}
+    of_runs = set(inspect.signature(api.run).parameters)
+    for command, verb in ((cli_app.cost, api.cost), (sweep_command, api.sweep)):
+        words = set(inspect.signature(command).parameters) - spelt
+        # Those that are not written out are words of an experiment.
+        assert words <= set(inspect.signature(verb).parameters) | of_runs
+
+
+def test_the_verbs_are_functions_whatever_was_imported_before() -> None:
+    import fedgrove.config.sweep
+    import fedgrove.costs.estimate  # noqa: F401
+
+    for name in ("run", "resume", "load_run", "compare", "cost", "sweep"):
+        assert getattr(fg, name) is getattr(api, name)
