@@ -24,6 +24,7 @@ from fedgrove.data import Federation
 from fedgrove.deploy import client_app, facts, serve, server
 from fedgrove.deploy.node import Half
 from fedgrove.engines.flower import messages
+from fedgrove.engines.flower.letter import Letter
 from fedgrove.errors import EngineError, InputError
 from fedgrove.problems import LABELS, Problem, Unit, cross_entropy, numbers
 from fedgrove.runs.store import read_tree
@@ -390,3 +391,30 @@ def test_a_node_keeps_a_few_versions_only(tmp_path: Path) -> None:
 def test_nobody_comes(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"0 of 3 clients take part within 0 s\. Start the other"):
         serve(Loopback({}), experiment(), out=tmp_path / "run", clients=3, wait=0.0)
+
+
+@pytest.mark.parametrize("word", ["net", "method", "init"])
+def test_a_server_cannot_name_just_any_file_of_a_node(
+    word: str, tmp_path: Path, caplog: Any
+) -> None:
+    """It is not even imported."""
+    (tmp_path / "app").mkdir()
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    half = Half(alone, str(tmp_path / "home"), str(tmp_path / "app"))
+    lines = {
+        "net": f'[run]\nmethod = "fedavg"\nnet = "{evil}:Net"',
+        "method": '[run]\nmethod = "x"\n[method]\ntype = "../evil.py:Mine"\n[code]\n"../evil.py" = "00"',
+        "init": f'[run]\nmethod = "fedavg"\ninit = "{tmp_path}/w.safetensors:body"',
+    }
+    question = {"ask": "join", "version": fedgrove.__version__, "config": lines[word]}
+    said = half.asked(question, {"partition-id": 0})
+    assert "is not in the folder of the app's code" in said["refused"]
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_task_of_another_run_or_client_is_lost(tmp_path: Path) -> None:
+    half = Half(alone, str(tmp_path))
+    for note in ({}, {"run": "../../etc"}, {"run": "0123456789abcdef"}):
+        assert "lost" in half.tasked(Letter(b"abcd", note=note), {"partition-id": 0}).note
+    assert "lost" in half.tasked(Letter(b"abcd"), {}).note

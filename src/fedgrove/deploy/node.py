@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.experiment import Experiment
-from ..config.toml import check_files, from_toml, to_toml
+from ..config.toml import check_files, from_toml, named_code, read_words, to_toml
 from ..data import Federation
 from ..engines.flower import messages
 from ..engines.flower import node as worker
@@ -145,8 +145,27 @@ def _built(
 def _experiment(config: str, federation: Federation, code: str | None) -> Experiment:
     """The experiment of a config, with files of the user's looked up in the folder of the code."""
     with chdir(code or "."):
+        _check_inside(config)
         check_files(config)
         return from_toml(config, data=federation)
+
+
+def _check_inside(config: str) -> None:
+    """Refuse to run code, or to read weights, from anywhere but the folder of the app's code.
+
+    The config comes from the server: it may name what was brought here, and no other file.
+    """
+    named = dict(named_code(config))
+    init = read_words(config).get("init")
+    if init is not None:
+        named["init"] = str(init)
+    for word, spec in named.items():
+        # What stands behind a colon, as in x.py:Net, is part of the last name and does no harm.
+        if not Path(spec).resolve().is_relative_to(Path.cwd().resolve()):
+            raise InputError(
+                f'the server\'s config has {word} = "{spec}", which is not in the folder of the '
+                f"app's code, {Path.cwd()}; put the file there, and name it by its path within."
+            )
 
 
 def own_federation(data: OwnData, partition: int, node_config: Mapping[str, Any]) -> Federation:
