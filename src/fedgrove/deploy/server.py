@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ..data.split import VALIDATION
 from ..engines.flower import messages
 from ..engines.flower.engine import Flower, ask
 from ..engines.flower.messages import Head
-from ..errors import EngineError, FedgroveError, InputError
+from ..errors import EngineError, FedgroveError, InputError, check
 from ..runs.folder import RunFolder
 from ..runs.lockstep import Watch
 from ..runs.result import Result
@@ -44,11 +45,12 @@ AGAIN = 60.0
 def server_app(
     config: str | Path | Experiment,
     *,
-    out: str | Path,
-    clients: int,
-    wait: float = WAIT,
+    out: str | Path | None = None,
+    clients: int | None = None,
+    wait: float | None = None,
     timeout: float | None = None,
     watch: Watch | None = None,
+    code: str | Path | None = None,
 ) -> Any:
     """A Flower ServerApp that trains a run over the nodes of its Grid.
 
@@ -56,20 +58,45 @@ def server_app(
     out: the run folder; one with an unfinished run is resumed.
     clients: how many nodes must take part.
     wait: seconds to wait for them.
-    timeout: seconds after which a client that has not answered is lost.
+    timeout: seconds after which a client that has not answered is lost; 0: never.
     watch: called with each line of metrics.jsonl as it is written.
+    code: the folder in which the files of a method or net of your own lie; else the current one.
+
+    ``out``, ``clients``, ``wait`` and ``timeout`` may be left to the app's own configuration
+    (``[tool.flwr.app.config]`` and ``flwr run --run-config``).
     """
+    given = {"out": out, "clients": clients, "wait": wait, "timeout": timeout}
 
     def main(grid: Any, context: Any) -> None:
         show()
         try:
-            serve(grid, config, out=out, clients=clients, wait=wait, timeout=timeout, watch=watch)
+            words = _run_words(given, context.run_config)
+            serve(grid, config, **words, watch=watch, code=code)
         except FedgroveError as error:
             # In one line, before Flower shows where it was raised.
             LOG.error("%s", error)
             raise
 
     return messages.server_app(main)
+
+
+def _run_words(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of a run: as they were given, else as the app's configuration has them."""
+    words = {}
+    for word, value in given.items():
+        words[word] = run_config.get(word) if value is None else value
+    out, clients, wait, timeout = (words[word] for word in ("out", "clients", "wait", "timeout"))
+    check(isinstance(out, str | Path) and str(out) != "", "out", out, "the path of a run folder")
+    check(type(clients) is int and clients >= 1, "clients", clients, "a whole number, 1 or more")
+    wait = WAIT if wait is None else wait
+    check(_is_seconds(wait), "wait", wait, "0 seconds or more")
+    timeout = 0 if timeout is None else timeout
+    check(_is_seconds(timeout), "timeout", timeout, "0 seconds or more, 0 for none")
+    return {"out": out, "clients": clients, "wait": float(wait), "timeout": timeout or None}
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def serve(
@@ -81,10 +108,27 @@ def serve(
     wait: float = WAIT,
     timeout: float | None = None,
     watch: Watch | None = None,
+    code: str | Path | None = None,
 ) -> Result:
     """Train a run over the nodes of a Grid; the words are those of :func:`server_app`."""
-    path = Path(out)
-    experiment = config if isinstance(config, Experiment) else _read(Path(config))
+    path = Path(out).absolute()
+    if not isinstance(config, Experiment):
+        config = Path(config).absolute()
+    # Files of a user's own are named by their paths from there.
+    with chdir(code or "."):
+        return _serve(grid, config, path, clients, wait, timeout, watch)
+
+
+def _serve(
+    grid: Any,
+    config: Path | Experiment,
+    path: Path,
+    clients: int,
+    wait: float,
+    timeout: float | None,
+    watch: Watch | None,
+) -> Result:
+    experiment = config if isinstance(config, Experiment) else _read(config)
     roster = Roster(grid)
     federation = roster.enrol(clients, wait)
     experiment = without_data_words(experiment, federation)
