@@ -13,7 +13,6 @@ from flwr.proto.message_pb2 import Message as Proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedgrove.core import Job
 from fedgrove.engines.flower import node
 from fedgrove.engines.flower.engine import Flower, ask
 from fedgrove.engines.flower.letter import Letter
@@ -121,7 +120,3 @@ def looped(run: Run, fate: Fate | None = None, timeout: float | None = None) -> 
 def payload(content: RecordDict) -> int:
     """The bytes of our own in a message."""
     return sum(len(array.data) for array in content.array_records["fedgrove"].values())
-
-
-def verb_of(job: Job) -> str:
-    return job[1].verb
