@@ -190,7 +190,7 @@ def test_strangers_are_refused(site: Site, tmp_path: Path) -> None:
 
 
 class Losing(Serial):
-    """Serial, but some clients' answers are lost in some rounds."""
+    """Serial, but some clients' answers are lost in some rounds, which a task counts from 0."""
 
     def __init__(self, lost: Mapping[int, Mapping[str, list[int]]]) -> None:
         super().__init__()
@@ -199,7 +199,9 @@ class Losing(Serial):
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
         for job in jobs:
             task = job[1]
-            reasons = [why for why, who in self.lost.get(task.round, {}).items() if task.to in who]
+            reasons = [
+                why for why, who in self.lost.get(task.round + 1, {}).items() if task.to in who
+            ]
             if reasons and task.verb.startswith("train"):
                 yield job, Lost(task.to, reasons[0])
             else:

@@ -138,7 +138,7 @@ def _write_certificates(path: Path, hosts: tuple[str, ...]) -> None:
 def _name(text: str) -> Any:
     from cryptography import x509
 
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
 
 
 def _certificate(subject: Any, issuer: Any, key: Any, is_ca: bool) -> Any:
@@ -170,7 +170,7 @@ def _certificate(subject: Any, issuer: Any, key: Any, is_ca: bool) -> Any:
     )
     if is_ca:
         return builder
-    server_use = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    server_use = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
     return builder.add_extension(server_use, critical=False)
 
 
