@@ -22,6 +22,7 @@ import torch
 from .. import __version__
 from ..core import Info
 from ..data import ClientData, Defaults, Examples, Federation
+from ..data.preparation import Preparation
 from ..engines.flower.letter import codec_name
 from ..engines.flower.messages import Head
 from ..errors import FedgroveError, InputError
@@ -164,6 +165,7 @@ def described(nodes: Mapping[int, Enrolled], kind: str) -> Federation:
     shape = tuple(int(n) for n in said["shape"])
     problem = _problem_of(said["problem"])
     first = nodes[min(nodes)].words
+    labels = tuple(str(label) for label in first["labels"])
     nobodys = _no_examples(shape, said["outputs"], problem)
     clients = {}
     for partition in sorted(nodes):
@@ -173,7 +175,7 @@ def described(nodes: Mapping[int, Enrolled], kind: str) -> Federation:
         name=str(first["name"]),
         clients=clients,
         classes=int(said["outputs"]),
-        labels=tuple(str(label) for label in first["labels"]),
+        labels=labels,
         shape=shape,
         defaults=Defaults(**first["defaults"]),
         notes=tuple(str(note) for note in first["notes"]),
@@ -182,6 +184,8 @@ def described(nodes: Mapping[int, Enrolled], kind: str) -> Federation:
         split=str(first["split"]),
         validation=float(first["validation"]),
         problem=problem,
+        # What nodes do to their inputs, by their own data, stays with them.
+        preparation=Preparation(labels=labels, shape=shape),
         elsewhere=True,
     )
 

@@ -162,13 +162,13 @@ class _Ray:
             server: Any = ServerApp()
             server.main()(self._serve)
             app = client_app(partial(_asked), partial(_tasked, str(folder)))
+            init: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+            if "RAY_ADDRESS" not in os.environ:
+                # A cluster that is there knows its cores, and refuses to be told.
+                init["num_cpus"] = cores()
             resources: Any = {
                 "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-                "init_args": {
-                    "logging_level": "ERROR",
-                    "log_to_driver": False,
-                    "num_cpus": cores(),
-                },
+                "init_args": init,
             }
             simulate(server, app, num_supernodes=clients, backend_config=resources)
         except BaseException as error:
