@@ -329,11 +329,13 @@ def _pyproject(name: str, words: dict[str, Any]) -> str:
 
 
 def _readme(name: str, clients: int, out: str, is_own: bool) -> str:
-    partitions = "partition-id=0"
-    if is_own:
-        partitions += " data='/folder/on/this/node'"
-    return _README.format(name=name, clients=clients, out=out, config=partitions)
+    return _README.format(name=name, clients=clients, out=out, own=_ELSEWHERE if is_own else "")
 
+
+_ELSEWHERE = """
+It reads the files that the app was written with. A node that has files of its own is told where:
+`--node-config "partition-id=0 data='/folder/on/this/node'"`.
+"""
 
 _README = """# {name} on Flower
 
@@ -358,9 +360,9 @@ flower-superlink --insecure --disable-runtime-dependency-installation --database
 In another, for each client a node with its number and a port of its own (9100, 9101, ...):
 
 ```sh
-flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9100 --node-config "{config}"
+flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9100 --node-config "partition-id=0"
 ```
-
+{own}
 In a third, once: tell `flwr` where the server is, in `~/.flwr/config.toml`:
 
 ```toml
