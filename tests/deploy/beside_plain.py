@@ -21,7 +21,7 @@ from fedgrove.deploy.app import write_app
 from fedgrove.deploy.keys import make_keys
 
 CLIENTS = 3
-ROUNDS = 6
+ROUNDS = 4
 TURNS = 2
 
 PYPROJECT = """
@@ -140,9 +140,10 @@ def measure(site: Site, path: Path) -> None:
         wait_for("the end", lambda run=run: run.process.poll() is not None, 600)
         lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         seconds["fedgrove"] += [line["seconds"] for line in lines[1:]]
-    for name, each in seconds.items():
-        shown = " ".join(f"{one:.1f}" for one in each)
-        print(f"{name}: median {statistics.median(each):.1f} s a round ({shown})")
+        for name, each in seconds.items():
+            shown = " ".join(f"{one:.1f}" for one in each)
+            median = statistics.median(each)
+            print(f"{name}: median {median:.1f} s a round ({shown})", flush=True)
 
 
 if __name__ == "__main__":
