@@ -165,7 +165,7 @@ def run(
     per_task: keep the true tasks of a mixed federation apart: the method runs once for each, as if
         the server were told who does what.
     timeout: seconds of real time after which a client that has not answered is lost.
-    engine: auto, batched, pool, serial or wired; or an engine, which is left open.
+    engine: auto, batched, flower, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
@@ -433,6 +433,8 @@ def _finish(
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
         how = how_to_resume(planned.config, folder.path)
+        if planned.run.federation.elsewhere:
+            how = "start the app again, with the same folder, to go on."
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:

@@ -253,6 +253,7 @@ def _engines() -> list[tuple[str, str]]:
     descriptions = {
         "auto": "batched where there is a GPU, else pool, or serial where there is one core",
         "batched": "all clients stacked, on a GPU or for comparison on a CPU",
+        "flower": "Flower's simulation on Ray, a node per client; needs fedgrove[flower]",
         "pool": "a worker process per core",
         "serial": "one client after another in this process: the reference",
         "wired": "serial, with every message turned into bytes and read back",

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from ..errors import EngineError, check, together, unknown
 from ..report.start import load_torch, starting
-from . import about, complete
+from . import about, complete, deploy
 from . import options as o
 from .bench import bench
 from .everyday import SMOKED, newest_unfinished, try_out
@@ -289,6 +289,8 @@ app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep", cls=o.Gathering)(sweep)
 app.command("export")(export)
+app.command("app", cls=o.RunCommand)(deploy.app)
+app.command("keys")(deploy.keys)
 app.command("paper")(paper)
 
 

@@ -313,7 +313,12 @@ Seed = Annotated[
 ]
 Engine = Annotated[
     str,
-    option("--engine", "auto, batched, pool, serial or wired.", "NAME", complete=complete.engines),
+    option(
+        "--engine",
+        "auto, batched, flower, pool, serial or wired.",
+        "NAME",
+        complete=complete.engines,
+    ),
 ]
 Precision = Annotated[
     str, option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")

@@ -172,8 +172,8 @@ class Experiment:
         """The data, divided among clients."""
         return Federations(data_dir).of(self)
 
-    def build(self, federation: Federation, memory: Memory) -> Run:
-        """The run that gives the result; nothing is written."""
+    def build(self, federation: Federation, memory: Memory, of_one_client: bool = False) -> Run:
+        """The run that gives the result, or a client's own half of it; nothing is written."""
         return build(
             self.method,
             federation,
@@ -192,6 +192,7 @@ class Experiment:
             init=self.init,
             freeze=self.freeze,
             per_task=self.per_task,
+            of_one_client=of_one_client,
         )
 
     def resolved(self, run: Run) -> Experiment:

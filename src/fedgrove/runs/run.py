@@ -286,11 +286,13 @@ def build(
     init: str | None = None,
     freeze: float = 0.0,
     per_task: bool = False,
+    of_one_client: bool = False,
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
     The method makes its initial state here, and loss and metric are tried, so that what is refused
-    is refused before a run folder is made.
+    is refused before a run folder is made. With ``of_one_client`` the run is a client's own half of
+    it, on a machine that has no other's data: the first state is the server's, and is not made.
     """
     defaults = federation.defaults
     if not federation.clients:
@@ -310,6 +312,9 @@ def build(
             )
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
+    if of_one_client:
+        # Whoever else is asked, the server knows.
+        cohort = 1
     check_share(freeze)
     module = nets.build(net, federation.shape, federation.classes, seed)
     origin = None
@@ -337,7 +342,8 @@ def build(
         frozen=freeze,
         per_task=per_task,
     )
-    check_fit(run)
+    if not of_one_client:
+        check_fit(run)
     check_stages(run)
     check_problem(run)
     check_protected(run)
