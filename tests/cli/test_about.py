@@ -6,6 +6,7 @@ import pytest
 
 from fedgrove import __version__, data, methods, nets
 from fedgrove.cli import main
+from fedgrove.config.settings import Draft
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -29,6 +30,28 @@ def test_list_names_everything(
     lines = said(capsys, "list", kind).splitlines()
     assert set(names) <= {line.split()[0] for line in lines}
     assert all(len(line.split()) > 1 for line in lines)
+
+
+PRESETS = [f"{name}:{preset}" for name in methods.names() for preset in methods.presets(name)]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_listed_in_words_that_set_takes(
+    preset: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Typed one after the other, the words make the preset of the method."""
+    # A long row is folded: whatever stands up to the next name belongs to it.
+    after = said(capsys, "list", "methods").split(f"\n{preset} ")[1]
+    base = preset.partition(":")[0]
+    row = []
+    for word in after.partition(" with ")[2].split():
+        if "=" not in word:
+            break
+        row.append(word)
+    draft = Draft(methods.make(base))
+    for word in row:
+        draft = draft.assign(word)
+    assert draft.checked() == methods.make(preset)
 
 
 def test_list_parts_says_what_each_field_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from torch import nn
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.channels.find import channels_left
+from fedgrove.bench import device
+from fedgrove.channels.find import channels_left, groups_of
 from fedgrove.channels.shrink import cut
 from fedgrove.channels.submodel import groups_from_plain
-from fedgrove.core import AnyMethod, Info, Report, Start
+from fedgrove.core import AnyMethod, Batch, Info, Report, Start, Train
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
@@ -25,15 +27,20 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedAPTA, FedAvg
 from fedgrove.methods.fedapta import LITERAL, START, State, origin_of
 from fedgrove.nets import Net, build
+from fedgrove.parts import local
 from fedgrove.parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
 from fedgrove.parts.device_widths import RATIO_STEP
 from fedgrove.parts.drift import DriftCorrection
+from fedgrove.parts.layer_importance import candidates
 from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.parts.objective import CrossEntropy
 from fedgrove.parts.task_groups import Hdbscan
 from fedgrove.runs.purity import purity
 from fedgrove.runs.rounds import evaluation, plan, rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
+from fedgrove.seeds import one_thread
+from fedgrove.trees import Tree
 
 # ---- by hand -------------------------------------------------------------------------------------
 
@@ -301,6 +308,35 @@ def test_a_weak_device_exports_a_small_file(tmp_path: Path) -> None:
         fedgrove.export_model(tmp_path / "run", client=client, out=folder)
         sizes.append(max(file.stat().st_size for file in folder.rglob("*.onnx")))
     assert sizes[1] < 0.35 * sizes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape", "steps", "turns"),
+    [("bn-cnn2:norm=group", (1, 28, 28), 4, 15), ("resnet18:norm=group", (3, 32, 32), 1, 7)],
+)
+def test_a_weak_device_takes_at_most_35_percent_of_a_dense_step(
+    name: str, shape: tuple[int, ...], steps: int, turns: int
+) -> None:
+    """Training as a client does it, at ratio .8 by default, in turn with the dense net."""
+    net = Net(build(name, shape, 10, 0), shape)
+    layers = candidates(groups_of(net), net.layout.shapes)
+    thin = cut(net, LayerwiseL1()(net.params(), layers, 0.8, round=0, client=0))
+    stage = Train(CrossEntropy(), LocalTraining(1, 32, SGD(0.1)))
+    labels = torch.arange(32) % 10
+    batch = Batch(torch.randn(32, *shape), labels, torch.ones(32), labels, torch.tensor(0))
+
+    def training(net: Net, params: Tree) -> Callable[[], object]:
+        carry = {"model": params, "settings": {"round": torch.tensor(0.0)}, "aux": {}}
+        return lambda: local.train(net, stage, carry, [batch] * steps)
+
+    work = {
+        device.DENSE: training(net, net.params()),
+        "cut": training(thin.net, thin.narrow(net.params())),
+    }
+    with one_thread():
+        times = device.timed(work, turns)
+    assert device.median_ratio(times, "cut") <= 0.35
 
 
 @pytest.mark.parametrize(

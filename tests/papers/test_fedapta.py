@@ -181,10 +181,13 @@ def test_the_tables_of_ours() -> None:
 def test_figure_2_swaps_the_rule() -> None:
     found = study("figure2")
     methods = {row.name: row.experiment.method for row in found.rows}
-    assert len(methods) == 5 * 4
+    assert len(methods) == len(paper.RULES) * 4 == 6 * 4
     rolling = methods["fedapta-rolling-r0.6-resnet18-a0.5"]
     assert isinstance(rolling, FedAPTA)
     assert (rolling.prune, rolling.ratios) == (RollingWindow(), (0.6,))
+    literal = methods["fedapta-mean-r0.8-resnet18-a0.5"]
+    assert isinstance(literal, FedAPTA)
+    assert literal.prune == LayerwiseL1(least=0.0)
     kinds = {type(method.prune) for method in methods.values() if isinstance(method, FedAPTA)}
     assert {LayerwiseL1, UniformL1} < kinds
     assert found.drawn == ("accuracy_on/svhn", "accuracy_on/cifar10", "accuracy_on/emnist")

@@ -18,7 +18,9 @@ from fedgrove.parts.channel_rules import (
     RandomChannels,
     RollingWindow,
     UniformL1,
+    check_ratio,
     kept_weights,
+    largest_ratio,
 )
 from fedgrove.parts.layer_importance import candidates, layer_importance, weight_counts
 from fedgrove.seeds import torch_rng
@@ -40,18 +42,42 @@ def test_layerwise_channels_by_hand() -> None:
     s = 8/17: ratios 2/17 = .12 and 8/17 = .47, of four channels .47 and 1.88. Down to 0 and 1, 8 - 4
     weights are missing: .88 of 4 weights is nearer as one more, .47 of 1 is then 0.0 away."""
     net, groups = two_layers([4.0, -5, 3, 4], [1.0, -2, 0.5, 0.5])
-    kept = LayerwiseL1()(net.params(), groups, 0.4, round=0, client=0)
+    kept = LayerwiseL1(least=0)(net.params(), groups, 0.4, round=0, client=0)
     assert kept["0"].tolist() == [True, True, True, True]
     # Of equal filters the first stays.
     assert kept["2"].tolist() == [True, True, False, False]
 
 
+def test_a_floor_by_hand() -> None:
+    """As above at .5: s = 10/17, ratios .15 and .59, of four channels .59 and 2.35. With a floor of
+    .5 the first loses 2, and the second 2 of 4 too: 4 · .5 + 16 · .5 = 10."""
+    net, groups = two_layers([4.0, -5, 3, 4], [1.0, -2, 0.5, 0.5])
+    kept = LayerwiseL1(least=1)(net.params(), groups, 0.5, round=0, client=0)
+    assert kept["0"].tolist() == [True, True, False, False]
+    assert kept["2"].tolist() == [True, True, False, False]
+    # Without it the first loses one at most.
+    free = LayerwiseL1(least=0)(net.params(), groups, 0.5, round=0, client=0)
+    assert int(free["0"].sum()) >= 3
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 100), ratio=st.floats(0, 0.9), least=st.floats(0, 1))
+def test_no_layer_loses_less_than_the_floor(seed: int, ratio: float, least: float) -> None:
+    """To within a channel, for channels are whole."""
+    net = Net(build("bn-cnn2", (1, 8, 8), 3, seed, width=16, norm="group"), (1, 8, 8))
+    layers = candidates(groups_of(net), net.layout.shapes)
+    kept = LayerwiseL1(least=least)(net.params(), layers, ratio, round=0, client=0)
+    for group in layers:
+        lost = group.size - int(kept[group.name].sum())
+        assert lost > least * ratio * group.size - 1 - 1e-6
+
+
 def test_the_most_important_layer_loses_least() -> None:
     net, groups = two_layers([1.0, 1, 1, 1], [9.0, 9, 9, 9])
-    kept = LayerwiseL1()(net.params(), groups, 0.5, round=0, client=0)
+    kept = LayerwiseL1(least=0)(net.params(), groups, 0.5, round=0, client=0)
     assert int(kept["0"].sum()) < int(kept["2"].sum())
     # By the sum, too: 4 and 144.
-    by_sum = LayerwiseL1("sum")(net.params(), groups, 0.5, round=0, client=0)
+    by_sum = LayerwiseL1("sum", least=0)(net.params(), groups, 0.5, round=0, client=0)
     assert int(by_sum["0"].sum()) < int(by_sum["2"].sum())
 
 
@@ -101,15 +127,22 @@ def test_only_random_channels_differ_between_devices() -> None:
 
 def test_a_ratio_that_no_allocation_can_meet() -> None:
     _, groups = two_layers([1.0] * 4, [1.0] * 4)
-    LayerwiseL1().check_ratio(groups, 0.75)
+    check_ratio(LayerwiseL1(), groups, 0.75)
     sentence = r"ratio is 0.8, and layer '0', of 4 channels, can lose at most 0.75 of them"
     with pytest.raises(InputError, match=sentence):
-        LayerwiseL1().check_ratio(groups, 0.8)
+        check_ratio(LayerwiseL1(), groups, 0.8)
     with pytest.raises(InputError, match=r"at most 0.5 of them \(prune.most is 0.5"):
-        LayerwiseL1(most=0.5).check_ratio(groups, 0.6)
+        check_ratio(LayerwiseL1(most=0.5), groups, 0.6)
+    # The others round in every layer: one channel stays at any ratio.
+    for rule in RULES[1:]:
+        check_ratio(rule, groups, 0.99)
+        assert largest_ratio(rule, groups) == 1
+    assert largest_ratio(LayerwiseL1(most=0.5), groups) == 0.5
 
 
-@pytest.mark.parametrize("bad", [{"importance": "l2"}, {"most": 1.0}, {"most": 0.0}])
+@pytest.mark.parametrize(
+    "bad", [{"importance": "l2"}, {"most": 1.0}, {"most": 0.0}, {"least": 1.1}, {"least": -0.1}]
+)
 def test_bad_fields_are_refused(bad: dict) -> None:
     with pytest.raises(InputError):
         LayerwiseL1(**bad)
@@ -119,7 +152,11 @@ TABLE_5 = {0.0: 11.01e6, 0.2: 8.81e6, 0.4: 6.61e6, 0.6: 4.40e6, 0.8: 2.20e6}
 """Parameters of ResNet-18 by pruning ratio, as the paper prints them."""
 
 
-@pytest.mark.parametrize("rule", [LayerwiseL1(), LayerwiseL1("sum"), UniformL1()], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [LayerwiseL1(), LayerwiseL1(least=0), LayerwiseL1("sum", least=0), UniformL1()],
+    ids=str,
+)
 def test_parameters_of_table_5(rule: LayerwiseL1 | UniformL1) -> None:
     """Kept weights of layer2 to layer4, the stem and layer1 being frozen.
 
@@ -143,7 +180,7 @@ def test_ratios_of_resnet_go_with_importance() -> None:
     net = Net(build("resnet18", (3, 8, 8), 10, 0, norm="group", width=16), (3, 8, 8))
     layers = candidates(groups_of(net), net.layout.shapes)
     importance = layer_importance(net.params(), layers)
-    kept = LayerwiseL1()(net.params(), layers, 0.5, round=0, client=0)
+    kept = LayerwiseL1(least=0)(net.params(), layers, 0.5, round=0, client=0)
     in_order = sorted(layers, key=lambda group: -importance[group.name])
     lost = [1 - float(kept[group.name].double().mean()) for group in in_order]
     for more, less, group, after in zip(lost, lost[1:], in_order, in_order[1:], strict=False):

@@ -26,6 +26,29 @@ def test_a_cap_by_hand() -> None:
     assert monotone_ratios([2.0, 1.0], [10, 10], [0.5, 0.5], 0.45) == pytest.approx([0.4, 0.5])
 
 
+def test_a_floor_by_hand() -> None:
+    """Targets are .2 and .4 (above); no layer below .8 · .3 = .24: the first takes .24, and the
+    second what is left of .6."""
+    ratios = monotone_ratios([2.0, 1.0], [10, 10], [0.95, 0.95], 0.3, least=0.8)
+    assert ratios == pytest.approx([0.24, 0.36])
+    # A floor below the targets changes nothing; one of the whole ratio leaves equal ratios alone.
+    assert monotone_ratios([2.0, 1.0], [10, 10], [0.95, 0.95], 0.3, least=0.5) == [0.2, 0.4]
+    assert monotone_ratios([2.0, 1.0], [10, 10], [0.95, 0.95], 0.3, least=1) == [0.3, 0.3]
+
+
+def test_a_floor_and_a_cap_by_hand() -> None:
+    """Three layers of one weight; 1/I = 1/4, 1/2, 1, s = 1.5 / 1.75: targets .214, .429, .857. A
+    floor of .8 · .5 = .4 and a cap of .6 leave 1.5 - .4 - .6 = .5 to the middle one."""
+    ratios = monotone_ratios([4.0, 2.0, 1.0], [1, 1, 1], [0.6] * 3, 0.5, least=0.8)
+    assert ratios == pytest.approx([0.4, 0.5, 0.6])
+
+
+@pytest.mark.parametrize("least", [-0.1, 1.1])
+def test_a_floor_beyond_the_ratio_is_refused(least: float) -> None:
+    with pytest.raises(InputError, match=r"least is .*; it must be in \[0, 1\]"):
+        monotone_ratios([1.0, 2.0], [10, 10], [0.95, 0.95], 0.5, least)
+
+
 def test_the_order_by_hand() -> None:
     """The budget pulls large layers down: with sizes 1 and 3 and equal importance the target is
     the ratio itself, and is kept."""
@@ -57,33 +80,35 @@ instances = st.integers(1, 12).flatmap(
         st.lists(st.integers(1, 10_000), min_size=n, max_size=n),
         st.lists(st.floats(0.5, 0.95), min_size=n, max_size=n),
         st.floats(0, 1),
+        st.one_of(st.just(0.0), st.just(1.0), st.floats(0, 1)),
     )
 )
 
 
 @given(instances)
 def test_budget_order_and_bounds(instance: tuple) -> None:
-    importances, sizes, caps, share = instance
+    importances, sizes, caps, share, least = instance
     ratio = share * min(caps)
-    ratios = monotone_ratios(importances, sizes, caps, ratio)
+    ratios = monotone_ratios(importances, sizes, caps, ratio, least)
     pruned = sum(n * r for n, r in zip(sizes, ratios, strict=True))
     assert pruned == pytest.approx(ratio * sum(sizes), rel=1e-9, abs=1e-9 * sum(sizes))
     for r, cap in zip(ratios, caps, strict=True):
-        assert -1e-12 <= r <= cap + 1e-12
+        assert least * ratio - 1e-12 <= r <= cap + 1e-12
     order = sorted(range(len(sizes)), key=lambda k: -importances[k])
     in_order = [ratios[k] for k in order]
     assert all(a <= b + 1e-12 for a, b in itertools.pairwise(in_order))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     n=st.integers(2, 8),
     seed=st.integers(0, 10_000),
     share=st.floats(0.05, 0.95),
     most=st.booleans(),
+    least=st.one_of(st.just(0.0), st.floats(0, 0.95)),
 )
 def test_a_general_solver_finds_no_nearer_point(
-    n: int, seed: int, share: float, most: bool
+    n: int, seed: int, share: float, most: bool, least: float
 ) -> None:
     """SLSQP on the program as it is written: the same objective, and where it ends the same point."""
     rng = np.random.default_rng(seed)
@@ -92,7 +117,7 @@ def test_a_general_solver_finds_no_nearer_point(
     caps = np.full(n, 0.95) if most else rng.uniform(0.6, 0.95, n)
     ratio = share * caps.min()
     target = ratio * sizes.sum() / (sizes / importances).sum() / importances
-    ours = np.array(monotone_ratios(list(importances), list(sizes), list(caps), ratio))
+    ours = np.array(monotone_ratios(list(importances), list(sizes), list(caps), ratio, least))
 
     def objective(x: np.ndarray) -> float:
         return float(((x - target) ** 2).sum())
@@ -101,7 +126,7 @@ def test_a_general_solver_finds_no_nearer_point(
         objective,
         np.full(n, ratio),
         jac=lambda x: 2 * (x - target),
-        bounds=[(0, cap) for cap in caps],
+        bounds=[(least * ratio, cap) for cap in caps],
         constraints=[
             {"type": "eq", "fun": lambda x: (sizes * (x - ratio)).sum() / sizes.sum()},
             {"type": "ineq", "fun": np.diff},
@@ -116,11 +141,13 @@ def test_a_general_solver_finds_no_nearer_point(
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(-2, 2), min_size=1, max_size=10))
-def test_isotonic_regression_is_the_librarys(values: list[float]) -> None:
+@given(st.lists(st.floats(-2, 2), min_size=1, max_size=10), st.sampled_from([0.0, 0.3, 0.8]))
+def test_isotonic_regression_is_the_librarys(values: list[float], floor: float) -> None:
     """With one limit for all, scikit-learn's is the same problem."""
-    library = IsotonicRegression(y_min=0.0, y_max=0.8).fit_transform(np.arange(len(values)), values)
-    assert bounded_isotonic(values, [0.8] * len(values)) == pytest.approx(list(library), abs=1e-9)
+    places = np.arange(len(values))
+    library = IsotonicRegression(y_min=floor, y_max=0.8).fit_transform(places, values)
+    ours = bounded_isotonic(values, [0.8] * len(values), floor)
+    assert ours == pytest.approx(list(library), abs=1e-9)
 
 
 def test_limits_that_differ_by_hand() -> None:

@@ -103,14 +103,41 @@ def _methods() -> list[tuple[str, str]]:
 
 def _changes(preset: AnyMethod) -> str:
     """The fields in which a preset differs from the method's defaults, as --set takes them."""
-    default: Any = type(preset)()
-    changes = []
-    for field in dataclasses.fields(default):
-        value = getattr(preset, field.name)
-        if value != getattr(default, field.name):
-            text = ",".join(str(item) for item in value) if isinstance(value, tuple) else value
-            changes.append(f"{field.name}={text}")
-    return " ".join(changes)
+    return " ".join(_words(type(preset)(), preset, ""))
+
+
+def _words(default: Any, changed: Any, path: str) -> list[str]:
+    """``path=value`` for all that differs; given one after the other they make ``changed``."""
+    words = []
+    for field in dataclasses.fields(changed):
+        before = getattr(default, field.name)
+        value = getattr(changed, field.name)
+        where = f"{path}{field.name}"
+        if value == before:
+            continue
+        if not dataclasses.is_dataclass(value):
+            words.append(f"{where}={_typed(value)}")
+            continue
+        cls: Any = type(value)
+        if type(before) is not cls:
+            # A part of another kind is named first, and then what differs from its own defaults.
+            words.append(f"{where}={cls.__name__}")
+            before = cls()
+        words += _words(before, value, f"{where}.")
+    return words
+
+
+def _typed(value: Any) -> str:
+    """A value as a user writes it.
+
+    >>> _typed((0.0, 0.2)), _typed(False), _typed(None), _typed(10.0)
+    ('0,0.2', 'false', 'none', '10')
+    """
+    if isinstance(value, tuple):
+        return ",".join(_typed(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value).removesuffix(".0")
 
 
 def _data() -> list[tuple[str, str]]:

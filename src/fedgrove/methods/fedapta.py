@@ -8,7 +8,7 @@ the convolutional layers, and is in group t, whose task the server does not know
 
     I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance
     rho_k  = nearest to s / I_k, larger where I_k is smaller,
-             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1)                      -> monotone_ratios
+             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .9 rho_i -> monotone_ratios
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
     w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> infilled
@@ -24,7 +24,8 @@ With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h
     w_t    = sum_i n_i (w_i + h_i) / sum_i n_i
 
 With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs from the paper: what it
-leaves open is decided in docs/papers/fedapta.md; its literal grouping is ``fedapta:paper``.
+leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
+devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the literal grouping.
 """
 
 from __future__ import annotations
@@ -66,7 +67,13 @@ from ..errors import InputError, UnfitError, check, unknown
 from ..nets import Net
 from ..nets.layout import Layout
 from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
+from ..parts.channel_rules import (
+    LayerwiseL1,
+    RandomChannels,
+    RollingWindow,
+    UniformL1,
+    check_ratio,
+)
 from ..parts.device_widths import client_ratios, send_masked
 from ..parts.drift import DriftCorrection, correction, drifted
 from ..parts.layer_importance import candidates
@@ -183,7 +190,7 @@ class FedAPTA:
         structure = candidates(find(start.net), start.layout.shapes)
         for ratio in sorted(set(ratios.values())):
             if ratio:
-                self.prune.check_ratio(structure, ratio)
+                check_ratio(self.prune, structure, ratio)
         return State(
             round=0,
             structure=groups_to_plain(structure),
@@ -418,13 +425,14 @@ LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=Fals
 PRESETS = {
     "paper": FedAPTA(
         ratios=(0.0, 0.2, 0.4, 0.6, 0.8),
+        prune=LayerwiseL1(least=0.0),
         grouping=LITERAL,
         drift=True,
         local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
     )
 }
-"""``fedapta:paper``: ratios, local training and drift of its experiments, and HDBSCAN on
-this round's updates alone."""
+"""``fedapta:paper``: ratios, local training and drift of its experiments, layers' ratios by Eq. 1
+alone, and HDBSCAN on this round's updates alone."""
 
 
 # ---- what a state says ---------------------------------------------------------------------------

@@ -30,11 +30,9 @@ class ChannelRule(Protocol):
     def varies(self) -> bool:
         """Whether two devices of one ratio may keep different channels of one model."""
 
-    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
-        """Refuse a ratio that no allocation can meet."""
-
-    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
-        """The largest ratio that can be met; 1 stands for all below it."""
+    @property
+    def most(self) -> float:
+        """No layer loses a larger share of its channels; 1: all but one may go, by rounding."""
 
     def __call__(
         self,
@@ -55,6 +53,9 @@ class LayerwiseL1:
     """Of a layer: the mean of \\|w\\| over its weights, or the literal L1 norm, "sum"."""
     most: float = 0.95
     """No layer loses a larger share of its channels."""
+    least: float = 0.9
+    """Every layer loses at least this share of the device's ratio, to within a channel. 0: the
+    paper's rule, by which first layers stay almost whole; 1: all layers alike."""
 
     varies = False
 
@@ -62,25 +63,7 @@ class LayerwiseL1:
         if self.importance not in IMPORTANCES:
             raise unknown("importance", self.importance, IMPORTANCES)
         check(0 < self.most < 1, "most", self.most, "in (0, 1)")
-
-    def cap(self, group: ChannelGroup) -> float:
-        """The largest share of a layer that may go: one channel stays."""
-        return min(self.most, (group.size - 1) / group.size)
-
-    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
-        """Refuse a ratio above the smallest cap, which some order of importance could not meet."""
-        narrowest = min(groups, key=self.cap)
-        cap = self.largest_ratio(groups)
-        if ratio > cap:
-            raise InputError(
-                f"a device's pruning ratio is {ratio:g}, and layer '{narrowest.name}', of "
-                f"{narrowest.size} channels, can lose at most {cap:g} of them (prune.most is "
-                f"{self.most:g}, and one channel stays); give ratios up to that, or a wider net."
-            )
-
-    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
-        """The smallest cap: up to there equal ratios are one allocation."""
-        return min(self.cap(group) for group in groups)
+        check(0 <= self.least <= 1, "least", self.least, "in [0, 1]")
 
     def __call__(
         self,
@@ -96,8 +79,9 @@ class LayerwiseL1:
         names = [group.name for group in groups]
         channels = [group.size for group in groups]
         sizes = [counts[name] for name in names]
-        caps = [self.cap(group) for group in groups]
-        ratios = monotone_ratios([importances[name] for name in names], sizes, caps, ratio)
+        caps = [cap(self, group) for group in groups]
+        by_layer = [importances[name] for name in names]
+        ratios = monotone_ratios(by_layer, sizes, caps, ratio, self.least)
         fallen = whole_channels(ratios, channels, sizes)
         scores = FilterL1()(model, groups)
         kept: Channels = {}
@@ -113,13 +97,7 @@ class UniformL1:
     """FedLPS': the same ratio in every layer, and in each the filters of smallest L1 norm go."""
 
     varies = False
-
-    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
-        """Every ratio below 1 can be met: one channel of each layer stays."""
-
-    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
-        """All below 1."""
-        return 1.0
+    most = 1.0
 
     def __call__(
         self,
@@ -138,13 +116,7 @@ class RollingWindow:
     """FedRolex': a window of every layer that rolls on by one channel a round."""
 
     varies = False
-
-    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
-        """Every ratio below 1 can be met: one channel of each layer stays."""
-
-    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
-        """All below 1."""
-        return 1.0
+    most = 1.0
 
     def __call__(
         self,
@@ -170,13 +142,7 @@ class RandomChannels:
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
 
     varies = True
-
-    def check_ratio(self, groups: Sequence[ChannelGroup], ratio: float) -> None:
-        """Every ratio below 1 can be met: one channel of each layer stays."""
-
-    def largest_ratio(self, groups: Sequence[ChannelGroup]) -> float:
-        """All below 1."""
-        return 1.0
+    most = 1.0
 
     def __call__(
         self,
@@ -189,6 +155,31 @@ class RandomChannels:
         """This round's draw."""
         generator = torch_rng(self.draw, round, client, "channels")
         return drawn(groups, 1 - ratio, generator)
+
+
+def cap(rule: ChannelRule, group: ChannelGroup) -> float:
+    """The largest share of a layer that may go: one channel stays."""
+    if rule.most == 1:
+        # Such a rule rounds in every layer by itself, and there is no budget that it must meet.
+        return 1.0
+    return min(rule.most, (group.size - 1) / group.size)
+
+
+def largest_ratio(rule: ChannelRule, groups: Sequence[ChannelGroup]) -> float:
+    """The smallest cap: up to there equal ratios are one allocation. 1 stands for all below it."""
+    return min(cap(rule, group) for group in groups)
+
+
+def check_ratio(rule: ChannelRule, groups: Sequence[ChannelGroup], ratio: float) -> None:
+    """Refuse a ratio above the smallest cap, which some order of importance could not meet."""
+    narrowest = min(groups, key=lambda group: cap(rule, group))
+    largest = largest_ratio(rule, groups)
+    if ratio > largest:
+        raise InputError(
+            f"a device's pruning ratio is {ratio:g}, and layer '{narrowest.name}', of "
+            f"{narrowest.size} channels, can lose at most {largest:g} of them (prune.most is "
+            f"{rule.most:g}, and one channel stays); give ratios up to that, or a wider net."
+        )
 
 
 def kept_weights(groups: Sequence[ChannelGroup], counts: Mapping[str, int], kept: Channels) -> int:

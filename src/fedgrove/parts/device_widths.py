@@ -25,7 +25,7 @@ from ..errors import InputError, check
 from ..nets import Net
 from ..trees import Tree
 from .aggregate import Averaging
-from .channel_rules import ChannelRule
+from .channel_rules import ChannelRule, largest_ratio
 from .layer_importance import candidates
 from .local import LocalTraining
 
@@ -96,7 +96,7 @@ def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) 
     for i in range(1, round(1 / RATIO_STEP)):
         # Not 0.15000000000000002.
         ratio = round(i * RATIO_STEP, 6)
-        if ratio > rule.largest_ratio(groups):
+        if ratio > largest_ratio(rule, groups):
             break
         kept = rule(start.params, groups, ratio, 0, clients[0])
         small = cut(start.net, kept).net.layout
@@ -108,8 +108,8 @@ def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) 
             raise InputError(
                 f"client {k}'s device has {device.memory} bytes of memory, and at a pruning ratio "
                 f"of {max(ratio_of.values()):g}, the largest, a training step of this net needs "
-                f"{least}; take a smaller net or batch, or a rule that cuts the first layers too "
-                "(--set prune.importance=sum), or give the ratios (--set ratios=0,0.5)."
+                f"{least}; take a smaller net or batch, or a rule that cuts all layers alike "
+                "(--set prune=UniformL1), or give the ratios (--set ratios=0,0.5)."
             )
     return {k: ratio_of[width_for(device, options)] for k, device in devices.items()}
 

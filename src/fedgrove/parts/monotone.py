@@ -18,23 +18,30 @@ HALVINGS = 200
 
 
 def monotone_ratios(
-    importances: Sequence[float], sizes: Sequence[int], caps: Sequence[float], ratio: float
+    importances: Sequence[float],
+    sizes: Sequence[int],
+    caps: Sequence[float],
+    ratio: float,
+    least: float = 0.0,
 ) -> list[float]:
     r"""The share of each layer that is pruned.
 
     :math:`\min_\rho \sum_k (\rho_k - s/I_k)^2` subject to :math:`\sum_k N_k \rho_k = \rho \sum_k
-    N_k`, :math:`0 \le \rho_k \le c_k`, and :math:`\rho_j \le \rho_k` wherever layer j is more
-    important than layer k (FedAPTA, Eq. 1, whose objective is 0). :math:`I` -> ``importances``,
-    :math:`N` -> ``sizes``, :math:`c` -> ``caps``, :math:`\rho` -> ``ratio``; :math:`s` is such that
-    the target :math:`s/I` itself meets the budget. Equally important layers are taken in order.
+    N_k`, :math:`l \rho \le \rho_k \le c_k`, and :math:`\rho_j \le \rho_k` wherever layer j is
+    more important than layer k (FedAPTA, Eq. 1, whose objective is 0, and so is its :math:`l`).
+    :math:`I` -> ``importances``, :math:`N` -> ``sizes``, :math:`c` -> ``caps``, :math:`\rho` ->
+    ``ratio``, :math:`l` -> ``least``; :math:`s` is such that the target :math:`s/I` itself meets
+    the budget. Equally important layers are taken in order.
 
     With a multiplier :math:`\lambda` for the budget the rest is an isotonic regression of
     :math:`s/I_k - \lambda N_k`, solved exactly; :math:`\lambda` is found by bisection, since the
     weights pruned never rise with it. The ratio may be no larger than the smallest cap: then equal
-    ratios are feasible, whatever the order.
+    ratios are feasible, whatever the order and ``least``, which at 1 leaves nothing else.
 
     >>> monotone_ratios([2.0, 1.0], sizes=[10, 10], caps=[0.95, 0.95], ratio=0.3)
     [0.2, 0.4]
+    >>> monotone_ratios([2.0, 1.0], sizes=[10, 10], caps=[0.95, 0.95], ratio=0.3, least=0.8)
+    [0.24, 0.36]
     """
     count = len(importances)
     check(count > 0, "layers", count, "1 or more")
@@ -42,6 +49,8 @@ def monotone_ratios(
     check(min(importances) >= 0, "importances", tuple(importances), "0 or more each")
     allowed = f"from 0 to {min(caps):g}, the smallest cap"
     check(0 <= ratio <= min(caps), "ratio", ratio, allowed)
+    check(0 <= least <= 1, "least", least, "in [0, 1]")
+    floor = least * ratio
     # sorted() is stable: of equal ones the first comes first.
     order = sorted(range(count), key=lambda k: -importances[k])
     ordered_sizes = [sizes[k] for k in order]
@@ -54,15 +63,15 @@ def monotone_ratios(
 
     def ratios_at(multiplier: float) -> list[float]:
         moved = [t - multiplier * w for t, w in zip(targets, weights, strict=True)]
-        return bounded_isotonic(moved, limits)
+        return bounded_isotonic(moved, limits, floor)
 
     def pruned_at(multiplier: float) -> float:
         return math.fsum(w * r for w, r in zip(weights, ratios_at(multiplier), strict=True))
 
-    # At `low` every layer is at its limit, at `high` every layer is at 0.
-    least = min(weights)
-    low = (min(targets) - 1) / least - 1
-    high = max(targets) / least + 1
+    # At `low` every layer is at its limit, at `high` every layer is at the floor.
+    lightest = min(weights)
+    low = (min(targets) - 1) / lightest - 1
+    high = max(targets) / lightest + 1
     for _ in range(HALVINGS):
         middle = (low + high) / 2
         if middle in (low, high):
@@ -92,13 +101,15 @@ def _targets(importances: Sequence[float], weights: Sequence[float], ratio: floa
     return [scale * i for i in inverse]
 
 
-def bounded_isotonic(values: Sequence[float], limits: Sequence[float]) -> list[float]:
-    r"""The non-decreasing sequence nearest to ``values``, each from 0 to its limit.
+def bounded_isotonic(
+    values: Sequence[float], limits: Sequence[float], floor: float = 0.0
+) -> list[float]:
+    r"""The non-decreasing sequence nearest to ``values``, each from ``floor`` to its limit.
 
-    :math:`\min_x \sum_k (x_k - v_k)^2` with :math:`x_k \le x_{k+1}` and :math:`0 \le x_k \le l_k`;
-    limits do not fall. Neighbours that are out of order are pooled, and a pool takes its mean,
-    brought into the bounds that its members share (pool-adjacent-violators; exact for any convex
-    terms, Best, Chakravarti & Ubhaya 2000).
+    :math:`\min_x \sum_k (x_k - v_k)^2` with :math:`x_k \le x_{k+1}` and :math:`f \le x_k \le l_k`;
+    limits do not fall, and none is below the floor. Neighbours that are out of order are pooled,
+    and a pool takes its mean, brought into the bounds that its members share
+    (pool-adjacent-violators; exact for any convex terms, Best, Chakravarti & Ubhaya 2000).
 
     >>> bounded_isotonic([0.3, 0.1, 0.9], [0.5, 0.5, 0.8])
     [0.2, 0.2, 0.8]
@@ -106,13 +117,13 @@ def bounded_isotonic(values: Sequence[float], limits: Sequence[float]) -> list[f
     # A pool: the sum of its values, how many there are, its least limit, what it takes.
     pools: list[tuple[float, int, float, float]] = []
     for value, limit in zip(values, limits, strict=True):
-        pool = (value, 1, limit, min(max(value, 0.0), limit))
+        pool = (value, 1, limit, min(max(value, floor), limit))
         while pools and pools[-1][3] > pool[3]:
             total, number, least, _ = pools.pop()
             total += pool[0]
             number += pool[1]
             least = min(least, pool[2])
-            pool = (total, number, least, min(max(total / number, 0.0), least))
+            pool = (total, number, least, min(max(total / number, floor), least))
         pools.append(pool)
     result: list[float] = []
     for _, number, _, taken in pools:
