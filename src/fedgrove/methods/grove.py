@@ -107,9 +107,11 @@ class Grove:
     """How far the server goes along the mean update."""
     home: bool = True
     """Whether the last layer and the norm layers stay with the client."""
-    own: Literal["none", "last", "pulled"] = "pulled"
+    own: Literal["none", "last", "pulled", "offset"] = "none"
     """What a client uses: the group's model, the one it trained last, or one beside it."""
     pull: Proximal = Proximal(mu=0.1)
+    keep: float = 0.5
+    """With "offset": how much of its last step away from the group a client keeps."""
     finding: HeldOutGroups = HeldOutGroups()
     """How groups are found; ``most=1``: never."""
     forget: float = 0.3
@@ -132,7 +134,7 @@ class Grove:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
         check(0 < self.down <= 1, "down", self.down, "in (0, 1]")
         check(self.step > 0, "step", self.step, "above 0")
-        owns = ("none", "last", "pulled")
+        owns = ("none", "last", "pulled", "offset")
         check(self.own in owns, "own", self.own, "'none', 'last' or 'pulled'")
         check(0 <= self.forget <= 1, "forget", self.forget, "in [0, 1]")
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
@@ -401,6 +403,12 @@ class Grove:
             model = trees.masked(model, mask)
             personal = trees.masked(personal, mask)
         rest["model"] = model
+        offset = rest.pop("offset", None)
+        if self.own == "offset" and offset is not None:
+            moved = {name: model[name] + self.keep * offset[name] for name in weights}
+            personal = {**model, **moved}
+            if sent_mask:
+                personal = trees.masked(personal, mask)
         if self.own != "none":
             rest["personal"] = personal
         if self.up < 1:
@@ -448,6 +456,8 @@ class Grove:
             memory["personal"] = carry["local"]
         if self.own == "pulled":
             memory["personal"] = carry["personal"]
+        if self.own == "offset":
+            memory["offset"] = trees.sub(trained, model)
         return Outcome(give, memory=memory)
 
     def _holds(self, task: Task, net: Net) -> Holds:
