@@ -1,4 +1,4 @@
-r"""Grove: groups that are found, coded updates both ways, a small model of each client's own (ours).
+r"""Grove: found groups, coded updates both ways, and a model of each client's own (ours).
 
 Round :math:`t`, cohort :math:`S_t`; W_g the model of group g without the head, h_k the head of
 client k (and its norm layers), V_k what client k holds of its group's model, 0 <= A_k its errors::
@@ -17,8 +17,9 @@ and this is FedAvg.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -37,12 +38,15 @@ from ..channels.submodel import (
     shapes_of,
 )
 from ..core import (
+    Batch,
+    Batches,
     Carry,
     Client,
     Edit,
     Form,
     Give,
     Holds,
+    Measure,
     Outcome,
     Packet,
     Report,
@@ -65,8 +69,11 @@ from ..wire.codec import Codec, Smallest
 
 ALL = 0
 """The one group before groups are found; afterwards the group of clients that have none yet."""
+OWN = ("none", "offset", "pulled", "chosen")
 READY = 0.9
 """Groups are looked for when this share of the clients has reported twice."""
+FADES = 0.9
+"""What clients said of models in earlier rounds counts by so much less with each round."""
 EVIDENCE = 0.5
 """The share of a head's change that is sent as evidence."""
 
@@ -89,6 +96,9 @@ class State:
     """By client: its reports, and how its head moved unlike others' in the odd and even ones."""
     widths: dict[int, Tree]
     """By group: the score of every channel, once it is thinned."""
+    merits: dict[int, tuple[float, float]]
+    """By group: by how much clients do better with an offset than with models of their own, summed
+    over validation examples, and how many those were. Older rounds count less."""
     shared: float = 0.0
     """How much of what is lasting in a client's updates its group has too."""
     divided: int = -1
@@ -107,11 +117,13 @@ class Grove:
     """How far the server goes along the mean update."""
     home: bool = True
     """Whether the last layer and the norm layers stay with the client."""
-    own: Literal["none", "last", "pulled", "offset"] = "none"
-    """What a client uses: the group's model, the one it trained last, or one beside it."""
-    pull: Proximal = Proximal(mu=0.1)
+    own: Literal["none", "offset", "pulled", "chosen"] = "chosen"
+    """What a client uses: its group's model; the same with a part of its own last step; a model of
+    its own, pulled towards the group's; or the one of the last two that does better in its group,
+    on validation data."""
     keep: float = 0.5
-    """With "offset": how much of its last step away from the group a client keeps."""
+    """The part of its last step away from the group's model that a client keeps."""
+    pull: Proximal = Proximal(mu=0.1)
     finding: HeldOutGroups = HeldOutGroups()
     """How groups are found; ``most=1``: never."""
     forget: float = 0.3
@@ -119,7 +131,7 @@ class Grove:
     density: float = 1.0
     """The share of channels that a group's model keeps."""
     thin: float = 0.25
-    """Groups lose channels when they are found, and after this share of the rounds at the latest."""
+    """Groups lose channels when they are found, or after this share of the rounds."""
     multiple: int = 8
     """Widths are multiples of it where a layer is wide enough."""
     score: FilterL1 | FilterL2 = FilterL1()
@@ -134,8 +146,8 @@ class Grove:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
         check(0 < self.down <= 1, "down", self.down, "in (0, 1]")
         check(self.step > 0, "step", self.step, "above 0")
-        owns = ("none", "last", "pulled", "offset")
-        check(self.own in owns, "own", self.own, "'none', 'last' or 'pulled'")
+        check(self.own in OWN, "own", self.own, f"one of {', '.join(OWN)}")
+        check(0 <= self.keep <= 1, "keep", self.keep, "in [0, 1]")
         check(0 <= self.forget <= 1, "forget", self.forget, "in [0, 1]")
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(0 <= self.thin <= 1, "thin", self.thin, "in [0, 1]")
@@ -172,6 +184,7 @@ class Grove:
             groups={},
             evidence={},
             widths={},
+            merits={},
         )
         return self._thinned(state)
 
@@ -193,7 +206,11 @@ class Grove:
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """What brings a client nearer to its group's model."""
-        return self._send(state, client)
+        send = dict(self._send(state, client))
+        if self.own == "chosen":
+            better, _ = state.merits.get(state.groups.get(client, ALL), (0.0, 0.0))
+            send["choice"] = Packet({"pulled": torch.tensor([better < 0])})
+        return send
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort catches up and trains."""
@@ -228,6 +245,7 @@ class Grove:
         means: dict[int, Average] = {}
         views = dict(state.views)
         heads: dict[int, Tensor] = {}
+        merits: dict[int, list[tuple[float, float]]] = {}
         for report in reports:
             group = state.groups.get(report.of, ALL)
             mask = self._mask(state, group)
@@ -244,6 +262,9 @@ class Grove:
             if group not in means:
                 means[group] = self.mean.start(self._before(state, group))
             means[group].add(given, report.examples, mask)
+            if "better" in report.metrics:
+                said = (report.metrics["better"], min(report.metrics["tried"], report.examples))
+                merits.setdefault(group, []).append(said)
         models = dict(state.models)
         statistics = dict(state.statistics)
         for group, mean in means.items():
@@ -256,6 +277,7 @@ class Grove:
             models=models,
             views=views,
             statistics=statistics,
+            merits=added(state.merits, merits),
         )
         return self._thinned(self._divided(self._gathered(after, heads), heads))
 
@@ -309,7 +331,9 @@ class Grove:
             if len(ready) < READY * len(state.evidence):
                 return state
             labels, shared = self.finding(odd, even)
-            if not any(labels):
+            # Twice in a row: once may be luck.
+            was_found = state.shared >= self.finding.least
+            if not any(labels) or not was_found:
                 return replace(state, shared=shared)
             groups = {client: label + 1 for client, label in zip(ready, labels, strict=True)}
             numbers = sorted(set(groups.values()))
@@ -322,10 +346,11 @@ class Grove:
                 divided=state.round,
                 models=models,
                 statistics=statistics,
+                merits=dict.fromkeys(numbers, state.merits.get(ALL, (0.0, 0.0))),
             )
         vectors = normalize(odd.double() + even.double())
-        labels = torch.tensor([state.groups.get(client, ALL) for client in ready])
-        nearest = nearest_others(vectors, labels)
+        now = torch.tensor([state.groups.get(client, ALL) for client in ready])
+        nearest = nearest_others(vectors, now)
         moved = set(reported)
         groups = dict(state.groups)
         for client, label in zip(ready, nearest.tolist(), strict=True):
@@ -339,6 +364,7 @@ class Grove:
             "groups": float(max(1, len(set(state.groups.values())))),
             "divided_in_round": float(state.divided),
             "shared": state.shared,
+            "offset_is_better": sum(better for better, _ in state.merits.values()),
         }
 
     # ---- channels --------------------------------------------------------------------------------
@@ -365,8 +391,11 @@ class Grove:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Catch up, train, send the coded update; or catch up and use the model."""
-        training: list[Stage] = [Edit(self._begin), Train(self.objective, self.local)]
-        if self.own == "pulled":
+        training: list[Stage] = [Edit(self._begin)]
+        if self.own == "chosen":
+            training.append(Measure("merit", self._compare, Batches("validation")))
+        training.append(Train(self.objective, self.local))
+        if self.own in ("pulled", "chosen"):
             training.append(
                 Train(
                     self.objective + self.pull,
@@ -381,35 +410,53 @@ class Grove:
             "use": (Edit(self._use),),
         }[verb]
 
+    def _compare(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        r"""How much better the offset is than the client's own model, summed over a batch.
+
+        An example counts :math:`e^{-\ell}` by its loss: with cross-entropy that is the probability
+        of its class, a smooth accuracy that no single example can spoil.
+        """
+        merits = {}
+        for name in ("offset", "personal"):
+            outputs = net(carry[name], batch.x, train=False).logits
+            losses = net.problem.losses(outputs, batch.y, carry.get("client", {}))
+            merits[name] = (torch.exp(-losses) * batch.weight).sum()
+        return {"better": merits["offset"] - merits["personal"], "tried": batch.weight.sum()}
+
     def _begin(self, carry: Carry, client: Client) -> Carry:
-        """The group's model with the client's own head, and the client's own model."""
+        """The group's model with the client's own head, and what the client itself would use.
+
+        What is not in the network any longer, where channels are gone, is 0 in all of them.
+        """
         weights, _ = self._names(client.layout)
         rest = dict(carry)
         sent_mask = rest.pop("change.mask", None) or rest.pop("model.mask", None)
-        whole = rest.pop("model", None)
+        shared = rest.pop("model", None)
         held = rest.pop("held", {})
-        if whole is None:
+        if shared is None:
             held = trees.pick(held or client.start, weights)
-            whole = trees.map(torch.add, held, rest.pop("change"))
+            shared = trees.map(torch.add, held, rest.pop("change"))
+        # Taken out, so that old and new clients have the same trees, and train at once.
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
-        complete = {**client.start, **kept, **statistics, **whole}
+        complete = {**client.start, **kept, **statistics, **shared}
         model = trees.pick(complete, client.layout.shapes)
+        step = rest.pop("step", None)
         personal = rest.pop("personal", model)
+        offset = model
+        if step is not None:
+            offset = {**model, **{n: model[n] + self.keep * step[n] for n in weights}}
         if sent_mask:
             channels = channels_in(Packet({}, sent_mask), groups_of(client.net))
             mask = channel_mask(client.net, channels)
             rest["model.mask"] = mask
             model = trees.masked(model, mask)
             personal = trees.masked(personal, mask)
+            offset = trees.masked(offset, mask)
         rest["model"] = model
-        offset = rest.pop("offset", None)
-        if self.own == "offset" and offset is not None:
-            moved = {name: model[name] + self.keep * offset[name] for name in weights}
-            personal = {**model, **moved}
-            if sent_mask:
-                personal = trees.masked(personal, mask)
-        if self.own != "none":
+        if self.own in ("offset", "chosen"):
+            rest["offset"] = offset
+        if self.own in ("pulled", "chosen"):
             rest["personal"] = personal
         if self.up < 1:
             zeros = trees.map(torch.zeros_like, trees.pick(model, weights))
@@ -417,11 +464,14 @@ class Grove:
         return rest
 
     def _use(self, carry: Carry, client: Client) -> Carry:
-        """The client's own model; before it has one, the group's."""
+        """The client's own model, or the group's with a part of the client's last step."""
         begun = self._begin(carry, client)
-        own = begun.pop("personal", begun["model"])
+        choice = begun.pop("choice", {})
+        offset = begun.pop("offset", begun["model"])
+        personal = begun.pop("personal", begun["model"])
         begun.pop("left", None)
-        return {**begun, "model": own}
+        takes_personal = self.own == "pulled" or (choice and bool(choice["pulled"]))
+        return {**begun, "model": personal if takes_personal else offset}
 
     def _give(self, carry: Carry, client: Client) -> Outcome:
         """Send the coded update, keep its error, the head, and the client's own model."""
@@ -452,13 +502,18 @@ class Grove:
         if self.home:
             home = [name for name in client.layout.shapes if name not in weights]
             memory["kept"] = trees.pick(carry["local"], home)
-        if self.own == "last":
-            memory["personal"] = carry["local"]
-        if self.own == "pulled":
+        if self.own in ("offset", "chosen"):
+            memory["step"] = trees.sub(trained, model)
+        if self.own in ("pulled", "chosen"):
             memory["personal"] = carry["personal"]
-        if self.own == "offset":
-            memory["offset"] = trees.sub(trained, model)
-        return Outcome(give, memory=memory)
+        metrics = {}
+        if self.own == "chosen" and carry["merit"]:
+            tried = float(carry["merit"]["tried"])
+            better = float(carry["merit"]["better"]) / max(1.0, tried)
+            # A client without validation data, or with a loss that is not finite, does not vote.
+            if tried > 0 and math.isfinite(better):
+                metrics = {"better": better, "tried": tried}
+        return Outcome(give, metrics, memory=memory)
 
     def _holds(self, task: Task, net: Net) -> Holds:
         """What :meth:`_give` gives."""
@@ -472,7 +527,7 @@ class Grove:
         if self.finding.most > 1:
             head = trees.flat(trees.pick(params, net.layout.head))
             packets["evidence"] = Form.of({"scores.head": head})
-        return Holds(packets)
+        return Holds(packets, optional={"better": (-1.0, 1.0), "tried": (0.0, 1e9)})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """As FedAvg."""
@@ -506,6 +561,20 @@ def head_change(carry: Carry, layout: Layout) -> Tensor:
     return SparseTernary(EVIDENCE)({"head": after - before})["head"]
 
 
+def added(
+    before: Mapping[int, tuple[float, float]], now: Mapping[int, Sequence[tuple[float, float]]]
+) -> dict[int, tuple[float, float]]:
+    """What clients said of either kind of model, by group; what was said earlier counts less."""
+    merits = dict(before)
+    for group, said in now.items():
+        better, tried = merits.get(group, (0.0, 0.0))
+        for one, count in said:
+            better += one * count
+            tried += count
+        merits[group] = (FADES * better, FADES * tried)
+    return merits
+
+
 def _mask_at(state: State, group: int, density: float, multiple: int) -> Mask:
     structure = groups_from_plain(state.structure)
     channels = widths_in_steps(state.widths[group], density, multiple)
@@ -525,7 +594,9 @@ def widths_in_steps(scores: Mapping[str, Tensor], density: float, multiple: int)
     for name, score in scores.items():
         count = max(1, round(density * len(score)))
         if len(score) >= 2 * multiple:
-            count = min(len(score), max(multiple, multiple * round(density * len(score) / multiple)))
+            count = min(
+                len(score), max(multiple, multiple * round(density * len(score) / multiple))
+            )
         best = torch.argsort(score.detach().cpu(), descending=True, stable=True)[:count]
         channels[name] = torch.zeros(len(score), dtype=torch.bool)
         channels[name][best] = True

@@ -50,7 +50,7 @@ class HeldOutGroups:
     """
 
     most: int = 6
-    least: float = 0.3
+    least: float = 0.4
     linkage: AverageLinkage = AverageLinkage()
 
     def __post_init__(self) -> None:
