@@ -109,7 +109,7 @@ def others_mean(vectors: Tensor, labels: Tensor) -> Tensor:
     tensor([3., 1., 0.])
     """
     means = torch.zeros_like(vectors)
-    for label in labels.unique():
+    for label in sorted(set(labels.tolist())):
         members = labels == label
         size = int(members.sum())
         if size == 1:
@@ -128,11 +128,11 @@ def nearest_others(vectors: Tensor, labels: Tensor) -> Tensor:
     >>> nearest_others(rows, torch.tensor([0, 0, 0, 1]))
     tensor([0, 0, 1, 0])
     """
-    names = labels.unique()
+    names = sorted(set(labels.tolist()))
     cosines = []
     for label in names:
         members = (labels == label).to(vectors.dtype).unsqueeze(1)
         total = (vectors * members).sum(0)
         others = total - vectors * members
         cosines.append((normalize(vectors) * normalize(others)).sum(1))
-    return names[torch.stack(cosines).argmax(0)]
+    return torch.tensor(names)[torch.stack(cosines).argmax(0)]
