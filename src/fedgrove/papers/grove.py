@@ -44,7 +44,7 @@ QUICK = Scale(
     cohort=3,
     clients=6,
     lengths=(0, 1),
-    local=LocalTraining(1, 16, Adam(lr=5e-3)),
+    local=LocalTraining(2, 16, Adam(lr=1e-3)),
     seeds=1,
 )
 

@@ -19,6 +19,8 @@ from .group import AverageLinkage, renumbered
 
 NEARLY = 0.9
 """Fewer groups are taken where they foretell this share of what more groups do."""
+SURE = 2.0
+"""By so many standard deviations a client must be more like itself than like others."""
 MOST_STEPS = 20
 """So often clients change groups at most until nobody is nearer to another."""
 
@@ -47,6 +49,7 @@ class HeldOutGroups:
     groups the fewest are taken that foretell nine tenths of the best. ``shared`` says how much of
     what is lasting in a client its group has too. Below ``least`` clients are each unlike the rest
     in a way of their own, and stay in one group. Both are means over the two ways to choose halves.
+    Before that, clients must be more like themselves than like others at all (:func:`certainty`).
     """
 
     most: int = 6
@@ -62,6 +65,9 @@ class HeldOutGroups:
         first = normalize(first.double())
         second = normalize(second.double())
         count = len(first)
+        # Where nothing lasts, what is shared is noise over noise.
+        if certainty(first, second) < SURE:
+            return Found([0] * count, 0.0)
         foretold = {}
         shared = {}
         # A group of one foretells nothing.
@@ -94,11 +100,52 @@ class HeldOutGroups:
         """So many groups, or fewer, such that every row is nearest to the others of its own."""
         labels = torch.tensor(self.linkage(vectors, number))
         for _ in range(MOST_STEPS):
-            moved = nearest_others(vectors, labels)
+            moved = _one_at_a_time(labels, nearest_others(vectors, labels))
             if torch.equal(moved, labels):
                 break
             labels = moved
         return renumbered(labels.tolist())
+
+
+def certainty(first: Tensor, second: Tensor) -> float:
+    r"""By how many standard deviations rows are more like themselves than by chance.
+
+    .. math:: z = \frac{\sum_k g_{kk} - n \bar g}{(\sum_{ij} d_{ij}^2 / (n - 1))^{1/2}}
+
+    with :math:`g_{ij} = a_i \cdot b_j`, and :math:`d` the same less the means of its row and
+    column, plus that of all: mean and variance are those over all ways to exchange the rows of
+    ``second``, so nothing need be known of the noise. With two groups and nothing else it is at
+    most :math:`(n - 1)^{1/2}`: few clients cannot be sure.
+
+    >>> rows = torch.eye(4)
+    >>> certainty(rows, rows), certainty(rows, rows.roll(1, 0))
+    (3.0, -1.0)
+    """
+    count = len(first)
+    if count < 2:
+        return 0.0
+    alike = first.double() @ second.double().T
+    centred = alike - alike.mean(0) - alike.mean(1, keepdim=True) + alike.mean()
+    deviation = float((centred.square().sum() / (count - 1)).sqrt())
+    if deviation == 0:
+        return 0.0
+    return float(alike.diagonal().sum() - count * alike.mean()) / deviation
+
+
+def _one_at_a_time(labels: Tensor, moved: Tensor) -> Tensor:
+    """The next labels; of rows that are alone only the first moves.
+
+    Two that are alone and near each other would change places for ever.
+
+    >>> _one_at_a_time(torch.tensor([0, 0, 1, 2]), torch.tensor([0, 0, 2, 1]))
+    tensor([0, 0, 2, 2])
+    """
+    sizes = torch.bincount(labels)
+    alone = (sizes[labels] == 1).nonzero().flatten()
+    later = alone[1:]
+    moved = moved.clone()
+    moved[later] = labels[later]
+    return moved
 
 
 def others_mean(vectors: Tensor, labels: Tensor) -> Tensor:
