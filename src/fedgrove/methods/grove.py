@@ -1,18 +1,30 @@
 r"""Grove: found groups, coded updates both ways, and a model of each client's own (ours).
 
-Round :math:`t`, cohort :math:`S_t`; W_g the model of group g without the head, h_k the head of
-client k (and its norm layers), V_k what client k holds of its group's model, 0 <= A_k its errors::
+Round :math:`t`, cohort :math:`S_t`; W_g the model of group g without what stays at home, h_k what
+does with client k (its last layer and norm layers), V_k what the client holds of its group's model,
+A_k its errors, 0 at first. With a view per client the server knows V_k::
 
-    V_k  = V_k + C_down(W_g - V_k)                                   -> Grove._send
-    x_k  = E epochs of min CE(x; D_k) from (V_k, h_k);  h_k = its head   -> Train
-    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - (V_k, h_k)|^2 from v_k -> Train(.. + Proximal)
-    q_k  = C_up(x_k - V_k + A_k);   A_k = x_k - V_k + A_k - q_k      -> SparseTernary, feedback
-    W_g  = W_g + s sum_k n_k q_k / sum_k n_k over the group          -> WeightedMean
+    V_k  = V_k + C_down(W_g - V_k)                                         -> _send, _change
+    x_k  = E epochs of min CE(x; D_k) from (V_k, h_k);   h_k = that of x_k -> Train, _give
+    v_k  = E epochs of min CE(v; D_k) + mu/2 |v - (V_k, h_k)|^2 from v_k   -> Train(.. + Proximal)
+    q_k  = C_up(x_k - V_k + A_k);       A_k = x_k - V_k + A_k - q_k        -> coded, _give
+    W_g  = W_g + s sum_k n_k q_k / sum_k n_k   over the group              -> WeightedMean, _moved
 
-A client uses v_k. After some rounds clients are divided into groups, if what the q_k of one half
-of the reports have in common shows again in the other half (-> HeldOutGroups), and each group's
-model loses its weakest channels (-> FilterL1, Even). With all of it off the model itself travels,
-and this is FedAvg.
+With many clients it keeps versions of what each group has published, P_g, and a client is sent the
+updates that it has missed: V_k = P_g, and after each round::
+
+    P_g  = P_g + C_down(W_g - P_g)                                         -> versions.publish
+
+C takes the largest share of each layer, each as a sign times one magnitude (-> ternary.coded). The
+shares are given, or follow from a budget of bytes (-> parts.byte_budget).
+
+A client uses v_k, or its group's model with a part of its own last step, (V_k + keep (x_k - V_k),
+h_k): the group takes what did better on its members' validation data (-> _compare, added). Clients
+are divided into groups when what their heads do in one half of their reports shows again in the
+other half (-> parts.head_evidence, HeldOutGroups); a client nearer to another group moves there. A
+group's model may lose its weakest channels, and a client whose device is too small for it has fewer
+still (-> best_in_steps, narrow_clients). With all of it off the model itself travels, and this is
+FedAvg (:data:`PRESETS`, "off").
 """
 
 from __future__ import annotations
@@ -27,17 +39,19 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import trees
-from ..channels.choice import FilterL1, FilterL2
+from ..channels.choice import FilterL1, FilterL2, best_in_steps
 from ..channels.find import channel_mask, groups_of, removable_groups
-from ..channels.groups import Channels, expand
+from ..channels.groups import expand
 from ..channels.submodel import (
     PlainGroups,
     channels_in,
     groups_from_plain,
     groups_to_plain,
+    masked_packet,
     shapes_of,
 )
 from ..core import (
+    MOST_AT_ONCE,
     Batch,
     Batches,
     Carry,
@@ -50,59 +64,87 @@ from ..core import (
     Outcome,
     Packet,
     Report,
+    Settings,
     Stage,
     Start,
     Task,
     Train,
 )
-from ..errors import UnfitError, check
+from ..errors import InputError, UnfitError, check
 from ..nets import Net
 from ..nets.layout import Layout
+from ..parts import byte_budget, versions
 from ..parts.aggregate import Average, Averaging, WeightedMean
+from ..parts.device_widths import narrow_clients
+from ..parts.group import HELD
+from ..parts.head_evidence import (
+    EVIDENCE,
+    Evidence,
+    gathered,
+    head_change,
+    nearest_group,
+    unlike_others,
+)
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import dense_bytes
 from ..parts.stability import HeldOutGroups, nearest_others
-from ..parts.ternary import SparseTernary
+from ..parts.ternary import coded
+from ..parts.versions import Versions
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
+from ..wire.codec import Bitmap, Codec, Smallest
 
 ALL = 0
 """The one group before groups are found; afterwards the group of clients that have none yet."""
 OWN = ("none", "offset", "pulled", "chosen")
+SERVERS = ("auto", "views", "versions")
 READY = 0.9
 """Groups are looked for when this share of the clients has reported twice."""
 FADES = 0.9
 """What clients said of models in earlier rounds counts by so much less with each round."""
-EVIDENCE = 0.5
-"""The share of a head's change that is sent as evidence."""
 
 
 @dataclass(frozen=True)
 class State:
-    """The groups' models, what each client holds of them, and the evidence for groups."""
+    """The groups' models, what clients hold of them, and the evidence for groups."""
 
     round: int
     rounds: int
-    structure: PlainGroups
+    up: float
+    """The shares that are sent; given, or chosen to meet a budget."""
+    down: float
     models: dict[int, Tree]
     """By group, without what stays with clients."""
+    statistics: dict[int, Tree]
+    """By group: running statistics, which are sent whole."""
+    start: Tree
     views: dict[int, Tree]
     """By client: what it holds. A client that is not here holds the initial model."""
-    start: Tree
-    statistics: dict[int, Tree]
+    published: Versions | None
+    """In place of views: what clients hold by group and version."""
+    left: dict[int, Tree]
+    """By group: what of its model is not published yet."""
     groups: dict[int, int]
-    evidence: dict[int, tuple[int, Tensor, Tensor]]
-    """By client: its reports, and how its head moved unlike others' in the odd and even ones."""
-    widths: dict[int, Tree]
-    """By group: the score of every channel, once it is thinned."""
+    evidence: Evidence
     merits: dict[int, tuple[float, float]]
     """By group: by how much clients do better with an offset than with models of their own, summed
     over validation examples, and how many those were. Older rounds count less."""
+    structure: PlainGroups
+    """Which channels fall together, where any may go."""
+    scores: dict[int, Tree]
+    """By group: how good each channel is, where any may go."""
+    narrow: dict[int, float]
+    """The share of channels of each client whose device cannot hold all."""
+    is_thin: bool = False
+    """Whether groups have lost channels."""
     shared: float = 0.0
     """How much of what is lasting in a client's updates its group has too."""
     divided: int = -1
     """The round in which groups were found."""
+
+
+Known = dict[tuple[int, float], Mask]
+"""Masks that were made already, by group and share of channels."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +155,18 @@ class Grove:
     """The share of an update that a client sends, of each layer; 1: the model itself."""
     down: float = 0.1
     """The share of a difference that the server sends, of each layer; 1: the model itself."""
+    bytes: str | float | None = None
+    """In place of the two shares: how much the run may send both ways, as a share of what FedAvg
+    sends with the same net, cohort and rounds ("1%", 0.01). Both ways get the same share."""
+    budget: str | None = None
+    """In place of that: how much a client may send and receive in the whole run, on average
+    ("8MB")."""
+    server: Literal["auto", "views", "versions"] = "auto"
+    """How the server knows what clients hold: a model for each client; versions of each group's; or
+    the former while all clients' models fit into 1 GiB."""
+    room: float = 4.0
+    """So many models' room a server with versions takes for updates that clients may have
+    missed."""
     step: float = 1.25
     """How far the server goes along the mean update."""
     home: bool = True
@@ -128,15 +182,17 @@ class Grove:
     """How groups are found; ``most=1``: never."""
     forget: float = 0.3
     """By so much evidence fades when a client reports anew."""
+    ask: int = 1000
+    """Of at most so many clients evidence is kept; others join a group with each report."""
     density: float = 1.0
     """The share of channels that a group's model keeps."""
     thin: float = 0.25
     """Groups lose channels when they are found, or after this share of the rounds."""
+    fit: bool = True
+    """Whether a client whose device cannot hold or train the whole net has fewer channels."""
     multiple: int = 8
     """Widths are multiples of it where a layer is wide enough."""
     score: FilterL1 | FilterL2 = FilterL1()
-    ask: int = 1000
-    """Of at most so many clients evidence is kept; others join a group by their first update."""
     mean: Averaging = WeightedMean()
     objective: Objective = ProblemLoss()
     local: LocalTraining | None = None
@@ -145,13 +201,40 @@ class Grove:
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")
         check(0 < self.down <= 1, "down", self.down, "in (0, 1]")
+        if self.bytes is not None and self.budget is not None:
+            raise InputError(
+                f"bytes is {self.bytes!r} and budget is {self.budget!r}; both say how much may be "
+                "sent: give one of them."
+            )
+        if self.bytes is not None:
+            byte_budget.parse_share(self.bytes)
+        if self.budget is not None:
+            byte_budget.parse_size(self.budget)
+        check(self.server in SERVERS, "server", self.server, f"one of {', '.join(SERVERS)}")
+        check(self.room >= 0, "room", self.room, "0 or more models")
         check(self.step > 0, "step", self.step, "above 0")
         check(self.own in OWN, "own", self.own, f"one of {', '.join(OWN)}")
         check(0 <= self.keep <= 1, "keep", self.keep, "in [0, 1]")
         check(0 <= self.forget <= 1, "forget", self.forget, "in [0, 1]")
+        check(self.ask >= 4, "ask", self.ask, "4 or more clients")
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(0 <= self.thin <= 1, "thin", self.thin, "in [0, 1]")
         check(self.multiple >= 1, "multiple", self.multiple, "1 or more")
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether shares follow from a budget."""
+        return self.bytes is not None or self.budget is not None
+
+    @property
+    def codes_up(self) -> bool:
+        """Whether clients send coded updates; False: models."""
+        return self.has_budget or self.up < 1
+
+    @property
+    def codes_down(self) -> bool:
+        """Whether the server sends coded updates; False: models."""
+        return self.has_budget or self.down < 1
 
     # ---- the server ------------------------------------------------------------------------------
 
@@ -170,21 +253,38 @@ class Grove:
                 "Share all layers (--set home=false), or take a deeper net."
             )
         model = trees.pick(start.params, weights)
+        narrow = narrow_clients(start, self.local) if self.fit else {}
         structure: PlainGroups = ()
-        if self.density < 1:
-            structure = groups_to_plain(removable_groups(start.net))
+        scores = {}
+        if self.density < 1 or narrow:
+            groups = removable_groups(start.net)
+            structure = groups_to_plain(groups)
+            scores[ALL] = self.score(model, groups)
+        published = None
+        left = {}
+        if self._has_versions(model, len(start.clients)):
+            published = versions.first(model, ALL)
+            left[ALL] = trees.map(torch.zeros_like, model)
+        up, down = self.up, self.down
+        if self.has_budget:
+            up = down = self._affordable(start)
         state = State(
             round=0,
             rounds=start.rounds,
-            structure=structure,
+            up=up,
+            down=down,
             models={ALL: model},
-            views={},
-            start=model,
             statistics={ALL: trees.pick(start.params, statistics)},
+            start=model,
+            views={},
+            published=published,
+            left=left,
             groups={},
             evidence={},
-            widths={},
             merits={},
+            structure=structure,
+            scores=scores,
+            narrow=narrow,
         )
         return self._thinned(state)
 
@@ -204,9 +304,17 @@ class Grove:
                 statistics.append(name)
         return tuple(weights), tuple(statistics)
 
+    def _has_versions(self, model: Mapping[str, Tensor], clients: int) -> bool:
+        if not self.codes_down or self.server == "views":
+            return False
+        if self.server == "versions":
+            return True
+        size = sum(leaf.numel() * leaf.element_size() for leaf in model.values())
+        return clients * size > HELD
+
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
-        """What brings a client nearer to its group's model."""
-        send = dict(self._send(state, client))
+        """What brings a client nearer to its group's model, and which kind of model to use."""
+        send = dict(self._send(state, client, {}))
         if self.own == "chosen":
             better, _ = state.merits.get(state.groups.get(client, ALL), (0.0, 0.0))
             send["choice"] = Packet({"pulled": torch.tensor([better < 0])})
@@ -214,16 +322,25 @@ class Grove:
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort catches up and trains."""
-        return [Task(client, self._send(state, client)) for client in cohort]
+        known: Known = {}
+        settings: Settings = {"up": state.up} if self.has_budget else {}
+        return [Task(client, self._send(state, client, known), settings) for client in cohort]
 
-    def _send(self, state: State, client: int) -> Mapping[str, Packet]:
+    def _send(self, state: State, client: int, known: Known) -> Mapping[str, Packet]:
         group = state.groups.get(client, ALL)
-        mask = self._mask(state, group)
-        model = state.models[group]
-        if self.down == 1:
-            send = {"model": Packet(model, mask)}
+        mask = self._mask(state, client, known)
+        if not self.codes_down:
+            model = state.models[group]
+            send = {"model": masked_packet(trees.masked(model, mask or {}), mask)}
+        elif state.published is None:
+            send = {"change": masked_packet(self._change(state, client, mask), mask)}
         else:
-            send = {"change": Packet(self._change(state, client, mask), mask)}
+            send = dict(versions.packets(state.published, client, group))
+            if mask:
+                # It learns its channels from the mask, also when it has missed nothing.
+                nothing = Packet(trees.map(torch.zeros_like, state.start))
+                for name, packet in (send or {f"{versions.MISSED}0": nothing}).items():
+                    send[name] = masked_packet(trees.masked(packet.values, mask), mask)
         if state.statistics[group]:
             send["statistics"] = Packet(state.statistics[group])
         return send
@@ -232,24 +349,41 @@ class Grove:
         """The largest of what the client does not hold yet of its group's model."""
         model = state.models[state.groups.get(client, ALL)]
         held = state.views.get(client, state.start)
-        return coded(self.down, trees.sub(model, held), mask)
+        return coded(state.down, trees.sub(model, held), mask)
 
-    def _mask(self, state: State, group: int) -> Mask | None:
-        """Which weights a group's model has left; None: all."""
-        if group not in state.widths:
+    def _mask(self, state: State, client: int, known: Known) -> Mask | None:
+        """What a client has of its group's model and statistics; None: all."""
+        group = state.groups.get(client, ALL)
+        return self._group_mask(state, group, known, state.narrow.get(client, 1.0))
+
+    def _group_mask(
+        self, state: State, group: int, known: Known, share: float = 1.0
+    ) -> Mask | None:
+        """What is left of a group's model at a share of the channels; None: all."""
+        if state.is_thin:
+            share = min(share, self.density)
+        if share == 1:
             return None
-        return _mask_at(state, group, self.density, self.multiple)
+        if (group, share) not in known:
+            channels = best_in_steps(state.scores[group], share, self.multiple)
+            shapes = shapes_of({**state.models[group], **state.statistics[group]})
+            structure = groups_from_plain(state.structure)
+            known[group, share] = expand(structure, shapes, channels, buffers=True)
+        return known[group, share]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The groups' next models; evidence; groups, if there is enough; fewer channels."""
         means: dict[int, Average] = {}
         views = dict(state.views)
+        reported: dict[int, list[int]] = {}
         heads: dict[int, Tensor] = {}
         merits: dict[int, list[tuple[float, float]]] = {}
+        known: Known = {}
         for report in reports:
             group = state.groups.get(report.of, ALL)
-            mask = self._mask(state, group)
-            if self.down < 1:
+            mask = self._mask(state, report.of, known)
+            reported.setdefault(group, []).append(report.of)
+            if self.codes_down and state.published is None:
                 held = views.get(report.of, state.start)
                 view = trees.map(torch.add, held, self._change(state, report.of, mask))
                 views[report.of] = view if mask is None else trees.masked(view, mask)
@@ -267,60 +401,75 @@ class Grove:
                 merits.setdefault(group, []).append(said)
         models = dict(state.models)
         statistics = dict(state.statistics)
+        steps: dict[int, Tree] = {}
         for group, mean in means.items():
             found = mean.value()
-            models[group] = self._moved(models[group], found)
+            steps[group] = self._step(state, group, found)
+            models[group] = self._moved(models[group], found, steps[group])
             statistics[group] = trees.pick(found, statistics[group])
         after = replace(
-            state,
+            self._published(state, steps, reported),
             round=state.round + 1,
             models=models,
             views=views,
             statistics=statistics,
             merits=added(state.merits, merits),
         )
-        return self._thinned(self._divided(self._gathered(after, heads), heads))
+        unlike = unlike_others(dict(sorted(heads.items())))
+        return self._thinned(self._divided(after, unlike))
 
     def _before(self, state: State, group: int) -> Tree:
         """What an average starts from: updates from nothing, models from the one that was sent."""
         model = state.models[group]
-        if self.up < 1:
+        if self.codes_up:
             model = trees.map(torch.zeros_like, model)
         return {**model, **state.statistics[group]}
 
-    def _moved(self, model: Tree, found: Tree) -> Tree:
-        shared = trees.pick(found, model)
-        if self.up < 1:
-            return {name: model[name] + self.step * shared[name] for name in model}
-        if self.step == 1:
+    def _step(self, state: State, group: int, found: Tree) -> Tree:
+        """By what a group's model changes."""
+        mean = trees.pick(found, state.models[group])
+        if not self.codes_up:
+            trained_from = state.models[group]
+            if state.published is not None:
+                trained_from = state.published.models[group]
+            mean = trees.sub(mean, trained_from)
+        return trees.map(lambda leaf: self.step * leaf, mean)
+
+    def _moved(self, model: Tree, found: Tree, step: Tree) -> Tree:
+        """A group's next model."""
+        if not self.codes_up and not self.codes_down and self.step == 1:
             # Not by a difference, which rounds: this is FedAvg.
-            return shared
-        return {name: model[name] + self.step * (shared[name] - model[name]) for name in model}
+            return trees.pick(found, model)
+        return trees.map(torch.add, model, step)
+
+    def _published(
+        self, state: State, steps: Mapping[int, Tree], reported: Mapping[int, Sequence[int]]
+    ) -> State:
+        """The next version of each group that has moved; those who reported hold the last one."""
+        published = state.published
+        if published is None:
+            return state
+        left = dict(state.left)
+        for group, step in steps.items():
+            published = versions.note(published, reported[group], group)
+            # W_g - P_g as a sum of what was left and the new step: a difference of the two would
+            # round, and rounding would decide which of equal changes are published.
+            owed = trees.map(torch.add, left[group], step)
+            update = coded(state.down, owed, self._group_mask(state, group, {}))
+            left[group] = trees.sub(owed, update)
+            published = versions.publish(published, update, self.room, group)
+        return replace(state, published=published, left=left)
 
     # ---- groups ----------------------------------------------------------------------------------
 
-    def _gathered(self, state: State, heads: Mapping[int, Tensor]) -> State:
-        """How each head moved unlike the others of its round, added to what is known."""
-        if len(heads) < 2:
-            return state
-        mean = torch.stack(list(heads.values())).mean(0)
-        evidence = dict(state.evidence)
-        for client, moved in heads.items():
-            if client not in evidence and len(evidence) >= self.ask:
-                continue
-            zero = torch.zeros_like(mean)
-            count, odd, even = evidence.get(client, (0, zero, zero))
-            # All rounds count the same: the first steps are the longest and say the least.
-            unlike = normalize(moved - mean, dim=0)
-            if count % 2:
-                even = (1 - self.forget) * even + unlike
-            else:
-                odd = (1 - self.forget) * odd + unlike
-            evidence[client] = (count + 1, odd, even)
-        return replace(state, evidence=dict(sorted(evidence.items())))
+    def _divided(self, state: State, unlike: Mapping[int, Tensor]) -> State:
+        """Groups, if the evidence supports them; later, clients nearer to another group move.
 
-    def _divided(self, state: State, reported: Iterable[int]) -> State:
-        """Groups, if the evidence supports them; later, clients nearer to another group move."""
+        ``unlike`` is how the heads of a round moved unlike each other.
+        """
+        if len(unlike) >= 2:
+            evidence = gathered(state.evidence, unlike, self.forget, self.ask)
+            state = replace(state, evidence=evidence)
         # Both halves of a client's evidence are needed.
         ready = [client for client, (count, _, _) in state.evidence.items() if count >= 2]
         if len(ready) < 4:
@@ -333,59 +482,143 @@ class Grove:
             labels, shared = self.finding(odd, even)
             # Twice in a row: once may be luck.
             was_found = state.shared >= self.finding.least
+            state = replace(state, shared=shared)
             if not any(labels) or not was_found:
-                return replace(state, shared=shared)
-            groups = {client: label + 1 for client, label in zip(ready, labels, strict=True)}
-            numbers = sorted(set(groups.values()))
-            models = {ALL: state.models[ALL], **dict.fromkeys(numbers, state.models[ALL])}
-            statistics = dict.fromkeys((ALL, *numbers), state.statistics[ALL])
-            return replace(
-                state,
-                groups=groups,
-                shared=shared,
-                divided=state.round,
-                models=models,
-                statistics=statistics,
-                merits=dict.fromkeys(numbers, state.merits.get(ALL, (0.0, 0.0))),
-            )
+                return state
+            return self._branched(state, dict(zip(ready, labels, strict=True)))
         vectors = normalize(odd.double() + even.double())
         now = torch.tensor([state.groups.get(client, ALL) for client in ready])
         nearest = nearest_others(vectors, now)
-        moved = set(reported)
         groups = dict(state.groups)
         for client, label in zip(ready, nearest.tolist(), strict=True):
-            if client in moved and label != ALL:
+            if client in unlike and label != ALL:
                 groups[client] = label
+        for client, moved in unlike.items():
+            if client not in state.evidence:
+                # The last of those who joined so; of others the server knows nothing.
+                groups.pop(client, None)
+                groups[client] = nearest_group(moved, state.evidence, state.groups)
+        joined = [client for client in groups if client not in state.evidence]
+        for client in joined[: max(0, len(joined) - MOST_AT_ONCE)]:
+            del groups[client]
         return replace(state, groups=groups)
 
+    def _branched(self, state: State, labels: Mapping[int, int]) -> State:
+        """Groups with the model that all had, beside that of clients who are in none yet."""
+        groups = {client: label + 1 for client, label in labels.items()}
+        numbers = sorted(set(groups.values()))
+        published = state.published
+        if published is not None:
+            published = versions.branch(published, numbers, ALL, stays=True)
+        branched = replace(
+            state,
+            groups=groups,
+            divided=state.round,
+            models=dict.fromkeys((ALL, *numbers), state.models[ALL]),
+            statistics=dict.fromkeys((ALL, *numbers), state.statistics[ALL]),
+            merits=dict.fromkeys(numbers, state.merits.get(ALL, (0.0, 0.0))),
+            published=published,
+            left={group: state.left[ALL] for group in (ALL, *numbers) if state.left},
+        )
+        return self._scored(branched)
+
     def figures(self, state: State) -> Mapping[str, float]:
-        """How many groups there are, since when, and how real they are."""
+        """How many groups there are, since when, and how real they are; the shares in use."""
         return {
             "groups": float(max(1, len(set(state.groups.values())))),
             "divided_in_round": float(state.divided),
             "shared": state.shared,
             "offset_is_better": sum(better for better, _ in state.merits.values()),
+            "share_up": state.up,
+            "share_down": state.down,
         }
 
     # ---- channels --------------------------------------------------------------------------------
 
+    def _scored(self, state: State) -> State:
+        """Every channel judged anew, by its group's model."""
+        if not state.structure:
+            return state
+        structure = groups_from_plain(state.structure)
+        scores = {group: self.score(model, structure) for group, model in state.models.items()}
+        published = state.published
+        if published is not None:
+            # Narrow clients may have other channels now, which they do not hold.
+            published = versions.forget(published, state.narrow)
+        return replace(state, scores=scores, published=published)
+
     def _thinned(self, state: State) -> State:
         """Groups without their weakest channels, when it is time."""
-        if self.density == 1 or state.widths:
+        if self.density == 1 or state.is_thin:
             return state
         if not state.groups and state.round < round(self.thin * state.rounds):
             return state
-        structure = groups_from_plain(state.structure)
-        widths = {}
-        for group, model in state.models.items():
-            widths[group] = self.score(model, structure)
-        state = replace(state, widths=widths)
+        state = replace(self._scored(state), is_thin=True)
         models = {}
+        left = {}
         for group, model in state.models.items():
-            mask = self._mask(state, group)
+            mask = self._group_mask(state, group, {})
             assert mask is not None
             models[group] = trees.masked(model, mask)
-        return replace(state, models=models)
+            if state.left:
+                left[group] = trees.masked(state.left[group], mask)
+        if self.has_budget:
+            # The same number of values, of fewer.
+            kept = sum(int(leaf.count_nonzero()) for leaf in models[ALL].values())
+            more = trees.size(models[ALL]) / max(1, kept)
+            up = min(byte_budget.MOST_SHARE, state.up * more)
+            down = min(byte_budget.MOST_SHARE, state.down * more)
+            state = replace(state, up=up, down=down)
+        return replace(state, models=models, left=left)
+
+    # ---- bytes -----------------------------------------------------------------------------------
+
+    def _affordable(self, start: Start) -> float:
+        """The share, the same both ways, with which a run costs what it may."""
+        weights, names = self._names(start.layout)
+        model = trees.pick(start.params, weights)
+        # The estimate of costs has a codec that leaves no zeros out: it is not what will be used.
+        codec = Smallest() if isinstance(self.codec, Bitmap) else self.codec
+        exchange = byte_budget.Exchange(
+            start=start,
+            model=model,
+            statistics=trees.pick(start.params, names),
+            evidence=start.layout.count(start.layout.head) if self.finding.most > 1 else 0,
+            metrics={"better": -0.012345678901234567, "tried": 100.0},
+            codec=codec,
+            has_versions=self._has_versions(model, len(start.clients)),
+            room=self.room,
+        )
+        return byte_budget.share_within(exchange, self.bytes, self.budget)
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """Of a coded update the entropy of its places, its signs and its magnitudes; or the budget.
+
+        Evidence is coded too. Down, with versions, as many updates as a client has missed.
+        """
+        if self.bytes is not None:
+            dense = dense_bytes(net.layout.size, cohort, rounds)
+            return round(byte_budget.parse_share(self.bytes) * dense)
+        if self.budget is not None:
+            return round(byte_budget.parse_size(self.budget) * clients)
+        weights, _ = self._names(net.layout)
+        model = trees.pick(net.params(), weights)
+        up = down = 4.0 * trees.size(model)
+        if self.codes_up:
+            up = coded_bytes(self.up, model)
+        if self.finding.most > 1:
+            head = trees.flat(trees.pick(net.params(), net.layout.head))
+            up += coded_bytes(EVIDENCE, {"head": head})
+        if self.codes_down:
+            update = coded_bytes(self.down, model)
+            missed = [1 - 1 / rounds, 1 / rounds][::-1]
+            if self._has_versions(model, clients):
+                missed = byte_budget.waits(clients, cohort, rounds)
+            whole = down
+            down = 0.0
+            for number, chance in enumerate(missed):
+                down += chance * min(number * update, whole)
+        return round((up + down) * cohort * rounds)
 
     # ---- a client --------------------------------------------------------------------------------
 
@@ -429,13 +662,17 @@ class Grove:
         What is not in the network any longer, where channels are gone, is 0 in all of them.
         """
         weights, _ = self._names(client.layout)
-        rest = dict(carry)
-        sent_mask = rest.pop("change.mask", None) or rest.pop("model.mask", None)
-        shared = rest.pop("model", None)
-        held = rest.pop("held", {})
-        if shared is None:
-            held = trees.pick(held or client.start, weights)
-            shared = trees.map(torch.add, held, rest.pop("change"))
+        sent_mask = None
+        rest = {}
+        for name, tree in carry.items():
+            # All packets that have a mask have the same.
+            if name.endswith(".mask"):
+                sent_mask = tree
+            else:
+                rest[name] = tree
+        shared, rest = versions.receive(rest, trees.pick(client.start, weights))
+        if "change" in rest:
+            shared = trees.map(torch.add, shared, rest.pop("change"))
         # Taken out, so that old and new clients have the same trees, and train at once.
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
@@ -458,7 +695,7 @@ class Grove:
             rest["offset"] = offset
         if self.own in ("pulled", "chosen"):
             rest["personal"] = personal
-        if self.up < 1:
+        if self.codes_up:
             zeros = trees.map(torch.zeros_like, trees.pick(model, weights))
             rest["left"] = rest.get("left") or zeros
         return rest
@@ -479,25 +716,24 @@ class Grove:
         model = trees.pick(carry["model"], weights)
         trained = trees.pick(carry["local"], weights)
         mask = carry.get("model.mask")
-        shared_mask = None
-        if mask:
-            shared_mask = {name: kept for name, kept in mask.items() if name in weights}
         give = {}
         memory: dict[str, Tree] = {}
-        if self.up == 1:
-            give["model"] = Packet(trained, shared_mask)
+        if not self.codes_up:
+            give["model"] = masked_packet(trained, mask)
         else:
+            share = self.up
+            if self.has_budget:
+                share = float(carry["settings"]["up"])
             moved = trees.map(torch.add, trees.sub(trained, model), carry["left"])
-            if shared_mask:
-                moved = trees.masked(moved, shared_mask)
-            sent = coded(self.up, moved, shared_mask)
+            moved = trees.masked(moved, mask or {})
+            sent = coded(share, moved, mask)
             memory["left"] = trees.sub(moved, sent)
-            give["change"] = Packet(sent, shared_mask)
+            give["change"] = masked_packet(sent, mask)
         if names:
             give["statistics"] = Packet(trees.pick(carry["local"], names))
         if self.finding.most > 1:
             give["evidence"] = Packet({"scores.head": head_change(carry, client.layout)})
-        if self.down < 1:
+        if self.codes_down:
             memory["held"] = model
         if self.home:
             home = [name for name in client.layout.shapes if name not in weights]
@@ -519,46 +755,16 @@ class Grove:
         """What :meth:`_give` gives."""
         weights, names = self._names(net.layout)
         params = net.params()
-        sent = task.send["model" if self.down == 1 else "change"]
-        packet = "model" if self.up == 1 else "change"
-        packets = {packet: Form.of(trees.pick(params, weights), sent.mask)}
+        masks = [packet.mask for packet in task.send.values() if packet.mask]
+        mask = masks[0] if masks else None
+        packet = "change" if self.codes_up else "model"
+        packets = {packet: Form.of(trees.pick(params, weights), mask)}
         if names:
             packets["statistics"] = Form.of(trees.pick(params, names))
         if self.finding.most > 1:
             head = trees.flat(trees.pick(params, net.layout.head))
             packets["evidence"] = Form.of({"scores.head": head})
         return Holds(packets, optional={"better": (-1.0, 1.0), "tried": (0.0, 1e9)})
-
-    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """As FedAvg."""
-        return dense_bytes(net.layout.size, cohort, rounds)
-
-
-def coded(share: float, change: Mapping[str, Tensor], mask: Mask | None) -> Tree:
-    """The largest of a change, each as a sign times one magnitude per layer.
-
-    Under a mask the share is of what the mask keeps.
-    """
-    coder = SparseTernary(share, "layer")
-    if not mask:
-        return coder(change)
-    inside = {}
-    for name, leaf in change.items():
-        inside[name] = leaf[mask[name]] if name in mask else leaf
-    sent = coder(inside)
-    for name, leaf in change.items():
-        if name in mask:
-            wide = torch.zeros_like(leaf)
-            wide[mask[name]] = sent[name]
-            sent[name] = wide
-    return sent
-
-
-def head_change(carry: Carry, layout: Layout) -> Tensor:
-    """How training changed the last layer: the larger half of it, as signs."""
-    before = trees.flat(trees.pick(carry["model"], layout.head))
-    after = trees.flat(trees.pick(carry["local"], layout.head))
-    return SparseTernary(EVIDENCE)({"head": after - before})["head"]
 
 
 def added(
@@ -575,29 +781,29 @@ def added(
     return merits
 
 
-def _mask_at(state: State, group: int, density: float, multiple: int) -> Mask:
-    structure = groups_from_plain(state.structure)
-    channels = widths_in_steps(state.widths[group], density, multiple)
-    return expand(structure, shapes_of(state.models[group]), channels)
+def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
+    """About what a coded change takes: places, signs, and a magnitude for each layer.
 
-
-def widths_in_steps(scores: Mapping[str, Tensor], density: float, multiple: int) -> Channels:
-    """The best channels of every layer, as many as its share, in steps of ``multiple``.
-
-    A layer narrower than twice ``multiple`` is not rounded.
-
-    >>> kept = widths_in_steps({"a": torch.arange(32.0), "b": torch.arange(6.0)}, 0.4, 8)
-    >>> [int(k.sum()) for k in kept.values()]
-    [16, 2]
+    >>> coded_bytes(0.5, {"w": torch.zeros(2, 4)})
+    5.5
     """
-    channels: Channels = {}
-    for name, score in scores.items():
-        count = max(1, round(density * len(score)))
-        if len(score) >= 2 * multiple:
-            count = min(
-                len(score), max(multiple, multiple * round(density * len(score) / multiple))
-            )
-        best = torch.argsort(score.detach().cpu(), descending=True, stable=True)[:count]
-        channels[name] = torch.zeros(len(score), dtype=torch.bool)
-        channels[name][best] = True
-    return channels
+    total = 0.0
+    for leaf in tree.values():
+        kept = max(1, round(share * leaf.numel()))
+        total += versions.update_bits(leaf.numel(), kept) / 8 + 4
+    return total
+
+
+PRESETS = {
+    "off": Grove(
+        up=1.0,
+        down=1.0,
+        step=1.0,
+        home=False,
+        own="none",
+        finding=HeldOutGroups(most=1),
+        density=1.0,
+        fit=False,
+    )
+}
+"""All parts off: FedAvg."""

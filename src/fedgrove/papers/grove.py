@@ -111,7 +111,9 @@ def parts_off() -> dict[str, Grove]:
 
 
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.5)
-"""Of an update, that are sent in Figure 1; both ways the same."""
+"""Of an update, that sparse ternary compression sends in Figure 1, both ways."""
+BUDGETS = ("0.5%", "1%", "2%", "3%", "5%")
+"""Of fedavg's bytes, that Grove may send in Figure 1."""
 SKETCHES = (0.1, 0.3, 0.6, 1.0)
 """Bits for each parameter in Figure 1."""
 
@@ -123,9 +125,10 @@ def by_share() -> dict[str, dict[str, AnyMethod]]:
         stc = STC(up=share, down=share, scope="layer")
         lines["stc"][f"stc-{share:g}"] = stc
         lines["stc-home"][f"stc-home-{share:g}"] = replace(stc, head="home")
-        lines["grove"][f"grove-{share:g}"] = Grove(up=share, down=share)
     for share in SKETCHES:
         lines["pfed1bs"][f"pfed1bs-{share:g}"] = PFed1BS(share=share)
+    for budget in BUDGETS:
+        lines["grove"][f"grove-{budget}"] = Grove(bytes=budget)
     return lines
 
 
@@ -158,7 +161,8 @@ def notes(setting: Setting) -> tuple[str, ...]:
 
 def table_1(setting: Setting) -> Study:
     """Grove beside the methods it is measured against."""
-    rows = _rows(setting, {**others(setting), "grove": Grove()}, "grove")
+    ours = {"grove": Grove(), "grove-1%": Grove(bytes="1%")}
+    rows = _rows(setting, {**others(setting), **ours}, "grove")
     return Study(
         "Grove, Table 1",
         f"Grove beside other methods: accuracy, its spread over clients and what a device sends; "
