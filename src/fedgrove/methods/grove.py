@@ -151,8 +151,9 @@ class Grove:
     down: float = 0.1
     """The share of a difference that the server sends, of each layer; 1: the model itself."""
     bytes: str | float | None = None
-    """In place of the two shares: how much the run may send both ways, as a share of what FedAvg
-    sends with the same net, cohort and rounds ("1%", 0.01). Both ways get the same share."""
+    """In place of the two shares: how much the run sends both ways, as a share of what FedAvg sends
+    with the same net, cohort and rounds ("1%", 0.01); less where half of each layer takes less.
+    Both ways get the same share."""
     budget: str | None = None
     """In place of that: how much a client may send and receive in the whole run, on average
     ("8MB")."""
