@@ -4,7 +4,7 @@ Round :math:`t`, cohort :math:`S_t`; W_g the model of group g without what stays
 does with client k (its last layer and norm layers), V_k what the client holds of its group's model,
 A_k its errors, 0 at first. With a view per client the server knows V_k::
 
-    V_k  = V_k + C_down(W_g - V_k)                                         -> _send, _change
+    V_k  = V_k + C_down(W_g - V_k)                                         -> holdings.packets
     x_k  = E epochs of min CE(x; D_k) from (V_k, h_k);   h_k = that of x_k -> Train, _give
     v_k  = E epochs of min CE(v; D_k) + mu/2 |v - (V_k, h_k)|^2 from v_k   -> Train(.. + Proximal)
     q_k  = C_up(x_k - V_k + A_k);       A_k = x_k - V_k + A_k - q_k        -> coded, _give
@@ -13,7 +13,7 @@ A_k its errors, 0 at first. With a view per client the server knows V_k::
 With many clients it keeps versions of what each group has published, P_g, and a client is sent the
 updates that it has missed: V_k = P_g, and after each round::
 
-    P_g  = P_g + C_down(W_g - P_g)                                         -> versions.publish
+    P_g  = P_g + C_down(W_g - P_g)                                         -> holdings.publish
 
 C takes the largest share of each layer, each as a sign times one magnitude (-> ternary.coded). The
 shares are given, or follow from a budget of bytes (-> parts.byte_budget).
@@ -36,7 +36,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from .. import trees
 from ..channels.choice import FilterL1, FilterL2, best_in_steps
@@ -51,7 +50,6 @@ from ..channels.submodel import (
     shapes_of,
 )
 from ..core import (
-    MOST_AT_ONCE,
     Batch,
     Batches,
     Carry,
@@ -73,24 +71,26 @@ from ..core import (
 from ..errors import InputError, UnfitError, check
 from ..nets import Net
 from ..nets.layout import Layout
-from ..parts import byte_budget, versions
+from ..parts import byte_budget, holdings
 from ..parts.aggregate import Average, Averaging, WeightedMean
 from ..parts.device_widths import narrow_clients
 from ..parts.group import HELD
 from ..parts.head_evidence import (
     EVIDENCE,
+    FEW,
     Evidence,
     gathered,
+    halves,
     head_change,
-    nearest_group,
+    regrouped,
     unlike_others,
 )
+from ..parts.holdings import Holdings
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss, Proximal
 from ..parts.one_model import dense_bytes
-from ..parts.stability import HeldOutGroups, nearest_others
+from ..parts.stability import HeldOutGroups
 from ..parts.ternary import coded
-from ..parts.versions import Versions
 from ..trees import Mask, Tree
 from ..wire.codec import Bitmap, Codec, Smallest
 
@@ -117,13 +117,8 @@ class State:
     """By group, without what stays with clients."""
     statistics: dict[int, Tree]
     """By group: running statistics, which are sent whole."""
-    start: Tree
-    views: dict[int, Tree]
-    """By client: what it holds. A client that is not here holds the initial model."""
-    published: Versions | None
-    """In place of views: what clients hold by group and version."""
-    left: dict[int, Tree]
-    """By group: what of its model is not published yet."""
+    holdings: Holdings
+    """What each client holds of its group's model."""
     groups: dict[int, int]
     evidence: Evidence
     merits: dict[int, tuple[float, float]]
@@ -156,8 +151,9 @@ class Grove:
     down: float = 0.1
     """The share of a difference that the server sends, of each layer; 1: the model itself."""
     bytes: str | float | None = None
-    """In place of the two shares: how much the run may send both ways, as a share of what FedAvg
-    sends with the same net, cohort and rounds ("1%", 0.01). Both ways get the same share."""
+    """In place of the two shares: how much the run sends both ways, as a share of what FedAvg sends
+    with the same net, cohort and rounds ("1%", 0.01); less where half of each layer takes less.
+    Both ways get the same share."""
     budget: str | None = None
     """In place of that: how much a client may send and receive in the whole run, on average
     ("8MB")."""
@@ -260,11 +256,7 @@ class Grove:
             groups = removable_groups(start.net)
             structure = groups_to_plain(groups)
             scores[ALL] = self.score(model, groups)
-        published = None
-        left = {}
-        if self._has_versions(model, len(start.clients)):
-            published = versions.first(model, ALL)
-            left[ALL] = trees.map(torch.zeros_like, model)
+        has_versions = self._has_versions(model, len(start.clients))
         up, down = self.up, self.down
         if self.has_budget:
             up = down = self._affordable(start)
@@ -275,10 +267,7 @@ class Grove:
             down=down,
             models={ALL: model},
             statistics={ALL: trees.pick(start.params, statistics)},
-            start=model,
-            views={},
-            published=published,
-            left=left,
+            holdings=holdings.first(model, ALL, has_versions),
             groups={},
             evidence={},
             merits={},
@@ -314,7 +303,7 @@ class Grove:
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """What brings a client nearer to its group's model, and which kind of model to use."""
-        send = dict(self._send(state, client, {}))
+        send = dict(self._send(state, client, {}, {}))
         if self.own == "chosen":
             better, _ = state.merits.get(state.groups.get(client, ALL), (0.0, 0.0))
             send["choice"] = Packet({"pulled": torch.tensor([better < 0])})
@@ -323,33 +312,26 @@ class Grove:
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort catches up and trains."""
         known: Known = {}
+        sums: holdings.Sums = {}
         settings: Settings = {"up": state.up} if self.has_budget else {}
-        return [Task(client, self._send(state, client, known), settings) for client in cohort]
+        tasks = []
+        for client in cohort:
+            tasks.append(Task(client, self._send(state, client, known, sums), settings))
+        return tasks
 
-    def _send(self, state: State, client: int, known: Known) -> Mapping[str, Packet]:
+    def _send(
+        self, state: State, client: int, known: Known, sums: holdings.Sums
+    ) -> Mapping[str, Packet]:
         group = state.groups.get(client, ALL)
         mask = self._mask(state, client, known)
+        model = state.models[group]
         if not self.codes_down:
-            model = state.models[group]
             send = {"model": masked_packet(trees.masked(model, mask or {}), mask)}
-        elif state.published is None:
-            send = {"change": masked_packet(self._change(state, client, mask), mask)}
         else:
-            send = dict(versions.packets(state.published, client, group))
-            if mask:
-                # It learns its channels from the mask, also when it has missed nothing.
-                nothing = Packet(trees.map(torch.zeros_like, state.start))
-                for name, packet in (send or {f"{versions.MISSED}0": nothing}).items():
-                    send[name] = masked_packet(trees.masked(packet.values, mask), mask)
+            send = holdings.packets(state.holdings, client, group, model, state.down, mask, sums)
         if state.statistics[group]:
             send["statistics"] = Packet(state.statistics[group])
         return send
-
-    def _change(self, state: State, client: int, mask: Mask | None) -> Tree:
-        """The largest of what the client does not hold yet of its group's model."""
-        model = state.models[state.groups.get(client, ALL)]
-        held = state.views.get(client, state.start)
-        return coded(state.down, trees.sub(model, held), mask)
 
     def _mask(self, state: State, client: int, known: Known) -> Mask | None:
         """What a client has of its group's model and statistics; None: all."""
@@ -374,7 +356,7 @@ class Grove:
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The groups' next models; evidence; groups, if there is enough; fewer channels."""
         means: dict[int, Average] = {}
-        views = dict(state.views)
+        views: dict[int, Tree] = {}
         reported: dict[int, list[int]] = {}
         heads: dict[int, Tensor] = {}
         merits: dict[int, list[tuple[float, float]]] = {}
@@ -383,10 +365,10 @@ class Grove:
             group = state.groups.get(report.of, ALL)
             mask = self._mask(state, report.of, known)
             reported.setdefault(group, []).append(report.of)
-            if self.codes_down and state.published is None:
-                held = views.get(report.of, state.start)
-                view = trees.map(torch.add, held, self._change(state, report.of, mask))
-                views[report.of] = view if mask is None else trees.masked(view, mask)
+            if self.codes_down and state.holdings.published is None:
+                views[report.of] = holdings.next_view(
+                    state.holdings, report.of, state.models[group], state.down, mask
+                )
             if self.finding.most > 1:
                 heads[report.of] = report.give["evidence"].values["scores.head"].float()
             given: Tree = {}
@@ -407,11 +389,17 @@ class Grove:
             steps[group] = self._step(state, group, found)
             models[group] = self._moved(models[group], found, steps[group])
             statistics[group] = trees.pick(found, statistics[group])
+        held = replace(state.holdings, views={**state.holdings.views, **views})
+        if held.published is not None:
+            for group, step in steps.items():
+                mask = self._group_mask(state, group, known)
+                members = reported[group]
+                held = holdings.publish(held, group, step, state.down, mask, members, self.room)
         after = replace(
-            self._published(state, steps, reported),
+            state,
             round=state.round + 1,
             models=models,
-            views=views,
+            holdings=held,
             statistics=statistics,
             merits=added(state.merits, merits),
         )
@@ -430,8 +418,8 @@ class Grove:
         mean = trees.pick(found, state.models[group])
         if not self.codes_up:
             trained_from = state.models[group]
-            if state.published is not None:
-                trained_from = state.published.models[group]
+            if state.holdings.published is not None:
+                trained_from = state.holdings.published.models[group]
             mean = trees.sub(mean, trained_from)
         return trees.map(lambda leaf: self.step * leaf, mean)
 
@@ -441,24 +429,6 @@ class Grove:
             # Not by a difference, which rounds: this is FedAvg.
             return trees.pick(found, model)
         return trees.map(torch.add, model, step)
-
-    def _published(
-        self, state: State, steps: Mapping[int, Tree], reported: Mapping[int, Sequence[int]]
-    ) -> State:
-        """The next version of each group that has moved; those who reported hold the last one."""
-        published = state.published
-        if published is None:
-            return state
-        left = dict(state.left)
-        for group, step in steps.items():
-            published = versions.note(published, reported[group], group)
-            # W_g - P_g as a sum of what was left and the new step: a difference of the two would
-            # round, and rounding would decide which of equal changes are published.
-            owed = trees.map(torch.add, left[group], step)
-            update = coded(state.down, owed, self._group_mask(state, group, {}))
-            left[group] = trees.sub(owed, update)
-            published = versions.publish(published, update, self.room, group)
-        return replace(state, published=published, left=left)
 
     # ---- groups ----------------------------------------------------------------------------------
 
@@ -470,46 +440,24 @@ class Grove:
         if len(unlike) >= 2:
             evidence = gathered(state.evidence, unlike, self.forget, self.ask)
             state = replace(state, evidence=evidence)
-        # Both halves of a client's evidence are needed.
-        ready = [client for client, (count, _, _) in state.evidence.items() if count >= 2]
-        if len(ready) < 4:
+        if state.groups:
+            groups = regrouped(state.groups, state.evidence, unlike, ALL)
+            return replace(state, groups=groups)
+        ready, odd, even = halves(state.evidence)
+        if len(ready) < max(FEW, READY * len(state.evidence)):
             return state
-        odd = torch.stack([state.evidence[client][1] for client in ready])
-        even = torch.stack([state.evidence[client][2] for client in ready])
-        if not state.groups:
-            if len(ready) < READY * len(state.evidence):
-                return state
-            labels, shared = self.finding(odd, even)
-            # Twice in a row: once may be luck.
-            was_found = state.shared >= self.finding.least
-            state = replace(state, shared=shared)
-            if not any(labels) or not was_found:
-                return state
-            return self._branched(state, dict(zip(ready, labels, strict=True)))
-        vectors = normalize(odd.double() + even.double())
-        now = torch.tensor([state.groups.get(client, ALL) for client in ready])
-        nearest = nearest_others(vectors, now)
-        groups = dict(state.groups)
-        for client, label in zip(ready, nearest.tolist(), strict=True):
-            if client in unlike and label != ALL:
-                groups[client] = label
-        for client, moved in unlike.items():
-            if client not in state.evidence:
-                # The last of those who joined so; of others the server knows nothing.
-                groups.pop(client, None)
-                groups[client] = nearest_group(moved, state.evidence, state.groups)
-        joined = [client for client in groups if client not in state.evidence]
-        for client in joined[: max(0, len(joined) - MOST_AT_ONCE)]:
-            del groups[client]
-        return replace(state, groups=groups)
+        labels, shared = self.finding(odd, even)
+        # Twice in a row: once may be luck.
+        was_found = state.shared >= self.finding.least
+        state = replace(state, shared=shared)
+        if not any(labels) or not was_found:
+            return state
+        return self._branched(state, dict(zip(ready, labels, strict=True)))
 
     def _branched(self, state: State, labels: Mapping[int, int]) -> State:
         """Groups with the model that all had, beside that of clients who are in none yet."""
         groups = {client: label + 1 for client, label in labels.items()}
         numbers = sorted(set(groups.values()))
-        published = state.published
-        if published is not None:
-            published = versions.branch(published, numbers, ALL, stays=True)
         branched = replace(
             state,
             groups=groups,
@@ -517,8 +465,7 @@ class Grove:
             models=dict.fromkeys((ALL, *numbers), state.models[ALL]),
             statistics=dict.fromkeys((ALL, *numbers), state.statistics[ALL]),
             merits=dict.fromkeys(numbers, state.merits.get(ALL, (0.0, 0.0))),
-            published=published,
-            left={group: state.left[ALL] for group in (ALL, *numbers) if state.left},
+            holdings=holdings.branch(state.holdings, numbers, ALL),
         )
         return self._scored(branched)
 
@@ -541,11 +488,7 @@ class Grove:
             return state
         structure = groups_from_plain(state.structure)
         scores = {group: self.score(model, structure) for group, model in state.models.items()}
-        published = state.published
-        if published is not None:
-            # Narrow clients may have other channels now, which they do not hold.
-            published = versions.forget(published, state.narrow)
-        return replace(state, scores=scores, published=published)
+        return replace(state, scores=scores, holdings=holdings.forget(state.holdings, state.narrow))
 
     def _thinned(self, state: State) -> State:
         """Groups without their weakest channels, when it is time."""
@@ -555,21 +498,18 @@ class Grove:
             return state
         state = replace(self._scored(state), is_thin=True)
         models = {}
-        left = {}
+        held = state.holdings
         for group, model in state.models.items():
             mask = self._group_mask(state, group, {})
             assert mask is not None
             models[group] = trees.masked(model, mask)
-            if state.left:
-                left[group] = trees.masked(state.left[group], mask)
+            held = holdings.thin(held, group, mask)
         if self.has_budget:
-            # The same number of values, of fewer.
-            kept = sum(int(leaf.count_nonzero()) for leaf in models[ALL].values())
-            more = trees.size(models[ALL]) / max(1, kept)
-            up = min(byte_budget.MOST_SHARE, state.up * more)
-            down = min(byte_budget.MOST_SHARE, state.down * more)
-            state = replace(state, up=up, down=down)
-        return replace(state, models=models, left=left)
+            mask = self._group_mask(state, ALL, {}) or {}
+            whole = state.models[ALL]
+            share = byte_budget.share_of_less(state.up, whole, mask)
+            state = replace(state, up=share, down=share)
+        return replace(state, models=models, holdings=held)
 
     # ---- bytes -----------------------------------------------------------------------------------
 
@@ -603,21 +543,20 @@ class Grove:
             return round(byte_budget.parse_size(self.budget) * clients)
         weights, _ = self._names(net.layout)
         model = trees.pick(net.params(), weights)
-        up = down = 4.0 * trees.size(model)
+        whole = 4.0 * trees.size(model)
+        up = down = whole
         if self.codes_up:
-            up = coded_bytes(self.up, model)
+            up = byte_budget.coded_bytes(self.up, model)
         if self.finding.most > 1:
             head = trees.flat(trees.pick(net.params(), net.layout.head))
-            up += coded_bytes(EVIDENCE, {"head": head})
+            up += byte_budget.coded_bytes(EVIDENCE, {"head": head})
         if self.codes_down:
-            update = coded_bytes(self.down, model)
-            missed = [1 - 1 / rounds, 1 / rounds][::-1]
+            # With views nothing in round 0, then one update each time.
+            missed = [1 / rounds, 1 - 1 / rounds]
             if self._has_versions(model, clients):
                 missed = byte_budget.waits(clients, cohort, rounds)
-            whole = down
-            down = 0.0
-            for number, chance in enumerate(missed):
-                down += chance * min(number * update, whole)
+            update = byte_budget.coded_bytes(self.down, model)
+            down = sum(chance * min(n * update, whole) for n, chance in enumerate(missed))
         return round((up + down) * cohort * rounds)
 
     # ---- a client --------------------------------------------------------------------------------
@@ -670,9 +609,7 @@ class Grove:
                 sent_mask = tree
             else:
                 rest[name] = tree
-        shared, rest = versions.receive(rest, trees.pick(client.start, weights))
-        if "change" in rest:
-            shared = trees.map(torch.add, shared, rest.pop("change"))
+        shared, rest = holdings.receive(rest, trees.pick(client.start, weights))
         # Taken out, so that old and new clients have the same trees, and train at once.
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
@@ -779,19 +716,6 @@ def added(
             tried += count
         merits[group] = (FADES * better, FADES * tried)
     return merits
-
-
-def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
-    """About what a coded change takes: places, signs, and a magnitude for each layer.
-
-    >>> coded_bytes(0.5, {"w": torch.zeros(2, 4)})
-    5.5
-    """
-    total = 0.0
-    for leaf in tree.values():
-        kept = max(1, round(share * leaf.numel()))
-        total += versions.update_bits(leaf.numel(), kept) / 8 + 4
-    return total
 
 
 PRESETS = {

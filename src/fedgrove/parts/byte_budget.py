@@ -146,7 +146,7 @@ class Exchange:
         up = report_bytes(give, self.codec, self.start, self.metrics)
         if self.has_versions:
             return up + self._missed(share, whole)
-        settings = {"up": float(f"{share:.4g}")}
+        settings = {"up": rounded(share)}
         sent = {"change": Packet(self._update(share, 1)), **whole}
         later = task_bytes(sent, self.codec, self.start, settings)
         nothing = {"change": Packet(trees.map(torch.zeros_like, self.model)), **whole}
@@ -156,7 +156,7 @@ class Exchange:
 
     def _missed(self, share: float, whole: Mapping[str, Packet]) -> float:
         """What is sent down where a client is sent what it has missed, or the whole model."""
-        settings = {"up": float(f"{share:.4g}")}
+        settings = {"up": rounded(share)}
         sizes = [task_bytes(whole, self.codec, self.start, settings)]
         total = trees.map(torch.zeros_like, self.model)
         for number in range(IN_ONE_PACKET):
@@ -242,8 +242,33 @@ def share_for(cost: Callable[[float], float], target: float) -> float:
             high = middle
         else:
             low = middle
-    # Four digits: the share travels with every task.
-    return float(f"{middle:.4g}")
+    return rounded(middle)
+
+
+def share_of_less(share: float, tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> float:
+    """The share of what a mask leaves that takes as many bytes as a share of all did."""
+    less = {}
+    for name, leaf in tree.items():
+        less[name] = leaf[mask[name]] if name in mask else leaf
+    return share_for(lambda part: coded_bytes(part, less), coded_bytes(share, tree))
+
+
+def rounded(share: float) -> float:
+    """A share in four digits: it travels with every task."""
+    return float(f"{share:.4g}")
+
+
+def coded_bytes(share: float, tree: Mapping[str, Tensor]) -> float:
+    """About what a coded change takes: places, signs, and a magnitude for each layer.
+
+    >>> coded_bytes(0.5, {"w": torch.zeros(2, 4)})
+    5.5
+    """
+    total = 0.0
+    for leaf in tree.values():
+        kept = max(1, round(share * leaf.numel()))
+        total += update_bits(leaf.numel(), kept) / 8 + 4
+    return total
 
 
 def waits(clients: int, cohort: int, rounds: int) -> list[float]:

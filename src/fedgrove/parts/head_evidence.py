@@ -16,12 +16,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .. import trees
-from ..core import Carry
+from ..core import MOST_AT_ONCE, Carry
 from ..nets.layout import Layout
+from .stability import nearest_others
 from .ternary import SparseTernary
 
 EVIDENCE = 0.5
 """The share of a head's change that is sent as evidence."""
+FEW = 4
+"""Of fewer clients nobody changes groups."""
 LONGEST = 5.0
 """A change so many times longer than is usual in its round is shortened to that: of what all have
 in common no client decides alone."""
@@ -80,6 +83,48 @@ def gathered(
             odd = (1 - forget) * odd + moved
         evidence[client] = (count + 1, odd, even)
     return dict(sorted(evidence.items()))
+
+
+def halves(
+    evidence: Mapping[int, tuple[int, Tensor, Tensor]],
+) -> tuple[list[int], Tensor, Tensor]:
+    """The clients of whom both halves are known, with a row for each in either half."""
+    ready = [client for client, (count, _, _) in evidence.items() if count >= 2]
+    if not ready:
+        return [], torch.zeros(0, 0), torch.zeros(0, 0)
+    odd = torch.stack([evidence[client][1] for client in ready])
+    even = torch.stack([evidence[client][2] for client in ready])
+    return ready, odd, even
+
+
+def regrouped(
+    groups: Mapping[int, int],
+    evidence: Mapping[int, tuple[int, Tensor, Tensor]],
+    unlike: Mapping[int, Tensor],
+    none: int,
+) -> dict[int, int]:
+    """The groups after a round: those who reported may be nearer to another than to their own.
+
+    ``none`` is the group of clients that have none yet. They join one with their second report; or
+    with each, if no evidence is kept of them. Of the latter the last are remembered.
+    """
+    after = dict(groups)
+    ready, odd, even = halves(evidence)
+    if len(ready) >= FEW:
+        now = torch.tensor([groups.get(client, none) for client in ready])
+        nearest = nearest_others(normalize(odd.double() + even.double()), now)
+        for client, label in zip(ready, nearest.tolist(), strict=True):
+            if client in unlike and label != none:
+                after[client] = label
+    for client, moved in unlike.items():
+        if client not in evidence:
+            # Behind all others, as the last that joined.
+            after.pop(client, None)
+            after[client] = nearest_group(moved, evidence, groups)
+    joined = [client for client in after if client not in evidence]
+    for client in joined[: max(0, len(joined) - MOST_AT_ONCE)]:
+        del after[client]
+    return after
 
 
 def nearest_group(
