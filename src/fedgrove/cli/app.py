@@ -108,7 +108,7 @@ def run(
 ) -> None:
     """Train a federation and report how well every client is served and what it cost.
 
-    Without a method: ca-afp beside fedavg.
+    Without a method: grove and ca-afp beside fedavg and training alone.
     """
     if method is None:
         return side_by_side(ctx.params)
