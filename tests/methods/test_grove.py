@@ -101,22 +101,6 @@ def test_the_server_by_hand(has_versions: bool) -> None:
         assert sent.tolist() == [0.0, 0.0, -5.0, 0.0]
 
 
-def test_a_view_by_hand() -> None:
-    """The model is (3 4 -4 1), the view (1 1 -4 1): half of four are two, 2 and 3, mean 2.5."""
-    held = replace(holdings.first({"w": torch.ones(4)}, ALL, False))
-    held = replace(held, views={7: {"w": torch.tensor([1.0, 1.0, -4.0, 1.0])}})
-    model = {"w": torch.tensor([3.0, 4.0, -4.0, 1.0])}
-    packet = holdings.packets(held, 7, ALL, model, 0.5, None, {})["change"]
-    assert packet.values["w"].tolist() == [2.5, 2.5, 0.0, 0.0]
-    assert holdings.next_view(held, 7, model, 0.5, None)["w"].tolist() == [3.5, 3.5, -4.0, 1.0]
-    # Under a mask that keeps the last two: the share is of these, and the rest is gone.
-    mask = {"w": torch.tensor([False, False, True, True])}
-    other = {"w": torch.tensor([3.0, 4.0, -6.0, 2.0])}
-    packet = holdings.packets(held, 7, ALL, other, 0.5, mask, {})["change"]
-    assert packet.values["w"].tolist() == [0.0, 0.0, -2.0, 0.0]
-    assert holdings.next_view(held, 7, other, 0.5, mask)["w"].tolist() == [0.0, 0.0, -6.0, 1.0]
-
-
 def test_the_client_by_hand(tmp_path: Path) -> None:
     """Changes of 3, -2 and 1 in the first bias, and 1 left of the third: two of 64 are sent.
 

@@ -534,7 +534,8 @@ class Grove:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Of a coded update the entropy of its places, its signs and its magnitudes; or the budget.
 
-        Evidence is coded too. Down, with versions, as many updates as a client has missed.
+        Evidence is coded too. Down, with versions, as many updates as a client has missed. All
+        channels are counted, also where some are removed.
         """
         if self.bytes is not None:
             dense = dense_bytes(net.layout.size, cohort, rounds)

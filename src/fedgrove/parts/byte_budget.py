@@ -1,7 +1,8 @@
 """A budget of bytes instead of shares: how much may be sent so that a run costs what it should.
 
 What messages take at a share is measured, with the method's own codec, on updates of random numbers
-(:class:`Exchange`); :func:`share_within` looks for the share that meets the budget.
+(:class:`Exchange`); :func:`share_within` looks for the share that meets the budget. Clients whose
+devices hold only a part of the net send less than that.
 """
 
 from __future__ import annotations
