@@ -20,11 +20,12 @@ METHODS = ("local", "fedavg", "ca-afp", "grove")
 DATA = "motion"
 """Built in, and its users are of three kinds: there are groups to be found."""
 SEEDS = (0, 1, 2)
-ROUNDS = 50
+ROUNDS = 40
 """Many and short (see EPOCHS): what is coded, and groups, need reports more than epochs."""
 EPOCHS = 1
-LR = 3e-3
-"""Larger than the data set's own, which is for three epochs a round."""
+BATCH = 32
+LR = 5e-3
+"""Larger than the data set's own, as batches are, which are for three epochs a round."""
 FINETUNE = (0, 3)
 PAGE = "report.html"
 
@@ -79,6 +80,7 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
         "data": DATA,
         "rounds": ROUNDS,
         "epochs": EPOCHS,
+        "batch": BATCH,
         "lr": LR,
         "finetune": FINETUNE,
         # Scored at the end only: on the way it would take a third of the time.
