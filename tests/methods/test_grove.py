@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedgrove.costs.estimate import cost
 from tests.conftest import answers, make_run, play, reports, tensors
 from tests.methods.exchanges import exchanges
 
@@ -18,7 +19,6 @@ from fedgrove import data, methods, trees
 from fedgrove.channels.find import groups_of
 from fedgrove.channels.submodel import channels_in
 from fedgrove.core import Info, Packet, Report, Start
-from fedgrove.cost.estimate import cost
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import Faulty
