@@ -18,9 +18,11 @@ import typer
 import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
+from fedgrove.cli.options import WRONG
 from fedgrove.config.grid import Variant, variants
 from fedgrove.config.settings import assign
 from fedgrove.data.sets import SETS
+from fedgrove.errors import together
 from fedgrove.parts.local import LocalTraining
 from fedgrove.runs.run import recipe_of
 
@@ -156,6 +158,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
             context, [*context._protected_args, *context.args]
         )
         with command.make_context(name, rest, parent=context) as inner:
+            if inner.meta.get(WRONG):
+                # `run` gathers what is wrong, to tell all of it at once.
+                raise together(inner.meta[WRONG])
             told = command.get_help(inner)
             flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
             assert [flag for flag in flags if not re.search(rf"{flag}\b", told)] == []
