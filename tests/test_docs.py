@@ -1,4 +1,7 @@
-"""What the pages say is so: code runs, commands parse, links lead somewhere, named tests and functions exist."""
+"""What the pages say is so: code runs, commands parse, named tests and functions exist.
+
+Links, and where pages stand in the site: tests/test_site.py.
+"""
 
 from __future__ import annotations
 
@@ -239,25 +242,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert [name for name in named if name not in targets] == []
 
 
-# ---- links and names -----------------------------------------------------------------------------
-
-
-def anchors(page: Path) -> set[str]:
-    heads = re.findall(r"^#+ (.+)$", prose(page), re.M)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
-@EVERY
-def test_relative_links_resolve(page: Path) -> None:
-    missing = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"\w+:", target):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        if not file.exists() or (anchor and anchor not in anchors(file)):
-            missing.append(target)
-    assert missing == []
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @EVERY

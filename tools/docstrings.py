@@ -1,0 +1,37 @@
+"""Docstrings as the site shows them: our code has Sphinx roles and doctests, the site reads Markdown.
+
+An extension of griffe, which mkdocstrings reads the code with (see mkdocs.yml). Only ``make docs``
+loads it.
+"""
+
+import re
+
+import griffe
+
+ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):`~?([^`]+)`")
+DOCTEST = re.compile(r"^>>> .*\n(?:.+\n?)*", re.MULTILINE)
+
+
+def as_markdown(text: str) -> str:
+    """A docstring as Markdown.
+
+    >>> print(as_markdown("See :class:`Task`::\\n\\n    code"))
+    See `Task`:
+    <BLANKLINE>
+        code
+    >>> as_markdown(">>> 1 + 1\\n2\\n") == "```pycon\\n>>> 1 + 1\\n2\\n```\\n"
+    True
+    """
+    text = ROLE.sub(r"`\1`", text)
+    text = re.sub(r"::$", ":", text, flags=re.MULTILINE)
+    # Without a fence, the brackets of a doctest would be taken for links.
+    return DOCTEST.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
+
+
+class Docstrings(griffe.Extension):
+    """Turns every docstring into Markdown when it is read."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
+        """Called by griffe for everything that has a docstring."""
+        if obj.docstring is not None:
+            obj.docstring.value = as_markdown(obj.docstring.value)
