@@ -1,4 +1,4 @@
-"""Docstrings as the site shows them: our code has Sphinx roles and doctests, the site reads Markdown.
+"""Docstrings as the site shows them: ours have Sphinx roles and doctests, it reads Markdown.
 
 An extension of griffe, which mkdocstrings reads the code with (see mkdocs.yml). Only ``make docs``
 loads it.
