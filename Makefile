@@ -49,8 +49,13 @@ test: check
 test-all: check
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
 
+# An address from the one place for them, in pyproject.toml.
+address = $$($(BIN)/python -c 'import tomllib; \
+	print(tomllib.load(open("pyproject.toml", "rb"))["tool"]["fedgrove"]["addresses"]["$(1)"])')
+
 ## docs: the site, into site/; a broken link or an unknown name is an error
 docs: .venv/docs.stamp
+	SITE_URL=$(call address,site) REPO_URL=$(call address,repository) \
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 ## docs-serve: the site at an address of this machine, built anew when a page changes

@@ -31,7 +31,7 @@ class Tracker(Protocol):
 
 
 def tracker(name: str, place: Path) -> Tracker:
-    """TensorBoard or MLflow, by name; figures go into a folder called so at ``place``."""
+    """TensorBoard or MLflow, by name; figures go into a folder or file called so at ``place``."""
     if name not in NEEDS:
         raise unknown("tracker", name, list(NEEDS))
     if find_spec(NEEDS[name]) is None:
@@ -41,7 +41,12 @@ def tracker(name: str, place: Path) -> Tracker:
         )
     if name == "tensorboard":
         return TensorBoard(place / "tensorboard")
-    return MLflow(place / "mlruns")
+    return MLflow(place / "mlflow.db")
+
+
+def store(file: Path) -> str:
+    """The address of MLflow's store in a file; it takes no plain folders any more."""
+    return f"sqlite:///{file.resolve()}"
 
 
 def numbers_of(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -85,13 +90,13 @@ class TensorBoard:
 
 
 class MLflow:
-    """A store of MLflow in a folder, one of its runs for each of ours."""
+    """A store of MLflow in a file, one of its runs for each of ours; read again, a run is new."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, file: Path) -> None:
         import mlflow
 
-        self.place = f"{folder}; look at it with: mlflow ui --backend-store-uri {folder}"
-        self._client = mlflow.MlflowClient(tracking_uri=folder.resolve().as_uri())
+        self.place = f"{file}; look at it with: mlflow ui --backend-store-uri sqlite:///{file}"
+        self._client = mlflow.MlflowClient(tracking_uri=store(file))
         self._runs: dict[str, str] = {}
 
     def take(self, path: str, line: Mapping[str, Any]) -> None:
