@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from fedgrove.cli import watch as module
 from fedgrove.runs import follow
 from fedgrove.runs.lock import locked
 
+LINE = {"round": 1, "bytes_up": 1 << 20, "bytes_down": 0, "accuracy_mean": 0.5, "seconds": 1.5}
 SMALL = ["--clients", "4", "--cohort", "2", "--net", "mlp:hidden=8", "--engine", "serial"]
 
 
@@ -56,6 +60,7 @@ def now(path: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]
     return looks
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_is_watched_and_then_killed(
     training: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,7 +70,8 @@ def test_a_run_that_trains_is_watched_and_then_killed(
     assert before["rounds"] == 100000
     # The time left is what a round takes, for all that are left: some minutes at least.
     assert float(str(before["left"])) > 60
-    _look_at_the_page(training)
+    look_at_the_page("runs/long")
+    assert training.poll() is None
     (after,) = now("runs/long", capsys)
     assert int(str(after["round"])) > int(str(before["round"]))
     assert int(str(after["bytes"])) > int(str(before["bytes"]))
@@ -84,8 +90,9 @@ def test_a_run_that_trains_is_watched_and_then_killed(
     assert rest.endswith("Go on with: fedgrove resume runs/long\n")
 
 
-def _look_at_the_page(training: subprocess.Popen[bytes]) -> None:
-    command = [sys.executable, "-m", "fedgrove.cli", "watch", "runs/long", "--browser"]
+def look_at_the_page(path: str) -> None:
+    """Start the server, ask it as a browser does, and as others might, and end it with Ctrl-C."""
+    command = [sys.executable, "-m", "fedgrove.cli", "watch", path, "--browser"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as server:
@@ -110,8 +117,22 @@ def _look_at_the_page(training: subprocess.Popen[bytes]) -> None:
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=30) == 0
         assert server.stderr.read() == "fedgrove: no longer watching; the run goes on.\n"
-    # It does.
-    assert training.poll() is None
+
+
+def made_up(rounds: int) -> Path:
+    """A run folder with so many of five rounds, as another process would have written them."""
+    folder = Path("runs/a")
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('[run]\nmethod = "fedavg"\nrounds = 5\n')
+    with (folder / "metrics.jsonl").open("w") as file:
+        for number in range(1, rounds + 1):
+            file.write(json.dumps({**LINE, "round": number}) + "\n")
+    return folder
+
+
+def test_a_page_of_a_run_that_trains() -> None:
+    with locked(made_up(2)):
+        look_at_the_page("runs/a")
 
 
 def test_finished_runs_and_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,10 +169,40 @@ def test_a_run_of_a_sweep_that_failed(capsys: pytest.CaptureFixture[str]) -> Non
     assert [(look["path"], look["state"]) for look in looks] == [("runs/many/a", "failed")]
 
 
+def test_in_a_terminal_a_table_is_live_and_the_last_sentence_stays() -> None:
+    folder = made_up(2)
+    inside, outside = os.openpty()
+    termios.tcsetwinsize(outside, (24, 100))
+    command = [sys.executable, "-m", "fedgrove.cli", "watch", "runs/a"]
+    with locked(folder):
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+        watcher = subprocess.Popen(command, stdout=outside, env=environment)
+        os.close(outside)
+        shown = b""
+        # Two rounds took three seconds, and three are left.
+        while b"4.5 s" not in shown:
+            shown += os.read(inside, 4096)
+        assert b"training" in shown
+        assert b"accuracy 50.0 %" in shown
+        # Half-written, and then what a resumed run writes.
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({**LINE, "round": 4, "accuracy_mean": 0.625})[:20])
+        (folder / "metrics.jsonl").write_text("")
+        (folder / "metrics.jsonl").write_text(json.dumps({**LINE, "round": 1}) + "\n")
+        while b"1/5" not in shown:
+            shown += os.read(inside, 4096)
+    rest = b""
+    with suppress(OSError):
+        # On Linux reading from a terminal whose other end is closed is an error.
+        while chunk := os.read(inside, 4096):
+            rest += chunk
+    os.close(inside)
+    assert watcher.wait(timeout=30) == 1
+    assert b"runs/a was stopped after 1 of 5 rounds" in rest
+
+
 def test_watching_does_not_wait_for_torch() -> None:
-    folder = Path("runs/a")
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text("[run]\nrounds = 5\n")
+    made_up(1)
     code = (
         "import sys; from fedgrove.cli import main; main(['watch', '--json']); "
         "assert 'torch' not in sys.modules"

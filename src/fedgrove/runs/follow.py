@@ -26,6 +26,8 @@ SILENCE = 3.0
 """Seconds without a lock and without anything written, after which a run counts as stopped.
 
 There is a moment before a new run locks its folder, and there are file systems without locks."""
+COMPARED = 4096
+"""Of what was read, so many of the last bytes must still be there, or all is read again."""
 MIB = 1 << 20
 
 
@@ -56,6 +58,7 @@ class Follower:
 
     def _begin(self) -> None:
         self._offset = 0
+        self._end = b""
         # Not all lines: a run may have a hundred thousand.
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
         self._bytes = 0
@@ -108,11 +111,11 @@ class Follower:
         """Take in the lines that were added since the last time."""
         file = self.path / "metrics.jsonl"
         try:
-            size = file.stat().st_size
-            if size < self._offset:
-                # A run that was resumed cuts off the rounds that did not count.
-                self._begin()
             with file.open("rb") as stream:
+                stream.seek(self._offset - len(self._end))
+                if stream.read(len(self._end)) != self._end:
+                    # A run that was resumed cuts off the rounds that did not count.
+                    self._begin()
                 stream.seek(self._offset)
                 new = stream.read()
         except OSError:
@@ -121,6 +124,7 @@ class Follower:
         # The last line may be half-written.
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
+        self._end = (self._end + whole)[-COMPARED:]
         for text in whole.splitlines():
             try:
                 self._take(json.loads(text))
