@@ -37,7 +37,7 @@ shell: .venv/core.stamp
 ## check: style, types, and that the links of all pages lead somewhere
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
-	$(BIN)/ruff format -q --check src tests examples
+	$(BIN)/ruff format -q --check src tests examples tools
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_site.py
 

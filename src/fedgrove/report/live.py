@@ -118,13 +118,14 @@ STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.3rem; overflow-wrap: anywhere }
+h2 { font-size: 1rem; margin: 1.5rem 0 0 }
 progress { width: 100%; height: 1rem }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem }
 dd { margin: 0 }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; white-space: nowrap }
-svg { width: 100%; height: auto; max-height: 16rem; font-size: 11px }
+svg { width: 100%; height: auto; max-height: 16rem; font-size: 14px }
 polyline { fill: none; stroke: #2a9d4b; stroke-width: 2 }
 line { stroke: #8888 }
 text { fill: currentColor }
