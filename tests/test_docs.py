@@ -1,4 +1,7 @@
-"""What the pages say is so: code runs, commands parse, links lead somewhere, named tests and functions exist."""
+"""What the pages say is so: code runs, commands parse, named tests and functions exist.
+
+Links, and where pages stand in the site: tests/test_site.py.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from fedgrove.cli.options import WRONG
 from fedgrove.config.grid import Variant, variants
 from fedgrove.config.settings import assign
 from fedgrove.data.sets import SETS
+from fedgrove.errors import together
 from fedgrove.parts.local import LocalTraining
 from fedgrove.runs.run import recipe_of
 
@@ -157,8 +161,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
             context, [*context._protected_args, *context.args]
         )
         with command.make_context(name, rest, parent=context) as inner:
-            # `run` collects what is wrong with its values, to say it with all else.
-            assert not inner.meta.get(WRONG), inner.meta[WRONG]
+            if inner.meta.get(WRONG):
+                # `run` gathers what is wrong, to tell all of it at once.
+                raise together(inner.meta[WRONG])
             told = command.get_help(inner)
             flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
             assert [flag for flag in flags if not re.search(rf"{flag}\b", told)] == []
@@ -237,25 +242,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert [name for name in named if name not in targets] == []
 
 
-# ---- links and names -----------------------------------------------------------------------------
-
-
-def anchors(page: Path) -> set[str]:
-    heads = re.findall(r"^#+ (.+)$", prose(page), re.M)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
-@EVERY
-def test_relative_links_resolve(page: Path) -> None:
-    missing = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"\w+:", target):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        if not file.exists() or (anchor and anchor not in anchors(file)):
-            missing.append(target)
-    assert missing == []
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @EVERY

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedgrove.costs.estimate import cost
 from tests.conftest import answers, make_run, play, reports, tensors
 from tests.methods.exchanges import exchanges
 
@@ -19,6 +18,7 @@ from fedgrove import data, methods, trees
 from fedgrove.channels.find import groups_of
 from fedgrove.channels.submodel import channels_in
 from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.costs.estimate import cost
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import Faulty

@@ -34,6 +34,7 @@ EXTRAS = {
     "report": ("pages with plots", ("plotly",)),
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
+    "track": ("figures for TensorBoard and MLflow", ("tensorboard", "mlflow")),
     "flower": ("measuring beside Flower", ("flwr",)),
     "dp": ("epsilon of --privacy", ("opacus",)),
 }

@@ -19,8 +19,10 @@ from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
 from .index import index
+from .new import new
 from .paper import paper
 from .sweep import resume_sweep, sweep
+from .watch import watch
 
 if TYPE_CHECKING:
     from ..config.plan import Plan
@@ -283,6 +285,8 @@ def cost(
         print_costs(rows)
 
 
+app.command("watch")(watch)
+app.command("new")(new)
 app.command("list")(about.list_)
 app.command("show")(about.show)
 app.command("doctor")(about.doctor)
