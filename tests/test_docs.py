@@ -18,6 +18,7 @@ import typer
 import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
+from fedgrove.cli.options import WRONG
 from fedgrove.config.grid import Variant, variants
 from fedgrove.config.settings import assign
 from fedgrove.data.sets import SETS
@@ -156,6 +157,8 @@ def parsed(words: list[str]) -> dict[str, Any]:
             context, [*context._protected_args, *context.args]
         )
         with command.make_context(name, rest, parent=context) as inner:
+            # `run` collects what is wrong with its values, to say it with all else.
+            assert not inner.meta.get(WRONG), inner.meta[WRONG]
             told = command.get_help(inner)
             flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
             assert [flag for flag in flags if not re.search(rf"{flag}\b", told)] == []
@@ -323,9 +326,17 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
     files |= {"checksums.txt", "lock"}
-    # Only of methods that have them, of federations of several tasks, and of nets that start from
-    # given weights or have frozen ones.
-    of_some = {"figures", "prediction", "purity", "tasks", "init_sha256", "params_frozen"}
+    # Only of methods that have them, of federations of several tasks, of nets that start from given
+    # weights or have frozen ones, and of private runs.
+    of_some = {
+        "figures",
+        "prediction",
+        "purity",
+        "tasks",
+        "init_sha256",
+        "params_frozen",
+        "privacy",
+    }
     assert column("docs/runs.md") == set(summary) | files | of_some
 
 

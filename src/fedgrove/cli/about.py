@@ -35,6 +35,7 @@ EXTRAS = {
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
     "flower": ("measuring beside Flower", ("flwr",)),
+    "dp": ("epsilon of --privacy", ("opacus",)),
 }
 """What each extra of pyproject.toml is for, and the modules it brings."""
 

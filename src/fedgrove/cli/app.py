@@ -110,6 +110,7 @@ def run(
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
     faults: o.Faults = None,
+    privacy: o.Privacy = None,
     per_task: o.PerTask = False,
     no_standardise: o.NoStandardise = False,
     config: o.Config = None,

@@ -382,6 +382,14 @@ Faults = Annotated[
         "KIND=P,...",
     ),
 ]
+Privacy = Annotated[
+    str | None,
+    option(
+        "--privacy",
+        "Clip what leaves a client and add noise, as clip=1.0,noise=0.8; tells epsilon.",
+        "clip=C,noise=Z",
+    ),
+]
 PerTask = Annotated[
     bool,
     typer.Option(

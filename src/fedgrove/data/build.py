@@ -135,10 +135,11 @@ def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> 
 def _enough(dataset: Dataset, kind: str) -> str:
     """What a client needs to be split, as the end of a sentence."""
     if kind == "blocks" and dataset.window is not None:
-        # Pieces have three windows at least, and one of two is held out (data.windows).
+        # Two pieces, of which one is held out: five windows' length where they overlap much, two
+        # where they do not (data.windows.least_in_piece).
         return (
-            "of some label every client needs two recordings, or one of 6 windows or more: take a "
-            "shorter window or stride, or record more."
+            "of some label every client needs two recordings, or one five windows long: take a "
+            "shorter window, or a stride as long as the window."
         )
     return "every client needs two or more."
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..errors import InputError, check, together
 from .arrays import LARGEST
 from .dataset import Array, Dataset, Ints, ids, runs
-from .windows import pieces, starts
+from .windows import least_in_piece, pieces, starts
 
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Cells that hold nothing, in small letters."""
@@ -569,7 +569,7 @@ def _joined(
         y[start],
         classes,
         None if user is None else user[start],
-        block=pieces(ids(run[start])),
+        block=pieces(ids(run[start]), least_in_piece(length, words.step)),
         start=start,
         reach=length,
         notes=notes,

@@ -12,7 +12,8 @@ from .dataset import Array, Dataset, Ints, ids, positions, runs
 PIECES = 5
 """Pieces of a run at most: one of five is the fifth that a client holds out for test."""
 LEAST = 3
-"""Windows in a piece at least: both neighbours may be held out and one is still left."""
+"""Windows in a piece at least: both neighbours may be held out and one is still left. This is so
+where a window overlaps the next one only, with steps of half a window (:func:`least_in_piece`)."""
 
 
 def starts(run: Ints, length: int, step: int) -> Ints:
@@ -32,8 +33,19 @@ def starts(run: Ints, length: int, step: int) -> Ints:
     return np.concatenate(windows).astype(np.int64)
 
 
-def pieces(run: Ints) -> Ints:
-    """Cut the windows of every run into at most five contiguous pieces of at least three windows.
+def least_in_piece(length: int, step: int) -> int:
+    """How many windows a piece needs for one to be left where both neighbours are held out.
+
+    >>> least_in_piece(128, 64), least_in_piece(128, 128), least_in_piece(128, 1)
+    (3, 1, 255)
+    """
+    # A window overlaps so many of those that follow it: as many are dropped on either side.
+    following = (length - 1) // step
+    return 2 * following + 1
+
+
+def pieces(run: Ints, least: int = LEAST) -> Ints:
+    """Cut the windows of every run into at most five contiguous pieces of so many windows or more.
 
     >>> pieces(np.array([0] * 7 + [1] * 2)).tolist()
     [0, 0, 0, 0, 1, 1, 1, 2, 2]
@@ -41,7 +53,7 @@ def pieces(run: Ints) -> Ints:
     if len(run) == 0:
         return np.zeros(0, dtype=np.int64)
     n = np.bincount(run)[run]
-    count = np.clip(n // LEAST, 1, PIECES)
+    count = np.clip(n // least, 1, PIECES)
     # Whole division spreads the n windows over the pieces evenly, give or take one.
     piece = positions(run) * count // n
     return ids(run * PIECES + piece)

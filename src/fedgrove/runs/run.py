@@ -27,6 +27,7 @@ from .faults import NO_FAULTS, Faults
 from .fits import check_fit
 from .guard import calling
 from .per_task import PerTask
+from .privacy import Privacy, check_protected
 from .store import Memory
 from .trial import check_problem, check_stages
 
@@ -56,6 +57,8 @@ class Run:
     """Virtual seconds after which an exchange ends; who is later is lost (:mod:`.clock`)."""
     gate: Gate = field(default_factory=Gate)
     faults: Faults = NO_FAULTS
+    privacy: Privacy | None = None
+    """What is done to whatever leaves a client; None: nothing (:mod:`.privacy`)."""
     origin: Origin | None = None
     """The file that the net's weights come from; None: they are drawn from the seed."""
     frozen: float = 0.0
@@ -279,6 +282,7 @@ def build(
     deadline: float | None = None,
     gate: Gate = Gate(),
     faults: Faults = NO_FAULTS,
+    privacy: Privacy | None = None,
     init: str | None = None,
     freeze: float = 0.0,
     per_task: bool = False,
@@ -333,6 +337,7 @@ def build(
         deadline=deadline,
         gate=gate,
         faults=faults,
+        privacy=privacy,
         origin=origin,
         frozen=freeze,
         per_task=per_task,
@@ -341,4 +346,5 @@ def build(
         check_fit(run)
     check_stages(run)
     check_problem(run)
+    check_protected(run)
     return run
