@@ -75,6 +75,7 @@ def app(
     deadline: o.Deadline = None,
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
+    privacy: o.Privacy = None,
     freeze: o.Freeze = None,
     no_standardise: o.NoStandardise = False,
 ) -> None:
