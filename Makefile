@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	touch $@ .venv/core.stamp
 
-## run: training alone, FedAvg and CA-AFP on built-in data, as a table and a page; words for the command line go into ARGS="..."
+## run: training alone, FedAvg, CA-AFP and Grove on built-in data, as a table and a page; words for the command line go into ARGS="..."
 run: .venv/core.stamp
 	$(BIN)/fedgrove run $(ARGS)
 	@echo 'To type fedgrove commands yourself:  . .venv/bin/activate   (or: make shell)' >&2

@@ -56,6 +56,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "feddst": {"every": 1, "until": 2, "churn": 0.3},
     **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedlps", "fedrolex", "heterofl")},
     "fedgen": {"samples": 8, "noise": 3, "hidden": 5},
+    # With views, rounding decides which of equal changes are sent down, another way on each engine.
+    "grove": {"server": "versions"},
 }
 """Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold,
 or not before they have learnt something."""

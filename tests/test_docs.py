@@ -318,8 +318,10 @@ def test_every_method_is_listed_and_no_other(page: str) -> None:
     assert column(page) == set(methods.names())
 
 
-def test_every_method_but_local_has_a_paper_page() -> None:
-    assert {p.stem for p in ROOT.glob("docs/papers/*.md")} == set(methods.names()) - {"local"}
+def test_every_method_but_local_and_ours_has_a_paper_page() -> None:
+    papers = {p.stem for p in ROOT.glob("docs/papers/*.md")}
+    assert papers == set(methods.names()) - {"local", "grove"}
+    assert (ROOT / "docs/grove.md").is_file()
 
 
 def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:

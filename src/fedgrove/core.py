@@ -464,6 +464,8 @@ class Start:
     """All networks of the method by name; ``net`` is the one called "model"."""
     sample: Callable[[int], tuple[int, ...]] | None = None
     """``sample(n)`` draws so many clients from the run's seed; None: the first ones are taken."""
+    cohort: int = 1
+    """How many clients take part in a round."""
 
     @property
     def layout(self) -> Layout:

@@ -121,7 +121,7 @@ def run(
 ) -> None:
     """Train a federation and report how well every client is served and what it cost.
 
-    Without a method: ca-afp beside fedavg.
+    Without a method: grove and ca-afp beside fedavg and training alone.
     """
     wrong = ctx.meta[o.WRONG]
     if method is None and config is None and not smoke:

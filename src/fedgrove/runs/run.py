@@ -173,7 +173,16 @@ class Run:
             head = self.net.layout.head
             return {name: drawn[name] if name in head else self.params[name] for name in drawn}
 
-        return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets, self.sample)
+        return Start(
+            params=self.params,
+            net=self.net,
+            clients=self.infos,
+            rounds=self.rounds,
+            fresh=fresh,
+            nets=self.nets,
+            sample=self.sample,
+            cohort=self.cohort,
+        )
 
     @cached_property
     def server(self) -> AnyMethod | PerTask:
