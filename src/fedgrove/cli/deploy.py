@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -74,6 +75,7 @@ def app(
     deadline: o.Deadline = None,
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
+    privacy: o.Privacy = None,
     freeze: o.Freeze = None,
     no_standardise: o.NoStandardise = False,
 ) -> None:
@@ -95,13 +97,13 @@ def app(
     print(f"A Flower app for {written.clients} clients: {written.folder}")
     print(f"A node's data come from own_data in {written.folder / 'fedgrove_app' / 'data.py'}")
     print(f"The commands are in {written.folder / 'README.md'}; in short:")
-    port = 9100
-    _show(
-        "flower-superlink --insecure --disable-runtime-dependency-installation",
-        f"flower-supernode --insecure --superlink 127.0.0.1:8000 --port {port} "
-        '--node-config "partition-id=0"     (and so on, one for each client)',
-        f"flwr run {shlex.quote(str(written.folder))} try --stream",
-    )
+    if find_spec("flwr") is None:
+        print("  pip install 'fedgrove[flower]'     (Flower is not installed here)")
+    print("  flower-superlink --insecure --disable-runtime-dependency-installation")
+    node = "flower-supernode --insecure --superlink 127.0.0.1:8000 --port 9100"
+    print(f'  {node} --node-config "partition-id=0"     (one for each client, 0, 1, ...)')
+    app = shlex.quote(str(written.folder))
+    print(f"  flwr run {app} try --stream     (after [superlink.try] is in ~/.flwr/config.toml)")
 
 
 def keys(folder: Folder, nodes: Nodes = 3, host: Hosts = None) -> None:
@@ -153,8 +155,3 @@ def registration(made: Keys) -> list[str]:
         "Keep ca.key off line: whoever has it can pretend to be the server.",
     ]
     return lines
-
-
-def _show(*commands: str) -> None:
-    for command in commands:
-        print(f"  {command}")

@@ -134,6 +134,10 @@ def _check_fits_nodes(experiment: Experiment) -> None:
     is_file = experiment.profile is not None and experiment.profile.lower().endswith(".csv")
     allowed = "a name, or left out: a node says what device it is (Info, in own_data)"
     check(not is_file, "profile", experiment.profile, allowed)
+    privacy = experiment.parsed_privacy()
+    # The server knows the seed, and could take away again what was drawn from it.
+    is_secret = privacy is None or privacy.noise == 0 or privacy.secret
+    check(is_secret, "privacy", experiment.privacy, "given with secret=1, over a network")
     check(not experiment.per_task, "per_task", True, "left out: all clients have one task")
 
 
