@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """What people count in, times a power of ten."""
+TINY = 1e-100
+"""What is smaller is drawn as zero: such numbers cannot be counted with."""
 LETTER = 6.6
 """The mean width of a letter in figures, in their units; their text is 12 units high."""
 
@@ -44,10 +46,15 @@ class Axis:
         step = self.ticks[1] - self.ticks[0]
         # Not of the step's own logarithm: 2.5 needs a digit more than 2.
         digits = 0
-        while digits < 9 and abs(round(step, digits) - step) > 1e-9 * step:
+        while digits < 9 and abs(round(step, digits) - step) > 1e-6 * step:
             digits += 1
-        if digits > 6 or abs(self.ticks[-1]) >= 1e6:
-            return [short(tick) for tick in self.ticks]
+        if digits > 6 or max(abs(tick) for tick in self.ticks) >= 1e6:
+            labels = [short(tick) for tick in self.ticks]
+            # Large numbers that lie close together need all their digits.
+            if len(set(labels)) == len(labels):
+                return labels
+        if digits == 9:
+            return [f"{tick:.12g}" for tick in self.ticks]
         return [f"{tick:,.{digits}f}" for tick in self.ticks]
 
 
@@ -92,8 +99,12 @@ def axis_of(
     high = max(known)
     if log and low > 0 and high / low >= 30:
         return _log_axis(low, high)
-    if high == low:
-        # One value only: any room will do but none.
+    largest = max(abs(low), abs(high))
+    if largest < TINY:
+        low = 0.0
+        high = 0.0
+    if high - low <= 1e-9 * largest:
+        # One value only, as far as ticks can tell: any room will do but none.
         room = abs(high) / 2 or 0.5
         high += 0 if from_zero and high > 0 else room
         low -= 0 if from_zero else room
@@ -106,7 +117,7 @@ def axis_of(
     ticks = []
     for i in range(first, last + 1):
         # Rounded, or the third of a tenth would be 0.30000000000000004.
-        ticks.append(round(i * step, 12))
+        ticks.append(float(f"{i * step:.12g}"))
     if least is not None:
         ticks = [tick for tick in ticks if tick >= least - 1e-9 * step] or ticks
     if most is not None:
@@ -128,7 +139,8 @@ def _log_axis(low: float, high: float) -> Axis:
     first = math.floor(math.log10(low) + 1e-9)
     last = math.ceil(math.log10(high) - 1e-9)
     powers = [10.0**i for i in range(first, last + 1)]
-    ticks = powers
+    # Of many powers some are left out: a tick for every second one, every third, ...
+    ticks = powers[:: math.ceil(len(powers) / 8)]
     if len(powers) <= 3:
         ticks = sorted([*powers, *(3 * power for power in powers[:-1])])
     return Axis(powers[0], powers[-1], tuple(ticks), is_log=True)

@@ -165,10 +165,14 @@ def _section(page: Page, groups: Sequence[Group], runs: Sequence[Compared]) -> N
             drawings.append(drawing)
         if len(groups) <= MOST_CURVES:
             drawings += _curves(groups, colour_of, members)
-    page.paragraph(
-        small="Means over seeds; whiskers: one standard deviation. The dashed line joins entries "
-        "that no other beats in both: the choices worth making."
-    )
+    words = []
+    if any(len(group["seeds"]) > 1 for group in groups):
+        words.append("Means over seeds; whiskers: one standard deviation.")
+    if len(groups) > 1:
+        words.append(
+            "The dashed line joins entries that no other beats in both: the choices worth making."
+        )
+    page.paragraph(small=" ".join(words))
     page.figures(*drawings)
 
 

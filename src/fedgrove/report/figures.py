@@ -382,7 +382,8 @@ def heat(
     parts.append("</g>")
     for i, name in enumerate(names if is_named else ()):
         y = top + (i + 0.5) * tall + 4
-        parts.append(f'<text class="name" x="{left - 8:.1f}" y="{y:.1f}">{escape(name)}</text>')
+        kind = "name small" if tall < 15 else "name"
+        parts.append(f'<text class="{kind}" x="{left - 8:.1f}" y="{y:.1f}">{escape(name)}</text>')
     if not is_named and row_title:
         parts.append(
             f'<text class="title" x="{left}" y="{bottom + 32:.1f}">{escape(row_title)}</text>'

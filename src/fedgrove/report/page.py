@@ -21,6 +21,8 @@ from .figures import COLOURS, Drawing
 
 SHOWN = 100
 """Rows of a table that are seen at first: a page of ten thousand clients opens as fast."""
+TALL = 16
+"""A table of more rows scrolls in a box of its own, so that what follows is not far below."""
 DARK = ":root[data-theme=dark]"
 """The selector in page.css of the colours for the dark."""
 
@@ -108,8 +110,9 @@ class Page:
             kind += f' data-shown="{SHOWN}"'
             more = f'<button class="more plain">show all {len(rows):,} rows</button>'
         # A wide table scrolls by itself, or it would push the whole page sideways.
+        tall = '"scroll tall"' if len(rows) > TALL else "scroll"
         self._blocks.append(
-            f"<div class=scroll><table{kind}><thead>{_table_row('th', head)}</thead>"
+            f"<div class={tall}><table{kind}><thead>{_table_row('th', head)}</thead>"
             f"<tbody>{''.join(lines)}</tbody></table></div>{more}"
         )
 

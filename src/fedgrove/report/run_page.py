@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ..wire.ledger import causes
@@ -140,6 +141,11 @@ def headline(summary: Summary, beside: Mapping[str, Summary]) -> str:
     text = f"{method} gives its {summary['clients']:,} clients {_with_unit(scores, scores.mean)}"
     text += f" {scores.metric}" if scores.share else ""
     text += " on average"
+    # With several lengths of fine-tuning the last one gives the headline.
+    last = next(reversed(summary.get("finetune") or {"0": {}}))
+    if last != "0":
+        epochs = "epoch" if last == "1" else "epochs"
+        text += f" after {last} {epochs} of fine-tuning"
     if against:
         text += f", where {' and '.join(against)}"
     costs = _costs(summary, beside.get("fedavg") if method != "fedavg" else None)
@@ -434,13 +440,14 @@ def _dots(clients: Sequence[Mapping[str, Any]], scores: Scores) -> Drawing:
         if name not in of_groups:
             name = "clients" if not of_groups or len(numbers) > MOST_GROUPS else "in no group"
         of_groups.setdefault(name, []).append(client)
+    aside = _aside(clients, key)
     series = []
     size = 4.5 if len(clients) <= 200 else 2.2
     for i, (name, own) in enumerate(of_groups.items()):
         series.append(
             Series(
                 f"{name} ({len(own):,})",
-                [float(client.get(key) or 0.0) for client in own],
+                [float(client.get(key) or 0.0) + aside(client) for client in own],
                 [factor * client["score"] for client in own],
                 i % COLOURS,
                 line=False,
@@ -460,6 +467,16 @@ def _dots(clients: Sequence[Mapping[str, Any]], scores: Scores) -> Drawing:
         y_within=top,
         x_within=within,
     )
+
+
+def _aside(clients: Sequence[Mapping[str, Any]], key: str) -> Callable[[Mapping[str, Any]], float]:
+    """How far a client's dot is moved to the side, where many would lie on top of each other."""
+    values = sorted({float(client.get(key) or 0.0) for client in clients})
+    if len(values) < 2 or 3 * len(values) > len(clients):
+        return lambda client: 0.0
+    closest = min(b - a for a, b in pairwise(values))
+    # By the golden ratio: neighbours in number are never neighbours in place.
+    return lambda client: closest * 0.6 * (client["client"] * 0.61803 % 1 - 0.5)
 
 
 def _said(client: Mapping[str, Any], scores: Scores) -> str:
