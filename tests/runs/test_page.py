@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     fedgrove.run("local", out=place / "alone", **WORDS)
     fedgrove.run("fedavg", out=place / "mean", **WORDS)
-    fedgrove.run("heterofl", out=place / "widths", **WORDS)
+    fedgrove.run("heterofl", out=place / "widths", profile="phones", **WORDS)
     return place
 
 

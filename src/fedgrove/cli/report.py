@@ -32,8 +32,10 @@ def report(run: o.Run, out: Out = None) -> None:
     from ..runs.page import FILE, record_of
     from ..runs.store import cannot_write
 
-    path = Path(out) if out is not None else Path(run) / FILE
-    check_place(path, "--out")
+    path = Path(run) / FILE
+    if out is not None:
+        path = Path(out)
+        check_place(path, "--out")
     if (Path(run) / sweep.FILE).is_file():
         page = compared([run]).page()
     else:

@@ -771,7 +771,7 @@ def _again(page: Page, record: Record) -> None:
     if record.summary is None:
         commands.append(f"fedgrove resume {path}")
     elif record.method != "fedavg":
-        commands.append(f"fedgrove rerun {path} --method fedavg")
+        commands.append(f"fedgrove rerun {path} fedavg")
     page.code("\n".join(commands))
     if record.config:
         page.folded("config.toml: everything that decides the result", record.config)
