@@ -127,5 +127,6 @@ def test_the_figure_is_accuracy_against_bytes(tmp_path: Path) -> None:
     page = tmp_path / "paper.html"
     write_page(table("grove", "figure1", [(found, made)]), PAPER.cited, page)
     text = page.read_text()
-    assert '"type":"log"' in text
+    assert "fine-tuned 0" in text
+    assert "fine-tuned 25" in text
     assert "% sent" in text
