@@ -101,6 +101,20 @@ def test_the_server_by_hand(has_versions: bool) -> None:
         assert sent.tolist() == [0.0, 0.0, -5.0, 0.0]
 
 
+@pytest.mark.parametrize("has_versions", [False, True])
+def test_whole_models_count_by_how_they_moved(has_versions: bool) -> None:
+    # Clients hold 0, 0 (views: and the half of 4, -2 that is sent, so 4, 0), and train from there.
+    # Up travels the whole model: it moved by 1, -1, and the group's model moves by twice that; the
+    # mean of the models themselves would pull it back to what clients hold.
+    began = [0.0, 0.0] if has_versions else [4.0, 0.0]
+    held = holdings.first({"w": torch.zeros(2)}, ALL, has_versions)
+    method = Grove(up=1.0, down=0.5, step=2.0, home=False, own="none", finding=ALONE)
+    state = state_of([4.0, -2.0], holdings=held, down=0.5)
+    trained = Packet({"w": torch.tensor(began) + torch.tensor([1.0, -1.0])})
+    after = method.fold(state, [Report(0, {"model": trained}, 5)])
+    assert after.models[ALL]["w"].tolist() == [6.0, -4.0]
+
+
 def test_the_client_by_hand(tmp_path: Path) -> None:
     """Changes of 3, -2 and 1 in the first bias, and 1 left of the third: two of 64 are sent.
 

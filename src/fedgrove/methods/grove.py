@@ -375,6 +375,14 @@ class Grove:
             for name, packet in report.give.items():
                 if name != "evidence":
                     given |= packet.values
+            if self.codes_down and not self.codes_up:
+                # A client starts from what it holds, which is not the group's model: what counts is
+                # how it moved from there.
+                began = views.get(report.of)
+                if began is None:
+                    assert state.holdings.published is not None
+                    began = trees.masked(state.holdings.published.models[group], mask or {})
+                given |= trees.sub(trees.pick(given, began), began)
             if group not in means:
                 means[group] = self.mean.start(self._before(state, group))
             means[group].add(given, report.examples, mask)
@@ -409,18 +417,15 @@ class Grove:
     def _before(self, state: State, group: int) -> Tree:
         """What an average starts from: updates from nothing, models from the one that was sent."""
         model = state.models[group]
-        if self.codes_up:
+        if self.codes_up or self.codes_down:
             model = trees.map(torch.zeros_like, model)
         return {**model, **state.statistics[group]}
 
     def _step(self, state: State, group: int, found: Tree) -> Tree:
         """By what a group's model changes."""
         mean = trees.pick(found, state.models[group])
-        if not self.codes_up:
-            trained_from = state.models[group]
-            if state.holdings.published is not None:
-                trained_from = state.holdings.published.models[group]
-            mean = trees.sub(mean, trained_from)
+        if not self.codes_up and not self.codes_down:
+            mean = trees.sub(mean, state.models[group])
         return trees.map(lambda leaf: self.step * leaf, mean)
 
     def _moved(self, model: Tree, found: Tree, step: Tree) -> Tree:
