@@ -76,16 +76,16 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
     is_scored = words.get("score_on") != 0
     check(is_scored, "--score-on", 0, "1 or more without a METHOD, where accuracies are compared")
     seeds = SEEDS if words["seed"] is None else (words["seed"],)
-    defaults = {
+    defaults: dict[str, Any] = {
         "data": DATA,
         "rounds": ROUNDS,
-        "epochs": EPOCHS,
-        "batch": BATCH,
-        "lr": LR,
         "finetune": FINETUNE,
         # Scored at the end only: on the way it would take a third of the time.
         "evaluate": 0,
     }
+    # Other data are trained by their own recipe.
+    if words["data"] is None:
+        defaults |= {"epochs": EPOCHS, "batch": BATCH, "lr": LR}
     grid_words = {
         **words,
         "methods": METHODS,
