@@ -27,7 +27,7 @@ from .config.experiment import (
     shorthand_settings,
     with_own_data,
 )
-from .config.plan import Plan, plan
+from .config.plan import Plan, made_here, plan
 from .config.repeat import read_config
 from .config.settings import coerce, hints
 from .config.smoke import smoke as smoke_of
@@ -462,7 +462,7 @@ def _finish(
     # A temporary folder gets its page when it is saved.
     if not is_temporary:
         write_page(folder)
-    return Result(summary, folder, planned.experiment.net)
+    return Result(summary, folder, **made_here(planned.experiment))
 
 
 # ---- what is there already -----------------------------------------------------------------------

@@ -34,7 +34,7 @@ from ..runs.page import write_page
 from ..runs.result import Failure, Result
 from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
-from .plan import Plan, ended, plan
+from .plan import Plan, ended, made_here, plan
 from .toml import (
     check_files,
     check_format,
@@ -320,14 +320,14 @@ def _train(
             ends[name] = Failure(str(error), folder)
             continue
         if summary is not None:
-            ends[name] = Result(summary, folder, plans[name].experiment.net)
+            ends[name] = Result(summary, folder, **made_here(plans[name].experiment))
         else:
             members.append(plans[name].member(folder, watch, name))
     try:
         _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
         for member in together(members, faulty):
-            ends[member.name] = ended(member, plans[member.name].experiment.net)
+            ends[member.name] = ended(member, plans[member.name].experiment)
             _write(out, grid, folders, ends)
     except (KeyboardInterrupt, EngineError) as stop:
         finished = sum(isinstance(end, Result) for end in ends.values())

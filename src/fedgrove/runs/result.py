@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from .. import nets
+from ..data.federation import Federation
 from ..errors import InputError
 from ..nets.custom import is_spec
 from .folder import RunFolder
@@ -29,6 +30,8 @@ class Result:
     folder: RunFolder
     net: str | nn.Module | None = field(default=None, repr=False, compare=False)
     """The network, where it was made here or is trusted; None: as config.toml names it."""
+    data: Federation | None = field(default=None, repr=False, compare=False)
+    """The data, where they were made here; None: as config.toml names them."""
 
     def table(self) -> None:
         """Print the figures."""
