@@ -17,7 +17,7 @@ from hypothesis import settings
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.choice import FilterL1
-from fedgrove.core import Answer, AnyMethod, Engine, Info, Report, Task
+from fedgrove.core import Answer, AnyMethod, Engine, Info, Job, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
@@ -122,6 +122,24 @@ def play(run: Run, engine: Engine) -> Any:
             # No method's own report may be taken for a lie.
             assert not exchange.tally.refused, exchange.tally
     return exchange.state
+
+
+class Noting:
+    """Passes answers on, and notes what each client computed: on every engine the same number."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.macs: list[tuple[int, int, int]] = []
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        for (run, task), answer in self.engine.map(jobs):
+            assert isinstance(answer, Report)
+            self.macs.append((task.round, task.to, answer.macs))
+            yield (run, task), answer
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def answers(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:
