@@ -22,6 +22,8 @@ from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
 from fedgrove.nets import Net, build
+from fedgrove.parts.centroids import Adaptive
+from fedgrove.parts.generator import GeneratorTraining
 from fedgrove.runs.admission import Admission
 from fedgrove.runs.checksums import digest, listed, read_list
 from fedgrove.runs.rounds import rounds
@@ -55,10 +57,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "lotteryfl": {"threshold": 0.0},
     "feddst": {"every": 1, "until": 2, "churn": 0.3},
     **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedlps", "fedrolex", "heterofl")},
-    "fedgen": {"samples": 8, "noise": 3, "hidden": 5},
+    "fedgen": {"samples": 8, "noise": 3, "hidden": 5, "training": GeneratorTraining(steps=3)},
+    "adfedwcp": {"allocation": Adaptive(k_min=3, k_max=8)},
+    "fedwcp": {"k": 4},
+    "fedem": {"components": 2},
 }
 """Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold,
-or not before they have learnt something."""
+or not before they have learnt something; and those whose own numbers take most of a small run's time."""
 
 
 def small(name: str) -> AnyMethod:

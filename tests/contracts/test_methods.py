@@ -307,7 +307,7 @@ OFF = {
     "fedntd": methods.FedNTD(distil=NotTrueDistillation(beta=0.0)),
     "fedlc": methods.FedLC(objective=LogitCalibration(tau=0.0)),
     "fedlps": methods.FedLPS(encoder=0.0, widths=(1.0,)),
-    "fedgen": methods.FedGen(generated=GeneratedFeatures(alpha=0.0)),
+    "fedgen": replace(small("fedgen"), generated=GeneratedFeatures(alpha=0.0)),
     "caldas-dropout": methods.CaldasDropout(share=1.0),
     "stc": methods.STC(up=1.0, down=1.0, ternary=False),
     "fedpaq": methods.FedPAQ(levels=0),
@@ -436,10 +436,10 @@ def test_the_papers_bytes(method, tmp_path: Path) -> None:
         "fedgen": whole + 4 * 419 * 3 * 50,
         # half of the 768 + 4096 + 192 = 5056 weights on average, all biases, a bit for each of 5187
         "fedlayerprune": (8 * (5187 - 0.5 * 5056) + 2 * 649) * 3 * 50,
-        # 32 and 16 centroids of 32 bits in three layers, 5 and 4 bits for each of 5056 weights, 131 biases
-        "adfedwcp": 2 * 3 * 50 * (32 * 4 * 3 + 5056 * 5 / 8 + 131 * 4),
-        "fedwcp": 2 * 3 * 50 * (16 * 4 * 3 + 5056 * 4 / 8 + 131 * 4),
-        "fedem": 3 * whole,
+        # 8 and 4 centroids of 32 bits in three layers, 3 and 2 bits for each of 5056 weights, 131 biases
+        "adfedwcp": 2 * 3 * 50 * (8 * 4 * 3 + 5056 * 3 / 8 + 131 * 4),
+        "fedwcp": 2 * 3 * 50 * (4 * 4 * 3 + 5056 * 2 / 8 + 131 * 4),
+        "fedem": 2 * whole,
         # Half the values in a quarter of the bits, an eighth: 87.5 % less.
         "qfedcg": whole / 8,
         # 5056 weights, one bit each, down and up.

@@ -22,7 +22,7 @@ from fedgrove.wire.held import Held
 # ---- engines and checkpoints ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("net", ["mlp", "har-cnn"])
+@pytest.mark.parametrize("net", ["mlp", pytest.param("har-cnn", marks=pytest.mark.slow)])
 def test_batched_is_serial_is_pool_with_churn_steps(net: str, tmp_path: Path) -> None:
     """One client has more examples than a Measure's batch of 256: it sums two gradients."""
     words = {
