@@ -143,11 +143,11 @@ class Recurrent(nn.Module):
 
 @with_onnx
 def test_shares_are_told_where_they_are_known(tmp_path: Path) -> None:
-    """Both linear layers are applied at each of 3 steps, and are too large to stay in float."""
+    """Both linear layers are applied at each of 7 steps, and are too large to stay in float."""
     (tmp_path / "a").mkdir()
-    *_, shares, _ = written(Recurrent(False), (3, 4), tmp_path / "a")
+    *_, shares, _ = written(Recurrent(False), (7, 4), tmp_path / "a")
     assert shares == (1.0, 1.0)
-    *_, shares, _ = written(Recurrent(True), (3, 4), tmp_path)
+    *_, shares, _ = written(Recurrent(True), (7, 4), tmp_path)
     assert shares is None
 
 
@@ -244,7 +244,7 @@ def test_rounding_by_what_is_read_is_closer_to_float(
         monkeypatch.setattr(onnx_int8, "WIDEST", widest)
         (tmp_path / str(widest)).mkdir()
         plain, path, _, x = written(
-            nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8), tmp_path / str(widest)
+            nets.build("bn-cnn2", (1, 16, 16), 3, 0), (1, 16, 16), tmp_path / str(widest)
         )
         errors.append(float((predicted(path, x) - predicted(plain, x)).square().mean().sqrt()))
     assert errors[0] < 0.8 * errors[1]

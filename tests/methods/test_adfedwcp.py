@@ -210,7 +210,8 @@ def test_a_clustered_broadcast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("importance", ["imprint", "magnitude", "gradient", "alike"])
 def test_every_engine_finds_the_same_centroids(importance: Any, tmp_path: Path) -> None:
-    method = AdFedWCP(importance=importance)
+    # Few centroids: they take most of the time.
+    method = AdFedWCP(importance=importance, allocation=Adaptive(k_min=3, k_max=8))
     serial = play(tiny(method, tmp_path / "serial"), Serial())
     batched = play(tiny(method, tmp_path / "batched"), Batched())
     assert trees.distance(tensors(serial), tensors(batched)) < 1e-9
