@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: run shell check test test-all bench clean
+.PHONY: run shell check test test-all docs docs-serve bench clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -20,7 +20,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	touch $@ .venv/core.stamp
 
-## run: training alone, FedAvg and CA-AFP on built-in data, as a table and a page; words for the command line go into ARGS="..."
+## run: training alone, FedAvg, CA-AFP and Grove on built-in data, as a table and a page; words for the command line go into ARGS="..."
 run: .venv/core.stamp
 	$(BIN)/fedgrove run $(ARGS)
 	@echo 'To type fedgrove commands yourself:  . .venv/bin/activate   (or: make shell)' >&2
@@ -29,11 +29,17 @@ run: .venv/core.stamp
 shell: .venv/core.stamp
 	@. $(BIN)/activate && exec "$${SHELL:-sh}" -i
 
-## check: style and types
+# The extra docs, without fedgrove and torch: the site reads the code and does not import it.
+.venv/docs.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q --disable-pip-version-check 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.26'
+	touch $@
+
+## check: style, types, and that the links of all pages lead somewhere
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
-	$(BIN)/ruff format -q --check src tests examples
+	$(BIN)/ruff format -q --check src tests examples tools
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -p no:cacheprovider tests/test_site.py
 
 ## test: check, then the tests that fit in ten minutes
 test: check
@@ -42,6 +48,19 @@ test: check
 ## test-all: check, then all tests, the slow ones too
 test-all: check
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" $(ARGS)
+
+# An address from the one place for them, in pyproject.toml.
+address = $$($(BIN)/python -c 'import tomllib; \
+	print(tomllib.load(open("pyproject.toml", "rb"))["tool"]["fedgrove"]["addresses"]["$(1)"])')
+
+## docs: the site, into site/; a broken link or an unknown name is an error
+docs: .venv/docs.stamp
+	SITE_URL=$(call address,site) REPO_URL=$(call address,repository) \
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+## docs-serve: the site at an address of this machine, built anew when a page changes
+docs-serve: .venv/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve $(ARGS)
 
 ## bench: what is measured side by side, never a timed test
 bench: .venv/core.stamp

@@ -1,4 +1,7 @@
-"""What the pages say is so: code runs, commands parse, links lead somewhere, named tests and functions exist."""
+"""What the pages say is so: code runs, commands parse, named tests and functions exist.
+
+Links, and where pages stand in the site: tests/test_site.py.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from fedgrove.cli.options import WRONG
 from fedgrove.config.grid import Variant, variants
 from fedgrove.config.settings import assign
 from fedgrove.data.sets import SETS
+from fedgrove.errors import together
 from fedgrove.parts.local import LocalTraining
 from fedgrove.runs.run import recipe_of
 
@@ -157,8 +161,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
             context, [*context._protected_args, *context.args]
         )
         with command.make_context(name, rest, parent=context) as inner:
-            # `run` collects what is wrong with its values, to say it with all else.
-            assert not inner.meta.get(WRONG), inner.meta[WRONG]
+            if inner.meta.get(WRONG):
+                # `run` gathers what is wrong, to tell all of it at once.
+                raise together(inner.meta[WRONG])
             told = command.get_help(inner)
             flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
             assert [flag for flag in flags if not re.search(rf"{flag}\b", told)] == []
@@ -237,25 +242,7 @@ def test_make_targets_exist(page: Path) -> None:
     assert [name for name in named if name not in targets] == []
 
 
-# ---- links and names -----------------------------------------------------------------------------
-
-
-def anchors(page: Path) -> set[str]:
-    heads = re.findall(r"^#+ (.+)$", prose(page), re.M)
-    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
-
-
-@EVERY
-def test_relative_links_resolve(page: Path) -> None:
-    missing = []
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
-        if re.match(r"\w+:", target):
-            continue
-        path, _, anchor = target.partition("#")
-        file = (page.parent / path).resolve() if path else page
-        if not file.exists() or (anchor and anchor not in anchors(file)):
-            missing.append(target)
-    assert missing == []
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -318,17 +305,27 @@ def test_every_method_is_listed_and_no_other(page: str) -> None:
     assert column(page) == set(methods.names())
 
 
-def test_every_method_but_local_has_a_paper_page() -> None:
-    assert {p.stem for p in ROOT.glob("docs/papers/*.md")} == set(methods.names()) - {"local"}
+def test_every_method_but_local_and_ours_has_a_paper_page() -> None:
+    papers = {p.stem for p in ROOT.glob("docs/papers/*.md")}
+    assert papers == set(methods.names()) - {"local", "grove"}
+    assert (ROOT / "docs/grove.md").is_file()
 
 
 def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
     files |= {"checksums.txt", "lock"}
-    # Only of methods that have them, of federations of several tasks, and of nets that start from
-    # given weights or have frozen ones.
-    of_some = {"figures", "prediction", "purity", "tasks", "init_sha256", "params_frozen"}
+    # Only of methods that have them, of federations of several tasks, of nets that start from given
+    # weights or have frozen ones, and of private runs.
+    of_some = {
+        "figures",
+        "prediction",
+        "purity",
+        "tasks",
+        "init_sha256",
+        "params_frozen",
+        "privacy",
+    }
     assert column("docs/runs.md") == set(summary) | files | of_some
 
 

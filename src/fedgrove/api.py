@@ -108,6 +108,7 @@ def run(
     deadline: float | None = None,
     norm_bound: float = NORM_BOUND,
     faults: str | None = None,
+    privacy: str | None = None,
     init: str | Path | None = None,
     freeze: float = 0.0,
     per_task: bool = False,
@@ -156,6 +157,7 @@ def run(
         make later is lost; None: the slowest is waited for.
     norm_bound: refuse updates longer than so many times the recent median; 0: none.
     faults: make clients fail or lie, as ``"crash=0.1,late=0.2"`` (``fedgrove list faults``).
+    privacy: clip what leaves a client and add noise, as ``"clip=1.0,noise=0.8"``; needs opacus.
     init: start from the weights in a file, ``FILE.safetensors``, as in models/ of a run folder;
         with ``:body`` at the end the head keeps its random ones.
     freeze: the share of the net's layers, from the first on, that is kept as it is: not trained,
@@ -163,7 +165,7 @@ def run(
     per_task: keep the true tasks of a mixed federation apart: the method runs once for each, as if
         the server were told who does what.
     timeout: seconds of real time after which a client that has not answered is lost.
-    engine: auto, batched, pool, serial or wired; or an engine, which is left open.
+    engine: auto, batched, flower, pool, serial or wired; or an engine, which is left open.
     device: auto, cpu or cuda.
     precision: on CUDA: fp32, tf32 or bf16.
     data_dir: where the data files are; by default the environment's FEDGROVE_DATA.
@@ -199,6 +201,7 @@ def run(
         "deadline": deadline,
         "norm_bound": norm_bound,
         "faults": faults,
+        "privacy": privacy,
         "init": None if init is None else str(init),
         "freeze": freeze,
         "per_task": per_task,
@@ -430,6 +433,8 @@ def _finish(
             return "Nothing was kept: a run that can be resumed needs out=DIR."
         saved = folder.rounds_saved()
         how = how_to_resume(planned.config, folder.path)
+        if planned.run.federation.elsewhere:
+            how = "start the app again, with the same folder, to go on."
         return f"{saved} of {rounds} rounds are saved; {how}"
 
     try:

@@ -154,10 +154,11 @@ class Lost:
 
 LOSSES = {
     "crashed": "the client's work ended with an error",
-    "died": "the process that worked for the client ended, twice",
+    "died": "the process that worked for the client ended, twice; or its machine is gone",
     "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",
     "unanswered": "the engine gave no answer",
+    "unsent": "the task could not be sent: it is too large, or the client has not joined",
 }
 """Why a task can be lost."""
 
@@ -463,6 +464,8 @@ class Start:
     """All networks of the method by name; ``net`` is the one called "model"."""
     sample: Callable[[int], tuple[int, ...]] | None = None
     """``sample(n)`` draws so many clients from the run's seed; None: the first ones are taken."""
+    cohort: int = 1
+    """How many clients take part in a round."""
 
     @property
     def layout(self) -> Layout:

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgrove import nets
-from fedgrove.channels.choice import Even, FilterL1, FilterL2, Gamma, Overlap, Slim, nested
+from fedgrove.channels.choice import (
+    Even,
+    FilterL1,
+    FilterL2,
+    Gamma,
+    Overlap,
+    Slim,
+    best_in_steps,
+    nested,
+)
 from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.errors import InputError
@@ -143,6 +152,29 @@ def counted(*clients: dict[str, list[int]]) -> Overlap:
     for client in clients:
         overlap.add({k: torch.tensor(v).bool() for k, v in client.items()})
     return overlap
+
+
+def counts(widths: tuple[int, ...], density: float, multiple: int) -> list[int]:
+    scores = {str(number): torch.arange(float(width)) for number, width in enumerate(widths)}
+    return [int(kept.sum()) for kept in best_in_steps(scores, density, multiple).values()]
+
+
+def test_widths_in_steps_by_hand() -> None:
+    """Of 64, 20, 16 and 15: .3 are 19.2, 6, 4.8 and 4.5, in eights 16, 8, 8 (at least), not rounded 4."""
+    assert counts((64, 20, 16, 15), 0.3, 8) == [16, 8, 8, 4]
+    # .97 of 20 is 19.4, two steps of eight and a half: 16; never more than there are.
+    assert counts((64, 20, 16, 15), 0.97, 8) == [64, 16, 16, 15]
+    assert counts((20, 3), 0.3, 1) == [6, 1]
+    scores = {"a": torch.tensor([1.0, 5.0, 5.0, 3.0])}
+    assert best_in_steps(scores, 0.25, 1)["a"].tolist() == [False, True, False, False]
+
+
+@given(st.integers(1, 70), st.floats(0.01, 1), st.floats(0.01, 1), st.sampled_from([1, 4, 8]))
+def test_narrower_lies_within_wider(width: int, one: float, other: float, multiple: int) -> None:
+    scores = {"a": torch.rand(width, generator=torch.Generator().manual_seed(width))}
+    less, more = (best_in_steps(scores, share, multiple)["a"] for share in sorted((one, other)))
+    assert bool(less.any())
+    assert not bool((less & ~more).any())
 
 
 def test_overlap_counting_by_hand() -> None:

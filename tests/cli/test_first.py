@@ -1,4 +1,4 @@
-"""``fedgrove run`` alone: training alone, fedavg and ca-afp."""
+"""``fedgrove run`` alone: training alone, fedavg, ca-afp and grove."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedgrove.cli import main
 from fedgrove.cli.first import gained
 from fedgrove.runs.folder import RunFolder
 
-SMALL = ["--clients", "6", "--cohort", "3", "--rounds", "5", "--epochs", "1", "--engine", "serial"]
+SMALL = ["--clients", "4", "--cohort", "2", "--rounds", "5", "--epochs", "1", "--engine", "serial"]
 ONE = [*SMALL, "--seed", "0"]
 
 
@@ -23,22 +23,26 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_three_methods_three_seeds_one_table_one_sentence_one_page(
+ALL = ("local", "fedavg", "ca-afp", "grove")
+
+
+def test_four_methods_three_seeds_one_table_one_sentence_one_page(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *SMALL]) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
-    rows = [line.split()[:2] for line in lines[2:8]]
-    assert rows == [[m, n] for m in ("local", "fedavg", "ca-afp") for n in ("0", "3")]
-    folder = here / "runs/local-fedavg-ca-afp-motion"
-    assert lines[-2].startswith("ca-afp gives clients ")
-    assert "30% of the weights; groups it found: " in lines[-2]
-    assert lines[-1] == "Page: runs/local-fedavg-ca-afp-motion/report.html"
-    assert lines[-2].split(";")[0] in (folder / "report.html").read_text().replace("&#x27;", "'")
-    assert "round 45/45" in err  # nine runs of five rounds
+    rows = [line.split()[:2] for line in lines[2:10]]
+    assert rows == [[m, n] for m in ALL for n in ("0", "3")]
+    folder = here / "runs/local-fedavg-ca-afp-grove-motion"
+    sentence = " ".join(lines[lines.index("") + 1 : -1])
+    assert sentence.startswith("grove gives clients ")
+    assert "; groups it found: " in sentence
+    assert lines[-1] == "Page: runs/local-fedavg-ca-afp-grove-motion/report.html"
+    assert sentence.split(";")[0] in (folder / "report.html").read_text().replace("&#x27;", "'")
+    assert "round 60/60" in err  # twelve runs of five rounds
     runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    assert runs == sorted(f"{m}-s{s}" for m in ("local", "fedavg", "ca-afp") for s in (0, 1, 2))
+    assert runs == sorted(f"{m}-s{s}" for m in ALL for s in (0, 1, 2))
     config = tomllib.loads((folder / "ca-afp-s0/config.toml").read_text())["run"]
     # Scored at the end only.
     assert (config["data"], config["finetune"], config["evaluate"]) == ("motion", [0, 3], 0)
@@ -59,11 +63,13 @@ def test_the_sentence_by_hand() -> None:
         "local": [summary(0.5, 1, [1, 1], 1.0)],
         "fedavg": [summary(0.6, 100, [2], 1.0)],
         "ca-afp": [summary(0.9, 60, [8, 8], 0.3), summary(0.8, 40, [8, 8], 0.3)],
+        "grove": [summary(0.9, 2, [8, 8], 1.0), summary(0.7, 1, [16], 1.0)],
     }
-    # ca-afp: (90 + 80) / 2 = 85; bytes (120 + 80) / 2 = 100 of 200
+    # grove: (90 + 70) / 2 = 80, bytes (4 + 2) / 2 = 3 of 200; ca-afp: (90 + 80) / 2 = 85, bytes
+    # (120 + 80) / 2 = 100 of 200
     assert gained(runs) == (
-        "ca-afp gives clients 85.0 % where fedavg gives 60.0 % and training alone 50.0 %, with "
-        "50% of fedavg's bytes and 30% of the weights; groups it found: 8/8."
+        "grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and training alone "
+        "50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); groups it found: 8/8, 16."
     )
 
 
@@ -78,6 +84,7 @@ def test_json_is_a_list_of_summaries(here: Path, capsys: pytest.CaptureFixture[s
         ("local", "digits", 3),
         ("fedavg", "digits", 3),
         ("ca-afp", "digits", 3),
+        ("grove", "digits", 3),
     ]
     for row in rows:
         saved = json.loads((here / row["run"] / "summary.json").read_text())
@@ -85,11 +92,10 @@ def test_json_is_a_list_of_summaries(here: Path, capsys: pytest.CaptureFixture[s
         config = tomllib.loads((here / row["run"] / "config.toml").read_text())
         local = config["method"]["local"]
         assert (local["epochs"], local["optimiser"]["lr"]) == (1, 0.01)
-    _, dense, pruned = rows
+    _, dense, pruned, coded = rows
+    assert 10 * (coded["bytes_up"] + coded["bytes_down"]) < dense["bytes_up"] + dense["bytes_down"]
     assert pruned["bytes_up"] + pruned["bytes_down"] < dense["bytes_up"] + dense["bytes_down"]
     alone = [word for word in words if word not in ("--set", "phases=0,2,3")]
-    # The first run trains on all that is not test.
-    alone += ["--validation", "0"]
     assert main(["run", "fedavg", *alone, "--out", "alone", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accuracy_clients"] == dense["accuracy_clients"]
 
@@ -98,7 +104,7 @@ def test_a_dry_run_makes_nothing(here: Path, capsys: pytest.CaptureFixture[str])
     assert main(["run", *ONE, "--dry-run", "--json"]) == 0
     plans = json.loads(capsys.readouterr().out)
     methods = [plan["config"]["run"]["method"] for plan in plans]
-    assert methods == ["local", "fedavg", "ca-afp"]
+    assert methods == list(ALL)
     assert all(plan["cost"]["bytes_up"] > 0 for plan in plans)
     assert list(here.iterdir()) == []
 

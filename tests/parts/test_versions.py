@@ -153,6 +153,35 @@ def test_groups_share_the_history_before_they_branched() -> None:
     assert trees.equal(received(state, 9, {}, start, 3), state.models[3])
 
 
+def test_a_group_may_stay_beside_those_that_branch_off() -> None:
+    """It goes its own way from then on, as they do; what was held before leads to all of them."""
+    start = vector(0.0, 0.0, 0.0)
+    state = versions.note(versions.publish(versions.first(start), vector(1.0, 0.0, 0.0), 9), [1])
+    state = versions.branch(state, [1], stays=True)
+    state = versions.publish(state, vector(0.0, 1.0, 0.0), room=9)
+    state = versions.publish(state, vector(0.0, 0.0, 1.0), room=9, group=1)
+    assert state.models[0]["w"].tolist() == [1.0, 1.0, 0.0]
+    assert state.models[1]["w"].tolist() == [1.0, 0.0, 1.0]
+    for group in (0, 1):
+        assert list(versions.packets(state, 1, group)) == ["missed0"]
+        assert trees.equal(received(state, 9, {}, start, group), state.models[group])
+    state = versions.note(state, [1])
+    assert versions.packets(state, 1) == {}
+    assert list(versions.packets(state, 1, 1)) == ["model"]
+
+
+def test_what_is_of_no_use_is_sent_whole() -> None:
+    """Whatever the history reaches back to, and until the client has reported again."""
+    start = vector(0.0, 0.0, 0.0)
+    state = versions.publish(versions.first(start), vector(1.0, 0.0, 0.0), room=9)
+    state = versions.forget(versions.note(state, [1, 2]), [1, 3])
+    for _ in range(2):
+        assert [list(versions.packets(state, client)) for client in (1, 3)] == [["model"]] * 2
+        assert "model" not in versions.packets(state, 2)
+        state = versions.publish(state, vector(0.0, 1.0, 0.0), room=9)
+    assert versions.packets(versions.note(state, [1]), 1) == {}
+
+
 # ---- all that may happen -------------------------------------------------------------------------
 
 

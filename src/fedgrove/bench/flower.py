@@ -47,7 +47,7 @@ def train(
     server.main()(partial(_server, scene, len(cohort), rounds, round_done))
     # A share of the GPU such that there is an actor per core there too.
     gpu_share = 0.0 if device == "cpu" else 1 / cores()
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": gpu_share}}
+    resources: Any = {"client_resources": {"num_cpus": 1, "num_gpus": gpu_share}}
     from flwr.simulation import run_simulation as simulate
 
     simulate(server, client, num_supernodes=len(cohort), backend_config=resources)

@@ -171,6 +171,28 @@ class Even:
         return channels
 
 
+def best_in_steps(scores: Mapping[str, Tensor], density: float, multiple: int) -> Channels:
+    """The best channels of every group, as many as its share, in steps of ``multiple``.
+
+    A group narrower than twice ``multiple`` is not rounded. Of equal channels the first stay, so
+    that what a smaller density keeps lies within what a larger one keeps.
+
+    >>> kept = best_in_steps({"a": torch.arange(32.0), "b": torch.arange(6.0)}, 0.4, 8)
+    >>> [int(k.sum()) for k in kept.values()]
+    [16, 2]
+    """
+    channels: Channels = {}
+    for name, score in scores.items():
+        count = max(1, round(density * len(score)))
+        if len(score) >= 2 * multiple:
+            steps = round(density * len(score) / multiple)
+            count = min(len(score), max(multiple, multiple * steps))
+        best = torch.argsort(score.detach().cpu(), descending=True, stable=True)[:count]
+        channels[name] = torch.zeros(len(score), dtype=torch.bool)
+        channels[name][best] = True
+    return channels
+
+
 def nested(groups: Sequence[ChannelGroup], share: float) -> Channels:
     """The first channels of every group, at least one.
 

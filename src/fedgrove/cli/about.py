@@ -34,7 +34,9 @@ EXTRAS = {
     "report": ("pages with plots", ("plotly",)),
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
+    "track": ("figures for TensorBoard and MLflow", ("tensorboard", "mlflow")),
     "flower": ("measuring beside Flower", ("flwr",)),
+    "dp": ("epsilon of --privacy", ("opacus",)),
 }
 """What each extra of pyproject.toml is for, and the modules it brings."""
 
@@ -252,6 +254,7 @@ def _engines() -> list[tuple[str, str]]:
     descriptions = {
         "auto": "batched where there is a GPU, else pool, or serial where there is one core",
         "batched": "all clients stacked, on a GPU or for comparison on a CPU",
+        "flower": "Flower's simulation on Ray, a node per client; needs fedgrove[flower]",
         "pool": "a worker process per core",
         "serial": "one client after another in this process: the reference",
         "wired": "serial, with every message turned into bytes and read back",

@@ -12,15 +12,17 @@ from typer.core import TyperGroup
 
 from ..errors import EngineError, check, together, unknown
 from ..report.start import load_torch, starting
-from . import about, complete
+from . import about, complete, deploy
 from . import options as o
 from .bench import bench
 from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
 from .index import index
+from .new import new
 from .paper import paper
 from .sweep import resume_sweep, sweep
+from .watch import watch
 
 if TYPE_CHECKING:
     from ..config.plan import Plan
@@ -110,6 +112,7 @@ def run(
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
     faults: o.Faults = None,
+    privacy: o.Privacy = None,
     per_task: o.PerTask = False,
     no_standardise: o.NoStandardise = False,
     config: o.Config = None,
@@ -120,7 +123,7 @@ def run(
 ) -> None:
     """Train a federation and report how well every client is served and what it cost.
 
-    Without a method: ca-afp beside fedavg.
+    Without a method: grove and ca-afp beside fedavg and training alone.
     """
     wrong = ctx.meta[o.WRONG]
     if method is None and config is None and not smoke:
@@ -282,12 +285,16 @@ def cost(
         print_costs(rows)
 
 
+app.command("watch")(watch)
+app.command("new")(new)
 app.command("list")(about.list_)
 app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep", cls=o.Gathering)(sweep)
 app.command("export")(export)
+app.command("app", cls=o.RunCommand)(deploy.app)
+app.command("keys")(deploy.keys)
 app.command("paper")(paper)
 
 

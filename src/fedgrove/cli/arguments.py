@@ -52,6 +52,7 @@ WORDS = (
     "deadline",
     "norm_bound",
     "faults",
+    "privacy",
     "init",
     "freeze",
     "per_task",

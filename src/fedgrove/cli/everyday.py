@@ -70,7 +70,7 @@ def newest_unfinished(place: Path) -> Path:
 
     One that another process trains in just now is left out.
     """
-    unfinished = [path for path in _runs_in(place) if not _is_finished(path)]
+    unfinished = [path for path in runs_in(place) if not _is_finished(path)]
     free = [path for path in unfinished if _is_free(path)]
     if not free:
         busy = f" ({len(unfinished)} being trained just now)" if unfinished else ""
@@ -78,10 +78,10 @@ def newest_unfinished(place: Path) -> Path:
             f"there is no unfinished run under {place}{busy}; name the folder of one: "
             "fedgrove resume RUN"
         )
-    return max(free, key=_last_written)
+    return max(free, key=last_written)
 
 
-def _runs_in(place: Path) -> list[Path]:
+def runs_in(place: Path) -> list[Path]:
     """The run folders and sweeps in a folder."""
     found = []
     for path in sorted(place.glob("*")):
@@ -106,7 +106,7 @@ def _is_free(path: Path) -> bool:
     return True
 
 
-def _last_written(path: Path) -> float:
+def last_written(path: Path) -> float:
     """When anything in a folder was last written."""
     times = [path.stat().st_mtime]
     for pattern in ("*", "*/*"):

@@ -313,7 +313,12 @@ Seed = Annotated[
 ]
 Engine = Annotated[
     str,
-    option("--engine", "auto, batched, pool, serial or wired.", "NAME", complete=complete.engines),
+    option(
+        "--engine",
+        "auto, batched, flower, pool, serial or wired.",
+        "NAME",
+        complete=complete.engines,
+    ),
 ]
 Precision = Annotated[
     str, option("--precision", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
@@ -375,6 +380,14 @@ Faults = Annotated[
         "--faults",
         "Make clients fail or lie, as crash=0.1,late=0.2 (fedgrove list faults).",
         "KIND=P,...",
+    ),
+]
+Privacy = Annotated[
+    str | None,
+    option(
+        "--privacy",
+        "Clip what leaves a client and add noise, as clip=1.0,noise=0.8; tells epsilon.",
+        "clip=C,noise=Z",
     ),
 ]
 PerTask = Annotated[

@@ -35,7 +35,7 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="The paper: adfedwcp, ca-afp, fedapta, fedlayerprune or safl.",
+        help="The paper: adfedwcp, ca-afp, fedapta, fedlayerprune, safl, or ours, grove.",
         show_default=False,
     ),
 ]

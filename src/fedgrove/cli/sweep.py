@@ -97,6 +97,7 @@ def sweep(
     timeout: o.Timeout = None,
     norm_bound: o.NormBound = None,
     faults: o.Faults = None,
+    privacy: o.Privacy = None,
     per_task: o.PerTask = False,
     no_standardise: o.NoStandardise = False,
     dry_run: o.DryRun = False,

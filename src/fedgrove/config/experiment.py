@@ -21,6 +21,7 @@ from ..nets.freeze import check_share
 from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
 from ..runs.faults import NO_FAULTS, Faults
+from ..runs.privacy import Privacy
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory
 from .settings import Draft, coerce, hints
@@ -48,7 +49,7 @@ OWN_WORDS = ("label", "client", "window", "stride", "channels", "time")
 """Those that say how data of a person's own are read."""
 TEXT_WORDS = (
     *("label", "client", "channels", "time"),
-    *("partition", "scenario", "split", "profile", "trace", "faults", "init"),
+    *("partition", "scenario", "split", "profile", "trace", "faults", "privacy", "init"),
 )
 """Those that are text; here "none" is a word like any other (``scenario="none"``), not None."""
 
@@ -99,6 +100,8 @@ class Experiment:
     """Refuse updates longer than so many times the recent median; 0: none."""
     faults: str | None = None
     """How clients fail or lie: kinds with their probabilities, as ``crash=0.1,late=0.2``."""
+    privacy: str | None = None
+    """Differential privacy of what leaves a client, as ``clip=1.0,noise=0.8``."""
     init: str | None = None
     """A file of weights to start from, ``FILE.safetensors`` or ``FILE.safetensors:body``."""
     freeze: float = 0.0
@@ -155,17 +158,22 @@ class Experiment:
         yield lambda: check_share(self.freeze)
         # Parsed here only for the refusal, before any data are read.
         yield self.parsed_faults
+        yield self.parsed_privacy
 
     def parsed_faults(self) -> Faults:
         """The faults as a run takes them."""
         return NO_FAULTS if self.faults is None else Faults.parse(self.faults)
 
+    def parsed_privacy(self) -> Privacy | None:
+        """The privacy as a run takes it."""
+        return None if self.privacy is None else Privacy.parse(self.privacy)
+
     def federation(self, data_dir: str | Path | None = None) -> Federation:
         """The data, divided among clients."""
         return Federations(data_dir).of(self)
 
-    def build(self, federation: Federation, memory: Memory) -> Run:
-        """The run that gives the result; nothing is written."""
+    def build(self, federation: Federation, memory: Memory, of_one_client: bool = False) -> Run:
+        """The run that gives the result, or a client's own half of it; nothing is written."""
         return build(
             self.method,
             federation,
@@ -180,9 +188,11 @@ class Experiment:
             deadline=self.deadline,
             gate=Gate(self.norm_bound),
             faults=self.parsed_faults(),
+            privacy=self.parsed_privacy(),
             init=self.init,
             freeze=self.freeze,
             per_task=self.per_task,
+            of_one_client=of_one_client,
         )
 
     def resolved(self, run: Run) -> Experiment:

@@ -74,7 +74,8 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
     federation = None
     try:
         federation = federations.of(experiment)
-        run = experiment.build(federation, Memory(path / CHECKPOINT))
+        memory = Memory(path / CHECKPOINT, elsewhere=federation.elsewhere)
+        run = experiment.build(federation, memory)
     except InputError as error:
         refusals = Refusals()
         refusals.add(error)

@@ -145,6 +145,9 @@ class Federation:
     """The SHA-256 of each file of devices, and of each file of a person's own data."""
     later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
     """What some clients hold later: pairs of a round and the data from then on, in order."""
+    elsewhere: bool = False
+    """Whether clients are machines of their own: here they have no examples, only what they said of
+    themselves, and what they remember stays with them."""
     preparation: Preparation = IDENTITY
     """How raw inputs became what clients hold, as far as it is the same for all of them; where
     clients standardise each by its own data, :meth:`preparation_of` has mean and std."""

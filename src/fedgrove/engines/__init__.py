@@ -19,7 +19,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def names() -> list[str]:
     """What ``--engine`` takes."""
-    return ["auto", "batched", "pool", "serial", "wired"]
+    return ["auto", "batched", "flower", "pool", "serial", "wired"]
 
 
 def choose(
@@ -45,7 +45,7 @@ def choose(
         if timeout is not None:
             raise InputError(
                 f"--timeout is {timeout:g}, but batched trains clients in stacks, which answer "
-                "together; it works with --engine pool, serial or wired."
+                "together; it works with --engine flower, pool, serial or wired."
             )
         # Imported here: most runs on a CPU never need it.
         from .batched.engine import Batched
@@ -53,6 +53,11 @@ def choose(
         return Batched(device=device, precision=precision)  # type: ignore[arg-type]
     if name == "wired":
         return Wired(timeout)
+    if name == "flower":
+        # Imported here, and flwr only when it starts: few runs need it.
+        from .flower.simulation import Simulation
+
+        return Simulation(timeout)
     one_core = cores() == 1
     if name == "serial" or (name == "auto" and one_core):
         return Serial(timeout)

@@ -37,6 +37,7 @@ from ..core import (
 from ..errors import FedgroveError
 from ..nets import Net
 from ..parts import local
+from ..runs.privacy import protect
 from ..runs.run import Run
 from ..seeds import one_thread, own_randomness
 from ..trees import Tree
@@ -193,6 +194,8 @@ def do_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]:
     carry = initial_carry(task, client.memory, dtype, run.marks(client))
     outcome = Outcome()
     computed: Computed = []
+    # What is protected is the change of what was sent, which work might alter in place.
+    received = _copied(task) if run.privacy else task
     with one_thread(), own_randomness():
         for number, stage in numbered(run.work(task.verb)):
             if isinstance(stage, Train | Measure):
@@ -201,8 +204,16 @@ def do_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]:
             elif isinstance(stage, Edit):
                 carry = stage.f(carry, client)
             elif isinstance(stage, Give):
-                outcome = stage.f(carry, client)
+                outcome = given(run, received, stage, carry, client)
     return outcome, computed
+
+
+def given(run: Run, task: Task, stage: Give, carry: Carry, client: Client) -> Outcome:
+    """What leaves a client, and what it remembers; with ``--privacy`` clipped and noised."""
+    outcome = stage.f(carry, client)
+    if run.privacy is None:
+        return outcome
+    return protect(run, task, stage.holds(task, run.net), outcome, client)
 
 
 def all_remembered(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:

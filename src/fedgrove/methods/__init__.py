@@ -51,6 +51,7 @@ from .fedsnip import FedSNIP
 from .fedwcp import FedWCP
 from .fixedprune import FixedPrune
 from .global_ft import GlobalFT
+from .grove import Grove
 from .hermes import Hermes
 from .heterofl import HeteroFL
 from .ifca import IFCA
@@ -99,6 +100,7 @@ __all__ = [
     "FedWCP",
     "FixedPrune",
     "GlobalFT",
+    "Grove",
     "Hermes",
     "HeteroFL",
     "LGFedAvg",

@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 from ..data.devices import read
 from ..report.fit import Column, figures, names, print_table, print_text
 from ..report.over_seeds import paired
-from ..report.tables import Summary
+from ..report.tables import Summary, each_round
 from ..report.times import Curve, common_target, curve
 from .studies import Row, Study
 
@@ -32,6 +32,7 @@ TITLES = {
     "accuracy_mean": "accuracy %",
     "accuracy_std": "std over clients",
     "accuracy_worst": "worst %",
+    "accuracy_worst10": "worst tenth %",
     "accuracy_best": "best %",
     "score": "score",
     "params": "parameters left",
@@ -61,6 +62,9 @@ TITLES = {
     "accuracy_least": "worst device %",
     "purity": "purity",
     "groups": "number of groups",
+    "group_count": "number of groups",
+    "divided_in_round": "divided after round",
+    "kb_each": "kB per device and round",
 }
 """How a measure is called in a table's head and on an axis; see :func:`title_of`."""
 DIGITS = {
@@ -86,6 +90,9 @@ DIGITS = {
     "seconds_round": 2,
     "seconds_to_all": 1,
     "groups": 1,
+    "group_count": 1,
+    "divided_in_round": 0,
+    "kb_each": 1,
 }
 """Measures that do not depend on fine-tuning, and how many digits of them are shown."""
 SHARES = {"share_paper": "mib_paper", "share": "mib"}
@@ -155,6 +162,7 @@ def table(paper: str, part: str, measured: Measured, quick: bool = False) -> dic
         "measures": list(first.measures),
         "counted": list(first.counted),
         "drawn": list(first.drawn),
+        "against": first.against,
         "lines": first.lines,
         "only_best": first.only_best,
         "engines": sorted(engines),
@@ -204,6 +212,17 @@ def run_value(
         return float(summary[measure.replace("mib", "bytes")] / 2**20)
     if measure.startswith("less_"):
         return _less(summary, measure)
+    if measure == "group_count":
+        # Also where the truth is not known; one group counts as one.
+        return float(summary["groups"])
+    if measure == "divided_in_round":
+        told = summary.get("figures", {}).get(measure)
+        # Below 0: the method stays with one group.
+        return None if told is None or told < 0 else float(told)
+    if measure == "kb_each":
+        up = each_round(summary, "up")
+        down = each_round(summary, "down")
+        return None if up is None or down is None else (up + down) / 1000
     if measure == "virtual_seconds":
         return float(summary["virtual_seconds"])
     if measure == "seconds_round":

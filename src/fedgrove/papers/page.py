@@ -88,6 +88,10 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, Any]]:
         if row["seeds"]:
             sections.setdefault(place(row), []).append(row)
     for title, rows in sections.items():
+        against = comparison.get("against")
+        if against:
+            yield title, _against(rows, against)
+            continue
         if comparison["lines"]:
             yield title, _lines(rows, comparison["drawn"])
             continue
@@ -264,6 +268,9 @@ def _across(row: ComparedRow, length: int) -> dict[str, tuple[str, str]]:
     """What accuracy is laid against, of what the study measures: a word for it and its axis."""
     # Bytes as shares of one row's where the study has these.
     cost = "share_paper" if "share_paper" in row["ours"] else "mib_paper"
+    # A study that has no paper's count beside it has what was really sent.
+    if cost not in row["ours"]:
+        cost = "share"
     wanted = {
         f"accuracy_std:{length}": ("fairness", "std over clients, % (fairer to the left)"),
         cost: ("bytes", title_of(cost)),
@@ -408,6 +415,45 @@ def _line_traces(
         showlegend=False,
     )
     return [ours, paper]
+
+
+def _against(rows: Sequence[ComparedRow], measure: str) -> Any:
+    """Accuracy against what is measured, on a logarithmic axis; a panel per length of fine-tuning.
+
+    A series of several rows, as a method that sends more or less, is a line.
+    """
+    from plotly.subplots import make_subplots
+
+    series: dict[str, list[ComparedRow]] = {}
+    for row in rows:
+        if _value(row, measure, "mean"):
+            series.setdefault(row["series"], []).append(row)
+    lengths = rows[0]["lengths"]
+    figure = make_subplots(
+        cols=len(lengths),
+        horizontal_spacing=0.06,
+        subplot_titles=[f"fine-tuned {length}" for length in lengths],
+    )
+    for column, length in enumerate(lengths, start=1):
+        for i, (name, members) in enumerate(series.items()):
+            along = []
+            for row in members:
+                key = f"accuracy_mean:{length}"
+                point = {
+                    "x": _value(row, measure, "mean"),
+                    "mean": _value(row, key, "mean"),
+                    "std": _value(row, key, "std"),
+                    "paper": None,
+                }
+                along.append(point)
+            along.sort(key=lambda point: float(point["x"] or 0))
+            colour = METHODS[i % len(METHODS)]
+            for trace in _line_traces(name, along, colour, in_legend=column == 1):
+                figure.add_trace(trace, row=1, col=column)
+        figure.update_xaxes(title=title_of(measure), type="log", row=1, col=column)
+    figure.update_yaxes(title="accuracy %", row=1, col=1)
+    _lay_out(figure, height=480)
+    return figure
 
 
 # ---- heat maps -----------------------------------------------------------------------------------

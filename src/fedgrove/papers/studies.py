@@ -73,6 +73,8 @@ class Study:
     """What a figure shows over ``x``; where rows have no x, over the epochs of fine-tuning."""
     over_rounds: bool = False
     """Whether a figure shows it over the rounds instead: clients must be scored in each of them."""
+    against: str = ""
+    """What a figure shows accuracy against where that is measured, as ``share``; else it is x."""
     lines: bool = False
     """Whether it is a figure, drawn as lines over x, not a table."""
     best: str = ""

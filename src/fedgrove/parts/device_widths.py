@@ -20,7 +20,7 @@ from ..channels.submodel import (
     size_at,
 )
 from ..channels.widths import Width, width_for, widths
-from ..core import Carry, Client, Outcome, Report, Start
+from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Report, Start
 from ..errors import InputError, check
 from ..nets import Net
 from ..trees import Tree
@@ -31,6 +31,9 @@ from .local import LocalTraining
 
 RATIO_STEP = 0.05
 """Pruning ratios that follow from devices are multiples of it."""
+LOOKED_AT = 100
+"""So many devices are looked at where there are too many to look at all."""
+WHY_ALL = "fits models to devices (--set fit=false: all get the same)"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,33 @@ def client_shares(
     else:
         options = widths(start.net, local.batch, local.optimiser.slots)
     return {k: width_for(start.clients[k], options) for k in clients}
+
+
+def narrow_clients(start: Start, local: LocalTraining | None) -> dict[int, float]:
+    """The clients whose devices are too small or too slow for the whole net, with their shares.
+
+    Of very many clients a sample is looked at; where one of those is narrow, each would need a
+    place, and that is refused.
+    """
+    batch, slots = 32, 1
+    if local is not None:
+        batch, slots = local.batch, local.optimiser.slots
+    needed = start.layout.memory(batch, slots)
+
+    def is_narrow(client: int) -> bool:
+        device = start.clients[client]
+        return device.memory < needed or device.speed < 1
+
+    if len(start.clients) > MOST_AT_ONCE:
+        sample = start.some_clients(LOOKED_AT)
+        if not any(is_narrow(client) for client in sample):
+            return {}
+    narrow = [client for client in start.all_clients(WHY_ALL) if is_narrow(client)]
+    if not narrow:
+        # Nothing has to be cut, nor need it be possible.
+        return {}
+    options = widths(start.net, batch, slots)
+    return {client: width_for(start.clients[client], options) for client in narrow}
 
 
 def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:

@@ -60,6 +60,30 @@ class SparseTernary:
         return torch.where(kept, x.sign() * mean, 0.0)
 
 
+def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:
+    """The largest of a change, each as a sign times one magnitude per layer.
+
+    Under a mask the share is of what the mask keeps, and the rest is 0.
+
+    >>> change = {"w": torch.tensor([9.0, 3.0, -1.0])}
+    >>> coded(0.5, change, {"w": torch.tensor([False, True, True])})
+    {'w': tensor([0., 3., 0.])}
+    """
+    coder = SparseTernary(share, "layer")
+    if not mask:
+        return coder(change)
+    inside = {}
+    for name, leaf in change.items():
+        inside[name] = leaf[mask[name]] if name in mask else leaf
+    sent = coder(inside)
+    for name, leaf in change.items():
+        if name in mask:
+            wide = torch.zeros_like(leaf)
+            wide[mask[name]] = sent[name]
+            sent[name] = wide
+    return sent
+
+
 def golomb_bytes(numbers: int, share: float) -> float:
     r"""What the paper counts for a ternary update of so many numbers (Sattler et al.).
 

@@ -38,6 +38,8 @@ writes as places in a book of up to 256. A longer sum would be written value by 
 bytes."""
 MISSED = "missed"
 """Packets of missed updates are called so, with their number."""
+NOBODYS = -1
+"""The group of what is of no use to any."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,17 @@ def publish_whole(versions: Versions, model: Tree, group: int = 0) -> Versions:
     return _published(versions, model, (), group)
 
 
-def branch(versions: Versions, groups: Sequence[int], of: int = 0) -> Versions:
-    """The same versions with new groups in the place of one, all with its model and history."""
-    models = dict(versions.models)
-    numbers = dict(versions.numbers)
-    updates = dict(versions.updates)
-    models |= dict.fromkeys(groups, models.pop(of))
-    numbers |= dict.fromkeys(groups, numbers.pop(of))
-    updates |= dict.fromkeys(groups, updates.pop(of))
+def branch(versions: Versions, groups: Sequence[int], of: int = 0, stays: bool = False) -> Versions:
+    """The same versions with new groups in the place of one, all with its model and history.
+
+    Where it ``stays``, it goes on beside them.
+    """
+    models = {**versions.models, **dict.fromkeys(groups, versions.models[of])}
+    numbers = {**versions.numbers, **dict.fromkeys(groups, versions.numbers[of])}
+    updates = {**versions.updates, **dict.fromkeys(groups, versions.updates[of])}
+    if not stays:
+        for by_group in (models, numbers, updates):
+            del by_group[of]
     origin = (of, versions.numbers[of])
     origins = {**versions.origins, **dict.fromkeys(groups, origin)}
     return Versions(models, numbers, updates, origins, versions.held)
@@ -96,6 +101,12 @@ def note(versions: Versions, clients: Iterable[int], group: int = 0) -> Versions
     """These clients hold their group's newest version: they have received it, and reported."""
     newest = (group, versions.numbers[group])
     return replace(versions, held={**versions.held, **dict.fromkeys(clients, newest)})
+
+
+def forget(versions: Versions, clients: Iterable[int]) -> Versions:
+    """What these clients hold is of no use any longer: they will be sent the model whole."""
+    # Version 1 of a group that no other shares a version with.
+    return replace(versions, held={**versions.held, **dict.fromkeys(clients, (NOBODYS, 1))})
 
 
 # ---- what a client is sent -----------------------------------------------------------------------

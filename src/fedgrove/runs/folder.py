@@ -41,6 +41,7 @@ from .model import described
 from .run import Run
 from .store import (
     PARTIAL,
+    Memory,
     cannot_write,
     freeze,
     memory_file,
@@ -247,7 +248,7 @@ class RunFolder:
                 "state": frozen_state,
                 "held": frozen_held,
                 "tensors": write_named(self._checkpoint, stem, tensors),
-                "memory": {str(client): version for client, version in run.memory.files.items()},
+                **_versions(run.memory),
                 "lines": len(lines),
                 "metrics": digest(b"".join(lines)),
             }
@@ -311,8 +312,9 @@ class RunFolder:
         if manifest is None:
             return None, 0
         try:
-            for client, version in manifest["memory"].items():
-                run.memory.accept(int(client), version)
+            for key in ("memory", "memory_elsewhere"):
+                for client, version in manifest.get(key, {}).items():
+                    run.memory.accept(int(client), version)
             tensors = read_named(self._checkpoint, manifest["tensors"])
             run.held.restore(thaw(manifest["held"], tensors))
             run.lengths.by_kind.update(manifest["lengths"])
@@ -539,6 +541,14 @@ class RunFolder:
             return checksums.read_list(self.path)["config.toml"]
         except (DamageError, KeyError):
             return digest(checksums.read(self._inside("config.toml")))
+
+
+def _versions(memory: Memory) -> dict[str, dict[str, str]]:
+    """What clients remember, as a manifest names it: files of the checkpoint, or of others."""
+    versions = {str(client): version for client, version in memory.files.items()}
+    if memory.elsewhere:
+        return {"memory": {}, "memory_elsewhere": versions}
+    return {"memory": versions}
 
 
 def _is_whole(manifest: Mapping[str, Any]) -> bool:

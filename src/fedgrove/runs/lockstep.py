@@ -17,7 +17,7 @@ from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
-from . import fits
+from . import fits, privacy
 from .admission import Admission, TooFewReports, unanswered
 from .clock import Stopwatch, clock_of
 from .folder import RunFolder
@@ -101,6 +101,7 @@ class Member:
             **bytes_of_tasks(ledger),
             **self.exchange.tally.line(),
             **watch.line(),
+            **privacy.asked(self.run, tasks),
         }
         self._now = self.line["virtual_clock"]
         self.line |= figures_of(self.run.method, self.exchange.state)
@@ -242,6 +243,8 @@ def _conclude(members: Sequence[Member], engine: Engine) -> None:
         state = member.exchange.state
         summary = summarise(member.run, lines, engine.name, state, reports, ledger)
         summary["notes"] += fits.notes(member.run, state, summary["density"])
+        summary |= privacy.summary_of(member.run, lines)
+        summary["notes"] += privacy.notes(summary)
         if isinstance(engine, EngineWithNotes):
             summary["notes"] += engine.notes(member.run)
         figures[member] = summary

@@ -76,7 +76,9 @@ class PerTask:
         states = {}
         for task in sorted(members):
             # The run's sample is of all clients: where a method asks some, they are the first ones.
-            own = replace(start, clients=members[task], sample=None)
+            share = len(members[task]) / len(start.clients)
+            cohort = max(1, round(share * start.cohort))
+            own = replace(start, clients=members[task], sample=None, cohort=cohort)
             states[task] = self.method.init(own)
         return chained(states)
 

@@ -26,6 +26,7 @@ from ..errors import EngineError
 from ..methods import name_of
 from .admission import Admission, Tally, TooFewReports
 from .guard import calling, check_state, noted
+from .privacy import check_tasks
 from .run import Run, again
 
 Answers = Iterable[tuple[Task, Answer]]
@@ -139,7 +140,9 @@ def plan(run: Run, state: Any, attempt: int = 0) -> list[Task]:
         raise EngineError(f"the method planned no task for round {state.round}.")
     if len(set(clients)) < len(clients):
         raise EngineError("the method planned two tasks for one client in one exchange.")
-    return [stamped(run, task, state.round, attempt) for task in planned]
+    tasks = [stamped(run, task, state.round, attempt) for task in planned]
+    check_tasks(run, tasks)
+    return tasks
 
 
 def stamped(run: Run, task: Task, round: int, attempt: int = 0) -> Task:

@@ -27,6 +27,7 @@ from .faults import NO_FAULTS, Faults
 from .fits import check_fit
 from .guard import calling
 from .per_task import PerTask
+from .privacy import Privacy, check_protected
 from .store import Memory
 from .trial import check_problem, check_stages
 
@@ -56,6 +57,8 @@ class Run:
     """Virtual seconds after which an exchange ends; who is later is lost (:mod:`.clock`)."""
     gate: Gate = field(default_factory=Gate)
     faults: Faults = NO_FAULTS
+    privacy: Privacy | None = None
+    """What is done to whatever leaves a client; None: nothing (:mod:`.privacy`)."""
     origin: Origin | None = None
     """The file that the net's weights come from; None: they are drawn from the seed."""
     frozen: float = 0.0
@@ -170,7 +173,16 @@ class Run:
             head = self.net.layout.head
             return {name: drawn[name] if name in head else self.params[name] for name in drawn}
 
-        return Start(self.params, self.net, self.infos, self.rounds, fresh, self.nets, self.sample)
+        return Start(
+            params=self.params,
+            net=self.net,
+            clients=self.infos,
+            rounds=self.rounds,
+            fresh=fresh,
+            nets=self.nets,
+            sample=self.sample,
+            cohort=self.cohort,
+        )
 
     @cached_property
     def server(self) -> AnyMethod | PerTask:
@@ -279,14 +291,17 @@ def build(
     deadline: float | None = None,
     gate: Gate = Gate(),
     faults: Faults = NO_FAULTS,
+    privacy: Privacy | None = None,
     init: str | None = None,
     freeze: float = 0.0,
     per_task: bool = False,
+    of_one_client: bool = False,
 ) -> Run:
     """A run with the data set's defaults for what is None. Nothing is written.
 
     The method makes its initial state here, and loss and metric are tried, so that what is refused
-    is refused before a run folder is made.
+    is refused before a run folder is made. With ``of_one_client`` the run is a client's own half of
+    it, on a machine that has no other's data: the first state is the server's, and is not made.
     """
     defaults = federation.defaults
     if not federation.clients:
@@ -306,6 +321,9 @@ def build(
             )
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
+    if of_one_client:
+        # Whoever else is asked, the server knows.
+        cohort = 1
     check_share(freeze)
     module = nets.build(net, federation.shape, federation.classes, seed)
     origin = None
@@ -328,11 +346,14 @@ def build(
         deadline=deadline,
         gate=gate,
         faults=faults,
+        privacy=privacy,
         origin=origin,
         frozen=freeze,
         per_task=per_task,
     )
-    check_fit(run)
+    if not of_one_client:
+        check_fit(run)
     check_stages(run)
     check_problem(run)
+    check_protected(run)
     return run

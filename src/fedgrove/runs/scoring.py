@@ -525,11 +525,16 @@ def _first_sentence(lines: Sequence[Mapping[str, Any]], reason: str) -> list[str
     return []
 
 
+NOT_DIVIDED = -1
+"""The label of all clients where groups may come, and have not."""
+
+
 def group_sizes(run: Run, state: Any) -> list[int]:
     """How many clients share each model, of those whose models are kept; the largest group first.
 
     A method whose state says who is in which group is believed. Otherwise clients that are
-    delivered the same model are a group, and clients that only use their own are one each.
+    delivered the same model are a group, and clients that only use their own are one each; those
+    of a method that forms groups, but has not yet, are one group.
     """
     groups: Mapping[int, int] | None = getattr(state, "groups", None)
     if groups:
@@ -538,7 +543,12 @@ def group_sizes(run: Run, state: Any) -> list[int]:
     known = trees.Digests()
     for k in run.served:
         packet = run.deliver(state, k).get("model")
-        labels.append(k if packet is None else known.of(packet.values))
+        if packet is not None:
+            labels.append(known.of(packet.values))
+        elif groups is not None:
+            labels.append(NOT_DIVIDED)
+        else:
+            labels.append(k)
     return sorted(Counter(labels).values(), reverse=True)
 
 

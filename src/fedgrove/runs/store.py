@@ -243,15 +243,22 @@ class Memory:
     in them, as "12.train.0123456789abcdef".
     A version counts once the checkpoint's manifest names it. A killed round leaves versions that no
     manifest names; the next commit deletes them. The folder is made with the first file.
+
+    With ``elsewhere`` the files are on the clients' own machines: the server knows their versions.
     """
 
-    def __init__(self, folder: Path, files: Mapping[int, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, files: Mapping[int, str] | None = None, elsewhere: bool = False
+    ) -> None:
         self.folder = folder
         self.files: dict[int, str] = dict(files or {})
+        self.elsewhere = elsewhere
 
     def read(self, client: int, version: str | None) -> dict[str, Tree]:
-        """The trees of one version; empty for a client that has never kept anything."""
-        return divided(read_named(self.folder, memory_file(client, version))) if version else {}
+        """The trees of one version; empty for a client that has kept nothing, or not here."""
+        if not version or self.elsewhere:
+            return {}
+        return divided(read_named(self.folder, memory_file(client, version)))
 
     def write(
         self,
@@ -273,7 +280,9 @@ class Memory:
         return version
 
     def has(self, client: int, version: str) -> bool:
-        """Whether a version was written."""
+        """Whether a version was written, as far as one can tell from here."""
+        if self.elsewhere:
+            return is_plain_name(version)
         return (self.folder / memory_file(client, version)).is_file()
 
     def accept(self, client: int, version: str | None) -> None:

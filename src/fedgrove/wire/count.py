@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
 
 from ..core import SCORING_VERBS, Packet, Report, Task
 from ..trees import Mask
 from . import message
-from .codec import Codec, Known, refers_to_masks
+from .codec import Codec, Encoded, Known, digest_of, refers_to_masks
 from .held import Held
 from .message import Cost
 
+T = TypeVar("T")
 
-class BroadcastCosts:
-    """The cost of the last packets sent, so that a broadcast is encoded once, not per client.
+
+class _LastPackets(Generic[T]):
+    """What was made of the last packets sent, so that a broadcast is encoded once, not per client.
 
     A packet is recognised by the identity of its trees and by what its receiver holds. Packets are
     kept alive as long as their identity is a key; only ``most`` of them, so that memory does not
@@ -22,18 +25,35 @@ class BroadcastCosts:
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
-        self._costs: dict[tuple[int, int, bytes | None], tuple[Packet, Cost]] = {}
+        self._made: dict[tuple[int, int, bytes | None], tuple[Packet, T]] = {}
+
+    def _of(
+        self, packet: Packet, known: Known | None, make: Callable[[Packet, Known | None], T]
+    ) -> T:
+        digest = None if known is None else known.digest
+        key = (id(packet.values), id(packet.mask), digest)
+        if key not in self._made:
+            if len(self._made) == self.most:
+                oldest = next(iter(self._made))
+                del self._made[oldest]
+            self._made[key] = (packet, make(packet, known))
+        return self._made[key][1]
+
+
+class BroadcastCosts(_LastPackets[Cost]):
+    """The cost of the last packets sent: all that a simulation needs."""
 
     def cost(self, codec: Codec, packet: Packet, known: Known | None) -> Cost:
         """The cost of a packet to a receiver that holds ``known``."""
-        digest = None if known is None else known.digest
-        key = (id(packet.values), id(packet.mask), digest)
-        if key not in self._costs:
-            if len(self._costs) == self.most:
-                oldest = next(iter(self._costs))
-                del self._costs[oldest]
-            self._costs[key] = (packet, codec.cost(packet, known))
-        return self._costs[key][1]
+        return self._of(packet, known, codec.cost)
+
+
+class BroadcastBytes(_LastPackets[Encoded]):
+    """The bytes of the last packets sent, for an engine that sends them."""
+
+    def encoded(self, codec: Codec, packet: Packet, known: Known | None) -> Encoded:
+        """A packet as a receiver that holds ``known`` reads it."""
+        return self._of(packet, known, codec.encode)
 
 
 def known_of_task(task: Task, codec: Codec, held: Held) -> dict[str, Known | None]:
@@ -67,9 +87,49 @@ def count_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> Co
         return sent.cost(codec, packet, known[name])
 
     cost = message.measure(message.task_head(task), task.send, packet_cost)
+    _note(task, codec, held)
+    return cost
+
+
+def write_down(
+    task: Task, codec: Codec, held: Held, sent: BroadcastBytes
+) -> tuple[bytes, dict[str, bytes], Cost]:
+    """A task as bytes: its head, each packet, and their length by part.
+
+    Afterwards the client holds its masks. The same packet is the same object for all its receivers.
+    """
+    known = known_of_task(task, codec, held)
+    packets: dict[str, bytes] = {}
+    costs: dict[str, Cost] = {}
+    for name, packet in task.send.items():
+        encoded = sent.encoded(codec, packet, known[name])
+        packets[name] = encoded.data
+        costs[name] = encoded.cost
+    head = message.task_head(task)
+    cost = message.measure(head, task.send, lambda name, packet: costs[name])
+    _note(task, codec, held)
+    return message.write_head(head, packets), packets, cost
+
+
+def write_up(task: Task, report: Report, codec: Codec) -> tuple[bytes, dict[str, bytes], Cost]:
+    """The report on a task as its client writes it: head, packets, and their length by part."""
+    masked = [name for name, packet in report.give.items() if packet.mask is not None]
+    known = known_of_report(task, masked, codec, digest_of)
+    packets: dict[str, bytes] = {}
+    costs: dict[str, Cost] = {}
+    for name, packet in report.give.items():
+        encoded = codec.encode(packet, known.get(name))
+        packets[name] = encoded.data
+        costs[name] = encoded.cost
+    head = message.report_head(report)
+    cost = message.measure(head, report.give, lambda name, packet: costs[name])
+    return message.write_head(head, packets), packets, cost
+
+
+def _note(task: Task, codec: Codec, held: Held) -> None:
+    """The client of a task holds its masks from now on."""
     for name in noted(task, codec):
         held.note(task.to, name, task.send[name].mask)
-    return cost
 
 
 def noted(task: Task, codec: Codec) -> list[str]:

@@ -77,14 +77,17 @@ def write(
     head: dict[str, Any], packets: Mapping[str, Packet], codec: Codec, known: Knows = NOTHING
 ) -> bytes:
     """A whole message; ``known`` is what its receiver holds, by packet."""
-    blobs: list[bytes] = []
-    lengths: dict[str, int] = {}
+    blobs: dict[str, bytes] = {}
     for name, packet in packets.items():
-        blob = codec.encode(packet, known.get(name)).data
-        blobs.append(blob)
-        lengths[name] = len(blob)
+        blobs[name] = codec.encode(packet, known.get(name)).data
+    return b"".join([write_head(head, blobs), *blobs.values()])
+
+
+def write_head(head: dict[str, Any], packets: Mapping[str, bytes]) -> bytes:
+    """The first part of a message; the encoded packets that follow it are ``packets``."""
+    lengths = {name: len(blob) for name, blob in packets.items()}
     head_bytes = _head_bytes(head, lengths)
-    return b"".join([struct.pack("<I", len(head_bytes)), head_bytes, *blobs])
+    return struct.pack("<I", len(head_bytes)) + head_bytes
 
 
 def _head_bytes(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:

@@ -72,6 +72,7 @@ from ..work import (
     all_remembered,
     crashed,
     explained,
+    given,
     initial_carry,
     numbered,
     with_cost,
@@ -632,7 +633,7 @@ def _run_alone(job: Job, number: int) -> None:
         if isinstance(stage, Edit):
             job.carry = stage.f(job.carry, job.client)
         elif isinstance(stage, Give):
-            job.outcome = stage.f(job.carry, job.client)
+            job.outcome = given(job.run, job.task, stage, job.carry, job.client)
     except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)
 

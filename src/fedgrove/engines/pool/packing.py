@@ -27,7 +27,7 @@ class PackedRuns:
     block: Block
 
 
-class _Pickler(pickle.Pickler):
+class RunPickler(pickle.Pickler):
     """Pickles a part of a tensor as that part: torch would write all of the tensor it is cut from.
 
     The clients' examples may all be cut from one tensor.
@@ -48,9 +48,9 @@ def pack(runs: list[Run]) -> PackedRuns:
     """Write runs into shared memory; whoever packs them drops the block."""
     buffer = io.BytesIO()
     try:
-        _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(runs)
+        RunPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(runs)
     except Exception as error:
-        raise _cannot_be_sent(error) from None
+        raise cannot_be_sent(error) from None
     data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
     # Not all files that were ever imported: some may be gone.
     files = custom.files_named_in(buffer.getvalue())
@@ -65,11 +65,12 @@ def unpack(packed: PackedRuns) -> list[Run]:
         (tree,) = shared.get(packed.block)
         runs: list[Run] = pickle.loads(tree["runs"].numpy().data)
     except Exception as error:
-        raise _cannot_be_sent(error) from None
+        raise cannot_be_sent(error) from None
     return runs
 
 
-def _cannot_be_sent(error: Exception) -> EngineError:
+def cannot_be_sent(error: Exception) -> EngineError:
+    """The sentence for a run that cannot be pickled, or not read again."""
     return EngineError(
         f"the run cannot be sent to a worker process: {explained(error)} Classes and functions of "
         "your own must be at the top level of a file that can be imported; or take --engine serial."

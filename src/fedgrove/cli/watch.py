@@ -1,0 +1,237 @@
+"""``fedgrove watch``: how far a run is, in the terminal or in a browser, until it ends."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import InputError, check
+from . import complete
+from . import options as o
+
+if TYPE_CHECKING:
+    from ..report.live import Look
+    from ..runs.follow import Following
+
+EVERY = 1.0
+"""Seconds between two looks."""
+SAY_EVERY = 5.0
+"""Seconds between two lines where the output is no terminal."""
+LINGER = 60.0
+"""Seconds for which a page is still served after the run has ended."""
+HOST = "127.0.0.1"
+"""The address of this machine for itself: nobody else can reach it."""
+
+Watched = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help="A run folder or a sweep's; else the one under runs that was written to last.",
+        show_default=False,
+        autocompletion=complete.runs,
+    ),
+]
+Browser = Annotated[
+    bool,
+    typer.Option("--browser", help="Serve a page for a browser on this machine, until Ctrl-C."),
+]
+Port = Annotated[int | None, o.option("--port", "With --browser: its port; else a free one.", "N")]
+Track = Annotated[
+    str | None,
+    o.option("--track", "Feed every figure to tensorboard or mlflow too.", "NAME"),
+]
+Once = Annotated[bool, typer.Option("--json", help="Print how it stands now as JSON, and end.")]
+
+
+def watch(
+    run: Watched = None,
+    browser: Browser = False,
+    port: Port = None,
+    track: Track = None,
+    json: Once = False,
+) -> None:
+    """Show how far a run or a sweep is until it ends; it is only read, and may be anyone's."""
+    check(port is None or browser, "--port", port, "given together with --browser")
+    check(port is None or 0 < port < 65536, "--port", port, "between 1 and 65535")
+    path = newest(Path("runs")) if run is None else Path(run)
+    try:
+        with _fed(path, track) as following:
+            if json:
+                print(jsonlib.dumps([asdict(look) for look in following.looks()], indent=1))
+                return
+            looks = _serve(following, port or 0) if browser else _show(following)
+    except KeyboardInterrupt:
+        print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
+        return
+    _say_the_end(looks)
+    if any(look.state != "finished" for look in looks):
+        raise typer.Exit(1)
+
+
+def newest(place: Path) -> Path:
+    """The run or sweep under a folder that was written to last."""
+    from .everyday import last_written, runs_in
+
+    found = runs_in(place)
+    if not found:
+        raise InputError(
+            f"there is no run under {place}; name the folder of one: fedgrove watch RUN"
+        )
+    return max(found, key=last_written)
+
+
+@contextmanager
+def _fed(path: Path, track: str | None) -> Iterator[Following]:
+    """Follow a run; with ``track`` every line goes to a tracker too."""
+    from ..report.track import tracker
+    from ..runs.follow import Following
+
+    if track is None:
+        yield Following(path)
+        return
+    fed = tracker(track, Path())
+    print(f"fedgrove: figures go to {fed.place}", file=sys.stderr)
+    try:
+        yield Following(path, fed.take)
+    finally:
+        fed.close()
+
+
+def _is_over(looks: list[Look]) -> bool:
+    # A sweep that has no run yet has just begun.
+    return bool(looks) and all(look.is_over for look in looks)
+
+
+# ---- in the terminal -----------------------------------------------------------------------------
+
+
+def _show(following: Following) -> list[Look]:
+    """Show how it goes until it is over."""
+    from ..report.live import in_terminal, line_of
+    from ..report.start import is_live
+
+    if not is_live(sys.stdout):
+        return _say(following, line_of)
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    looks = following.looks()
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while not _is_over(looks):
+            live.update(in_terminal(looks, max(3, console.height - 4)), refresh=True)
+            time.sleep(EVERY)
+            looks = following.looks()
+    return looks
+
+
+def _say(following: Following, words: Callable[[Look], str]) -> list[Look]:
+    """The same as lines, when something has changed and not too often."""
+    said: dict[str, str] = {}
+    said_at = 0.0
+    while True:
+        looks = following.looks()
+        is_over = _is_over(looks)
+        if time.monotonic() - said_at >= SAY_EVERY or is_over:
+            said_at = time.monotonic()
+            for look in looks:
+                line = words(look)
+                if said.get(look.path) != line:
+                    said[look.path] = line
+                    print(line, flush=True)
+        if is_over:
+            return looks
+        time.sleep(EVERY)
+
+
+def _say_the_end(looks: list[Look]) -> None:
+    from ..report.live import ending
+
+    for look in looks:
+        print(ending(look))
+
+
+# ---- in a browser --------------------------------------------------------------------------------
+
+
+def _serve(following: Following, port: int) -> list[Look]:
+    """Serve a page until Ctrl-C, or until a while after the run is over."""
+    latest = following.looks()
+    # Requests come in threads of their own and share what was seen last.
+    seen = {"looks": latest}
+    try:
+        server = Server((HOST, port), handler_of(str(following.path), lambda: seen["looks"]))
+    except OSError as error:
+        raise InputError(
+            f"--port is {port}, which cannot be used: {error.strerror or error}; choose another."
+        ) from None
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
+    thread.start()
+    try:
+        address = f"http://{HOST}:{server.server_port}/"
+        print(f"Open {address} in a browser on this machine. Ctrl-C ends it.", flush=True)
+        over_at = None
+        while over_at is None or time.monotonic() - over_at < LINGER:
+            time.sleep(EVERY)
+            seen["looks"] = following.looks()
+            if over_at is None and _is_over(seen["looks"]):
+                over_at = time.monotonic()
+                print(f"The run is over; the page ends in {LINGER:.0f} s.", flush=True)
+        return seen["looks"]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Server(ThreadingHTTPServer):
+    """Ends without waiting for browsers that keep their connections open."""
+
+    daemon_threads = True
+    block_on_close = False
+
+
+def handler_of(title: str, looks: Callable[[], list[Look]]) -> type[BaseHTTPRequestHandler]:
+    """What answers: the page, and nothing else."""
+    from ..report.live import page_of
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10
+        """Seconds after which a connection that says nothing is closed."""
+
+        def do_GET(self) -> None:
+            host = self.headers.get("Host", "").partition(":")[0]
+            # Another site that calls itself by our address must not read it in the user's browser.
+            if host not in (HOST, "localhost"):
+                self.send_error(403)
+            elif self.path != "/":
+                self.send_error(404)
+            else:
+                self._answer(page_of(title, looks()).encode())
+
+        def _answer(self, page: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(page)))
+            self.send_header("Cache-Control", "no-store")
+            # No script runs, whatever a run is called.
+            self.send_header(
+                "Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'"
+            )
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing: a page asks every two seconds."""
+
+    return Handler

@@ -1,0 +1,248 @@
+"""What a node says of itself when it enrols, and why it may be refused.
+
+A node says what the server must know, and nothing else: how many examples it has, of what shape,
+which classes it knows of, its device. Examples, and how many it has of each class, stay with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+import torch
+
+from .. import __version__
+from ..core import Info
+from ..data import ClientData, Defaults, Examples, Federation
+from ..data.preparation import Preparation
+from ..engines.flower.letter import codec_name
+from ..engines.flower.messages import Head
+from ..errors import FedgroveError, InputError
+from ..problems import CLASSES, LABELS, Problem, SquaredError, Unit, numbers
+from ..runs.run import Run
+
+
+def check_version(other: Any, who: str) -> None:
+    """Refuse to work with another version: its messages, or its arithmetic, may differ."""
+    if other != __version__:
+        raise InputError(
+            f"{who} has fedgrove {other}, and this side has {__version__}; install the same "
+            "version on both."
+        )
+
+
+# ---- what a node says ----------------------------------------------------------------------------
+
+
+def facts_of(federation: Federation, partition: int) -> Head:
+    """What a node says of its client and of the kind of its data."""
+    data = federation.client(partition)
+    labels = None if data.labels is None else list(data.labels)
+    return {
+        "version": __version__,
+        "partition": partition,
+        "info": dataclasses.asdict(data.info),
+        "own_labels": labels,
+        "kind": {
+            "shape": list(federation.shape),
+            "outputs": federation.classes,
+            "problem": _problem_facts(federation.problem),
+        },
+        "words": {
+            "name": federation.name,
+            "labels": list(federation.labels),
+            "defaults": dataclasses.asdict(federation.defaults),
+            "notes": list(federation.notes),
+            "partition": federation.partition,
+            "scenario": federation.scenario,
+            "split": federation.split,
+            "validation": federation.validation,
+        },
+    }
+
+
+def _problem_facts(problem: Any) -> dict[str, Any]:
+    if problem in (CLASSES, LABELS):
+        return {"kind": problem.kind}
+    if isinstance(problem, Problem) and isinstance(problem.loss, SquaredError):
+        unit = problem.loss.unit
+        said = {
+            "kind": "numbers",
+            "metric": problem.metric.name,
+            "unit": {"mean": list(unit.mean), "scale": list(unit.scale)},
+        }
+        if problem == _problem_of(said):
+            return said
+    raise InputError(
+        f"the targets of the data are {problem.name}; over a network they must be classes, labels "
+        "or numbers, with the loss and metric of fedgrove."
+    )
+
+
+def _problem_of(said: Mapping[str, Any]) -> Problem:
+    if said["kind"] == "classes":
+        return CLASSES
+    if said["kind"] == "labels":
+        return LABELS
+    unit = said["unit"]
+    mean = tuple(float(number) for number in unit["mean"])
+    scale = tuple(float(number) for number in unit["scale"])
+    return numbers(Unit(mean, scale), str(said["metric"]))
+
+
+# ---- what the server makes of it -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A node's client, as the server knows it."""
+
+    partition: int
+    info: Info
+    labels: tuple[int, ...] | None
+    kind: str
+    """Shape, outputs and problem of its data, as one text: what all clients must agree in."""
+    words: Mapping[str, Any]
+
+
+def enrolled(said: Head) -> Enrolled:
+    """What a node said, checked; whatever is wrong is an InputError."""
+    check_version(said.get("version"), "the node")
+    try:
+        partition = said["partition"]
+        if type(partition) is not int or partition < 0:
+            raise ValueError(f"its partition is {partition!r}")
+        info = Info(**said["info"])
+        if type(info.examples) is not int or info.examples < 1:
+            raise ValueError(f"it has {info.examples!r} examples")
+        own = said["own_labels"]
+        labels = None if own is None else tuple(int(label) for label in own)
+        # Built once, so that what cannot be is refused now.
+        _problem_of(said["kind"]["problem"])
+        kind = json.dumps(said["kind"], sort_keys=True)
+        words = said["words"]
+        Defaults(**words["defaults"])
+    except FedgroveError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"what the node says of itself cannot be used: {error}.") from None
+    return Enrolled(partition, info, labels, kind, words)
+
+
+def usual_kind(nodes: Mapping[int, Enrolled]) -> str:
+    """The kind of data that most clients have; of as many, that of the lowest partition."""
+    in_order = sorted(nodes.values(), key=lambda each: each.partition)
+    return Counter(each.kind for each in in_order).most_common(1)[0][0]
+
+
+def check_kind(node: Enrolled, kind: str) -> None:
+    """Refuse data of another kind than the others have."""
+    if node.kind != kind:
+        raise InputError(
+            f"client {node.partition} has data of {_in_words(node.kind)}, and the others have "
+            f"{_in_words(kind)}; give it data of the same kind."
+        )
+
+
+def _in_words(kind: str) -> str:
+    said = json.loads(kind)
+    problem = said["problem"]
+    text = f"shape {tuple(said['shape'])} with {said['outputs']} outputs ({problem['kind']}"
+    return f"{text}, unit {problem['unit']})" if "unit" in problem else f"{text})"
+
+
+def described(nodes: Mapping[int, Enrolled], kind: str) -> Federation:
+    """The federation as the server knows it, by partition: clients without examples."""
+    said = json.loads(kind)
+    shape = tuple(int(n) for n in said["shape"])
+    problem = _problem_of(said["problem"])
+    first = nodes[min(nodes)].words
+    labels = tuple(str(label) for label in first["labels"])
+    nobodys = _no_examples(shape, said["outputs"], problem)
+    clients = {}
+    for partition in sorted(nodes):
+        node = nodes[partition]
+        clients[partition] = ClientData(nobodys, nobodys, nobodys, node.info, node.labels)
+    return Federation(
+        name=str(first["name"]),
+        clients=clients,
+        classes=int(said["outputs"]),
+        labels=labels,
+        shape=shape,
+        defaults=Defaults(**first["defaults"]),
+        notes=tuple(str(note) for note in first["notes"]),
+        partition=str(first["partition"]),
+        scenario=str(first["scenario"]),
+        split=str(first["split"]),
+        validation=float(first["validation"]),
+        problem=problem,
+        # What nodes do to their inputs, by their own data, stays with them.
+        preparation=Preparation(labels=labels, shape=shape),
+        elsewhere=True,
+    )
+
+
+def _no_examples(shape: tuple[int, ...], outputs: int, problem: Problem) -> Examples:
+    x = torch.zeros(0, *shape)
+    if problem.kind == "classes":
+        return Examples(x, torch.zeros(0, dtype=torch.int64))
+    return Examples(x, torch.zeros(0, outputs))
+
+
+# ---- the run that both sides build ---------------------------------------------------------------
+
+
+def config_for_nodes(config: str) -> str:
+    """A run's config.toml as nodes are sent it."""
+    # How many clients there are is not theirs to know, and they have one.
+    document = tomllib.loads(config)
+    document.get("data", {}).pop("clients", None)
+    return tomli_w.dumps(document)
+
+
+def name_of(config: str) -> str:
+    """What both sides call a run."""
+    return hashlib.sha256(config.encode()).hexdigest()[:16]
+
+
+def half_of(run: Run, config: str) -> Head:
+    """What a node says of the half that it has built, so that the server can compare it."""
+    leaves = {name: list(leaf.shape) for name, leaf in run.params.items()}
+    total = math.fsum(float(leaf.double().abs().sum()) for leaf in run.params.values())
+    method = tomllib.loads(config).get("method", {})
+    return {
+        "net": hashlib.sha256(json.dumps(leaves).encode()).hexdigest()[:16],
+        "weights": total,
+        "codec": codec_name(run.method.codec),
+        "method": hashlib.sha256(json.dumps(method, sort_keys=True).encode()).hexdigest()[:16],
+    }
+
+
+def check_half(said: Head, own: Head) -> None:
+    """Refuse a node whose half of the run is another one."""
+    words = {
+        "method": "another method, or other settings of it",
+        "net": "another network",
+        "codec": "another codec",
+    }
+    for key, what in words.items():
+        if said.get(key) != own[key]:
+            raise InputError(
+                f"the node has built {what} than the server; give both the same files and the "
+                "same version of fedgrove."
+            )
+    weights = said.get("weights")
+    # Another kind of processor may round otherwise.
+    if not isinstance(weights, float) or not math.isclose(weights, own["weights"], rel_tol=1e-4):
+        raise InputError(
+            "the node draws other initial weights than the server; give both the same network, "
+            "the same file of weights and the same version of torch."
+        )

@@ -1,0 +1,213 @@
+"""A certificate for the server and a key for each node, so that known devices meet over TLS.
+
+::
+
+    ca.key        signs certificates: keep it off line
+    ca.crt        goes to every node, and to whoever starts runs
+    server.key    the server's, with server.crt
+    server.crt
+    node-0        a node's private key: goes to that node and nowhere else
+    node-0.pub    registered with the server
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, check
+
+LOCAL = ("localhost", "127.0.0.1")
+"""The hosts that every server certificate is for."""
+DAYS = 825
+"""How long certificates hold: the most that common clients accept of a server's."""
+MOST_NODES = 10_000
+NODES = 3
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What was made: the folder, the hosts of the certificate, the names of the nodes' keys."""
+
+    folder: Path
+    hosts: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+    @property
+    def host(self) -> str:
+        """The host by which others find the server: one that was named, else this machine."""
+        return self.hosts[len(LOCAL)] if len(self.hosts) > len(LOCAL) else LOCAL[1]
+
+
+def make_keys(folder: str | Path, nodes: int = NODES, hosts: Sequence[str] = ()) -> Keys:
+    """Make a CA, a server certificate for ``hosts`` and this machine, and keys for the nodes.
+
+    Nothing is overwritten: a folder that has some of them is refused.
+    """
+    check(1 <= nodes <= MOST_NODES, "nodes", nodes, f"1 to {MOST_NODES}")
+    if find_spec("cryptography") is None:
+        raise InputError(
+            "keys are made with cryptography, which comes with Flower, and it is not installed; "
+            "get it with: pip install 'fedgrove[flower]'"
+        )
+    path = Path(folder)
+    all_hosts = tuple(dict.fromkeys((*LOCAL, *(_checked(host) for host in hosts))))
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return _make(path, nodes, all_hosts)
+    except FileExistsError as error:
+        raise InputError(
+            f"{error.filename or path} exists, and is not overwritten; give a folder that is empty "
+            "or not there yet."
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or path} cannot be written: {error.strerror or error}."
+        ) from None
+
+
+def _checked(host: str) -> str:
+    is_name = bool(host) and all(letter.isalnum() or letter in "-.:_*" for letter in host)
+    allowed = "a name or an address without a port, as fl.example.org or 10.0.0.5"
+    looks_like_port = host.count(":") == 1
+    check(is_name and not looks_like_port and host.isascii(), "--host", host, allowed)
+    return host
+
+
+def _make(path: Path, nodes: int, hosts: tuple[str, ...]) -> Keys:
+    files = [path / name for name in ("ca.key", "ca.crt", "server.key", "server.crt")]
+    present = [file for file in files if file.exists()]
+    names = tuple(f"node-{number}" for number in range(nodes))
+    taken = [path / name for name in names if (path / name).exists()]
+    if present:
+        # To make one anew would shut out all who have the old one.
+        named = ", ".join(str(file) for file in (*present, *taken))
+        raise InputError(
+            f"{named}: there already, and never overwritten; give another folder, or for more "
+            "nodes a key each by: ssh-keygen -t ecdsa -b 384 -N '' -f NODE"
+        )
+    if taken:
+        raise InputError(
+            f"{taken[0]} is there already, and never overwritten; give another folder."
+        )
+    _write_certificates(path, hosts)
+    for name in names:
+        _write_node_key(path / name)
+    return Keys(path, hosts, names)
+
+
+def _write_certificates(path: Path, hosts: tuple[str, ...]) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    authority = ec.generate_private_key(ec.SECP384R1())
+    server = ec.generate_private_key(ec.SECP384R1())
+    issuer = _name("fedgrove CA")
+    root = _certificate(issuer, issuer, authority.public_key(), is_ca=True)
+    root = root.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
+    )
+    alternatives: list[Any] = []
+    for host in hosts:
+        try:
+            alternatives.append(x509.IPAddress(ip_address(host)))
+        except ValueError:
+            alternatives.append(x509.DNSName(host))
+    # The name must be short; clients look at the alternatives.
+    leaf = _certificate(_name("fedgrove server"), issuer, server.public_key(), is_ca=False)
+    leaf = leaf.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    leaf = leaf.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
+    )
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    pem = serialization.Encoding.PEM
+    _write(path / "ca.key", _pem_of(authority))
+    _write(path / "ca.crt", root.sign(authority, hashes.SHA384()).public_bytes(pem))
+    _write(path / "server.key", _pem_of(server))
+    _write(path / "server.crt", leaf.sign(authority, hashes.SHA384()).public_bytes(pem))
+
+
+def _name(text: str) -> Any:
+    from cryptography import x509
+
+    return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
+
+
+def _certificate(subject: Any, issuer: Any, key: Any, is_ca: bool) -> Any:
+    from cryptography import x509
+
+    now = datetime.now(UTC)
+    usage = x509.KeyUsage(
+        digital_signature=not is_ca,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        # Clocks of devices may be a little behind.
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=DAYS))
+        .add_extension(x509.BasicConstraints(is_ca, 0 if is_ca else None), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    if is_ca:
+        return builder
+    server_use = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
+    return builder.add_extension(server_use, critical=False)
+
+
+def _write_node_key(path: Path) -> None:
+    """An elliptic-curve key as ssh-keygen writes it, which is how Flower reads it."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write(path, private)
+    _write(path.with_name(f"{path.name}.pub"), public + b"\n")
+
+
+def _pem_of(key: Any) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    data: bytes = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a new file that nobody else can read, from its first byte on."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        # Whatever the umask of the user.
+        with suppress(OSError):
+            os.fchmod(descriptor, 0o600)
+        file.write(data)

@@ -1,0 +1,374 @@
+"""The server: who takes part, and a run over them. It has no data.
+
+Nodes are asked who they are, the run is planned from what they say, and each builds its half and
+says what it has built. A node that comes later, or again, is asked before the next exchange.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import chdir
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .. import __version__, api
+from ..config.experiment import Experiment, Federations
+from ..config.plan import plan
+from ..config.toml import from_toml
+from ..core import Lost
+from ..data import Federation
+from ..data.split import VALIDATION
+from ..engines.flower import messages
+from ..engines.flower.engine import Flower, ask
+from ..engines.flower.messages import Head
+from ..errors import EngineError, FedgroveError, InputError, check
+from ..runs.folder import RunFolder
+from ..runs.lockstep import Watch
+from ..runs.result import Result
+from ..runs.run import Run
+from . import facts
+from .facts import Enrolled
+from .log import LOG, show
+
+WAIT = 600.0
+"""Seconds that the server waits for all nodes to come."""
+ANSWER = 120.0
+"""Seconds that a node may take to say who it is: it reads its data for that."""
+RETURN = 30.0
+"""The same during a run, of a node that came late or was lost: the others wait for it."""
+AGAIN = 60.0
+"""Seconds after which a node that was refused, or did not answer, is asked again."""
+
+
+def server_app(
+    config: str | Path | Experiment,
+    *,
+    out: str | Path | None = None,
+    clients: int | None = None,
+    wait: float | None = None,
+    timeout: float | None = None,
+    watch: Watch | None = None,
+    code: str | Path | None = None,
+) -> Any:
+    """A Flower ServerApp that trains a run over the nodes of its Grid.
+
+    config: a config.toml, or an experiment; its data are the nodes' own.
+    out: the run folder; one with an unfinished run is resumed.
+    clients: how many nodes must take part.
+    wait: seconds to wait for them.
+    timeout: seconds after which a client that has not answered is lost; 0: never.
+    watch: called with each line of metrics.jsonl as it is written.
+    code: the folder in which the files of a method or net of your own lie; else the current one.
+
+    ``out``, ``clients``, ``wait`` and ``timeout`` may be left to the app's own configuration
+    (``[tool.flwr.app.config]`` and ``flwr run --run-config``).
+    """
+    given = {"out": out, "clients": clients, "wait": wait, "timeout": timeout}
+
+    def main(grid: Any, context: Any) -> None:
+        show()
+        try:
+            words = _run_words(given, context.run_config)
+            serve(grid, config, **words, watch=watch, code=code)
+        except FedgroveError as error:
+            # In one line, before Flower shows where it was raised.
+            LOG.error("%s", error)
+            raise
+
+    return messages.server_app(main)
+
+
+def _run_words(given: Mapping[str, Any], run_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of a run: as they were given, else as the app's configuration has them."""
+    words = {}
+    for word, value in given.items():
+        words[word] = run_config.get(word) if value is None else value
+    out, clients, wait, timeout = (words[word] for word in ("out", "clients", "wait", "timeout"))
+    check(isinstance(out, str | Path) and str(out) != "", "out", out, "the path of a run folder")
+    check(type(clients) is int and clients >= 1, "clients", clients, "a whole number, 1 or more")
+    wait = WAIT if wait is None else wait
+    check(_is_seconds(wait), "wait", wait, "0 seconds or more")
+    timeout = 0 if timeout is None else timeout
+    check(_is_seconds(timeout), "timeout", timeout, "0 seconds or more, 0 for none")
+    return {"out": out, "clients": clients, "wait": float(wait), "timeout": timeout or None}
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def serve(
+    grid: Any,
+    config: str | Path | Experiment,
+    *,
+    out: str | Path,
+    clients: int,
+    wait: float = WAIT,
+    timeout: float | None = None,
+    watch: Watch | None = None,
+    code: str | Path | None = None,
+) -> Result:
+    """Train a run over the nodes of a Grid; the words are those of :func:`server_app`."""
+    path = Path(out).absolute()
+    if not isinstance(config, Experiment):
+        config = Path(config).absolute()
+    # Files of a user's own are named by their paths from there.
+    with chdir(code or "."):
+        return _serve(grid, config, path, clients, wait, timeout, watch)
+
+
+def _serve(
+    grid: Any,
+    config: Path | Experiment,
+    path: Path,
+    clients: int,
+    wait: float,
+    timeout: float | None,
+    watch: Watch | None,
+) -> Result:
+    experiment = config if isinstance(config, Experiment) else _read(config)
+    roster = Roster(grid)
+    federation = roster.enrol(clients, wait)
+    experiment = without_data_words(experiment, federation)
+    planned = plan(experiment, path, Federations())
+    is_begun = (path / "config.toml").is_file()
+    if is_begun:
+        _check_same(RunFolder.open(path).config, planned.config, path)
+    roster.join(planned.run, planned.config)
+    engine = Flower(
+        grid, roster.nodes, lambda run: roster.name, timeout, note_loss=roster.note_loss
+    )
+    if is_begun:
+        net = None if isinstance(experiment.net, str | None) else experiment.net
+        return api.resume(
+            path,
+            engine=engine,
+            data=federation,
+            net=net,
+            trust=True,
+            progress=False,
+            watch=_told(watch),
+        )
+    return api.train(experiment, path, engine=engine, watch=_told(watch))
+
+
+def _check_same(begun: str, now: str, path: Path) -> None:
+    if begun != now:
+        raise InputError(
+            f"{path} holds a run with another config.toml, or over other clients; give another "
+            "folder, or what the run was begun with."
+        )
+
+
+def _told(watch: Watch | None) -> Watch:
+    """What a server's log says of each exchange."""
+
+    def tell(line: Mapping[str, Any]) -> None:
+        lost = sum(len(clients) for clients in line.get("lost", {}).values())
+        LOG.info("round %s: %s bytes up, %s lost", line["round"], line["bytes_up"], lost)
+        for sentence in line.get("why", {}).values():
+            LOG.warning("%s", sentence)
+        if watch is not None:
+            watch(line)
+
+    return tell
+
+
+def _read(path: Path) -> Experiment:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}.") from None
+    return from_toml(text)
+
+
+def without_data_words(experiment: Experiment, federation: Federation) -> Experiment:
+    """The experiment on the nodes' own data: words that say how data are dealt out fall away."""
+    return replace(
+        experiment,
+        data=federation,
+        label=None,
+        client=None,
+        window=None,
+        stride=None,
+        channels=None,
+        time=None,
+        partition=None,
+        scenario=None,
+        split=None,
+        validation=VALIDATION,
+        clients=None,
+        profile=None,
+        trace=None,
+        standardise=True,
+    )
+
+
+class Roster:
+    """Which node has which partition, and what is known of it."""
+
+    def __init__(self, grid: Any, check: Callable[[], None] = lambda: None) -> None:
+        self.name = ""
+        self.refused: dict[int, str] = {}
+        """Why nodes were refused, by their numbers."""
+        self._grid = grid
+        self._check = check
+        self._known: dict[int, Enrolled] = {}
+        self._node_of: dict[int, int] = {}
+        self._kind = ""
+        self._config = ""
+        self._half: Head = {}
+        self._infos: dict[int, Any] = {}
+        self._suspects: set[int] = set()
+        self._asked_at: dict[int, float] = {}
+
+    # ---- before the run --------------------------------------------------------------------------
+
+    def enrol(self, clients: int, wait: float) -> Federation:
+        """Wait for so many nodes with partitions of their own; the federation that they are."""
+        started = time.monotonic()
+        while True:
+            self._greet(self._newcomers())
+            self._kind = facts.usual_kind(self._known) if self._known else ""
+            for node in list(self._known):
+                self._try(node, self._check_kind)
+            if len(self._node_of) >= clients:
+                break
+            if time.monotonic() - started > wait:
+                raise EngineError(self._too_few(clients, wait))
+            time.sleep(0.5)
+        by_partition = {p: self._known[node] for p, node in self._node_of.items()}
+        self._infos = {p: each.info for p, each in by_partition.items()}
+        return facts.described(by_partition, self._kind)
+
+    def join(self, run: Run, config: str) -> None:
+        """Let every node build its half; one that builds another is refused, and ends the run."""
+        self._config = facts.config_for_nodes(config)
+        self.name = facts.name_of(self._config)
+        self._half = facts.half_of(run, config)
+        asked = len(self._node_of)
+        self._join(list(self._node_of.values()))
+        if len(self._node_of) < asked:
+            raise EngineError(self._too_few(asked))
+
+    def _too_few(self, clients: int, wait: float | None = None) -> str:
+        waited = "" if wait is None else f" within {wait:g} s"
+        sentence = f"{len(self._node_of)} of {clients} clients take part{waited}."
+        if self.refused:
+            return f"{sentence} Refused: {' '.join(sorted(set(self.refused.values())))}"
+        return f"{sentence} Start the other nodes, or ask for fewer clients."
+
+    # ---- during the run --------------------------------------------------------------------------
+
+    def nodes(self) -> Mapping[int, int]:
+        """Which node has which partition now; newcomers, and those who were lost, are asked."""
+        present = set(self._grid.get_node_ids())
+        for partition, node in list(self._node_of.items()):
+            if node not in present or node in self._suspects:
+                # A node that was started again may have lost its folder.
+                del self._node_of[partition]
+                self._known.pop(node, None)
+                self._asked_at.pop(node, None)
+        self._suspects.clear()
+        newcomers = self._newcomers()
+        if newcomers:
+            self._greet(newcomers, RETURN)
+            greeted = [n for n in newcomers if n in self._node_of.values()]
+            for node in greeted:
+                self._try(node, self._check_same_client)
+            self._join([n for n in greeted if n in self._node_of.values()])
+        return dict(self._node_of)
+
+    def note_loss(self, node: int, lost: Lost) -> None:
+        """A node had no report; before its next task it is asked whether it is there."""
+        if lost.reason in ("died", "late", "unsent"):
+            self._suspects.add(node)
+
+    def _check_kind(self, node: int) -> None:
+        facts.check_kind(self._known[node], self._kind)
+
+    def _check_same_client(self, node: int) -> None:
+        self._check_kind(node)
+        known = self._known[node]
+        if known.partition not in self._infos:
+            raise InputError(
+                f"client {known.partition} came after the run had begun; it can take part in the "
+                "next one."
+            )
+        enrolled_with = self._infos[known.partition].examples
+        if known.info.examples != enrolled_with:
+            raise InputError(
+                f"client {known.partition} has {known.info.examples} examples, and enrolled with "
+                f"{enrolled_with}; give it the data that it began with."
+            )
+
+    # ---- asking ----------------------------------------------------------------------------------
+
+    def _newcomers(self) -> list[int]:
+        """The nodes to ask: new ones, and after a while those who were refused or did not say."""
+        now = time.monotonic()
+        newcomers = []
+        for node in sorted(self._grid.get_node_ids()):
+            is_known = node in self._node_of.values()
+            if not is_known and now - self._asked_at.get(node, -AGAIN) >= AGAIN:
+                self._asked_at[node] = now
+                newcomers.append(node)
+        return newcomers
+
+    def _greet(self, nodes: list[int], seconds: float = ANSWER) -> None:
+        """Ask nodes who they are, and note those who may take part."""
+        question = {"ask": "who", "version": __version__}
+        answers = ask(self._grid, dict.fromkeys(nodes, question), seconds, self._check)
+
+        def note(node: int) -> None:
+            self._note(node, answers[node])
+
+        for node in nodes:
+            if node in answers:
+                self._try(node, note)
+
+    def _note(self, node: int, said: Head) -> None:
+        if "refused" in said:
+            raise InputError(f"a node refused to take part: {said['refused']}")
+        known = facts.enrolled(said)
+        other = self._node_of.get(known.partition)
+        if other is not None and other != node:
+            raise InputError(
+                f"two nodes say that they are client {known.partition}; the first one takes part. "
+                "Give every node a partition-id of its own."
+            )
+        self._known[node] = known
+        self._node_of[known.partition] = node
+        self.refused.pop(node, None)
+
+    def _join(self, nodes: list[int]) -> None:
+        """Let nodes build their halves of the run, and compare them with the server's."""
+        question = {"ask": "join", "version": __version__, "config": self._config}
+        answers = ask(self._grid, dict.fromkeys(nodes, question), ANSWER, self._check)
+
+        def check(node: int) -> None:
+            said = answers.get(node)
+            client = self._known[node].partition
+            if said is None:
+                raise InputError(f"client {client} did not say whether it takes part.")
+            if "refused" in said:
+                raise InputError(f"client {client} refused to take part: {said['refused']}")
+            facts.check_half(said, self._half)
+
+        for node in nodes:
+            self._try(node, check)
+
+    def _try(self, node: int, step: Callable[[int], None]) -> None:
+        """Take a step with a node; if it is refused, both sides are told."""
+        try:
+            step(node)
+        except FedgroveError as error:
+            sentence = str(error)
+            LOG.error("%s", sentence)
+            self.refused[node] = sentence
+            known = self._known.pop(node, None)
+            if known is not None and self._node_of.get(known.partition) == node:
+                del self._node_of[known.partition]
+            ask(self._grid, {node: {"ask": "refused", "why": sentence}}, 10.0, self._check)

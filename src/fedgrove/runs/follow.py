@@ -1,0 +1,238 @@
+"""A run seen from outside, while another process trains it: files are read and never written.
+
+Who trains holds the lock of the folder until it ends, by whatever means; so a run that nobody holds
+and that has no summary was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import tomllib
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from ..report.live import Look
+from ..report.progress import score_of
+from .lock import check_free
+
+SWEEP = "sweep.json"
+RECENT = 10
+"""The time left is estimated from so many of the last rounds."""
+SILENCE = 3.0
+"""Seconds without a lock and without anything written, after which a run counts as stopped.
+
+There is a moment before a new run locks its folder, and there are file systems without locks."""
+COMPARED = 4096
+"""Of what was read, so many of the last bytes must still be there, or all is read again."""
+MIB = 1 << 20
+
+
+Take = Callable[[str, Mapping[str, Any]], None]
+"""Called with the path of a run and each line of its metrics.jsonl."""
+
+
+def ignore(path: str, line: Mapping[str, Any]) -> None:
+    """Take no line."""
+
+
+class Follower:
+    """Reads what is new in a run folder, at each call of :meth:`look`."""
+
+    def __init__(self, path: Path, take: Take = ignore) -> None:
+        if not (path / "config.toml").is_file():
+            what = "has no config.toml" if path.is_dir() else "does not exist"
+            raise InputError(
+                f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one."
+            )
+        self.path = path
+        self._hand_on = take
+        words = _words(path / "config.toml")
+        self._rounds = _whole(words.get("rounds"))
+        self._method = str(words.get("method", ""))
+        self._data = str(words.get("data", ""))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._offset = 0
+        self._end = b""
+        # Not all lines: a run may have a hundred thousand.
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+        self._bytes = 0
+        self._spent = 0.0
+        self._round = 0
+        self._score = ""
+        self._scores: list[tuple[int, float]] = []
+        self._traffic: list[tuple[int, float]] = []
+
+    def look(self, member: Mapping[str, str] | None = None, sweep: Path | None = None) -> Look:
+        """How the run stands now; ``member`` is what a ``sweep`` says of it."""
+        # In this order: who is about to finish writes the summary and then frees the lock.
+        is_trained = _is_locked(self.path) or (sweep is not None and _is_locked(sweep))
+        self._read()
+        summary = self._summary()
+        why = ""
+        score = self._score
+        if summary is not None:
+            state = "finished"
+            why = score_of(summary)
+            score = why or score
+        elif member is not None and member.get("state") == "failed":
+            state = "failed"
+            why = str(member.get("why", ""))
+        elif not is_trained and self._is_silent():
+            state = "stopped"
+        elif not self._round:
+            state = "waiting"
+        elif self._round >= self._rounds:
+            state = "scoring"
+        else:
+            state = "training"
+        return Look(
+            path=str(self.path),
+            method=self._method,
+            data=self._data,
+            state=state,
+            round=self._round,
+            rounds=self._rounds,
+            bytes=self._bytes,
+            score=score,
+            spent=self._spent,
+            left=self._left(),
+            why=why,
+            scores=tuple(self._scores),
+            traffic=tuple(self._traffic),
+        )
+
+    def _read(self) -> None:
+        """Take in the lines that were added since the last time."""
+        file = self.path / "metrics.jsonl"
+        try:
+            with file.open("rb") as stream:
+                stream.seek(self._offset - len(self._end))
+                if stream.read(len(self._end)) != self._end:
+                    # A run that was resumed cuts off the rounds that did not count.
+                    self._begin()
+                stream.seek(self._offset)
+                new = stream.read()
+        except OSError:
+            # Not there yet.
+            return
+        # The last line may be half-written.
+        whole = new[: new.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._end = (self._end + whole)[-COMPARED:]
+        for text in whole.splitlines():
+            try:
+                self._take(json.loads(text))
+            except (ValueError, KeyError, TypeError, AttributeError):
+                # A damaged line is for `resume` to refuse; here it is left out.
+                continue
+
+    def _take(self, line: dict[str, Any]) -> None:
+        bytes_ = int(line["bytes_up"]) + int(line["bytes_down"])
+        self._round = int(line["round"])
+        self._bytes += bytes_
+        seconds = float(line.get("seconds", 0.0))
+        self._spent += seconds
+        self._recent.append((self._round, seconds))
+        self._score = score_of(line) or self._score
+        self._traffic.append((self._round, self._bytes / MIB))
+        mean = line.get(f"{line.get('metric', 'accuracy')}_mean")
+        if isinstance(mean, int | float):
+            self._scores.append((self._round, float(mean)))
+        self._hand_on(str(self.path), line)
+
+    def _left(self) -> float | None:
+        recent = list(self._recent)
+        before = 0
+        if len(recent) > RECENT:
+            before = recent.pop(0)[0]
+        # An exchange that is no round takes its time too, so rounds are counted, not lines.
+        done = self._round - before
+        if done <= 0:
+            return None
+        seconds = sum(spent for _, spent in recent)
+        return seconds / done * max(0, self._rounds - self._round)
+
+    def _summary(self) -> dict[str, Any] | None:
+        try:
+            figures = json.loads((self.path / "summary.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return figures if isinstance(figures, dict) else None
+
+    def _is_silent(self) -> bool:
+        files = [self.path, *self.path.glob("*")]
+        times = []
+        for file in files:
+            try:
+                times.append(file.stat().st_mtime)
+            except OSError:
+                continue
+        return time.time() - max(times, default=0.0) > SILENCE
+
+
+class Following:
+    """A run or a sweep: one :class:`Follower` for each run."""
+
+    def __init__(self, path: Path, take: Take = ignore) -> None:
+        self.path = path
+        self._take = take
+        self._followers: dict[str, Follower] = {}
+        if not (path / SWEEP).is_file():
+            self._followers[""] = Follower(path, take)
+
+    def looks(self) -> list[Look]:
+        """How every run stands now."""
+        if "" in self._followers:
+            return [self._followers[""].look()]
+        found = []
+        for name, member in self._members().items():
+            if name not in self._followers:
+                try:
+                    self._followers[name] = Follower(self.path / name, self._take)
+                except InputError:
+                    # Its folder is not made yet.
+                    continue
+            found.append(self._followers[name].look(member, self.path))
+        return found
+
+    def _members(self) -> dict[str, dict[str, str]]:
+        try:
+            members = json.loads((self.path / SWEEP).read_bytes())["members"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        if not isinstance(members, dict):
+            return {}
+        plain = {}
+        for name, member in members.items():
+            # A name is that of a folder inside the sweep's.
+            if Path(name).name == name and isinstance(member, dict):
+                plain[name] = member
+        return plain
+
+
+def _words(config: Path) -> dict[str, Any]:
+    try:
+        words = tomllib.loads(config.read_text()).get("run")
+    except (OSError, ValueError):
+        raise InputError(
+            f"{config} cannot be read; restore it from a copy, or run it again."
+        ) from None
+    return words if isinstance(words, dict) else {}
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        check_free(folder)
+    except InputError:
+        return True
+    return False
