@@ -109,7 +109,7 @@ def test_dropout_gives_the_same_accuracy_within_noise_and_the_same_bits_again(
 ) -> None:
     def losses(engine) -> list[float]:
         scores = []
-        for seed in range(10):
+        for seed in range(6):
             folder = tmp_path / f"{engine.name}{seed}{id(engine)}"
             run = make_run(
                 methods.FedAvg(),
