@@ -17,11 +17,13 @@ from hypothesis import settings
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.choice import FilterL1
-from fedgrove.core import Answer, AnyMethod, Engine, Info, Report, Task
+from fedgrove.core import Answer, AnyMethod, Engine, Info, Job, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
 from fedgrove.nets import Net, build
+from fedgrove.parts.centroids import Adaptive
+from fedgrove.parts.generator import GeneratorTraining
 from fedgrove.runs.admission import Admission
 from fedgrove.runs.checksums import digest, listed, read_list
 from fedgrove.runs.rounds import rounds
@@ -55,12 +57,15 @@ SMALL: dict[str, dict[str, Any]] = {
     "lotteryfl": {"threshold": 0.0},
     "feddst": {"every": 1, "until": 2, "churn": 0.3},
     **{name: {"widths": (0.75, 0.5)} for name in ("feddrop", "fedlps", "fedrolex", "heterofl")},
-    "fedgen": {"samples": 8, "noise": 3, "hidden": 5},
+    "fedgen": {"samples": 8, "noise": 3, "hidden": 5, "training": GeneratorTraining(steps=3)},
+    "adfedwcp": {"allocation": Adaptive(k_min=3, k_max=8)},
+    "fedwcp": {"k": 4},
+    "fedem": {"components": 2},
     # With views, rounding decides which of equal changes are sent down, another way on each engine.
     "grove": {"server": "versions"},
 }
 """Methods whose own lengths are too long for a few rounds, which prune by norm layers, or by what devices hold,
-or not before they have learnt something."""
+or not before they have learnt something; and those whose own numbers take most of a small run's time."""
 
 
 def small(name: str) -> AnyMethod:
@@ -124,6 +129,24 @@ def play(run: Run, engine: Engine) -> Any:
             # No method's own report may be taken for a lie.
             assert not exchange.tally.refused, exchange.tally
     return exchange.state
+
+
+class Noting:
+    """Passes answers on, and notes what each client computed: on every engine the same number."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.macs: list[tuple[int, int, int]] = []
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
+        for (run, task), answer in self.engine.map(jobs):
+            assert isinstance(answer, Report)
+            self.macs.append((task.round, task.to, answer.macs))
+            yield (run, task), answer
+
+    def close(self) -> None:
+        self.engine.close()
 
 
 def answers(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[tuple[Task, Answer]]:

@@ -75,7 +75,7 @@ def output(net: Net, tree: Tree, x: torch.Tensor, train: bool) -> torch.Tensor:
     density=st.sampled_from([0.0, 0.3, 0.5, 0.9, 1.0]),
     pruned=st.booleans(),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: bool) -> None:
     """Random structured masks, also with single weights pruned inside the channels that stay."""
     net = net_of(name)

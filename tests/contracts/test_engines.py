@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tests.conftest import admitted, make_run, play, remembered, reports, small, tensors
+from tests.conftest import Noting, admitted, make_run, play, remembered, reports, small, tensors
 from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,7 +20,6 @@ from fedgrove.core import (
     Batch,
     Carry,
     Edit,
-    Engine,
     Give,
     Job,
     Measure,
@@ -30,7 +30,6 @@ from fedgrove.core import (
     Train,
 )
 from fedgrove.engines import Pool, Serial, Wired
-from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
@@ -47,7 +46,7 @@ EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 @pytest.mark.parametrize("method", EVERY)
 def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
     found = []
-    for engine in (Serial(), Pool(workers=2)):
+    for engine in (Noting(Serial()), Noting(Pool(workers=2))):
         run = make_run(
             method, tmp_path / engine.name, net="har-cnn", options={}, dtype=torch.float32, rounds=2
         )
@@ -57,13 +56,15 @@ def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
             (r.of, dict(r.metrics), r.cost)
             for r in admitted(run, engine, evaluation(run, state, "finetune"))
         ]
-        found.append((tensors(state), remembered(run), scores))
+        found.append((tensors(state), remembered(run), scores, engine.macs))
         engine.close()
-    (a, kept_a, scores_a), (b, kept_b, scores_b) = found
+    (a, kept_a, scores_a, macs_a), (b, kept_b, scores_b, macs_b) = found
     assert trees.identical(a, b)
     assert trees.identical(kept_a, kept_b)
     assert kept_a
     assert scores_a == scores_b
+    assert macs_a == macs_b
+    assert any(macs > 0 for _, _, macs in macs_a)
 
 
 def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
@@ -151,14 +152,22 @@ def join(batches: Iterable[Batch]) -> Batch:
     return Batch(*(torch.stack(v) for v in zip(*batches, strict=True)))
 
 
-RECIPES = [
-    LocalTraining(2, 8, Adam(1e-2)),
-    LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5),
+ADAM = LocalTraining(2, 8, Adam(1e-2))
+MOMENTUM = LocalTraining(2, 8, SGD(0.05, momentum=0.9, weight_decay=1e-3), decay=0.9, clip=0.5)
+
+
+# Both recipes once, with and without norm layers; the rest says little more.
+VMAPPED = [
+    pytest.param(ADAM, "bn-cnn2", id="adam-bn-cnn2"),
+    pytest.param(MOMENTUM, "mlp", id="sgd-mlp"),
+    pytest.param(ADAM, "mlp", id="adam-mlp", marks=pytest.mark.slow),
+    pytest.param(ADAM, "har-cnn", id="adam-har-cnn", marks=pytest.mark.slow),
+    pytest.param(MOMENTUM, "bn-cnn2", id="sgd-bn-cnn2", marks=pytest.mark.slow),
+    pytest.param(MOMENTUM, "har-cnn", id="sgd-har-cnn", marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("net", ["mlp", "har-cnn", "bn-cnn2"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=["adam", "sgd"])
+@pytest.mark.parametrize(("recipe", "net"), VMAPPED)
 @pytest.mark.parametrize("method", EVERY)
 def test_stages_under_vmap_equal_clients_alone(
     method, recipe: LocalTraining, net: str, tmp_path: Path
@@ -180,17 +189,31 @@ def test_stages_under_vmap_equal_clients_alone(
 # ---- every Task and Report through real bytes ----------------------------------------------------
 
 
-@pytest.mark.parametrize("codec", [Dense(), Bitmap(), Smallest()], ids=lambda c: type(c).__name__)
-@pytest.mark.parametrize("method", EVERY)
+CODECS = [Dense(), Bitmap(), Smallest()]
+
+
+def coded() -> Iterator[Any]:
+    """Every method with one codec, in turn, and in the slow tests with every one."""
+    for turn, param in enumerate(EVERY):
+        (method,) = param.values
+        for number, codec in enumerate(CODECS):
+            marks = () if number == turn % len(CODECS) else pytest.mark.slow
+            name = f"{param.id}-{type(codec).__name__}"
+            yield pytest.param(method, codec, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "codec"), list(coded()))
 def test_real_bytes_change_nothing(method, codec, tmp_path: Path) -> None:
     method = replace(method, codec=codec)
     plain, wired = (
         make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32, rounds=2)
         for n in ("plain", "wired")
     )
-    a, b = play(plain, Serial()), play(wired, Wired())
+    here, there = Noting(Serial()), Noting(Wired())
+    a, b = play(plain, here), play(wired, there)
     assert trees.identical(tensors(a), tensors(b))
     assert trees.identical(remembered(plain), remembered(wired))
+    assert here.macs == there.macs
 
 
 @pytest.mark.parametrize("method", EVERY)
@@ -206,38 +229,6 @@ def test_reported_bytes_are_the_length_of_the_messages(method, tmp_path: Path) -
     ):
         # Wired has compared its counts with the bytes it wrote.
         assert counted.cost == real.cost
-
-
-class Noting:
-    """Passes answers on, and notes what each client computed."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.name = engine.name
-        self.macs: list[tuple[int, int, int]] = []
-
-    def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        for (run, task), answer in self.engine.map(jobs):
-            assert isinstance(answer, Report)
-            self.macs.append((task.round, task.to, answer.macs))
-            yield (run, task), answer
-
-    def close(self) -> None:
-        self.engine.close()
-
-
-@pytest.mark.parametrize("method", EVERY)
-def test_what_clients_compute_is_the_same_number_on_every_engine(method, tmp_path: Path) -> None:
-    """Batched trains clients wider than they are, and counts each in its own width all the same."""
-    found = []
-    for engine in (Serial(), Wired(), Pool(workers=2), Batched()):
-        noting = Noting(engine)
-        play(make_run(method, tmp_path / engine.name, net="bn-cnn2", rounds=2), noting)
-        noting.close()
-        found.append(noting.macs)
-    assert found[0]
-    assert any(macs > 0 for _, _, macs in found[0])
-    assert all(other == found[0] for other in found[1:])
 
 
 class Counting(Serial):

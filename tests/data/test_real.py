@@ -55,6 +55,7 @@ def test_uci_har_forecast():
     assert dataset.targets.shape == (9442, 72)
 
 
+@pytest.mark.slow
 @needs("mnist.npz", "fashion_mnist.npz", "cifar10_test.npz")
 def test_images_of_several_sets():
     names = "mnist+fashion-mnist+digits+cifar10:grey"

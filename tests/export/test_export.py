@@ -45,7 +45,14 @@ from fedgrove.parts.one_model import OneModel as State
 
 
 @with_onnx
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(
+    "name",
+    # The graph of so many small layers takes as long to write as those of all others.
+    [
+        name if name != "shufflenetv2" else pytest.param(name, marks=pytest.mark.slow)
+        for name in NETS
+    ],
+)
 def test_every_net_is_written_shrunk_and_agrees(name: str, tmp_path: Path) -> None:
     shape = NETS[name]
     # At their usual widths these would take most of the time of the test.

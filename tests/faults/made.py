@@ -18,6 +18,14 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     return started(*WORDS, "--out", str(folder), *more)
 
 
+def killed_after(rounds: int, folder: Path) -> None:
+    """A run that was killed when so many rounds were saved."""
+    process = start(folder, "--engine", "serial")
+    wait_for(folder, rounds, process)
+    process.kill()
+    process.communicate(timeout=60)
+
+
 def resume(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "fedgrove.cli", "resume", str(folder), "--json", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -14,13 +15,6 @@ from tests.faults.made import contents, start, wait_for
 from fedgrove.cli import main
 
 
-def killed_after(rounds: int, folder: Path) -> None:
-    process = start(folder, "--engine", "serial")
-    wait_for(folder, rounds, process)
-    process.kill()
-    process.communicate(timeout=60)
-
-
 def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 60
     while not path.exists() and process.poll() is None and time.monotonic() < end:
@@ -28,9 +22,11 @@ def wait_for_file(path: Path, process: subprocess.Popen[str]) -> None:
     assert path.exists()
 
 
-def test_of_two_resumes_at_once_one_is_refused(whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_of_two_resumes_at_once_one_is_refused(
+    killed: Path, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    killed_after(2, folder)
+    shutil.copytree(killed, folder)
     # A lock file of a killed process locks nothing.
     assert (folder / "lock").exists()
     both = [started("resume", str(folder), "--json", "--engine", "serial") for _ in range(2)]

@@ -296,6 +296,7 @@ def test_what_a_device_uses(tmp_path: Path) -> None:
         assert (channels is None) == (use == "whole")
 
 
+@pytest.mark.slow
 def test_a_weak_device_exports_a_small_file(tmp_path: Path) -> None:
     """By default: at ratio .8 of bn-cnn2's convolutional weights it has a third of the file."""
     fedgrove.run(

@@ -188,6 +188,7 @@ def test_clients_of_about_one_size_have_tables_of_one_length() -> None:
     assert [room_for(n) for n in (1, 64, 65, 256, 257, 5000)] == [64, 64, 256, 256, 1024, 16384]
 
 
+@pytest.mark.slow
 def test_a_mixture_serves_clients_better_than_one_model() -> None:
     """On users of three kinds."""
     words = {"data": "motion", "rounds": 8, "evaluate": 0, "progress": False, "engine": "pool"}

@@ -103,8 +103,8 @@ def test_the_trace_is_split_by_layer() -> None:
 
     blocks = torch.autograd.functional.hessian(loss, (params["0.weight"], params["2.weight"]))
     expected = [float(blocks[i][i].flatten(0, 1).flatten(1).trace()) for i in (0, 1)]
-    measured = HessianTrace(draws=3000).of(CrossEntropy())(small, params, some, {})
-    assert [float(v) for v in measured.values()] == pytest.approx(expected, abs=0.05)
+    measured = HessianTrace(draws=800).of(CrossEntropy())(small, params, some, {})
+    assert [float(v) for v in measured.values()] == pytest.approx(expected, abs=0.1)
 
 
 def test_signs_are_signs_and_depend_on_draw_and_name_alone() -> None:

@@ -427,10 +427,20 @@ def found(one: Member) -> tuple[Any, Any, Any]:
     return tensors(one.exchange.state), remembered(one.run), lines
 
 
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Any, Any, Any]]:
+    """What B and C are alone; of their answers none is ever changed."""
+    folder = tmp_path_factory.mktemp("unchanged")
+    return {seed: alone(seed, lambda r, t, a: [a], folder / str(seed)) for seed in (1, 2)}
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("change", [nothing, lost, lied, lambda r, t, a: [a, a]])
 def test_what_one_run_lacks_another_does_not_make_up(
-    change: Change, place: int, tmp_path: Path
+    change: Change,
+    place: int,
+    unchanged: dict[int, tuple[Any, Any, Any]],
+    tmp_path: Path,
 ) -> None:
     """Of run A's answers the first, the middle or the last is changed; B and C are as alone."""
 
@@ -447,8 +457,9 @@ def test_what_one_run_lacks_another_does_not_make_up(
     ended = list(together(members, Altered(changed)))
     assert ended == members
     assert [one.error for one in members] == [None] * 3
+    each_alone = {0: alone(0, changed, tmp_path / "alone"), **unchanged}
     for seed, one in enumerate(members):
-        expected = alone(seed, changed, tmp_path / f"alone{seed}")
+        expected = each_alone[seed]
         mine = found(one)
         assert trees.identical(mine[0], expected[0])
         assert trees.identical(mine[1], expected[1])

@@ -77,11 +77,12 @@ def test_a_cohort_of_a_million(tmp_path: Path) -> None:
 # ---- lazy and in memory are the same -------------------------------------------------------------
 
 
-def engines() -> list[Any]:
+def engines(spawn: Any = ()) -> list[Any]:
+    """All engines; ``spawn`` marks the pool that starts afresh, whose worker imports torch first."""
     return [
         pytest.param(Serial(), id="serial"),
         pytest.param(Pool(workers=2, start="fork"), id="pool-fork"),
-        pytest.param(Pool(workers=1, start="spawn"), id="pool-spawn"),
+        pytest.param(Pool(workers=1, start="spawn"), id="pool-spawn", marks=spawn),
         pytest.param(Batched(), id="batched"),
     ]
 
@@ -109,7 +110,7 @@ def switching(k: int, round: int) -> ClientData:
     return replace(base, train=train, info=replace(base.info, examples=rows))
 
 
-@pytest.mark.parametrize("engine", engines()[1:])
+@pytest.mark.parametrize("engine", engines(spawn=pytest.mark.slow)[1:])
 def test_data_that_change_with_the_round(engine: Engine, tmp_path: Path) -> None:
     federation = data.from_clients(switching, 4, classes=10)
 
@@ -137,7 +138,7 @@ def broken(k: int) -> ClientData:
     return data.load("crowd", clients=4).client(k)
 
 
-@pytest.mark.parametrize("engine", engines())
+@pytest.mark.parametrize("engine", engines(spawn=pytest.mark.slow))
 def test_a_client_whose_data_cannot_be_made_is_lost(engine: Engine) -> None:
     federation = data.from_clients(broken, 4, classes=10)
     try:
