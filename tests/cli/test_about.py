@@ -81,6 +81,8 @@ def test_doctor_says_what_works(
     rows = dict(line.rstrip().split("  ", maxsplit=1) for line in out.splitlines())
     assert rows["data mnist"].strip() == "there"
     assert rows["data uci-har"].strip().startswith("not there; https://")
+    # Its variants come from the same address.
+    assert out.count("data emnist") == 1
     assert rows["a small run"].strip().startswith("works: ")
     assert "extra export" in rows
     monkeypatch.setenv("FEDGROVE_DATA", str(tmp_path / "nowhere"))

@@ -293,7 +293,11 @@ def _data_rows(data_dir: str | None) -> list[tuple[str, str]]:
         for place in places:
             for form in known.forms:
                 is_there = is_there or _has_files(place, form.files)
-        rows.append((f"data {name}", "there" if is_there else f"not there; {known.source}"))
+        state = "there" if is_there else f"not there; {known.source}"
+        # Variants of a set come from the same address: said once.
+        is_same = rows[-1][0].partition(":")[0] == f"data {name.partition(':')[0]}"
+        if is_there or not is_same or rows[-1][1] != state:
+            rows.append((f"data {name}", state))
     return rows
 
 
