@@ -10,12 +10,12 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedgrove needs Python 3.11 or newer; set PYTHON=... to one")'
 	$(PYTHON) -m venv .venv
 
-# The core and the page's figures: what `make run` needs.
+# The core: what `make run` needs.
 .venv/core.stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[report]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
 	touch $@
 
-# The core, the report, and what tests and checks need.
+# The core, and what tests and checks need.
 .venv/dev.stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
 	touch $@ .venv/core.stamp

@@ -114,5 +114,7 @@ def test_what_is_refused(fitted: fg.FederatedClassifier) -> None:
         fg.FederatedClassifier().fit(x, y, groups=user[:2])
     with pytest.raises(InputError, match=r"one class for each example"):
         fg.FederatedClassifier().fit(x, np.zeros((120, 2)))
+    with pytest.raises(InputError, match=r"120 different numbers in 120 .*FederatedRegressor"):
+        fg.FederatedClassifier().fit(x, np.linspace(0, 1, 120))
     with pytest.raises(InputError, match=r"you gave \(120, 3\); this model takes rows of features"):
         fitted.predict(x[:, :3])

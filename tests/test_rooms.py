@@ -46,7 +46,7 @@ def modules_of(folder: Path) -> set[str]:
 def test_the_map_is_complete() -> None:
     expected: dict[str, set[str]] = {}
     for path in PACKAGE.iterdir():
-        if path.suffix == ".py" and path.name != "__init__.py":
+        if path.suffix == ".py" and path.name not in ("__init__.py", "__main__.py"):
             expected[path.stem] = set()
         elif (path / "__init__.py").exists():
             expected[path.name] = modules_of(path)
@@ -100,6 +100,8 @@ def test_imports_go_down(path: Path) -> None:
     parts = path.relative_to(PACKAGE).parts
     if parts == ("__init__.py",):
         pytest.skip("imports its names on first use, by string")
+    if parts == ("__main__.py",):
+        pytest.skip("is the command line, for python -m")
     room = parts[0].removesuffix(".py")
     allowed = FLOORS[: FLOORS.index(room) + 1]
     rooms = {room_of(module) for module in imports(path)} - {None}
@@ -112,6 +114,7 @@ def test_the_top_folder_is_the_entrance_only() -> None:
     files = {path.name for path in PACKAGE.glob("*.py")}
     assert files == {
         "__init__.py",
+        "__main__.py",
         "api.py",
         "core.py",
         "errors.py",

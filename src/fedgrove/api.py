@@ -27,7 +27,7 @@ from .config.experiment import (
     shorthand_settings,
     with_own_data,
 )
-from .config.plan import Plan, plan
+from .config.plan import Plan, made_here, plan
 from .config.repeat import read_config
 from .config.settings import coerce, hints
 from .config.smoke import smoke as smoke_of
@@ -55,6 +55,7 @@ from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder, fresh_name
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
+from .runs.page import write_page
 from .runs.result import Failure, Result
 from .runs.store import cannot_write
 
@@ -455,8 +456,13 @@ def _finish(
         # Its sentence says what to do; to resume is what failed.
         raise
     except (FedgroveError, OSError) as error:
+        if not is_temporary:
+            write_page(folder, failure=" ".join(str(error).split()))
         raise EngineError(f"{error} {what_now()}") from error
-    return Result(summary, folder, planned.experiment.net)
+    # A temporary folder gets its page when it is saved.
+    if not is_temporary:
+        write_page(folder)
+    return Result(summary, folder, **made_here(planned.experiment))
 
 
 # ---- what is there already -----------------------------------------------------------------------

@@ -18,14 +18,23 @@ class InputError(FedgroveError, ValueError):
 class InputErrors(InputError):
     """Several things that are wrong at once; ``sentences`` holds one for each."""
 
-    def __init__(self, sentences: Iterable[str]) -> None:
+    def __init__(self, sentences: Iterable[str], more: int = 0) -> None:
+        """``more`` is how many there are beside these, which are only counted."""
         self.sentences = tuple(sentences)
-        lines = [f"- {sentence}" for sentence in self.sentences]
-        super().__init__("\n".join([f"{len(lines)} things are wrong:", *lines]))
+        self.more = more
+        super().__init__("\n".join(self.lines()))
 
-    def __reduce__(self) -> tuple[type[InputErrors], tuple[tuple[str, ...]]]:
+    def lines(self) -> list[str]:
+        """How many things are wrong, then a line for each."""
+        lines = [f"{len(self.sentences) + self.more} things are wrong:"]
+        lines.extend(f"- {sentence}" for sentence in self.sentences)
+        if self.more:
+            lines.append(f"- and {self.more} more.")
+        return lines
+
+    def __reduce__(self) -> tuple[type[InputErrors], tuple[tuple[str, ...], int]]:
         # An exception is pickled with its text, and is made of its sentences.
-        return InputErrors, (self.sentences,)
+        return InputErrors, (self.sentences, self.more)
 
 
 class UnfitError(InputError):
@@ -77,6 +86,7 @@ class Refusals:
 
     def __init__(self, sentences: Iterable[str] = ()) -> None:
         self.sentences: list[str] = []
+        self._more = 0
         self._first: InputError | None = None
         for sentence in sentences:
             self.add(InputError(sentence))
@@ -87,6 +97,8 @@ class Refusals:
         for sentence in new:
             if sentence not in self.sentences:
                 self.sentences.append(sentence)
+        if isinstance(error, InputErrors):
+            self._more += error.more
         self._first = self._first or error
 
     @contextmanager
@@ -103,7 +115,7 @@ class Refusals:
             # As it was raised: its class may say more than the sentence.
             raise self._first
         if self.sentences:
-            raise together(self.sentences)
+            raise InputErrors(self.sentences, self._more)
 
 
 def together(sentences: Sequence[str]) -> InputError:
@@ -160,13 +172,13 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> InputError:
     there is no setting of ditto 'lambda'; did you mean 'pull.mu'? There are: local.batch, pull.mu.
     """
     names = sorted(allowed)
-    nearest = _nearest(given, names)
-    hint = f"; did you mean '{nearest}'?" if nearest else "."
+    near = nearest(given, names)
+    hint = f"; did you mean '{near}'?" if near else "."
     listed = ", ".join(names) or "none"
     return InputError(f"there is no {kind} '{given}'{hint} There are: {listed}.")
 
 
-def _nearest(given: str, names: list[str]) -> str:
+def nearest(given: str, names: list[str]) -> str:
     """The name that was probably meant; empty if none is near."""
     # Options begin with dashes, and a setting may be given by the end of its path.
     by_word: dict[str, str] = {}

@@ -244,6 +244,12 @@ class FederatedClassifier(_Federated):
                 f"y has the shape {targets.shape}; a classifier takes one class for each example."
             )
         self.classes_: Array = np.unique(targets)
+        # Classes may be floats, but then each is there more often than once.
+        if targets.dtype.kind == "f" and len(self.classes_) > len(targets) / 2:
+            raise InputError(
+                f"y holds {len(self.classes_)} different numbers in {len(targets)} examples, which "
+                "are no classes; to predict numbers take fedgrove.FederatedRegressor."
+            )
         # By number, so that what is predicted has the type that was given, floats too.
         numbers = np.searchsorted(self.classes_, targets)
         return self._fit(X, numbers, groups, block)

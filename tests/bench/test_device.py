@@ -94,7 +94,6 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_the_page_stands_alone(tmp_path) -> None:
-    pytest.importorskip("plotly")
     show.write_device_page([ROW, replace(ROW, removed=0.7)], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "har-cnn, masked" in text

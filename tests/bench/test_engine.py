@@ -20,7 +20,6 @@ from fedgrove.bench.starts import ALONE, ColdStart
 from fedgrove.cli import main
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
-from fedgrove.report import page as report_page
 
 LINUX = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc"
@@ -234,7 +233,6 @@ def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) 
 
 
 def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     page.write_times(rows, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     for word in (
@@ -257,7 +255,7 @@ def test_whiskers_by_hand() -> None:
     assert page.spans([row], "median_s", "min_s", "max_s", "times_plain") == ([3.0], [1.5])
 
 
-def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "engine", "--device", "cpu", "--cohort", "1", "--repeats", "1"]
     assert main([*words, "--starts", "0", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -269,6 +267,5 @@ def test_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         assert row["how"] == "turns"
     assert main([*words, "--starts", "-1"]) == 2
     assert "starts is -1; it must be 0 or more" in capsys.readouterr().err
-    monkeypatch.setattr(report_page, "find_spec", lambda name: None)
-    assert main([*words, "--plot", "page.html"]) == 2
-    assert "pip install 'fedgrove[report]'" in capsys.readouterr().err
+    assert main([*words, "--plot", "none/page.html"]) == 2
+    assert "there is no folder 'none'" in capsys.readouterr().err

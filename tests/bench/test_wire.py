@@ -16,8 +16,7 @@ from fedgrove.bench.weights import Weights, at_hand, federated, resnet
 from fedgrove.cli import main
 from fedgrove.core import Packet
 from fedgrove.errors import EngineError, InputError
-from fedgrove.report import page
-from fedgrove.report.page import need_plotly
+from fedgrove.report.page import check_place
 from fedgrove.wire.codec import COSTS, Dense, explain
 
 
@@ -184,7 +183,6 @@ def test_table_and_page(
     assert "chance: drawn" in out
     assert f"{rows[3].share:.4f}" in out
     assert "holds: share_fp32_density_0.3" in out
-    pytest.importorskip("plotly")
     show.write_wire_page(rows, report, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "chance: share of dense float32" in page
@@ -192,14 +190,12 @@ def test_table_and_page(
 
 
 def test_a_page_that_cannot_be_written_is_refused_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda name: object())
     with pytest.raises(InputError, match="there is no folder"):
-        need_plotly(tmp_path / "none" / "page.html")
-    monkeypatch.setattr(page, "find_spec", lambda name: None)
-    assert main(["bench", "wire", "--plot", "page.html"]) == 2
-    assert "pip install 'fedgrove[report]'" in capsys.readouterr().err
+        check_place(tmp_path / "none" / "page.html")
+    assert main(["bench", "wire", "--plot", "none/page.html"]) == 2
+    assert "there is no folder 'none'" in capsys.readouterr().err
     assert main(["bench", "wier"]) == 2
     assert "did you mean 'wire'" in capsys.readouterr().err
 

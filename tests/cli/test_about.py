@@ -82,7 +82,7 @@ def test_doctor_says_what_works(
     assert rows["data mnist"].strip() == "there"
     assert rows["data uci-har"].strip().startswith("not there; https://")
     assert rows["a small run"].strip().startswith("works: ")
-    assert "extra report" in rows
+    assert "extra export" in rows
     monkeypatch.setenv("FEDGROVE_DATA", str(tmp_path / "nowhere"))
     assert "which is not a folder" in said(capsys, "doctor")
 

@@ -99,7 +99,6 @@ def test_time_to_an_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "fedavg", "ditto", "--time", "--to", "0.01"]) == 0
     out = capsys.readouterr().out
     assert "accuracy 1.00 %" in out
-    pytest.importorskip("plotly")
     assert main(["compare", "fedavg", "ditto", "--time", "--plot", "page.html"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "Page: page.html"
     assert "virtual seconds" in Path("page.html").read_text()

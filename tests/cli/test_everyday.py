@@ -62,7 +62,7 @@ def test_bare_resume_says_which_run_it_takes(capsys: pytest.CaptureFixture[str])
     assert main(["resume", "--engine", "serial"]) == 0
     out, err = capsys.readouterr()
     assert err.startswith("fedgrove: resuming runs/one\n")
-    assert out.splitlines()[-1] == "runs/one"
+    assert out.splitlines()[-2] == "runs/one"
     assert main(["resume"]) == 2
 
 

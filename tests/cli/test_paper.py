@@ -19,7 +19,6 @@ from fedgrove.cli.paper import _places, _studies
 from fedgrove.errors import InputError
 from fedgrove.papers.beside import print_paper
 from fedgrove.papers.ca_afp import PAPER
-from fedgrove.report import page
 
 QUICK = ["paper", "ca-afp", "--figure", "2", "--quick"]
 NAMES = ["start=1", "start=0.5", "start=0.2", "P2=0", "P2=2", "P1=0", "P1=2"]
@@ -39,11 +38,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_folders_table_and_page(whole: Path) -> None:
-    there = {"motion", "table.json", "table.md"} | ({"paper.html"} if page.can_draw() else set())
+    there = {"motion", "table.json", "table.md", "paper.html"}
     assert {p.name for p in whole.iterdir()} == there
     assert {p.name for p in (whole / "motion").iterdir()} == {
         *(f"{n}-s0" for n in NAMES),
         "sweep.json",
+        "report.html",
     }
     found = json.loads((whole / "table.json").read_text())
     assert (found["paper"], found["part"], found["quick"]) == ("ca-afp", "figure2", True)
@@ -52,8 +52,7 @@ def test_folders_table_and_page(whole: Path) -> None:
     assert by_name["P2=0"] == by_name["P1=0"] == by_name["start=0.5"]  # the same run thrice
     assert by_name["start=0.2"]["mib_paper"]["mean"] < by_name["start=1"]["mib_paper"]["mean"]
     assert "QUICK" in (whole / "table.md").read_text()
-    if page.can_draw():
-        assert "QUICK" in (whole / "paper.html").read_text()
+    assert "QUICK" in (whole / "paper.html").read_text()
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
@@ -109,18 +108,6 @@ def test_killed_and_called_again_it_is_the_undisturbed_one(
     assert "round 18/18" in err
     found, undisturbed = (json.loads((f / "table.json").read_text()) for f in (folder, whole))
     assert timeless(found) == timeless(undisturbed)
-
-
-def test_without_plotly_there_is_a_sentence(
-    whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "find_spec", lambda name: None)
-    assert main([*QUICK, "--out", str(whole)]) == 0
-    assert (
-        capsys.readouterr()
-        .out.splitlines()[-1]
-        .endswith("get it with: pip install 'fedgrove[report]'")
-    )
 
 
 @pytest.mark.slow

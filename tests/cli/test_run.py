@@ -38,7 +38,10 @@ def test_run_prints_a_table_and_makes_a_folder(
     assert "accuracy" in out
     rows = [line.split() for line in out.splitlines() if "±" in line]
     assert [row[0] for row in rows] == ["0", "1"]
-    assert out.splitlines()[-1] == "runs/fedavg-digits-s0"
+    assert out.splitlines()[-2:] == [
+        "runs/fedavg-digits-s0",
+        "Page: runs/fedavg-digits-s0/report.html",
+    ]
     assert "round 2/2  accuracy" in err
     assert {p.name for p in (here / "runs/fedavg-digits-s0").iterdir()} >= {
         "config.toml",

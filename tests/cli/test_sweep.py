@@ -61,7 +61,11 @@ def test_tables_folders_and_progress(here: Path, capsys: pytest.CaptureFixture[s
         for label in ("fedavg", "fedprox-mu=0.1", "fedprox-mu=1")
         for seed in (0, 1)
     ]
-    assert {p.name for p in (here / "runs/sweep-digits").iterdir()} == {*names, "sweep.json"}
+    assert {p.name for p in (here / "runs/sweep-digits").iterdir()} == {
+        *names,
+        "sweep.json",
+        "report.html",
+    }
     rows = [line.split() for line in out.splitlines()]
     assert [row[0] for row in rows if row and row[0] in names] == names
     assert [
@@ -70,7 +74,7 @@ def test_tables_folders_and_progress(here: Path, capsys: pytest.CaptureFixture[s
     pairs = [row[:3] for row in rows if len(row) == 6 and row[3][0] in "+-"]
     assert ["fedprox-mu=1", "fedavg", "2"] in pairs
     assert len(pairs) == 3
-    assert out.splitlines()[-1] == "runs/sweep-digits"
+    assert out.splitlines()[-2:] == ["runs/sweep-digits", "Page: runs/sweep-digits/report.html"]
     assert "round 12/12  accuracy" in err  # 6 runs of 2 rounds
     told = json.loads((here / "runs/sweep-digits/sweep.json").read_text())
     assert told["grid"] == {

@@ -99,10 +99,12 @@ def test_what_only_the_data_tell_is_refused_with_the_rest() -> None:
 
 
 def test_settings_that_the_data_would_bring_are_not_doubted() -> None:
-    # mnist would be trained with SGD, which has a momentum; nobody knows of mnistt.
+    # mnist would be trained with SGD, which has a momentum; nobody knows of mnistt. No data bring
+    # a lambda.
     with pytest.raises(InputErrors) as caught:
-        fg.run("fedavg", data="mnistt", set={"momentum": 0.5, "lr": -1})
-    assert [sentence.split(";")[0] for sentence in caught.value.sentences] == [
-        "there is no data set 'mnistt'",
+        fg.run("ditto", data="mnistt", set={"momentum": 0.5, "lr": -1, "lambda": 1})
+    assert sorted(sentence.split(";")[0] for sentence in caught.value.sentences) == [
         "local.optimiser.lr is -1.0",
+        "there is no data set 'mnistt'",
+        "there is no setting of ditto 'lambda'",
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import pickle
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from fedgrove.data import tables
 from fedgrove.data.arrays import own_defaults
 from fedgrove.data.build import Choices, build
 from fedgrove.data.tables import Table, Words
-from fedgrove.errors import InputError
+from fedgrove.errors import InputError, InputErrors, Refusals
 
 USERS = ("watch-01", "watch-07", "watch-12")
 ACTIVITIES = ("run", "sit", "walk")
@@ -323,6 +325,9 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("ax,y\n1,walk\n2,walk\n", "one class only"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
         ("ax,y\n1e300,walk\n2,sit\n", "holds '1e300'"),
+        ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, as '1,5' in line 2"),
+        (",ax,y\n0,1,walk\n1,2,sit\n", r"no name for column 1, .*index=False"),
+        ("ax,y\n1,walk\n2,null\n", "'null' counts as an empty cell; rename it"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, wanted: str) -> None:
@@ -362,8 +367,78 @@ def test_a_clock_is_no_input(folder: Path) -> None:
 def test_the_label_must_be_named(folder: Path) -> None:
     with pytest.raises(InputError, match=r"has the columns ax, ay, az, activity; say which one"):
         data.load(folder, window=16)
-    with pytest.raises(InputError, match=r"no column 'activty', and has 'az', 'activity'"):
+    with pytest.raises(InputError, match=r"^label is 'activty', .* did you mean 'activity'\?"):
         data.load(folder, label="activty", channels="ax,ay", window=16)
+
+
+def test_the_same_in_many_files_is_said_once(folder: Path) -> None:
+    """As a column of dates is, which most recordings have."""
+    for path in folder.glob("*.csv"):
+        header, *lines = path.read_text().splitlines()
+        dated = [f"2026-03-01T10:{n // 60:02}:{n % 60:02}Z,{line}" for n, line in enumerate(lines)]
+        path.write_text("\n".join([f"when it was,{header}", *dated]))
+    with pytest.raises(InputError) as caught:
+        data.load(folder, **CUT)
+    assert str(caught.value) == (
+        "watch-01.csv (client watch-01), column 'when it was' holds dates, as "
+        "'2026-03-01T10:00:00Z' in line 2; if they say in what order rows come, say so (--time "
+        "'when it was'), or leave it out by naming the columns that are inputs (--channels). The "
+        "same in watch-07.csv, watch-12.csv."
+    )
+    # NumPy warns of time zones; warnings are errors here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert data.load(folder, **CUT, time="when it was").shape == (3, 16)
+
+
+def test_what_is_too_much_to_be_listed_is_counted(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.csv").write_text("ax,y\n1,walk\n?,sit\n3,sit\n")
+    with pytest.raises(InputErrors, match=r"^30 things are wrong:") as caught:
+        data.load(tmp_path, label="y")
+    assert str(caught.value).endswith("\n- and 10 more.")
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    refusals = Refusals(["rounds is 0."])
+    refusals.add(caught.value)
+    with pytest.raises(InputErrors, match=r"^31 things are wrong:"):
+        refusals.check()
+
+
+@pytest.mark.parametrize("first", [2**53, 10**18, 10**30])
+def test_large_whole_numbers_are_classes_of_their_own(tmp_path: Path, first: int) -> None:
+    """As floats 2**53 and 2**53 + 1 are the same number."""
+    lines = [f"{n},{first + n % 2}" for n in (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8) * 5]
+    (tmp_path / "mine.csv").write_text("\n".join(["ax,y", *lines]))
+    federation = data.load(tmp_path / "mine.csv", label="y", clients=2)
+    assert federation.labels == (str(first), str(first + 1))
+
+
+def test_spreadsheets_and_macs_leave_things_behind(folder: Path, tmp_path: Path) -> None:
+    wanted = data.load(folder, **CUT)
+    for user in USERS:
+        (tmp_path / "more" / user).mkdir(parents=True)
+        header, *lines = (folder / f"{user}.csv").read_text().splitlines()
+        quoted = ", ".join(f'"{name}"' for name in header.split(","))
+        text = "\n".join(f"{line},," for line in [quoted, *lines])
+        (tmp_path / "more" / user / "one.csv").write_text(text)
+        (tmp_path / "more" / user / "._one.csv").write_bytes(b"\x00\x05\x16\x07")
+    assert same(data.load(tmp_path / "more", **CUT), wanted)
+
+
+def test_notes_on_classes_and_clients(folder: Path) -> None:
+    (folder / "watch-01.csv").unlink()
+    path = folder / "watch-07.csv"
+    path.write_text(path.read_text().replace("walk", "Walk"))
+    federation = data.load(folder, **CUT)
+    note = "classes that differ by capitals or blanks only are told apart: 'Walk' and 'walk'"
+    assert federation.notes == (note,)
+    path.unlink()
+    assert "there is one client only, watch-12" in data.load(folder, **CUT).notes[0]
+
+
+def test_a_typo_in_the_name_of_a_folder() -> None:
+    with pytest.raises(InputError, match=r"no data set 'usrs'\. There are: .*FOLDER/"):
+        data.load("usrs", label="activity", window=16)
 
 
 def test_words_of_ones_own_data_with_a_data_set_that_knows_them() -> None:

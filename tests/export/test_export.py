@@ -276,6 +276,8 @@ def test_data_made_in_python_are_handed_over_again(tmp_path: Path) -> None:
     message = r"made in Python.*fedgrove.export_model\(run, data=\.\.\.\)"
     with pytest.raises(InputError, match=message):
         fg.export_model(run, client=0)
+    with pytest.raises(InputError, match=r"data is a tuple; .* data=fedgrove\.load\("):
+        fg.export_model(run, client=0, data=(np.zeros((40, 5)), np.zeros(40)))
     made = fg.export_model(run, client=0, data=data)
     assert "The file itself standardises" in (made.folder / made.card).read_text()
 
@@ -285,9 +287,13 @@ def test_raw_windows_by_name_give_what_the_model_gives(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = 100 + 30 * rng.standard_normal((40, 3, 8))
     y = rng.integers(0, 2, 40)
-    data = fg.from_arrays(x, y, np.repeat(["watch-03", "watch-07"], 20))
+    data = fg.from_arrays(x, y, np.repeat(["<i>watch</i>", "watch-07"], 20))
     run = fg.run("fedavg", data=data, rounds=1, net="mlp", engine="serial", out=tmp_path / "run")
-    made = fg.export_model(run, client="watch-07", data=data)
+    # Markdown shows HTML as what it is.
+    strange = fg.export_model(run, client=0, out=tmp_path / "strange")
+    assert r"client 0 (\<i>watch\</i>)" in (strange.folder / strange.card).read_text()
+    # The result knows the data that it was made of.
+    made = fg.export_model(run, client="watch-07")
     raw = torch.tensor(x, dtype=torch.float32)
     out = predicted(made.folder / "client-00001.onnx", raw)
     assert np.allclose(out.numpy(), run.model("watch-07").outputs(raw), atol=1e-5)

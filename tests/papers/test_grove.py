@@ -127,5 +127,6 @@ def test_the_figure_is_accuracy_against_bytes(tmp_path: Path) -> None:
     page = tmp_path / "paper.html"
     write_page(table("grove", "figure1", [(found, made)]), PAPER.cited, page)
     text = page.read_text()
-    assert '"type":"log"' in text
+    for length in found.rows[0].experiment.finetune:
+        assert f"fine-tuned {length}" in text
     assert "% sent" in text

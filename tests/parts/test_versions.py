@@ -170,6 +170,29 @@ def test_a_group_may_stay_beside_those_that_branch_off() -> None:
     assert list(versions.packets(state, 1, 1)) == ["model"]
 
 
+def test_who_changes_groups_after_long_is_sent_the_model_whole() -> None:
+    """Room for two updates: group 1's history has left a client behind, group 2's is complete.
+
+    Nothing known of the client would say that it holds version 0, to which group 2's updates lead.
+    """
+    start = vector(*[0.0] * 8)
+    state = versions.branch(versions.first(start), [1, 2])
+    state = versions.publish(state, one_of(2, 1.0), room=0.5, group=2)
+    held = {"held": start}
+    for place in range(5):
+        if place == 1:
+            held = {"held": state.models[1]}
+            state = versions.note(state, [7], group=1)
+        state = versions.publish(state, one_of(place, 1.0), room=0.5, group=1)
+    assert list(versions.packets(state, 7, 1)) == ["model"]
+    assert trees.equal(received(state, 7, held, start, 2), state.models[2])
+    # Once no history reaches back to what it holds, nothing need be known of it.
+    for place in range(3):
+        state = versions.publish(state, one_of(place, 1.0), room=0.5, group=2)
+    assert state.held == {}
+    assert trees.equal(received(state, 7, held, start, 2), state.models[2])
+
+
 def test_what_is_of_no_use_is_sent_whole() -> None:
     """Whatever the history reaches back to, and until the client has reported again."""
     start = vector(0.0, 0.0, 0.0)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedgrove.report.comparison import Line, compare, print_comparison, write_comparison
-from fedgrove.report.page import can_draw
+from fedgrove.report.comparison import compare, print_comparison
 
 
 def summary(accuracy: float, worst: float, up: int) -> dict[str, Any]:
@@ -58,16 +56,3 @@ def test_one_seed_has_no_deviation_and_does_not_show_one() -> None:
     print_comparison(lines, out)
     assert "±" not in out.getvalue()
     assert "50.0" in out.getvalue()
-
-
-def test_the_page_holds_the_sentence_the_table_and_the_notes(tmp_path: Path) -> None:
-    lines = [Line("a", 0, 61.25, 1.5, 30.0, 0.3, 2**20)]
-    path = tmp_path / "report.html"
-    write_comparison(lines, "a <b>", "gained 2 %", ["a note"], path)
-    text = path.read_text()
-    assert "a &lt;b&gt;" in text
-    for words in ("gained 2 %", "61.2 ± 1.5", "1.0 MiB", "30%", "a note"):
-        assert words in text
-    # Opens offline: plotly's script is in the page, or there is no figure.
-    assert ("plotly" in text) == can_draw()
-    assert "src=" not in text.split("</head>")[0]

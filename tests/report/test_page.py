@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgrove.report.page import Page, can_draw
+from fedgrove.report.page import Page
 
 
 def test_golden() -> None:
@@ -21,12 +21,13 @@ def test_golden() -> None:
     assert "<title>A &amp; B, a look &lt;only&gt;</title>" in head
     assert '<meta charset="utf-8">' in head
     assert body == (
-        "<body><h1>A &amp; B</h1>"
+        '<body><button id=theme class=plain hidden title="light or dark">◐</button>'
+        "<h1>A &amp; B</h1>"
         '<p><span class="warning">a look &lt;only&gt;</span></p>'
         "<p>Two rows.<br><small>3 seeds</small></p>"
         "<h2>x &lt; y</h2>"
-        "<div class=scroll><table><tr><th>row</th><th>%</th></tr>"
-        "<tr><td>a &amp; co</td><td>1</td></tr><tr><td>b</td><td>2</td></tr></table></div>"
+        "<div class=scroll><table><thead><tr><th>row</th><th>%</th></tr></thead><tbody>"
+        "<tr><td>a &amp; co</td><td>1</td></tr><tr><td>b</td><td>2</td></tr></tbody></table></div>"
         "<ul><li>one</li><li>&lt;two&gt;</li></ul></body></html>\n"
     )
 
@@ -56,18 +57,3 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     Page("second ±").write(path)
     assert "<h1>second ±</h1>" in path.read_text(encoding="utf-8")
     assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
-
-
-@pytest.mark.skipif(not can_draw(), reason="plotly is not installed")
-def test_figures_share_one_script() -> None:
-    import plotly.graph_objects as go
-
-    page = Page("Two figures")
-    page.figure(go.Figure(go.Scatter(x=[1], y=[2])))
-    alone = len(page.html())
-    page.figure(go.Figure(go.Scatter(x=[1], y=[2])))
-    assert page.html().count('class="plotly-graph-div"') == 2
-    # The script is megabytes; the second figure adds kilobytes.
-    assert alone > 1_000_000
-    assert len(page.html()) - alone < 100_000
-    assert "<script src=" not in page.html()

@@ -101,7 +101,6 @@ def test_of_an_error_less_is_better() -> None:
 
 
 def test_the_page_has_a_plot_and_the_table(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
     curves = [curve("quick", "fedavg", QUICK), curve("good <b>", "ditto", GOOD)]
     write_times(curves, time_to(curves), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

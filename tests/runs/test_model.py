@@ -260,6 +260,37 @@ def test_windows_of_recordings_may_come_as_recorded() -> None:
     assert np.array_equal(model.outputs(x[0]), model.outputs(x[0].T))
 
 
+class Frame:
+    """What a DataFrame of pandas or polars can do, as far as it is asked."""
+
+    def __init__(self, columns: dict[str, np.ndarray]) -> None:
+        self.columns = list(columns)
+        self._columns = columns
+
+    def __getitem__(self, name: str) -> Frame:
+        return Frame({name: self._columns[name]})
+
+    def to_numpy(self) -> np.ndarray:
+        stacked = np.stack(list(self._columns.values()), axis=1)
+        return stacked[:, 0] if len(self.columns) == 1 else stacked
+
+
+def test_columns_of_a_frame_are_taken_by_name() -> None:
+    """As many channels as samples, so that the shape says nothing of which is which."""
+    own = Preparation(window=2, shape=(2, 2), labels=("a", "b"), channels=("ax", "ay"))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    model = Model("it", net, (2, 2), ("a", "b"), "classes", own)
+    ax, ay = np.array([1.0, 2.0]), np.array([3.0, 5.0])
+    wanted = model.outputs(np.stack([ax, ay]))
+    assert np.array_equal(model.outputs(Frame({"ax": ax, "ay": ay})), wanted)
+    other_order = Frame({"activity": np.array(["run", "run"]), "ay": ay, "ax": ax})
+    assert np.array_equal(model.outputs(other_order), wanted)
+    with pytest.raises(
+        InputError, match=r"no column ax; this model takes ax, ay, and yours has ay"
+    ):
+        model.outputs(Frame({"ay": ay}))
+
+
 def test_an_unknown_client_is_answered_with_near_names(trained: Result) -> None:
     with pytest.raises(InputError, match=r"no client 'watch-7' .* did you mean 'watch-07'"):
         trained.model("watch-7")

@@ -6,20 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from ..report.figures import Drawing, Marks, Series, rows_of, xy
 from ..report.fit import Cell, Column, figures, names, print_table, print_text
+from ..report.page import Page
 from ..report.tables import mib
 from . import device, wire
 
-PARTS = {
-    "mask": "#4c78a8",
-    "indices": "#72b7b2",
-    "codebook": "#eeca3b",
-    "values": "#f58518",
-    "header": "#b279a2",
-}
-"""The colours of the parts of a payload, from the bottom of a bar to its top."""
-NET_COLOURS = ("#4c78a8", "#f58518", "#54a24b")
-"""The colours of nets on the page of the device, in the order they were measured."""
+PARTS = ("mask", "indices", "codebook", "values", "header")
+"""The parts of a payload, from the beginning of a bar to its end."""
 
 WIRE_COLUMNS = (
     *names("model", "density", "kept as"),
@@ -221,164 +215,71 @@ def _verdict(claim: Mapping[str, Any]) -> str:
 
 
 # ---- pages ---------------------------------------------------------------------------------------
-#
-# A page needs nothing but itself: plotly's script is in it. plotly is an extra, so it is imported
-# only when a page is written.
 
 
 def write_wire_page(rows: Sequence[wire.Row], report: Mapping[str, Any], path: Path) -> None:
-    """Write a page, a column per model: bytes by part beside entropy and the plain way, speeds."""
-    from plotly import subplots
-
-    rows_of: dict[str, list[wire.Row]] = {}
+    """Write a page, two figures per model: bytes beside entropy and the plain way, and speeds."""
+    page = Page("fedgrove bench wire")
+    page.paragraph(
+        "Bars: bytes by part. Lines across them: the entropy, and the plain way (bitmap and "
+        "zstandard). Speeds are times the plain way's; at least 0.5 is wanted to encode, 0.2 to "
+        "decode.",
+    )
+    rows_by_model: dict[str, list[wire.Row]] = {}
     for row in rows:
-        rows_of.setdefault(row.model, []).append(row)
-    # plotly fills a grid row by row.
-    titles = [f"{model}: share of dense float32" for model in rows_of]
-    titles += [f"{model}: speed, × plain" for model in rows_of]
-    figure = subplots.make_subplots(
-        rows=2, cols=len(rows_of), subplot_titles=titles, vertical_spacing=0.22
-    )
-    for column, model_rows in enumerate(rows_of.values(), start=1):
-        # The panels share one legend, which names every kind once.
-        is_first = column == 1
-        for trace in _size_traces(model_rows, showlegend=is_first):
-            figure.add_trace(trace, row=1, col=column)
-        for trace in _speed_traces(model_rows, showlegend=is_first):
-            figure.add_trace(trace, row=2, col=column)
-    for height, claim in ((0.5, "encode, at least"), (0.2, "decode, at least")):
-        figure.add_hline(
-            y=height, line_dash="dot", line_color="#888", annotation_text=claim, row=2, col="all"
-        )
-    weights = []
-    for name, about in report["weights"].items():
-        weights.append(f"{name}: {about}")
-    subtitle = "<br>".join(weights)
-    figure.update_layout(
-        title={"text": f"fedgrove bench wire<br><sup>{subtitle}</sup>", "y": 0.97},
-        barmode="stack",
-        template="plotly_white",
-        height=900,
-        margin={"t": 130},
-        legend={"traceorder": "normal"},
-    )
-    figure.update_xaxes(type="multicategory")
-    figure.update_yaxes(rangemode="tozero")
-    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))
+        rows_by_model.setdefault(row.model, []).append(row)
+    for model, own in rows_by_model.items():
+        page.figures(_sizes(model, own), _speeds(model, own))
+    page.notes([f"{name}: {about}" for name, about in report["weights"].items()])
+    page.write(path)
 
 
-def _size_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
+def _sizes(model: str, rows: Sequence[wire.Row]) -> Drawing:
     """A stacked bar of parts per row, with marks for the entropy and for the plain way."""
-    from plotly import graph_objects
-
-    traces = []
-    for part, colour in PARTS.items():
-        shares = []
-        for row in rows:
-            # Of the dense model, at four bytes per float32.
-            shares.append(row.parts[part] / (4 * row.params))
-        traces.append(
-            graph_objects.Bar(
-                x=_places(rows),
-                y=shares,
-                name=part,
-                marker_color=colour,
-                legendgroup=part,
-                showlegend=showlegend,
-            )
-        )
-    entropy = []
-    plain = []
-    for row in rows:
-        entropy.append(sum(row.bound.values()) / (4 * row.params))
-        plain.append(row.plain_share)
-    traces.append(_marks(rows, entropy, "entropy", "line-ew-open", "black", showlegend))
-    traces.append(_marks(rows, plain, "plain", "x-thin-open", "#d62728", showlegend))
-    return traces
+    marks = []
+    for colour, part in enumerate(PARTS):
+        # Of the dense model, at four bytes per float32.
+        shares: list[float | None] = [row.parts[part] / (4 * row.params) for row in rows]
+        marks.append(Marks(part, shares, colour))
+    entropy: list[float | None] = [sum(row.bound.values()) / (4 * row.params) for row in rows]
+    plain: list[float | None] = [row.plain_share for row in rows]
+    marks.append(Marks("entropy", entropy, 11, kind="tick", lane=0))
+    marks.append(Marks("plain", plain, 7, kind="tick", lane=0))
+    title = f"{model}: share of dense float32"
+    return rows_of(title, _places(rows), marks, "share", stacked=True)
 
 
-def _speed_traces(rows: Sequence[wire.Row], showlegend: bool) -> list[Any]:
-    encode = []
-    decode = []
-    for row in rows:
-        encode.append(row.model_speed.encode)
-        decode.append(row.model_speed.decode)
-    return [
-        _marks(rows, encode, "encode", "triangle-up", "#e45756", showlegend),
-        _marks(rows, decode, "decode", "triangle-down", "#54a24b", showlegend),
-    ]
+def _speeds(model: str, rows: Sequence[wire.Row]) -> Drawing:
+    encode: list[float | None] = [row.model_speed.encode for row in rows]
+    decode: list[float | None] = [row.model_speed.decode for row in rows]
+    marks = [Marks("encode", encode, 4), Marks("decode", decode, 2)]
+    return rows_of(f"{model}: speed, × plain", _places(rows), marks, "times the plain way's")
 
 
-def _marks(
-    rows: Sequence[wire.Row],
-    y: list[float],
-    name: str,
-    symbol: str,
-    colour: str,
-    showlegend: bool,
-) -> Any:
-    from plotly import graph_objects
-
-    marker = {"symbol": symbol, "size": 11, "color": colour, "line": {"width": 2, "color": colour}}
-    return graph_objects.Scatter(
-        x=_places(rows),
-        y=y,
-        name=name,
-        mode="markers",
-        marker=marker,
-        legendgroup=name,
-        showlegend=showlegend,
-    )
-
-
-def _places(rows: Sequence[wire.Row]) -> list[list[str]]:
-    """Places on an axis of two levels: density, and under it what is sent for a kept weight."""
-    densities = []
-    kinds = []
-    for row in rows:
-        densities.append(f"density {row.density:g}")
-        kinds.append(row.kind)
-    return [densities, kinds]
+def _places(rows: Sequence[wire.Row]) -> list[str]:
+    """What tells rows apart: density, and what is sent for a kept weight."""
+    return [f"{row.density:g}, {row.kind}" for row in rows]
 
 
 def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
     """Write a page: times as ratios to the dense net's, against the share of channels removed."""
-    from plotly import graph_objects, subplots
-
-    titles = ("training step", "inference")
-    figure = subplots.make_subplots(rows=1, cols=2, subplot_titles=titles, shared_yaxes=True)
-    rows_of: dict[str, list[device.Row]] = {}
+    rows_by_net: dict[str, list[device.Row]] = {}
     for row in rows:
-        rows_of.setdefault(row.net, []).append(row)
-    for colour, (net, net_rows) in zip(NET_COLOURS, rows_of.items(), strict=False):
-        removed = []
-        train = []
-        train_masked = []
-        infer = []
-        infer_masked = []
-        for row in net_rows:
-            removed.append(row.removed)
-            train.append(row.train)
-            train_masked.append(row.train_masked)
-            infer.append(row.infer)
-            infer_masked.append(row.infer_masked)
-        lines = (
-            (1, net, train, "solid"),
-            (1, f"{net}, masked", train_masked, "dot"),
-            (2, net, infer, "solid"),
-            (2, f"{net}, masked", infer_masked, "dot"),
-        )
-        for column, name, ratios, dash in lines:
-            line = graph_objects.Scatter(
-                x=removed,
-                y=ratios,
-                name=name,
-                line={"color": colour, "dash": dash},
-                # Both panels have the same lines: one legend is enough.
-                showlegend=column == 1,
-            )
-            figure.add_trace(line, row=1, col=column)
-    figure.update_xaxes(title="share of channels removed", tickformat=".0%")
-    figure.update_yaxes(title="time to the dense net's", rangemode="tozero", col=1)
-    figure.update_layout(title="fedgrove bench device", template="plotly_white", height=480)
-    path.write_text(figure.to_html(include_plotlyjs=True, full_html=True))
+        rows_by_net.setdefault(row.net, []).append(row)
+    training = []
+    inference = []
+    for colour, (net, own) in enumerate(rows_by_net.items()):
+        x = [100 * row.removed for row in own]
+        masked = f"{net}, masked"
+        training.append(Series(net, x, [row.train for row in own], colour))
+        training.append(Series(masked, x, [row.train_masked for row in own], colour, dashed=True))
+        inference.append(Series(net, x, [row.infer for row in own], colour))
+        inference.append(Series(masked, x, [row.infer_masked for row in own], colour, dashed=True))
+    page = Page("fedgrove bench device")
+    x_title = "% of channels removed"
+    y_title = "time to the dense net's"
+    page.figures(
+        xy("training step", training, x_title, y_title, y_from_zero=True),
+        xy("inference", inference, x_title, y_title, y_from_zero=True),
+    )
+    page.write(path)

@@ -113,10 +113,7 @@ def _signals_interrupt() -> Iterator[list[int]]:
 
 def _fail(reason: object, code: int) -> int:
     # One line for each thing that is wrong; nobody's own line breaks make more of them.
-    lines = [reason]
-    if isinstance(reason, InputErrors):
-        lines = [f"{len(reason.sentences)} things are wrong:"]
-        lines.extend(f"- {sentence}" for sentence in reason.sentences)
+    lines = reason.lines() if isinstance(reason, InputErrors) else [reason]
     text = "\n".join(" ".join(str(line).split()) for line in lines)
     print(f"fedgrove: {text}", file=sys.stderr)
     return code

@@ -31,7 +31,6 @@ Kind = Annotated[
     ),
 ]
 EXTRAS = {
-    "report": ("pages with plots", ("plotly",)),
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
     "track": ("figures for TensorBoard and MLflow", ("tensorboard", "mlflow")),

@@ -21,6 +21,7 @@ from .first import side_by_side
 from .index import index
 from .new import new
 from .paper import paper
+from .report import report, write_compared
 from .sweep import resume_sweep, sweep
 from .watch import watch
 
@@ -217,12 +218,16 @@ def compare(
     time: o.Time = False,
     to: o.To = None,
     plot: o.Plot = None,
+    page: o.ComparePage = None,
+    table: o.Table = None,
     json: o.Json = False,
 ) -> None:
     """Show runs side by side; a sweep stands for all its runs, and is also compared over seeds."""
     check(time or to is None, "--to", to, "given together with --time")
     check(time or plot is None, "--plot", plot, "given together with --time")
     check(not (time and bytes), "--time", time, "given without --bytes")
+    for option, path in (("--page", page), ("--table", table)):
+        check(not (path and (time or bytes)), option, path, "given without --time or --bytes")
     if time:
         return _compare_times(runs, to, plot, json)
     from ..config.compared import compared
@@ -232,6 +237,8 @@ def compare(
         print(jsonlib.dumps(found.rows, indent=1))
     else:
         found.table()
+    if not bytes:
+        write_compared(found, page, table, quiet=json)
 
 
 @app.command(cls=o.Gathering)
@@ -296,6 +303,7 @@ app.command("export")(export)
 app.command("app", cls=o.RunCommand)(deploy.app)
 app.command("keys")(deploy.keys)
 app.command("paper")(paper)
+app.command("report")(report)
 
 
 def _print_plan(planned: Plan, json: bool) -> None:
@@ -315,24 +323,29 @@ def _print_plan(planned: Plan, json: bool) -> None:
 
 
 def _show(result: Result, json: bool) -> None:
+    from ..runs.page import FILE as PAGE
+
     if json:
         print(jsonlib.dumps(result.summary, indent=1))
     else:
         result.table()
         print(result.folder.path)
+        page = result.folder.path / PAGE
+        if page.is_file():
+            print(f"Page: {page}")
 
 
 def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bool) -> None:
     """Virtual time to an accuracy, as a table and as a page."""
     from ..config.compared import summary_of
     from ..config.sweep import members_of
-    from ..report.page import need_plotly
+    from ..report.page import check_place
     from ..report.times import curve, print_times, time_to, write_times
     from ..runs.folder import RunFolder
     from ..runs.store import cannot_write
 
     if plot is not None:
-        need_plotly(Path(plot))
+        check_place(Path(plot))
     curves = []
     for run in runs:
         for path in members_of(run):

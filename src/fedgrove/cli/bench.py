@@ -60,10 +60,10 @@ def device_bench(
     some minutes.
     """
     from ..bench import device, show
-    from ..report.page import need_plotly
+    from ..report.page import check_place
 
     if plot:
-        need_plotly(Path(plot))
+        check_place(Path(plot))
     names = list(device.SETUPS) if net == "all" else [net]
     rows: list[device.Row] = []
     for name in names:
@@ -95,10 +95,10 @@ def engine(
     from ..bench.scenes import SCENES
     from ..bench.starts import measure_starts
     from ..engines import device_of
-    from ..report.page import need_plotly
+    from ..report.page import check_place
 
     if plot:
-        need_plotly(Path(plot))
+        check_place(Path(plot))
     check(repeats >= 1, "repeats", repeats, "1 or more")
     check(starts >= 0, "starts", starts, "0 or more")
     names = list(SCENES) if scene == "all" else [scene]
@@ -142,10 +142,10 @@ def wire(
     """
     from ..bench import show, weights
     from ..bench.wire import Row, measure, report
-    from ..report.page import need_plotly
+    from ..report.page import check_place
 
     if plot:
-        need_plotly(Path(plot))
+        check_place(Path(plot))
     if quick:
         repeats = 5
         models = [weights.federated(1, data_dir, "motion")]

@@ -15,6 +15,7 @@ from .sweep import grid_of, print_plans, watched
 if TYPE_CHECKING:
     from ..config.experiment import Experiment, Federations
     from ..report.tables import Summary
+    from ..runs.result import Failure, Result
 
 METHODS = ("local", "fedavg", "ca-afp", "grove")
 DATA = "motion"
@@ -27,7 +28,6 @@ BATCH = 32
 LR = 5e-3
 """Larger than the data set's own, as batches are, which are for three epochs a round."""
 FINETUNE = (0, 3)
-PAGE = "report.html"
 
 
 def side_by_side(words: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ def side_by_side(words: Mapping[str, Any]) -> None:
             if size is not None:
                 sizes.setdefault(end.summary["method"], []).append(size)
     mean_sizes = {method: sum(known) / len(known) for method, known in sizes.items()}
-    _show(summaries, mean_sizes, folder, words["json"])
+    _show(summaries, mean_sizes, folder, ends, words["json"])
     if failed:
         raise typer.Exit(1)
 
@@ -76,16 +76,16 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
     is_scored = words.get("score_on") != 0
     check(is_scored, "--score-on", 0, "1 or more without a METHOD, where accuracies are compared")
     seeds = SEEDS if words["seed"] is None else (words["seed"],)
-    defaults = {
+    defaults: dict[str, Any] = {
         "data": DATA,
         "rounds": ROUNDS,
-        "epochs": EPOCHS,
-        "batch": BATCH,
-        "lr": LR,
         "finetune": FINETUNE,
         # Scored at the end only: on the way it would take a third of the time.
         "evaluate": 0,
     }
+    # Other data are trained by their own recipe.
+    if words["data"] is None:
+        defaults |= {"epochs": EPOCHS, "batch": BATCH, "lr": LR}
     grid_words = {
         **words,
         "methods": METHODS,
@@ -118,10 +118,15 @@ def _folder(first: Experiment, out: str | None) -> Path:
 
 
 def _show(
-    summaries: Mapping[str, Summary], sizes: Mapping[str, float], folder: Path, json: bool
+    summaries: Mapping[str, Summary],
+    sizes: Mapping[str, float],
+    folder: Path,
+    ends: Mapping[str, Result | Failure],
+    json: bool,
 ) -> None:
     """One table, one sentence of what was gained, and the page."""
-    from ..report.comparison import compare, print_comparison, write_comparison
+    from ..config.sweep import write_sweep_page
+    from ..report.comparison import compare, print_comparison
     from ..report.fit import print_text
 
     rows = [{"run": str(folder / name), **summary} for name, summary in summaries.items()]
@@ -137,16 +142,15 @@ def _show(
     # A method of which every seed failed cannot be compared with.
     if set(by_method) == set(METHODS):
         sentence = gained(by_method)
-    notes = list(dict.fromkeys(note for row in rows for note in row["notes"]))
-    title = f"{', '.join(by_method)} on {rows[0]['data']}"
-    write_comparison(lines, title, sentence, notes, folder / PAGE)
+    page = write_sweep_page(folder, ends, sentence)
     if json:
         return
     print_comparison(lines)
     print()
     if sentence:
         print_text(sentence)
-    print(f"Page: {folder / PAGE}")
+    if page is not None:
+        print(f"Page: {page}")
 
 
 def gained(runs: Mapping[str, Sequence[Summary]]) -> str:

@@ -183,6 +183,14 @@ To = Annotated[float | None, option("--to", "The accuracy for --time, as 0.9.", 
 Plot = Annotated[
     str | None, option("--plot", "With --time, write a page with a plot too.", "FILE.html")
 ]
+ComparePage = Annotated[
+    str | None,
+    option("--page", "Where to write the page; else beside the runs, or here.", "FILE.html"),
+]
+Table = Annotated[
+    str | None,
+    option("--table", "Write a table for a paper too: .md, .tex or .csv.", "FILE"),
+]
 
 Data = Annotated[
     str | None,

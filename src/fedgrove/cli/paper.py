@@ -300,28 +300,20 @@ def _at_the_end(experiment: Experiment, folder: RunFolder, data_dir: str | None)
 def _write(
     name: str, word: str, measured: Measured, place: Path, words: Mapping[str, Any]
 ) -> Comparison:
-    """Write table.json, table.md and, with plotly, paper.html; print the table for people."""
+    """Write table.json, table.md and paper.html; print the table for people."""
     from .. import papers
     from ..papers.beside import markdown, print_paper, table
     from ..papers.page import write_page
-    from ..report.page import can_draw
     from ..runs.store import write_bytes
 
     comparison = table(name, word, measured, quick=words["quick"])
     write_bytes(place / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())
     write_bytes(place / "table.md", markdown(comparison).encode())
-    if can_draw():
-        page = place / "paper.html"
-        write_page(comparison, papers.find(name).cited, page)
-        where = str(page)
-    else:
-        where = (
-            f"{place}; no page: plotly is not installed; "
-            "get it with: pip install 'fedgrove[report]'"
-        )
+    page = place / "paper.html"
+    write_page(comparison, papers.find(name).cited, page)
     if not words["json"]:
         print_paper(comparison)
-        print(where)
+        print(page)
     return comparison
 
 

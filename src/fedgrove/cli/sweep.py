@@ -214,6 +214,7 @@ def watched(
 
 def _show(swept: Sweep, json: bool) -> None:
     from ..config.sweep import state
+    from ..runs.page import FILE as PAGE
 
     if json:
         summaries = swept.summaries()
@@ -224,6 +225,9 @@ def _show(swept: Sweep, json: bool) -> None:
         return
     swept.table()
     print(swept.path)
+    page = swept.path / PAGE
+    if page.is_file():
+        print(f"Page: {page}")
 
 
 def print_plans(

@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..report.compare_page import Compared, compare_page
+from ..report.fit import in_one_folder
 from ..report.over_seeds import over_seeds, print_over_seeds
+from ..report.page import Page
 from ..report.tables import NAMES, print_causes, print_summaries
 from ..runs.folder import RunFolder
+from ..runs.page import FILE as RUN_PAGE
 from ..runs.result import frame
 from ..wire.ledger import causes
 from . import sweep
 from .toml import read_words
+
+PAGE = "compare.html"
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,36 @@ class Comparison:
         if self.of_sweeps and any(finished.values()):
             print()
             print_over_seeds(over_seeds(finished))
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Every method with its settings, over its seeds."""
+        _, names = in_one_folder([row["run"] for row in self.rows])
+        members = {}
+        for name, row in zip(names, self.rows, strict=True):
+            members[name] = row if row["finished"] else None
+        return over_seeds(members)
+
+    def page(self) -> Page:
+        """The runs on one page; its method ``write`` makes the file."""
+        runs = []
+        for row in self.rows:
+            summary = row if row["finished"] else None
+            lines = RunFolder(Path(row["run"])).metrics_to_show()
+            how_far = f"unfinished: {row.get('rounds_done', 0)} rounds"
+            runs.append(Compared(row["run"], summary, lines, "" if summary else how_far))
+        return compare_page(runs)
+
+    def place_of_page(self) -> Path:
+        """Where the page is put unless another place is named: with the runs, if they are together.
+
+        A sweep has its page already, which is written again.
+        """
+        parents = {Path(row["run"]).parent for row in self.rows}
+        if len(parents) > 1 or len(self.rows) < 2:
+            return Path(PAGE)
+        (parent,) = parents
+        is_a_sweep = self.of_sweeps and (parent / sweep.FILE).is_file()
+        return parent / (RUN_PAGE if is_a_sweep else PAGE)
 
     def frame(self) -> Any:
         """The rows as a DataFrame, where pandas is installed."""

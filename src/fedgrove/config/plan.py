@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
+from ..data import Federation
 from ..errors import InputError, Refusals, together
 from ..runs.folder import CHECKPOINT, RunFolder
 from ..runs.lockstep import Member, Watch, ignore
@@ -86,8 +85,14 @@ def plan(experiment: Experiment, path: Path, federations: Federations) -> Plan:
     return Plan(experiment.resolved(run), run, path)
 
 
-def ended(member: Member, net: str | nn.Module | None = None) -> Result | Failure:
-    """How a member of a lockstep ended; ``net`` is the network that it was asked for."""
+def made_here(experiment: Experiment) -> dict[str, Any]:
+    """What a result keeps of its experiment: the net, and data that were made in Python."""
+    data = experiment.data
+    return {"net": experiment.net, "data": data if isinstance(data, Federation) else None}
+
+
+def ended(member: Member, experiment: Experiment) -> Result | Failure:
+    """How a member of a lockstep ended, of which this was asked."""
     if member.summary is not None:
-        return Result(member.summary, member.folder, net)
+        return Result(member.summary, member.folder, **made_here(experiment))
     return Failure(" ".join(str(member.error).split()), member.folder)

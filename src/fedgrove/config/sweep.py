@@ -3,12 +3,14 @@
 ::
 
     sweep.json        the grid, and how each run stands: done, failed (and why) or unfinished
+    report.html       all runs on one page
     lock              while a process trains the sweep
     NAME/             a run folder (see :mod:`fedgrove.runs.folder`), the same as of a run alone
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ from typing import Any
 from .. import engines
 from ..core import Engine
 from ..engines.faulty import with_faults
-from ..errors import DamageError, EngineError, InputError, check
+from ..errors import DamageError, EngineError, FolderWarning, InputError, check
+from ..report.compare_page import Compared, compare_page
 from ..report.over_seeds import over_seeds, print_over_seeds
 from ..report.progress import Merged, watching
 from ..report.tables import print_pairs, print_summaries
@@ -26,10 +29,12 @@ from ..runs.folder import RunFolder
 from ..runs.lock import FILE as LOCK
 from ..runs.lock import check_free, locked
 from ..runs.lockstep import Watch, ignore, together
+from ..runs.page import FILE as PAGE
+from ..runs.page import write_page
 from ..runs.result import Failure, Result
 from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
-from .plan import Plan, ended, plan
+from .plan import Plan, ended, made_here, plan
 from .toml import (
     check_files,
     check_format,
@@ -275,7 +280,7 @@ def _holds_this_sweep(out: Path, configs: Mapping[str, str]) -> bool:
     # A kill while the folders were made leaves some of them, and no sweep.json.
     if (out / FILE).is_file() and set(read(out)["members"]) != set(configs):
         return False
-    names = _names_in(out) - {FILE}
+    names = {name for name in _names_in(out) - {FILE} if not name.endswith(".html")}
     if not names <= set(configs):
         return False
     return all(_holds_this_run(out / name, configs[name]) for name in names)
@@ -315,14 +320,14 @@ def _train(
             ends[name] = Failure(str(error), folder)
             continue
         if summary is not None:
-            ends[name] = Result(summary, folder, plans[name].experiment.net)
+            ends[name] = Result(summary, folder, **made_here(plans[name].experiment))
         else:
             members.append(plans[name].member(folder, watch, name))
     try:
         _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
         for member in together(members, faulty):
-            ends[member.name] = ended(member, plans[member.name].experiment.net)
+            ends[member.name] = ended(member, plans[member.name].experiment)
             _write(out, grid, folders, ends)
     except (KeyboardInterrupt, EngineError) as stop:
         finished = sum(isinstance(end, Result) for end in ends.values())
@@ -331,7 +336,43 @@ def _train(
         if isinstance(stop, EngineError):
             raise EngineError(f"{stop} {what_now}") from stop
         raise KeyboardInterrupt(f"Interrupted. {what_now}") from None
-    return [ends[name] for name in folders]
+    # After all have ended, so that each finds the others beside it.
+    for member in members:
+        end = ends[member.name]
+        write_page(end.folder, failure=end.why if isinstance(end, Failure) else "")
+    ordered = {name: ends[name] for name in folders}
+    write_sweep_page(out, ordered)
+    return list(ordered.values())
+
+
+def write_sweep_page(
+    out: Path, ends: Mapping[str, Result | Failure], lead: str = "", title: str = ""
+) -> Path | None:
+    """Write the page of a sweep; its path, or None where that was not possible.
+
+    ``lead`` is its first sentence, if not the usual one.
+    """
+    path = out / PAGE
+    try:
+        compare_page(compared_ends(out, ends), title, lead).write(path)
+    # Whatever is wrong with the page, the runs are as good without.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
+        return None
+    return path
+
+
+def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[Compared]:
+    """How runs ended, as their common page takes it."""
+    runs = []
+    for name, end in ends.items():
+        lines = end.folder.metrics_to_show()
+        if isinstance(end, Failure):
+            runs.append(Compared(str(out / name), None, lines, f"failed: {end.why}"))
+        else:
+            runs.append(Compared(str(out / name), end.summary, lines))
+    return runs
 
 
 def _how_to_resume(out: Path, configs: Sequence[str]) -> str:

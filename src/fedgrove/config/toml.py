@@ -225,6 +225,11 @@ def _check_same_data(known: Any, data: Federation) -> None:
 
     Folders from before this was written down know nothing of it.
     """
+    if not isinstance(data, Federation):
+        raise InputError(
+            f"data is a {type(data).__name__}; make a federation of it with the words that the run "
+            "was started with: data=fedgrove.load(..., label=..., window=...)."
+        )
     if not isinstance(known, dict):
         raise InputError("[data] of config.toml is no table; restore the file as it was written.")
     now = _described(data)

@@ -17,7 +17,7 @@ from ..data import Federation, devices
 from ..data.build import Choices
 from ..errors import InputError, Refusals, check
 from ..nets.custom import is_spec
-from ..parts.local import LocalTraining
+from ..parts.local import SGD, Adam, LocalTraining
 from .experiment import Experiment, Federations, Settings, with_settings
 
 
@@ -63,17 +63,34 @@ def _with_all_settings(
     recipe = None
     with refusals.collected():
         recipe = federations.recipe(experiment)
+    # Where nobody knows how the data are trained, a setting may be one of what they bring: it is
+    # refused if it is wrong whatever that is.
+    likely = recipe or LocalTraining(optimiser=Adam())
+    other = recipe or LocalTraining(optimiser=SGD())
+    changed, wrong = _tried(experiment, settings, likely)
+    _, wrong_too = _tried(experiment, settings, other)
+    is_certain = {_beginning(sentence) for sentence in wrong_too}
+    for sentence in wrong:
+        if _beginning(sentence) in is_certain:
+            refusals.add(InputError(sentence))
+    return changed
+
+
+def _tried(
+    experiment: Experiment, settings: Sequence[Settings], recipe: LocalTraining
+) -> tuple[Experiment, list[str]]:
+    """The experiment with those settings that are right, and what is wrong with the others."""
     wrong = Refusals()
     for each in settings:
         with wrong.collected():
-            method = with_settings(experiment.method, each, recipe or LocalTraining())
+            method = with_settings(experiment.method, each, recipe)
             experiment = replace(experiment, method=method)
-    for sentence in wrong.sentences:
-        # Where nobody knows how the data are trained, a setting may be one of what they bring.
-        is_doubtful = recipe is None and sentence.startswith("there is no setting")
-        if not is_doubtful:
-            refusals.add(InputError(sentence))
-    return experiment
+    return experiment, wrong.sentences
+
+
+def _beginning(sentence: str) -> str:
+    """What a sentence refuses, without what is allowed instead, which depends on the rest."""
+    return sentence.partition(";")[0].partition(". There are")[0]
 
 
 def _good(words: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,8 +118,9 @@ def load(
         found = own.read(data, words)
         federation = _of_own(found.name, found.dataset, choices)
         return replace(federation, files={**federation.files, **found.files})
-    _check_no_words(data, words)
+    # First whether there is such a set: it may be a folder's name with a typo.
     name, option = _named(data)
+    _check_no_words(data, words)
     known = SETS[name]
     choices = replace(
         choices, partition=partition or known.partition, clients=clients or known.clients

@@ -94,9 +94,12 @@ def _folder(folder: Path, words: Words) -> Read:
 def _sort_in(
     file: Path, client: str, folder: Path, found: list[tuple[str, Path]], ignored: list[str]
 ) -> None:
+    # In sub-folders too; a Mac leaves a hidden "._NAME.csv" beside each file that it copies.
+    if any(part.startswith(".") for part in file.relative_to(folder).parts):
+        return
     if file.suffix.lower() in SUFFIXES:
         found.append((client, file))
-    elif not file.name.startswith("."):
+    else:
         ignored.append(str(file.relative_to(folder)))
 
 
@@ -163,7 +166,8 @@ def _csv(path: Path, source: str) -> dict[str, Array]:
             first = file.readline()
             file.seek(0)
             separator = max(SEPARATORS, key=first.count)
-            rows = list(csv.reader(file, delimiter=separator))
+            # Blanks behind a separator would make quotes part of the cell.
+            rows = list(csv.reader(file, delimiter=separator, skipinitialspace=True))
     except UnicodeDecodeError:
         raise InputError(f"{source} is not text in UTF-8; save it as CSV in UTF-8.") from None
     except csv.Error as error:
@@ -184,13 +188,21 @@ def _csv(path: Path, source: str) -> dict[str, Array]:
             )
     if not body:
         return {name: np.zeros(0, dtype=str) for name in header}
-    return {
-        name: np.array(cells) for name, cells in zip(header, zip(*body, strict=True), strict=True)
-    }
+    columns = {}
+    for place, (name, cells) in enumerate(zip(header, zip(*body, strict=True), strict=True)):
+        if name:
+            columns[name] = np.array(cells)
+        elif any(cells):
+            raise InputError(
+                f"{source} has no name for column {place + 1}, which begins with '{cells[0]}'; "
+                "name it in the first line or leave it out (pandas: to_csv(..., index=False))."
+            )
+    return columns
 
 
 def _check_header(header: Sequence[str], source: str) -> None:
-    twice = sorted({name for name in header if header.count(name) > 1})
+    # Without a name: what a spreadsheet leaves behind the last column, more than once too.
+    twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         listed = ", ".join(f"'{name}'" for name in twice)
         raise InputError(

@@ -7,6 +7,9 @@ out, so that no raw row is on both sides of a split (:mod:`fedgrove.data.split`)
 
 from __future__ import annotations
 
+import re
+import shlex
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError, check, together
+from ..errors import InputError, InputErrors, check, nearest, together
 from .arrays import LARGEST
 from .dataset import Array, Dataset, Ints, ids, runs
 from .windows import least_in_piece, pieces, starts
@@ -24,10 +27,14 @@ MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Cells that hold nothing, in small letters."""
 SHOWN = 20
 """How many wrong things are listed; the others are counted."""
+PLACES = 5
+"""How many tables are named in which the same is wrong; the others are counted."""
 CLOCK_ROWS = 10
 """A column that grows with every row of recordings at least this long is a clock, not a sensor."""
 STRETCH = 10
 """Rows of one label that follow each other, on average, from which on a table looks recorded."""
+MOST_EXACT = 2.0**53
+"""Below this every whole number is a float of its own."""
 GAP = 3.0
 """Times the usual step of a clock from which on a recording has a gap."""
 
@@ -114,19 +121,34 @@ class Findings:
     """What is wrong, one sentence each, to be said all at once."""
 
     sentences: list[str] = field(default_factory=list)
+    alike: dict[str, list[str]] = field(default_factory=dict)
+    """The first sentence on what is wrong alike in several places, with the places behind it."""
 
     def add(self, sentence: str) -> None:
         """One thing more."""
         self.sentences.append(sentence)
 
+    def add_alike(self, kind: str, sentence: str, place: str) -> None:
+        """One thing more, which is told once for all places where it is of the same kind."""
+        if kind in self.alike:
+            self.alike[kind].append(place)
+        else:
+            self.alike[kind] = [sentence]
+
     def refuse(self) -> None:
         """Raise an error with all of them, if there are any."""
-        more = len(self.sentences) - SHOWN
-        shown = self.sentences[:SHOWN]
-        if more > 0:
-            shown.append(f"There are {more} more.")
-        if shown:
-            raise together(shown)
+        found = []
+        for sentence, *others in self.alike.values():
+            found.append(sentence)
+            if others:
+                shown = others[:PLACES]
+                more = f" and {len(others) - PLACES} more" if len(others) > PLACES else ""
+                found[-1] += f" The same in {', '.join(shown)}{more}."
+        found.extend(self.sentences)
+        if len(found) > SHOWN:
+            raise InputErrors(found[:SHOWN], len(found) - SHOWN)
+        if found:
+            raise together(found)
 
 
 # ---- from tables to a data set -------------------------------------------------------------------
@@ -141,6 +163,7 @@ def dataset_of(tables: Sequence[Table], words: Words, notes: Sequence[str] = ())
             f"label is not given, and {tables[0].source} has the columns {columns}; say which one "
             f"is to be predicted (--label NAME, in Python label=NAME)."
         )
+    _check_some_table_has(tables, words, label)
     findings = Findings()
     channels = _channels(tables, words, label, findings)
     recordings = []
@@ -159,6 +182,23 @@ def dataset_of(tables: Sequence[Table], words: Words, notes: Sequence[str] = ())
             "there must be one or more to learn from."
         )
     return _joined(recordings, words, channels, label, tuple(notes))
+
+
+def _check_some_table_has(tables: Sequence[Table], words: Words, label: str) -> None:
+    """Refuse columns that no table has: the word is wrong, not every table."""
+    findings = Findings()
+    present = list(dict.fromkeys(name for table in tables for name in table.columns))
+    for word, column in (("label", label), ("client", words.client), ("time", words.time)):
+        if column is None or str(column) in present:
+            continue
+        near = nearest(str(column), present)
+        hint = f"; did you mean '{near}'?" if near else "."
+        places = tables[0].source if len(tables) == 1 else f"any of the {len(tables)} tables"
+        findings.add(
+            f"{word} is '{column}', which is no column of {places}{hint} There are: "
+            f"{_listed(present)}."
+        )
+    findings.refuse()
 
 
 def _channels(
@@ -264,14 +304,15 @@ def _sensor(table: Table, name: str, findings: Findings) -> Floats:
     where = f"{table.place}, column '{name}'"
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
-        cell = _shown(table.columns[name][first])
+        cell = table.columns[name][first]
         if wrong.sum() + missing.sum() == n:
-            advice = "leave it out by naming the columns that are inputs (--channels)"
-        else:
-            advice = "every cell of an input must be a number"
+            kind, advice = _no_numbers(name, cell)
+            sentence = f"{where} holds {kind}, as {_shown(cell)} in {table.where(first)}; {advice}."
+            findings.add_alike(f"{name} {kind}", sentence, table.source)
+            return values
         findings.add(
-            f"{where} holds {cell} in {wrong.sum()} of {n} rows, first in {table.where(first)}; "
-            f"{advice}."
+            f"{where} holds {_shown(cell)} in {wrong.sum()} of {n} rows, first in "
+            f"{table.where(first)}; every cell of an input must be a number."
         )
     if missing.any():
         first = int(np.flatnonzero(missing)[0])
@@ -280,6 +321,29 @@ def _sensor(table: Table, name: str, findings: Findings) -> Floats:
             "fill these cells or leave the rows out."
         )
     return values
+
+
+def _no_numbers(name: str, cell: Any) -> tuple[str, str]:
+    """What a column without a single number holds, by one of its cells, and what to do."""
+    inputs = "leave it out by naming the columns that are inputs (--channels)"
+    if isinstance(cell, str) and re.fullmatch(r"-?[0-9]+,[0-9]+", cell.strip()):
+        return "numbers with a decimal comma", "write them with a point"
+    if _moments(np.array([cell])) is not None:
+        order = f"if they say in what order rows come, say so (--time {shlex.quote(name)})"
+        return "dates", f"{order}, or {inputs}"
+    return "what is no number", inputs
+
+
+def _moments(column: Array) -> Floats | None:
+    """Dates as seconds, NaN where there is none; None if these are no dates."""
+    with warnings.catch_warnings():
+        # NumPy warns, once a row, that it takes a date with a time zone to UTC: as it should.
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            dates = column.astype("datetime64[ns]")
+        except (TypeError, ValueError):
+            return None
+    return np.where(np.isnat(dates), np.nan, dates.astype(np.int64) / 1e9)
 
 
 def numbers_of(column: Array) -> tuple[Floats, Flags, Flags]:
@@ -368,11 +432,18 @@ def _target(table: Table, label: str, findings: Findings) -> Array | None:
     where = f"{table.place}, column '{label}'"
     if missing.any():
         first = int(np.flatnonzero(missing)[0])
+        cell = column[first]
+        advice = "fill these cells or leave the rows out"
+        if isinstance(cell, str) and cell.strip():
+            # In some data sets a class is called null or none.
+            advice = f"{_shown(cell)} counts as an empty cell; rename it if it is a class"
         findings.add(
             f"{where} has no label in {missing.sum()} of {len(column)} rows, first in "
-            f"{table.where(first)}; fill these cells or leave the rows out."
+            f"{table.where(first)}; {advice}."
         )
-    if not wrong.any():
+    # Larger whole numbers are not told apart as floats: they are names then.
+    are_exact = bool((np.abs(values[~missing]) < MOST_EXACT).all())
+    if not wrong.any() and (are_exact or is_numbers(values[~missing])):
         return values
     return np.array([str(cell).strip() for cell in column.tolist()])
 
@@ -409,7 +480,8 @@ def _names(column: Array) -> list[str]:
         elif isinstance(cell, float) and cell.is_integer():
             names.append(str(int(cell)))
         else:
-            names.append(str(cell).strip())
+            # A line break in a name would break tables.
+            names.append(" ".join(str(cell).split()))
         if isinstance(cell, str):
             known[cell] = names[-1]
     return names
@@ -420,13 +492,11 @@ def _clock(table: Table, name: str, findings: Findings) -> Floats:
     column = table.columns[name]
     values, missing, wrong = numbers_of(column)
     if column.dtype.kind == "M" or bool(wrong.any()):
-        try:
-            dates = column.astype("datetime64[ns]")
-            missing = np.isnat(dates)
-            values = dates.astype(np.int64) / 1e9
+        moments = _moments(column)
+        if moments is not None:
+            values = moments
+            missing = np.isnan(values)
             wrong = np.zeros(len(column), dtype=bool)
-        except ValueError:
-            pass
     bad = missing | wrong
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
@@ -525,6 +595,9 @@ def _joined(
     users, user = _users(recordings)
     if user is None:
         notes = (*notes, NOBODY)
+    if len(users) == 1:
+        notes = (*notes, f"there is one client only, {users[0]}: nobody shares anything with it")
+    notes = (*notes, *_nearly_one(classes))
     number = np.repeat(np.arange(len(recordings)), [len(each.target) for each in recordings])
     piece = np.concatenate([each.pieces for each in recordings])
     # In a stretch nothing changes that a window may not cross.
@@ -587,6 +660,21 @@ def _classes(target: Array) -> tuple[tuple[str, ...], Ints]:
         target = target.astype(np.int64)
     found, y = np.unique(target, return_inverse=True)
     return tuple(str(value) for value in found.tolist()), y.reshape(-1).astype(np.int64)
+
+
+def _nearly_one(classes: Sequence[str]) -> tuple[str, ...]:
+    """A note where classes differ by capitals or blanks alone.
+
+    >>> _nearly_one(["Walk", "sit", "walk"])
+    ("classes that differ by capitals or blanks only are told apart: 'Walk' and 'walk'",)
+    """
+    alike: dict[str, list[str]] = {}
+    for name in classes:
+        alike.setdefault("".join(name.lower().split()), []).append(f"'{name}'")
+    pairs = [" and ".join(names) for names in alike.values() if len(names) > 1]
+    if not pairs:
+        return ()
+    return ("classes that differ by capitals or blanks only are told apart: " + "; ".join(pairs),)
 
 
 def _users(recordings: Sequence[_Recording]) -> tuple[tuple[str, ...], Ints | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,16 @@ def card(source: Source, exported: Exported, standardised: bool) -> str:
 def _called(source: Source, client: int) -> str:
     """The number of a client, and its name where it has one."""
     name = source.name(client)
-    return name if name == str(client) else f"{client} ({name})"
+    return name if name == str(client) else f"{client} ({_plain(name)})"
+
+
+def _plain(name: str) -> str:
+    r"""A name that people gave, as Markdown that shows it and nothing else.
+
+    >>> print(_plain("<b>walk_fast</b>"))
+    \<b>walk_fast\</b>
+    """
+    return re.sub(r"([\\`*<\[&])", r"\\\1", " ".join(name.split()))
 
 
 def _what_is_gone(exported: Exported) -> str:
@@ -174,13 +184,13 @@ def _inputs_and_outputs(source: Source, client: int, standardised: bool) -> Iter
     yield f"`x`: float32, `(batch, {_sizes(source)})`, channels first. {units}"
     own = source.preparation(client)
     if own.channels is not None:
-        yield f"- channels: {', '.join(own.channels)}"
+        yield f"- channels: {', '.join(_plain(name) for name in own.channels)}"
     if own.mean is not None and own.std is not None:
         yield f"- mean: {_numbers(own.mean)}\n- deviation: {_numbers(own.std)}"
     yield f"`logits`: float32, `(batch, {federation.classes})`; the largest names the class:"
     names = []
     for i, label in enumerate(federation.labels):
-        names.append(f"{i} = {label}")
+        names.append(f"{i} = {_plain(label)}")
     yield ", ".join(names) + "."
 
 

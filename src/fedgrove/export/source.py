@@ -110,6 +110,7 @@ def opened(
         is_trusted = trust or run.net is not None
         if net is None and isinstance(run.net, nn.Module):
             net = run.net
+        data = data or run.data
     elif isinstance(run, RunFolder):
         folder = run
     else:
@@ -131,7 +132,7 @@ def opened(
         if given is None and recorded.startswith("<"):
             raise InputError(
                 f"the run's {key} was made in Python ({recorded}); export it from there: "
-                f"fedgrove.export_model(run, {key}=...)"
+                f"fedgrove.export_model(run, {key}=...)."
             )
 
     # The method is not made again here, so that its code is not run.

@@ -69,7 +69,7 @@ def publish(
     """The next version of a group's model: the newest, and this sparse update.
 
     The group's history takes the room of ``room`` models at most. Of a longer one the oldest
-    updates are dropped, and so are clients who hold a version before them.
+    updates are dropped, and so are clients who hold a version before those of every group.
     """
     model = trees.map(torch.add, versions.models[group], update)
     history = (*versions.updates[group], _sparse(update))
@@ -212,18 +212,17 @@ def _line(versions: Versions, group: int) -> dict[int, float]:
 
 
 def _published(versions: Versions, model: Tree, history: tuple[Tree, ...], group: int) -> Versions:
-    number = versions.numbers[group] + 1
-    oldest = number - len(history)
-    held = {}
-    for client, (held_group, version) in versions.held.items():
-        # Of those who hold less than the history reaches back to, nothing need be known.
-        if held_group != group or version >= oldest:
-            held[client] = (held_group, version)
+    numbers = {**versions.numbers, group: versions.numbers[group] + 1}
+    updates = {**versions.updates, group: history}
+    # Of those who hold less than any history reaches back to, nothing need be known. Any, since a
+    # client may change groups: one that is not known is taken to hold version 0.
+    oldest = min(numbers[one] - len(updates[one]) for one in numbers)
+    held = {client: said for client, said in versions.held.items() if said[1] >= oldest}
     return replace(
         versions,
         models={**versions.models, group: model},
-        numbers={**versions.numbers, group: number},
-        updates={**versions.updates, group: history},
+        numbers=numbers,
+        updates=updates,
         held=held,
     )
 

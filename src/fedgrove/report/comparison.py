@@ -1,19 +1,14 @@
-"""Methods beside each other over seeds: one table for a terminal and the same on a page."""
+"""Methods beside each other over seeds: one table for a terminal."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from .fit import Column, print_table, print_text
-from .page import Page, can_draw
 from .tables import Summary, each_round, kilobytes, mib
-
-COLOURS = ("#9d9d9d", "#f58518", "#4c78a8", "#54a24b", "#b279a2")
-"""One per length of fine-tuning."""
 
 
 class Line(NamedTuple):
@@ -163,51 +158,3 @@ def _cells(line: Line) -> list[str]:
         mib(round(line.bytes_sent)),
         f"{line.worst:{digits}}",
     ]
-
-
-def write_comparison(
-    lines: Sequence[Line], title: str, gained: str, notes: Sequence[str], path: Path
-) -> None:
-    """Write the page: what was gained, a figure if plotly is installed, the table, the notes."""
-    page = Page(title)
-    page.paragraph(gained)
-    if can_draw():
-        page.figure(_figure(lines))
-    page.table([column.words for column in _columns(lines)], [_cells(line) for line in lines])
-    page.paragraph(small=_explained(lines))
-    page.notes(notes)
-    page.write(path)
-
-
-def _figure(lines: Sequence[Line]) -> Any:
-    """Bars of the score by method, one colour per length of fine-tuning, and of bytes sent."""
-    from plotly.subplots import make_subplots
-
-    titles = (_named(lines), "bytes sent, MiB")
-    figure = make_subplots(rows=1, cols=2, column_widths=[0.65, 0.35], subplot_titles=titles)
-    lengths = list(dict.fromkeys(line.finetuned for line in lines))
-    for i, length in enumerate(lengths):
-        shown = [line for line in lines if line.finetuned == length]
-        figure.add_bar(
-            x=[line.method for line in shown],
-            y=[line.score for line in shown],
-            error_y={"type": "data", "array": [line.deviation or 0 for line in shown]},
-            name=f"after {length} epochs of fine-tuning",
-            marker_color=COLOURS[i % len(COLOURS)],
-            row=1,
-            col=1,
-        )
-    # Fine-tuning sends nothing, so one length stands for all.
-    once = [line for line in lines if line.finetuned == lengths[0]]
-    figure.add_bar(
-        x=[line.method for line in once],
-        y=[line.bytes_sent / 2**20 for line in once],
-        marker_color="#72b7b2",
-        showlegend=False,
-        row=1,
-        col=2,
-    )
-    if lines[0].share:
-        figure.update_yaxes(range=[0, 100], row=1, col=1)
-    figure.update_layout(height=420, legend={"orientation": "h", "y": -0.15})
-    return figure

@@ -1,60 +1,40 @@
-"""The writer of all pages: a title, paragraphs, tables, plotly figures and notes in one file.
+"""The writer of all pages: a title, paragraphs, tables, figures and notes in one file.
 
-A page holds everything it needs, plotly's script too, so it opens offline and can be sent by mail.
+A page holds everything it needs, its style and a small script too, so it opens offline and can be
+sent by mail. Figures are SVG that :mod:`.figures` drew; the script adds what a pointer can do:
+reading a point, hiding a series, sorting a table, light or dark. Without scripts all is still
+there to read. Every text is escaped: a name with markup in it stays text.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from html import escape
-from importlib.util import find_spec
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from ..errors import InputError, check
+from .figures import COLOURS, Drawing
 
-STYLE = """
-body {
-  font: 15px/1.5 system-ui, sans-serif;
-  max-width: 1280px; margin: 2rem auto; padding: 0 1rem; color: #222
-}
-h1 { font-size: 1.5rem; margin-bottom: .2rem }
-h2 { font-size: 1.1rem; margin: 2.2rem 0 .3rem }
-.warning {
-  background: #b00020; color: #fff;
-  padding: .1rem .6rem; border-radius: .3rem; font-weight: 600
-}
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums }
-th, td {
-  padding: .2rem .5rem; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid #e4e4e4
-}
-th:first-child, td:first-child { text-align: left }
-th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
-small, li { color: #555 }
-"""
+SHOWN = 100
+"""Rows of a table that are seen at first: a page of ten thousand clients opens as fast."""
+TALL = 16
+"""A table of more rows scrolls in a box of its own, so that what follows is not far below."""
+DARK = ":root[data-theme=dark]"
+"""The selector in page.css of the colours for the dark."""
 
 
-def can_draw() -> bool:
-    """Whether plotly, of the extra ``fedgrove[report]``, is installed."""
-    return find_spec("plotly") is not None
-
-
-def need_plotly(path: Path) -> None:
-    """Refuse ``--plot`` before any work is done if the page cannot be written."""
-    if not can_draw():
-        raise InputError(
-            "--plot was given and plotly is not installed; "
-            "get it with: pip install 'fedgrove[report]'"
-        )
+def check_place(path: Path, option: str = "--plot") -> None:
+    """Refuse an option before any work is done if the page cannot be written where it says."""
     if not path.parent.is_dir():
         raise InputError(
-            f"--plot is '{path}', and there is no folder '{path.parent}'; "
+            f"{option} is '{path}', and there is no folder '{path.parent}'; "
             "make it or name another file."
         )
-    check(not path.is_dir(), "--plot", str(path), "a file, and this is a folder")
+    check(not path.is_dir(), option, str(path), "a file, and this is a folder")
 
 
 class Page:
@@ -71,7 +51,6 @@ class Page:
         """Begin a page; a warning stands in red below the title, and in the browser's tab."""
         self._tab = title
         self._blocks = [f"<h1>{escape(title)}</h1>"]
-        self._has_script = False
         if warning:
             self._tab = f"{title}, {warning}"
             self._blocks.append(f'<p><span class="warning">{escape(warning)}</span></p>')
@@ -89,24 +68,64 @@ class Page:
             lines.append(f"<small>{escape(small)}</small>")
         self._blocks.append(f"<p>{'<br>'.join(lines)}</p>")
 
-    def figure(self, figure: Any) -> None:
-        """Add a plotly figure."""
-        # Plotly's script is 5 MB: it goes in with the first figure, and the others use it.
-        drawing = figure.to_html(
-            full_html=False,
-            include_plotlyjs=not self._has_script,
-            config={"displayModeBar": False},
-        )
-        self._has_script = True
-        self._blocks.append(drawing)
+    def lead(self, text: str) -> None:
+        """Add the sentence that a reader should take home."""
+        self._blocks.append(f"<p class=lead>{escape(text)}</p>")
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Add a table; its first column is aligned to the left, the others to the right."""
-        lines = [_table_row("th", head)]
-        for row in rows:
-            lines.append(_table_row("td", row))
+    def tiles(self, tiles: Sequence[tuple[str, str]]) -> None:
+        """Add figures in large print, each with what it is."""
+        parts = [f"<div><b>{escape(v)}</b><span>{escape(what)}</span></div>" for v, what in tiles]
+        self._blocks.append(f"<div class=tiles>{''.join(parts)}</div>")
+
+    def figures(self, *drawings: Drawing) -> None:
+        """Add figures side by side where there is room, else below each other."""
+        if not drawings:
+            return
+        parts = [_figure(drawing) for drawing in drawings]
+        one = " one" if len(drawings) == 1 else ""
+        self._blocks.append(f'<div class="figures{one}">{"".join(parts)}</div>')
+
+    def table(
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        sortable: bool = False,
+        keys: Sequence[str] = (),
+    ) -> None:
+        """Add a table; its first column is aligned to the left, the others to the right.
+
+        A ``sortable`` one is sorted by the column that is clicked, and shows its first rows only if
+        there are many. ``keys`` are what points of figures find the rows by.
+        """
+        lines = []
+        for i, row in enumerate(rows):
+            attributes = f' data-k="{escape(keys[i])}"' if keys else ""
+            if sortable and i >= SHOWN:
+                attributes += " hidden"
+            lines.append(_table_row("td", row, attributes))
+        kind = " class=sortable" if sortable else ""
+        more = ""
+        if sortable and len(rows) > SHOWN:
+            kind += f' data-shown="{SHOWN}"'
+            more = f'<button class="more plain">show all {len(rows):,} rows</button>'
         # A wide table scrolls by itself, or it would push the whole page sideways.
-        self._blocks.append(f"<div class=scroll><table>{''.join(lines)}</table></div>")
+        tall = '"scroll tall"' if len(rows) > TALL else "scroll"
+        self._blocks.append(
+            f"<div class={tall}><table{kind}><thead>{_table_row('th', head)}</thead>"
+            f"<tbody>{''.join(lines)}</tbody></table></div>{more}"
+        )
+
+    def code(self, text: str) -> None:
+        """Add lines as they are typed."""
+        self._blocks.append(f"<pre><code>{escape(text)}</code></pre>")
+
+    def folded(self, title: str, text: str) -> None:
+        """Add a text that a click unfolds, as it is, with a button that copies it."""
+        self._blocks.append(
+            f"<details><summary>{escape(title)}</summary><pre><code>{escape(text)}</code></pre>"
+            '<button class="copy plain">copy</button></details>'
+        )
 
     def notes(self, notes: Sequence[str]) -> None:
         """Add a list of notes."""
@@ -115,18 +134,55 @@ class Page:
 
     def html(self) -> str:
         """The whole page."""
-        head = f'<meta charset="utf-8"><title>{escape(self._tab)}</title><style>{STYLE}</style>'
-        body = "".join(self._blocks)
+        style, script = _assets()
+        head = (
+            '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{escape(self._tab)}</title><style>{style}</style><script>{script}</script>"
+        )
+        # The script unhides it: without one there is nothing to switch.
+        toggle = '<button id=theme class=plain hidden title="light or dark">◐</button>'
+        body = toggle + "".join(self._blocks)
         return f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
 
     def write(self, path: Path) -> None:
         """Write the page whole or not at all; a page of before stays until the new one is there."""
         unfinished = path.with_name(path.name + ".part")
-        # Bytes, because the page declares UTF-8 and a text file would follow the locale.
-        unfinished.write_bytes(self.html().encode())
-        os.replace(unfinished, path)
+        try:
+            # Bytes, because the page declares UTF-8 and a text file would follow the locale.
+            unfinished.write_bytes(self.html().encode())
+            os.replace(unfinished, path)
+        finally:
+            # Where it was renamed there is none any more.
+            with suppress(OSError):
+                unfinished.unlink()
 
 
-def _table_row(tag: str, cells: Sequence[str]) -> str:
+def _figure(drawing: Drawing) -> str:
+    names = []
+    for entry in drawing.legend:
+        of = " ".join(str(i) for i in entry.of)
+        names.append(
+            f'<button class="c{entry.colour % COLOURS}" aria-pressed=true data-of="{of}">'
+            f"<i></i>{escape(entry.name)}</button>"
+        )
+    legend = f"<div class=legend>{''.join(names)}</div>" if names else ""
+    return f"<figure><figcaption>{escape(drawing.title)}</figcaption>{drawing.svg}{legend}</figure>"
+
+
+def _table_row(tag: str, cells: Sequence[str], attributes: str = "") -> str:
     marked = [f"<{tag}>{escape(cell)}</{tag}>" for cell in cells]
-    return f"<tr>{''.join(marked)}</tr>"
+    return f"<tr{attributes}>{''.join(marked)}</tr>"
+
+
+@cache
+def _assets() -> tuple[str, str]:
+    """The style and the script of all pages."""
+    folder = files(__package__)
+    style = (folder / "page.css").read_text(encoding="utf-8")
+    script = (folder / "page.js").read_text(encoding="utf-8")
+    colours = [f".c{i}{{--c:var(--c{i})}}" for i in range(COLOURS)]
+    # The dark colours once more, for a browser that runs no script and prefers them.
+    begin = style.index(DARK)
+    dark = style[begin : style.index("}", begin) + 1].replace(DARK, ":root:not([data-theme])")
+    style += f"\n@media (prefers-color-scheme: dark) {{ {dark} }}\n{''.join(colours)}"
+    return style, script

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from ..errors import InputError, check
+from .figures import Drawing, Series, xy
 from .fit import Column, in_one_folder, names, print_table, print_text
 from .over_seeds import label_of
 from .page import Page
@@ -195,14 +196,14 @@ def print_times(
 
 
 def write_times(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -> None:
-    """Write the page: the plot, if plotly is installed, and the table."""
+    """Write the page: the plot and the table."""
     scores = _scores(curves)
     title = f"Virtual time to {_target(scores, found)}"
     page = Page(title)
     page.paragraph(small=_explained(found))
-    page.figure(_figure(curves, scores, found))
+    page.figures(_figure(curves, scores, found))
     head = [column.words for column in _columns(scores, found)]
-    page.table(head, _rows(scores, found))
+    page.table(head, _rows(scores, found), sortable=True)
     page.write(path)
 
 
@@ -280,28 +281,15 @@ def _explained(found: Mapping[str, Any]) -> str:
     )
 
 
-def _figure(curves: Sequence[Curve], scores: Scores, found: Mapping[str, Any]) -> Any:
+def _figure(curves: Sequence[Curve], scores: Scores, found: Mapping[str, Any]) -> Drawing:
     """The score over virtual time, a line per run, and the target."""
-    import plotly.graph_objects as go
-
     factor = 100 if scores.share else 1
-    figure = go.Figure()
-    for each in curves:
-        figure.add_scatter(
-            x=[point.second for point in each.points],
-            y=[factor * point.score for point in each.points],
-            mode="lines+markers",
-            marker={"size": 4},
-            name=each.run,
-        )
-    figure.add_hline(y=factor * found["to"], line={"dash": "dot", "color": "#888"})
+    series = []
+    for i, each in enumerate(curves):
+        x = [point.second for point in each.points]
+        y: list[float | None] = [factor * point.score for point in each.points]
+        series.append(Series(each.run, x, y, i, size=2.5))
     percent = " %" if scores.share else ""
-    figure.update_layout(
-        height=480,
-        template="plotly_white",
-        margin={"t": 40, "r": 20},
-        xaxis_title="virtual seconds",
-        yaxis_title=f"{scores.metric}{percent}",
-        legend={"orientation": "h", "y": -0.2},
-    )
-    return figure
+    title = f"{scores.metric} over virtual time; dotted: the target"
+    y_title = f"{scores.metric}{percent}"
+    return xy(title, series, "virtual seconds", y_title, level=factor * found["to"])

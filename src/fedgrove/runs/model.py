@@ -53,7 +53,8 @@ class Model:
 
     It takes one raw example of :attr:`shape` or a batch of them, as an array, a tensor or lists:
     pixels and sensor values as they were recorded. Windows that were cut from recordings may also
-    come as they are recorded, a row for each moment.
+    come as they are recorded, a row for each moment. Of a DataFrame the columns are taken by their
+    names, whatever their order and whatever else is there.
     """
 
     who: str
@@ -169,6 +170,10 @@ class Model:
         """A batch of what was given, channels first, or a sentence."""
         if isinstance(x, Tensor):
             x = x.detach().cpu().numpy()
+        # Of pandas or polars, neither of which is needed.
+        is_frame = hasattr(x, "columns") and hasattr(x, "to_numpy")
+        if is_frame:
+            x = self._named_columns(x)
         try:
             rows = np.asarray(x)
         except ValueError:
@@ -177,7 +182,9 @@ class Model:
             ) from None
         if rows.dtype.kind not in "fiub":
             raise InputError(f"you gave values of type {rows.dtype}; a model takes numbers.")
-        if self._is_as_recorded(rows.shape):
+        # A frame has a row for each moment, also where there are as many channels as samples.
+        is_recorded = is_frame and rows.shape == self.shape[::-1]
+        if is_recorded or self._is_as_recorded(rows.shape):
             rows = np.swapaxes(rows, -1, -2)
         is_one = rows.shape == self.shape
         if not is_one and rows.shape[1:] != self.shape:
@@ -187,6 +194,20 @@ class Model:
         if not bool(np.isfinite(rows).all()):
             raise InputError("you gave NaN or infinity among the inputs; fill or drop such rows.")
         return (rows[None] if is_one else rows), is_one
+
+    def _named_columns(self, frame: Any) -> Array:
+        """The channels of a frame, in the order in which the model was trained on them."""
+        channels = self.preparation.channels
+        if channels is None:
+            return np.asarray(frame.to_numpy())
+        names = {str(name): name for name in frame.columns}
+        lacking = [name for name in channels if name not in names]
+        if lacking:
+            raise InputError(
+                f"the frame you gave has no column {', '.join(lacking)}; this model takes "
+                f"{', '.join(channels)}, and yours has {', '.join(list(names)[:12])}."
+            )
+        return np.stack([frame[names[name]].to_numpy() for name in channels], axis=1)
 
     def _is_as_recorded(self, given: tuple[int, ...]) -> bool:
         """Whether windows come with a row for each moment, which those of recordings may."""

@@ -13,10 +13,12 @@ from typing import Any
 from torch import nn
 
 from .. import nets
+from ..data.federation import Federation
 from ..errors import InputError
 from ..nets.custom import is_spec
 from .folder import RunFolder
 from .model import Model, client_model, client_number, shared_model
+from .page import write_page
 from .store import cannot_write
 
 
@@ -28,6 +30,8 @@ class Result:
     folder: RunFolder
     net: str | nn.Module | None = field(default=None, repr=False, compare=False)
     """The network, where it was made here or is trusted; None: as config.toml names it."""
+    data: Federation | None = field(default=None, repr=False, compare=False)
+    """The data, where they were made here; None: as config.toml names them."""
 
     def table(self) -> None:
         """Print the figures."""
@@ -36,7 +40,7 @@ class Result:
         print_summaries([self.summary], elsewhere="the summary")
 
     def save(self, path: str | Path) -> RunFolder:
-        """Copy the run folder; a folder that exists is not touched."""
+        """Copy the run folder, with a page to look at; a folder that exists is not touched."""
         target = Path(path)
         if target.exists():
             raise InputError(
@@ -47,7 +51,9 @@ class Result:
         except OSError as error:
             shutil.rmtree(target, ignore_errors=True)
             raise cannot_write(target, error) from None
-        return RunFolder(target)
+        saved = RunFolder(target)
+        write_page(saved)
+        return saved
 
     # ---- figures ---------------------------------------------------------------------------------
 

@@ -385,6 +385,7 @@ def summarise(
         f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in scored
         },
+        **_densities(reports),
         **figures_of(run.method, state),
         **_own_prediction(run),
         "notes": [
@@ -449,6 +450,12 @@ def _headline(
 
 def _prefix(problem: AnyProblem) -> str:
     return "metric" if isinstance(problem, Tasks) else problem.metric.name
+
+
+def _densities(reports: Sequence[Report]) -> dict[str, dict[str, float]]:
+    """Every client's density, where they differ."""
+    own = {str(report.of): round(report.metrics["density"], 8) for report in reports}
+    return {"density_clients": own} if len(set(own.values())) > 1 else {}
 
 
 def _paper_bytes(run: Run) -> int | None:

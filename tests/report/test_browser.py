@@ -1,0 +1,155 @@
+"""Pages in a real browser: sorting, hiding and pointing work, and no text lies on another."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.record import record
+from tests.report.test_compare_page import RUNS
+
+from fedgrove.report.compare_page import compare_page
+from fedgrove.report.page import Page
+from fedgrove.report.run_page import Record, run_page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next((path for path in map(shutil.which, NAMES) if path is not None), None)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="there is no chromium here"),
+]
+
+LOOKED_AT = """
+const boxes = (svg) => [...svg.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
+const overlaps = [];
+const outside = [];
+for (const svg of document.querySelectorAll("figure svg")) {
+  const all = boxes(svg);
+  all.forEach(([a, p], i) => {
+    if (p.left < -1 || p.right > innerWidth + 1) outside.push(a);
+    for (const [b, q] of all.slice(i + 1)) {
+      const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      // Boxes of text are a little larger than its letters.
+      if (wide > 1 && high > 4) overlaps.push(a + " | " + b);
+    }
+  });
+}
+return { overlaps, outside, sideways: root.scrollWidth - root.clientWidth };
+"""
+
+
+def asked(page: Page, folder: Path, script: str, size: str = "1200,1600", *flags: str) -> Any:
+    """What a script finds on the page once it is loaded."""
+    # In the page, as a file: what a person would open, and one script more.
+    answer = (
+        "<pre id=answer></pre><script>addEventListener('load', () => {"
+        f"const answer = (() => {{ {script} }})();"
+        "document.getElementById('answer').textContent = JSON.stringify(answer) });</script>"
+    )
+    path = folder / "page.html"
+    path.write_text(page.html().replace("</body>", f"{answer}</body>"), encoding="utf-8")
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={folder / 'profile'}",
+            f"--window-size={size}",
+            *flags,
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    found = re.search(r'<pre id="answer">(.*?)</pre>', done.stdout, re.DOTALL)
+    assert found is not None
+    return json.loads(unescape(found[1]))
+
+
+@pytest.mark.parametrize("size", ["1200,1600", "400,1600"])
+@pytest.mark.parametrize("what", ["run", "compare", "one client", "no rounds"])
+def test_nothing_overlaps_or_is_cut(what: str, size: str, tmp_path: Path) -> None:
+    pages = {
+        "run": lambda: run_page(record(24, 50)),
+        "compare": lambda: compare_page(RUNS),
+        "one client": lambda: run_page(record(1, 1)),
+        "no rounds": lambda: run_page(Record("runs/new", {"method": "fedavg", "rounds": 5})),
+    }
+    found = asked(pages[what](), tmp_path, LOOKED_AT, size)
+    assert found == {"overlaps": [], "outside": [], "sideways": 0}
+
+
+def test_it_sorts_hides_points_and_switches(tmp_path: Path) -> None:
+    script = """
+    const table = document.querySelector("table.sortable");
+    const column = [...table.tHead.rows[0].cells].findIndex((c) => c.textContent.startsWith("accuracy"));
+    const values = () => [...table.tBodies[0].rows].slice(0, 3).map((r) => r.cells[column].textContent);
+    const head = table.tHead.rows[0].cells[column];
+    head.click();
+    const up = values();
+    head.click();
+    const down = values();
+    const dot = document.querySelector("circle[data-k='3']");
+    const box = dot.getBoundingClientRect();
+    const where = { bubbles: true, clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };
+    dot.dispatchEvent(new PointerEvent("pointermove", where));
+    const tip = document.getElementById("tip");
+    const said = tip.hidden ? "" : tip.textContent;
+    dot.dispatchEvent(new MouseEvent("click", where));
+    const marked = document.querySelector("tr.on").dataset.k;
+    const legend = document.querySelector(".legend button");
+    legend.click();
+    const hidden = legend.closest("figure").querySelector("[data-s='0']").classList.contains("off");
+    const before = document.documentElement.dataset.theme;
+    const paper = getComputedStyle(document.body).backgroundColor;
+    document.getElementById("theme").click();
+    const after = document.documentElement.dataset.theme;
+    const other = getComputedStyle(document.body).backgroundColor;
+    return { up, down, said, marked, hidden, themes: [before, after], changed: paper !== other };
+    """
+    found = asked(run_page(record(12, 8)), tmp_path, script)
+    # Scores are k * 37 % 100: of twelve clients 0, 7 (k = 11) and 11 (k = 3) are the lowest.
+    assert found["up"] == ["0.00", "7.00", "11.00"]
+    assert found["down"] == ["96.00", "85.00", "74.00"]
+    assert found["said"].startswith("client device-3, 11.0 %, density 0.40, group 3")
+    assert found["marked"] == "3"
+    assert found["hidden"]
+    assert set(found["themes"]) == {"light", "dark"}
+    assert found["changed"]
+
+
+def test_markup_in_names_is_not_run(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror='window.harmed=1'><script>window.harmed=1</script>"
+    found = asked(run_page(record(3, 3, name=evil)), tmp_path, "return window.harmed || 0;")
+    assert found == 0
+
+
+@pytest.mark.parametrize(("clients", "seconds"), [(100, 2.0), (10_000, 10.0)])
+def test_it_opens_soon(clients: int, seconds: float, tmp_path: Path) -> None:
+    page = run_page(record(clients, 100))
+    found = asked(page, tmp_path, "document.body.offsetHeight; return performance.now();")
+    # Measured at 0.2 and 0.9 s on a busy machine of two cores.
+    assert found / 1000 < seconds
+
+
+def test_ten_thousand_rows_are_there_when_asked_for(tmp_path: Path) -> None:
+    script = """
+    const table = document.querySelector("table[data-shown]");
+    const shown = () => [...table.tBodies[0].rows].filter((r) => !r.hidden).length;
+    const first = shown();
+    document.querySelector("button.more").click();
+    return [first, shown()];
+    """
+    assert asked(run_page(record(10_000, 3)), tmp_path, script) == [100, 10_000]

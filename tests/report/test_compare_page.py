@@ -1,0 +1,93 @@
+"""The page of several runs, and its table for a paper."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.report.record import line, summary
+
+from fedgrove.errors import InputError
+from fedgrove.report.compare_page import Compared, compare_page, undominated
+from fedgrove.report.over_seeds import over_seeds
+from fedgrove.report.paper_table import csv_of, write_table
+
+
+def run(name: str, seed: int, score: float, sent: int, **more: object) -> Compared:
+    method = name.split("-")[0]
+    known = summary(
+        12, 4, method=method, seed=seed, accuracy_mean=score, bytes_up=sent, bytes_down=0, **more
+    )
+    return Compared(f"runs/sweep/{name}-s{seed}", known, [line(n, 4) for n in range(1, 5)])
+
+
+RUNS = [
+    run("local", 0, 0.5, 100),
+    run("local", 1, 0.55, 100),
+    run("fedavg", 0, 0.7, 2**20),
+    run("fedavg", 1, 0.8, 2**20),
+    run("stc_<b>", 0, 0.6, 2**21),
+    run("stc_<b>", 1, 0.65, 2**21),
+]
+
+
+def test_who_is_best_and_what_is_worth_choosing() -> None:
+    page = compare_page(RUNS).html()
+    # Mean of 0.7 and 0.8; it is fedavg itself that is best.
+    assert "fedavg serves clients best: 75.0 % accuracy on average; local gives 52.5 %." in page
+    for words in ("Accuracy against bytes", "Accuracy by round", "Paired by seed", "For a paper"):
+        assert words in page
+    assert "stc_&lt;b&gt;-s0" in page
+    assert "<b>-s0" not in page
+    assert "\\begin{tabular}" in page
+    assert page.count("<figure>") >= 4
+
+
+def test_unfinished_and_failed_runs_are_listed() -> None:
+    failed = Compared("runs/sweep/stc-s0", None, [], "failed: no <memory>")
+    page = compare_page([*RUNS[:2], failed]).html()
+    assert "1 of 3 runs are not finished" in page
+    assert "failed: no &lt;memory&gt;" in page
+    nothing = compare_page([failed]).html()
+    assert "No run is finished" in nothing
+
+
+def test_data_sets_are_not_mixed() -> None:
+    page = compare_page([RUNS[0], run("fedavg", 0, 0.9, 10, data="digits")]).html()
+    assert "<h2>made, accuracy</h2>" in page
+    assert "<h2>digits, accuracy</h2>" in page
+    assert "serves clients best" not in page
+
+
+POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)
+
+
+@given(POINTS, st.booleans())
+def test_what_nothing_beats(points: list[tuple[int, int]], more: bool) -> None:
+    found = undominated(points, more)
+    sign = 1 if more else -1
+
+    def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
+        return a[0] <= b[0] and sign * a[1] >= sign * b[1] and a != b
+
+    best = {point for point in points if not any(beats(other, point) for other in points)}
+    assert {points[i] for i in found} == best
+    assert len(found) == len(best)
+
+
+def test_tables_for_a_paper(tmp_path: Path) -> None:
+    groups = over_seeds({each.run.rsplit("/")[-1]: each.summary for each in RUNS})
+    for name in ("t.md", "t.tex", "t.csv"):
+        write_table(groups, tmp_path / name)
+    # 0.7 and 0.8: 75 % with a deviation of 0.0707.
+    assert "| fedavg | 75.0 ± 7.1 | 35.0 | 1.0 | 0.0 | 2 |" in (tmp_path / "t.md").read_text()
+    latex = (tmp_path / "t.tex").read_text()
+    assert "stc\\_<b> & $62.5 \\pm 3.5$ & 35.0 & 2.0 & 0.0 & 2 \\\\" in latex
+    (first, *_) = csv.DictReader(io.StringIO(csv_of(groups)))
+    assert (first["entry"], first["mean"], first["bytes_up"]) == ("local", "0.525", "100")
+    with pytest.raises(InputError, match=r"ends with \.md, \.tex or \.csv"):
+        write_table(groups, tmp_path / "t.xlsx")

@@ -1,0 +1,128 @@
+"""Figures are SVG that any browser reads: places worked by hand, and nothing outside the picture."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedgrove.report.axes import axis_of
+from fedgrove.report.figures import WIDTH, Drawing, Marks, Series, bars, heat, rows_of, xy
+
+NUMBERS = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+def parsed(drawing: Drawing) -> ElementTree.Element:
+    return ElementTree.fromstring(drawing.svg)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=20), st.booleans(), st.booleans())
+def test_an_axis_holds_all_its_values(values: list[float], log: bool, from_zero: bool) -> None:
+    axis = axis_of(values, log=log, from_zero=from_zero)
+    assert axis.low < axis.high
+    for value in values:
+        assert -1e-6 <= axis.at(value, 0, 1) <= 1 + 1e-6
+    assert 2 <= len(axis.ticks) <= 12
+    assert len(set(axis.labels())) == len(axis.ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ([0, 100], ["0", "20", "40", "60", "80", "100"]),
+        ([0.0, 0.3], ["0.0", "0.1", "0.2", "0.3"]),
+        ([0, 12000], ["0", "2,500", "5,000", "7,500", "10,000", "12,500"]),
+        ([0, 3e6], ["0", "1M", "2M", "3M"]),
+        ([], ["-0.6", "-0.4", "-0.2", "0.0", "0.2", "0.4", "0.6"]),
+    ],
+)
+def test_what_ticks_say(values: list[float], labels: list[str]) -> None:
+    assert axis_of(values).labels() == labels
+
+
+def test_ends_that_an_axis_does_not_go_beyond() -> None:
+    # A whisker at 101 % is drawn, but no tick says 120 %.
+    assert axis_of([50, 101], within=(0, 100)).ticks[-1] == 100
+    assert axis_of([50, 101], within=(0, 100)).high == 101
+
+
+def test_places_by_hand() -> None:
+    drawing = xy("t", [Series("a", [0, 10], [0, 100])], "x", "y")
+    ends = [(float(c.get("cx")), float(c.get("cy"))) for c in parsed(drawing).iter("circle")]
+    # "100" is three letters of 6.6 units: the axis begins at 29.8, and ends 14 before the edge.
+    # From 40 above the bottom of 270 to 24 below the top.
+    assert ends == [(29.8, 230.0), (WIDTH - 14, 24.0)]
+
+
+def test_gaps_and_what_is_no_number_are_left_out() -> None:
+    drawing = xy("t", [Series("a", [1, 2, 3, 4], [1, None, math.nan, 2])], "x", "y")
+    assert len(list(parsed(drawing).iter("circle"))) == 2
+    line = parsed(drawing).find(".//*[@class='line']")
+    assert line is not None
+    # Two pieces: nothing is drawn across the gap.
+    assert line.get("d", "").count("M") == 2
+    empty = xy("t", [Series("a", [1], [None])], "x", "y")
+    assert "nothing was measured" in empty.svg
+
+
+def test_names_with_markup_stay_text() -> None:
+    name = '<script>alert("1")</script> & co'
+    drawings = [
+        xy(name, [Series(name, [1, 2], [1, 2])], name, name),
+        rows_of(name, [name], [Marks(name, [1.0], texts=[name], tips=[name])], name),
+        heat(name, [[1.0, 2.0]], [name], [name, name], x_title=name, unit=name),
+    ]
+    for drawing in drawings:
+        assert "<script" not in drawing.svg
+        # Whole XML, so no name broke out of its place.
+        assert parsed(drawing).get("aria-label") == name
+
+
+def test_a_legend_names_what_there_is_to_tell_apart() -> None:
+    one = Series("a", [1], [1], colour=1)
+    other = Series("b", [1], [2], colour=2)
+    reported = Series("a, paper", [1], [3], colour=1, in_legend=False)
+    assert xy("t", [one, reported], "x", "y").legend == []
+    # Hiding a hides the paper's values of a too.
+    legend = xy("t", [one, other, reported], "x", "y").legend
+    assert [(entry.name, entry.of) for entry in legend] == [("a", [0, 2]), ("b", [1])]
+
+
+def test_stacked_bars_begin_where_the_others_end() -> None:
+    marks = [Marks("a", [1.0]), Marks("b", [3.0])]
+    first, second = parsed(rows_of("t", ["row"], marks, "x", stacked=True)).iter("rect")
+    end = float(first.get("x", "")) + float(first.get("width", ""))
+    assert float(second.get("x", "")) == pytest.approx(end, abs=0.1)
+    assert float(second.get("width", "")) == pytest.approx(3 * float(first.get("width", "")), 0.01)
+    assert first.get("y") == second.get("y")
+
+
+def test_bars_side_by_side_do_not_touch() -> None:
+    marks = [Marks("a", [1.0, 2.0]), Marks("b", [3.0, None])]
+    tops = sorted(
+        float(r.get("y", "")) for r in parsed(rows_of("t", ["p", "q"], marks, "x")).iter("rect")
+    )
+    assert len(tops) == 3
+    assert all(b - a >= 10 for a, b in pairwise(tops))
+
+
+def test_the_highest_cell_is_the_darkest() -> None:
+    drawing = heat("t", [[0.0, 1.0], [None, 0.5]], ["a", "b"], ["c", "d"])
+    shades = re.findall(r'fill-opacity="([\d.]+)" data-t="([^"]+)"', drawing.svg)
+    assert [(float(shade), tip) for shade, tip in shades] == [
+        (0.06, "a, c: 0"),
+        (1.0, "a, d: 1"),
+        (0.53, "b, d: 0.5"),
+    ]
+
+
+def test_a_long_label_is_cut_and_can_still_be_read() -> None:
+    name = "fedlayerprune-rates.measure=taylor"
+    svg = bars("t", {name: 1.0, "b": 2.0}, "x").svg
+    assert ">fedlayerprune-rates.mea…<" in svg
+    assert f'data-t="{name}"' in svg
