@@ -99,7 +99,7 @@ ALL = 0
 OWN = ("none", "offset", "pulled", "chosen")
 SERVERS = ("auto", "views", "versions")
 READY = 0.9
-"""Groups are looked for when this share of the clients has reported twice."""
+"""Groups are looked for when this share of the clients that have reported has done so twice."""
 FADES = 0.9
 """What clients said of models in earlier rounds counts by so much less with each round."""
 
