@@ -155,6 +155,17 @@ def test_nobody_claims_more_examples_than_it_has() -> None:
     assert after.merits[ALL] == pytest.approx((-1.8, 1.8))
 
 
+def test_a_loss_below_zero_is_still_a_vote(tmp_path: Path) -> None:
+    """A problem of one's own may have one: e^3 better on each of two examples counts as 1."""
+    run = make_run(Grove(finding=ALONE), tmp_path)
+    (task, *_) = plan(run, run.initial_state)
+    client = run.client(task, {})
+    carry = run.method._begin({"change": zeros(run)}, client)
+    carry["local"] = carry["model"]
+    carry["merit"] = {"better": 2 * torch.tensor(3.0).exp(), "tried": torch.tensor(2.0)}
+    assert run.method._give(carry, client).metrics == {"better": 1.0, "tried": 2.0}
+
+
 def shared(run: Run) -> trees.Tree:
     return trees.pick(run.params, run.method._names(run.net.layout)[0])
 
@@ -303,14 +314,31 @@ def test_who_left_no_evidence_joins_the_nearest_group() -> None:
     groups = {1: 1, 2: 1, 3: 2, 4: 2}
     state = state_of([0.0, 0.0], models=models, groups=groups, evidence=evidence)
     state = replace(state, statistics={group: {} for group in models})
-    given = []
-    for client, head in ((9, [0.1, 2.0]), (10, [2.0, 0.3])):
-        packets = {"change": Packet({"w": torch.zeros(2)})}
-        packets["evidence"] = Packet({"scores.head": torch.tensor(head)})
-        given.append(Report(client, packets, 1))
-    after = method.fold(state, given)
+    after = method.fold(state, [with_head(9, [0.1, 2.0]), with_head(10, [2.0, 0.3])])
     assert after.groups == {**groups, 9: 2, 10: 1}
     assert after.evidence == evidence
+
+
+def test_a_round_that_says_nothing_new_confirms_nothing() -> None:
+    """Groups must show twice; without two reports there is nothing new to show them by.
+
+    Client 9, who reports alone after they were found, is unlike nobody and joins none.
+    """
+    method = Grove(finding=Alternate(least=0.5), own="none", forget=0.0)
+    east, north = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    evidence = {k: (2, east, east) if k % 2 else (2, north, north) for k in range(4)}
+    seen = replace(state_of([0.0, 0.0], evidence=evidence), shared=1.0)
+    assert method.fold(seen, []).groups == {}
+    two = [with_head(0, [0.0, 1.0]), with_head(1, [1.0, 0.0])]
+    divided = method.fold(seen, two)
+    assert divided.groups == {0: 1, 1: 2, 2: 1, 3: 2}
+    assert method.fold(divided, [with_head(9, [0.0, 1.0])]).groups == divided.groups
+
+
+def with_head(client: int, head: list[float]) -> Report:
+    packets = {"change": Packet({"w": torch.zeros(2)})}
+    packets["evidence"] = Packet({"scores.head": torch.tensor(head)})
+    return Report(client, packets, 1)
 
 
 # ---- devices -------------------------------------------------------------------------------------
@@ -486,6 +514,28 @@ def test_a_net_that_cannot_keep_its_head_at_home_is_refused(net, why: str) -> No
     with pytest.raises(UnfitError, match=why):
         Grove().init(start)
     assert Grove(home=False).init(start).round == 0
+
+
+CONVS = """
+from torch import nn
+
+
+class Convs(nn.Sequential):
+    def __init__(self, shape, classes):
+        super().__init__(nn.Conv2d(1, 2, 3), nn.Conv2d(2, classes, 6), nn.Flatten())
+"""
+
+
+@pytest.mark.parametrize("setting", [{}, {"bytes": "20%"}], ids=str)
+def test_without_a_head_there_is_no_evidence_of_groups(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    """What the refusal above advises: all layers are shared, and there is one group."""
+    (tmp_path / "convs.py").write_text(CONVS)
+    words = {**DIGITS, "rounds": 2, "net": f"{tmp_path / 'convs.py'}:Convs"}
+    found = fedgrove.run("grove", **words, set={"home": False, **setting}, out=tmp_path / "run")
+    assert found.summary["bytes_up"] > 0
+    assert Grove(home=False).paper_bytes(headless(), 4, 3, 50) > 0
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,21 @@ GROUPS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 1}
 
 def test_a_client_moves_to_those_who_do_as_it_does() -> None:
     """Client 5 goes north with the second group; it moves with its own report, not before."""
-    assert regrouped(GROUPS, KNOWN, {1: EAST}, 0) == GROUPS
-    assert regrouped(GROUPS, KNOWN, {5: NORTH}, 0) == {**GROUPS, 5: 2}
-    # One report is not enough where more will come.
-    assert regrouped(GROUPS, KNOWN, {6: EAST}, 0) == GROUPS
-    # It is where no evidence is kept; and with the next it may be otherwise.
-    joined = regrouped(GROUPS, KNOWN, {8: EAST}, 0)
+    assert regrouped(GROUPS, KNOWN, {1: EAST}) == GROUPS
+    assert regrouped(GROUPS, KNOWN, {5: NORTH}) == {**GROUPS, 5: 2}
+    # Where no evidence is kept, it may be otherwise with every report.
+    joined = regrouped(GROUPS, KNOWN, {8: EAST})
     assert joined == {**GROUPS, 8: 1}
-    assert regrouped(joined, KNOWN, {8: NORTH}, 0)[8] == 2
-    assert nearest_group(NORTH, KNOWN, GROUPS) == 2
+    assert regrouped(joined, KNOWN, {8: NORTH})[8] == 2
+    members = {client: KNOWN[client] for client in GROUPS}
+    assert nearest_group(NORTH, members, GROUPS) == 2
+
+
+def test_who_is_new_joins_with_its_first_report() -> None:
+    """Client 6 goes east, with the first group; others who are new are no group to join."""
+    assert regrouped(GROUPS, KNOWN, {6: EAST}) == {**GROUPS, 6: 1}
+    several = {**KNOWN, 7: (2, EAST, EAST), 9: (2, EAST, EAST)}
+    assert regrouped(GROUPS, several, {7: EAST, 9: EAST}) == {**GROUPS, 7: 1, 9: 1}
 
 
 def test_not_all_who_joined_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,5 +119,5 @@ def test_not_all_who_joined_are_remembered(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(head_evidence, "MOST_AT_ONCE", 2)
     groups = dict(GROUPS)
     for client in (11, 12, 11, 13):
-        groups = regrouped(groups, KNOWN, {client: EAST}, 0)
+        groups = regrouped(groups, KNOWN, {client: EAST})
     assert set(groups) == {*GROUPS, 11, 13}

@@ -99,7 +99,7 @@ ALL = 0
 OWN = ("none", "offset", "pulled", "chosen")
 SERVERS = ("auto", "views", "versions")
 READY = 0.9
-"""Groups are looked for when this share of the clients has reported twice."""
+"""Groups are looked for when this share of the clients that have reported has done so twice."""
 FADES = 0.9
 """What clients said of models in earlier rounds counts by so much less with each round."""
 
@@ -293,6 +293,10 @@ class Grove:
                 statistics.append(name)
         return tuple(weights), tuple(statistics)
 
+    def _gives_evidence(self, layout: Layout) -> bool:
+        """Whether clients say how their heads moved; where there is none, there is one group."""
+        return self.finding.most > 1 and bool(layout.head)
+
     def _has_versions(self, model: Mapping[str, Tensor], clients: int) -> bool:
         if not self.codes_down or self.server == "views":
             return False
@@ -369,7 +373,7 @@ class Grove:
                 views[report.of] = holdings.next_view(
                     state.holdings, report.of, state.models[group], state.down, mask
                 )
-            if self.finding.most > 1:
+            if "evidence" in report.give:
                 heads[report.of] = report.give["evidence"].values["scores.head"].float()
             given: Tree = {}
             for name, packet in report.give.items():
@@ -442,11 +446,13 @@ class Grove:
 
         ``unlike`` is how the heads of a round moved unlike each other.
         """
-        if len(unlike) >= 2:
-            evidence = gathered(state.evidence, unlike, self.forget, self.ask)
-            state = replace(state, evidence=evidence)
+        if len(unlike) < 2:
+            # Who reports alone is unlike nobody.
+            return state
+        evidence = gathered(state.evidence, unlike, self.forget, self.ask)
+        state = replace(state, evidence=evidence)
         if state.groups:
-            groups = regrouped(state.groups, state.evidence, unlike, ALL)
+            groups = regrouped(state.groups, state.evidence, unlike)
             return replace(state, groups=groups)
         ready, odd, even = halves(state.evidence)
         if len(ready) < max(FEW, READY * len(state.evidence)):
@@ -524,11 +530,14 @@ class Grove:
         model = trees.pick(start.params, weights)
         # The estimate of costs has a codec that leaves no zeros out: it is not what will be used.
         codec = Smallest() if isinstance(self.codec, Bitmap) else self.codec
+        evidence = 0
+        if self._gives_evidence(start.layout):
+            evidence = start.layout.count(start.layout.head)
         exchange = byte_budget.Exchange(
             start=start,
             model=model,
             statistics=trees.pick(start.params, names),
-            evidence=start.layout.count(start.layout.head) if self.finding.most > 1 else 0,
+            evidence=evidence,
             metrics={"better": -0.012345678901234567, "tried": 100.0},
             codec=codec,
             has_versions=self._has_versions(model, len(start.clients)),
@@ -553,7 +562,7 @@ class Grove:
         up = down = whole
         if self.codes_up:
             up = byte_budget.coded_bytes(self.up, model)
-        if self.finding.most > 1:
+        if self._gives_evidence(net.layout):
             head = trees.flat(trees.pick(net.params(), net.layout.head))
             up += byte_budget.coded_bytes(EVIDENCE, {"head": head})
         if self.codes_down:
@@ -674,7 +683,7 @@ class Grove:
             give["change"] = masked_packet(sent, mask)
         if names:
             give["statistics"] = Packet(trees.pick(carry["local"], names))
-        if self.finding.most > 1:
+        if self._gives_evidence(client.layout):
             give["evidence"] = Packet({"scores.head": head_change(carry, client.layout)})
         if self.codes_down:
             memory["held"] = model
@@ -691,7 +700,8 @@ class Grove:
             better = float(carry["merit"]["better"]) / max(1.0, tried)
             # A client without validation data, or with a loss that is not finite, does not vote.
             if tried > 0 and math.isfinite(better):
-                metrics = {"better": better, "tried": tried}
+                # With a loss below 0, which a problem of one's own may have, it may be any number.
+                metrics = {"better": min(1.0, max(-1.0, better)), "tried": tried}
         return Outcome(give, metrics, memory=memory)
 
     def _holds(self, task: Task, net: Net) -> Holds:
@@ -704,7 +714,7 @@ class Grove:
         packets = {packet: Form.of(trees.pick(params, weights), mask)}
         if names:
             packets["statistics"] = Form.of(trees.pick(params, names))
-        if self.finding.most > 1:
+        if self._gives_evidence(net.layout):
             head = trees.flat(trees.pick(params, net.layout.head))
             packets["evidence"] = Form.of({"scores.head": head})
         return Holds(packets, optional={"better": (-1.0, 1.0), "tried": (0.0, 1e9)})

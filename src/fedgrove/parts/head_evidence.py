@@ -101,26 +101,26 @@ def regrouped(
     groups: Mapping[int, int],
     evidence: Mapping[int, tuple[int, Tensor, Tensor]],
     unlike: Mapping[int, Tensor],
-    none: int,
 ) -> dict[int, int]:
     """The groups after a round: those who reported may be nearer to another than to their own.
 
-    ``none`` is the group of clients that have none yet. They join one with their second report; or
-    with each, if no evidence is kept of them. Of the latter the last are remembered.
+    Clients that have none yet join one with their first report. Those of whom no evidence is kept
+    join anew with each; of them the last are remembered.
     """
     after = dict(groups)
-    ready, odd, even = halves(evidence)
+    members = {client: said for client, said in evidence.items() if client in groups}
+    ready, odd, even = halves(members)
     if len(ready) >= FEW:
-        now = torch.tensor([groups.get(client, none) for client in ready])
+        now = torch.tensor([groups[client] for client in ready])
         nearest = nearest_others(normalize(odd.double() + even.double()), now)
         for client, label in zip(ready, nearest.tolist(), strict=True):
-            if client in unlike and label != none:
+            if client in unlike:
                 after[client] = label
     for client, moved in unlike.items():
-        if client not in evidence:
+        if client not in members:
             # Behind all others, as the last that joined.
             after.pop(client, None)
-            after[client] = nearest_group(moved, evidence, groups)
+            after[client] = nearest_group(moved, members, groups)
     joined = [client for client in after if client not in evidence]
     for client in joined[: max(0, len(joined) - MOST_AT_ONCE)]:
         del after[client]
@@ -129,7 +129,7 @@ def regrouped(
 
 def nearest_group(
     moved: Tensor,
-    evidence: Mapping[int, tuple[int, Tensor, Tensor]],
+    members: Mapping[int, tuple[int, Tensor, Tensor]],
     groups: Mapping[int, int],
 ) -> int:
     """The group whose members' heads move most as this one does.
@@ -140,10 +140,9 @@ def nearest_group(
     2
     """
     totals: dict[int, Tensor] = {}
-    for client, (_, odd, even) in evidence.items():
-        if client in groups:
-            member = normalize(odd.double() + even.double(), dim=0)
-            totals[groups[client]] = totals.get(groups[client], 0) + member
+    for client, (_, odd, even) in members.items():
+        member = normalize(odd.double() + even.double(), dim=0)
+        totals[groups[client]] = totals.get(groups[client], 0) + member
     cosines = {}
     for group in sorted(totals):
         cosines[group] = float(moved.double() @ normalize(totals[group], dim=0))

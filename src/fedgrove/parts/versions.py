@@ -69,7 +69,7 @@ def publish(
     """The next version of a group's model: the newest, and this sparse update.
 
     The group's history takes the room of ``room`` models at most. Of a longer one the oldest
-    updates are dropped, and so are clients who hold a version before those of every group.
+    updates are dropped; so are clients who hold a version before them, once no history is complete.
     """
     model = trees.map(torch.add, versions.models[group], update)
     history = (*versions.updates[group], _sparse(update))
@@ -214,10 +214,14 @@ def _line(versions: Versions, group: int) -> dict[int, float]:
 def _published(versions: Versions, model: Tree, history: tuple[Tree, ...], group: int) -> Versions:
     numbers = {**versions.numbers, group: versions.numbers[group] + 1}
     updates = {**versions.updates, group: history}
-    # Of those who hold less than any history reaches back to, nothing need be known. Any, since a
-    # client may change groups: one that is not known is taken to hold version 0.
-    oldest = min(numbers[one] - len(updates[one]) for one in numbers)
-    held = {client: said for client, said in versions.held.items() if said[1] >= oldest}
+    oldest = {one: numbers[one] - len(updates[one]) for one in numbers}
+    earliest = min(oldest.values())
+    held = {}
+    for client, (held_group, version) in versions.held.items():
+        # Of those who hold less than their history reaches back to, nothing need be known. But who
+        # is not known is taken to hold version 0, and may change to a group that still leads there.
+        if earliest == 0 or version >= oldest.get(held_group, earliest):
+            held[client] = (held_group, version)
     return replace(
         versions,
         models={**versions.models, group: model},
