@@ -100,6 +100,7 @@ def test_a_run_leaves_a_whole_folder(tmp_path: Path) -> None:
         "models",
         "checksums.txt",
         "summary.json",
+        "report.html",
     }
     assert result.summary.keys() >= PROMISED
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == result.summary

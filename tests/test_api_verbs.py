@@ -87,7 +87,10 @@ def test_compare_is_what_the_command_prints(
         found.table()
         table = capsys.readouterr().out
         assert main(["compare", *words]) == 0
-        assert capsys.readouterr().out == table
+        # Beside the table the command writes a page, and says where.
+        told, _, page = capsys.readouterr().out.partition("Page: ")
+        assert told == table
+        assert Path(page.strip()).is_file()
     fg.compare(run, bytes=True).table()
     assert "header" in capsys.readouterr().out
     with pytest.raises(InputError, match="compare got no run"):

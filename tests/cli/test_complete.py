@@ -54,7 +54,7 @@ def test_run_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("fedgrove re", ["resume", "rerun"]),
+        ("fedgrove re", ["resume", "rerun", "report"]),
         ("fedgrove run ditto --set pul", ["pull=", "pull.mu="]),
         ("fedgrove sweep fedprox ditto --set pull.", ["pull.mu="]),
         ("fedgrove run fedavg --data uci", ["uci-har", "uci-har-forecast"]),

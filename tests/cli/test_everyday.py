@@ -80,6 +80,7 @@ def test_doctor_names_only_extras_that_there_are_and_are_used() -> None:
                 f"import {module}" in source
                 or f"from {module}" in source
                 or f"from torch.utils.{module}" in source
+                or f'import_module("{module}.' in source
                 or module == "onnxscript"
             )
 

@@ -136,7 +136,7 @@ def test_the_body_goes_to_other_classes(here: Path, capsys: pytest.CaptureFixtur
     assert not Path("mine").exists()
     summary = summary_of(capsys, *words, "--init", f"{MODEL}:body", "--out", "mine")
     assert summary["init"] == f"{MODEL}:body"
-    assert set(tomllib.loads(Path("mine/config.toml").read_text())["files"]) == {MODEL}
+    assert set(tomllib.loads(Path("mine/config.toml").read_text())["files"]) == {MODEL, "own.npz"}
 
 
 def test_resume_refuses_another_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

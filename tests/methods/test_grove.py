@@ -217,7 +217,7 @@ def test_both_sides_know_what_a_client_holds(
             memory = run.memory.read(client, run.memory.files.get(client))
             held = memory.get("held", shared(run))
             if server == "views":
-                view = state.holdings.views.get(client, state.holdings.start)
+                view = state.holdings.views.get(client, state.holdings.initial)
                 assert trees.distance(held, view) < 1e-12
             # What it holds once it has read what it would be sent now.
             carry: dict[str, Any] = dict(memory)

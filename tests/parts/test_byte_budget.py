@@ -111,7 +111,7 @@ def test_a_mask_leaves_a_larger_share() -> None:
 def test_the_share_within_a_budget(has_versions: bool) -> None:
     made = exchange(has_versions)
     share = share_within(made, "6%", None)
-    assert made.bytes(share) == pytest.approx(0.06 * dense_bytes_of(made.start), rel=0.02)
+    assert made.bytes(share) == pytest.approx(0.06 * dense_bytes_of(made.federation), rel=0.02)
     by_size = share_within(made, None, "1.8kB")
     assert made.bytes(by_size) == pytest.approx(900, rel=0.02)
 

@@ -44,7 +44,7 @@ def received(
     for name, packet in holdings.packets(held, client, group, model, 0.5, mask, {}).items():
         assert packet.mask == mask
         carry[name] = packet.values
-    now, rest = holdings.receive(carry, held.start)
+    now, rest = holdings.receive(carry, held.initial)
     assert not rest
     return trees.masked(now, mask or {})
 
@@ -56,7 +56,7 @@ def test_versions_by_hand() -> None:
     (1 -.5 .5 -1) is left.
     """
     held = holdings.first(vector(0.0, 0.0, 0.0, 0.0), ALL, True)
-    assert holdings.packets(held, 7, ALL, held.start, 0.5, None, {}) == {}
+    assert holdings.packets(held, 7, ALL, held.initial, 0.5, None, {}) == {}
     held = holdings.publish(held, ALL, vector(4.0, 0.0, 1.0, 2.0), 0.5, None, [7], 9)
     assert held.left[ALL]["w"].tolist() == [1.0, 0.0, 1.0, -1.0]
     assert received(held, 7, ALL, {})["w"].tolist() == [3.0, 0.0, 0.0, 3.0]
@@ -90,7 +90,7 @@ def test_a_group_beside_another_by_hand() -> None:
 def test_who_has_missed_nothing_learns_its_channels_all_the_same() -> None:
     held = holdings.first(vector(1.0, 1.0, 1.0, 1.0), ALL, True)
     mask = {"w": torch.tensor([True, False, True, False])}
-    (packet,) = holdings.packets(held, 7, ALL, held.start, 0.5, mask, {}).values()
+    (packet,) = holdings.packets(held, 7, ALL, held.initial, 0.5, mask, {}).values()
     assert packet.mask == mask
     assert not bool(packet.values["w"].any())
 

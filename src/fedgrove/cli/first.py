@@ -92,9 +92,11 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
         "seeds": seeds,
         "vary": list(words["set"] or ()),
     }
+    # A word may also be given as a setting: --set lr=0.1, --set local.epochs=2.
+    settings = {text.partition("=")[0].rpartition(".")[2] for text in words["set"] or ()}
     for word, default in defaults.items():
         # Not `or`: 0 rounds were given, and are refused later.
-        if words[word] is None:
+        if words[word] is None and word not in settings:
             grid_words[word] = default
     experiments = grid_of(grid_words, federations)
     if len(experiments) > len(METHODS) * len(seeds):

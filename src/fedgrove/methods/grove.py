@@ -534,7 +534,7 @@ class Grove:
         if self._gives_evidence(start.layout):
             evidence = start.layout.count(start.layout.head)
         exchange = byte_budget.Exchange(
-            start=start,
+            federation=start,
             model=model,
             statistics=trees.pick(start.params, names),
             evidence=evidence,

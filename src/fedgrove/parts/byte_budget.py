@@ -121,7 +121,7 @@ def report_bytes(
 class Exchange:
     """What the two messages of an exchange hold, with coded updates of random numbers."""
 
-    start: Start
+    federation: Start
     model: Tree
     """What updates are like."""
     statistics: Tree
@@ -144,28 +144,28 @@ class Exchange:
         if self.evidence:
             signs = {"scores.head": torch.zeros(self.evidence)}
             give["evidence"] = Packet(coded(0.5, _noise(signs, 0), None))
-        up = report_bytes(give, self.codec, self.start, self.metrics)
+        up = report_bytes(give, self.codec, self.federation, self.metrics)
         if self.has_versions:
             return up + self._missed(share, whole)
         settings = {"up": rounded(share)}
         sent = {"change": Packet(self._update(share, 1)), **whole}
-        later = task_bytes(sent, self.codec, self.start, settings)
+        later = task_bytes(sent, self.codec, self.federation, settings)
         nothing = {"change": Packet(trees.map(torch.zeros_like, self.model)), **whole}
-        first = task_bytes(nothing, self.codec, self.start, settings, memory=None)
+        first = task_bytes(nothing, self.codec, self.federation, settings, memory=None)
         # In round 0 all clients hold the model.
-        return up + later + (first - later) / self.start.rounds
+        return up + later + (first - later) / self.federation.rounds
 
     def _missed(self, share: float, whole: Mapping[str, Packet]) -> float:
         """What is sent down where a client is sent what it has missed, or the whole model."""
         settings = {"up": rounded(share)}
-        sizes = [task_bytes(whole, self.codec, self.start, settings)]
+        sizes = [task_bytes(whole, self.codec, self.federation, settings)]
         total = trees.map(torch.zeros_like, self.model)
         for number in range(IN_ONE_PACKET):
             total = trees.map(torch.add, total, self._update(share, number))
             sent = {f"{MISSED}0": Packet(total), **whole}
-            sizes.append(task_bytes(sent, self.codec, self.start, settings))
+            sizes.append(task_bytes(sent, self.codec, self.federation, settings))
         model = {"model": Packet(self.model), **whole}
-        largest = task_bytes(model, self.codec, self.start, settings)
+        largest = task_bytes(model, self.codec, self.federation, settings)
         numbers = trees.size(self.model)
         kept = int((trees.flat(self._update(share, 0)) != 0).sum())
         # A place and a value take eight bytes, a number of the model four.
@@ -173,8 +173,10 @@ class Exchange:
             self.room * 4 * numbers / (8 * kept), 32 * numbers / update_bits(numbers, kept)
         )
         mean = 0.0
-        rounds = self.start.rounds
-        for number, chance in enumerate(waits(len(self.start.clients), self.start.cohort, rounds)):
+        rounds = self.federation.rounds
+        for number, chance in enumerate(
+            waits(len(self.federation.clients), self.federation.cohort, rounds)
+        ):
             full, rest = divmod(number, IN_ONE_PACKET)
             missed = full * (sizes[-1] - sizes[0]) + sizes[rest]
             mean += chance * (missed if number <= longest else largest)
@@ -205,7 +207,7 @@ def share_within(exchange: Exchange, share: str | float | None, budget: str | No
 
     A budget that is too small is refused, with the least that would do.
     """
-    start = exchange.start
+    start = exchange.federation
     target = bytes_allowed(share, budget, start)
     least = exchange.bytes(LEAST_SHARE)
     if least > target:

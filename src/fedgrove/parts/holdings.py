@@ -37,7 +37,7 @@ CHANGE = "change"
 class Holdings:
     """What clients hold: views, or versions."""
 
-    start: Tree
+    initial: Tree
     """What clients hold that have never reported."""
     views: dict[int, Tree]
     """By client: what it holds."""
@@ -163,4 +163,4 @@ def thin(holdings: Holdings, group: int, mask: Mask) -> Holdings:
 
 
 def _view(holdings: Holdings, client: int) -> Tree:
-    return holdings.views.get(client, holdings.start)
+    return holdings.views.get(client, holdings.initial)
