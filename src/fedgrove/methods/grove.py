@@ -282,16 +282,7 @@ class Grove:
         home: set[str] = set()
         if self.home:
             home = {*layout.head, *layout.norms}
-        weights = []
-        statistics = []
-        for name in layout.shapes:
-            if name in home:
-                continue
-            if name in layout.params:
-                weights.append(name)
-            else:
-                statistics.append(name)
-        return tuple(weights), tuple(statistics)
+        return layout.without(home)
 
     def _gives_evidence(self, layout: Layout) -> bool:
         """Whether clients say how their heads moved; where there is none, there is one group."""

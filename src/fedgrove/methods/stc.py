@@ -131,16 +131,7 @@ class STC:
         home: tuple[str, ...] = ()
         if self.head == "home":
             home = layout.head
-        weights = []
-        statistics = []
-        for name in layout.shapes:
-            if name in home:
-                continue
-            if name in layout.params:
-                weights.append(name)
-            else:
-                statistics.append(name)
-        return tuple(weights), tuple(statistics)
+        return layout.without(home)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """What the client has missed, or the whole model."""

@@ -6,7 +6,7 @@ A :class:`Layout` is plain data: it holds no module, so it can be compared, pick
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -167,6 +167,24 @@ class Layout:
         if layer is None:
             return ()
         return layer.params
+
+    def without(self, home: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The parameters and the buffers that are not at ``home``, in the network's order.
+
+        >>> layout = Layout.of(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), (2,))
+        >>> layout.without(layout.head)
+        (('0.weight', '0.bias'), ('0.running_mean', '0.running_var'))
+        """
+        weights = []
+        statistics = []
+        for name in self.shapes:
+            if name in home:
+                continue
+            if name in self.params:
+                weights.append(name)
+            else:
+                statistics.append(name)
+        return tuple(weights), tuple(statistics)
 
     @property
     def size(self) -> int:
