@@ -314,9 +314,9 @@ def test_every_method_but_local_and_ours_has_a_paper_page() -> None:
 def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
     summary = fg.run("local", data="digits", clients=3, cohort=1, rounds=1, engine="serial").summary
     files = {"config.toml", "metrics.jsonl", "checkpoint/", "models/", "summary.json"}
-    files |= {"checksums.txt", "lock"}
+    files |= {"checksums.txt", "lock", "report.html"}
     # Only of methods that have them, of federations of several tasks, of nets that start from given
-    # weights or have frozen ones, and of private runs.
+    # weights or have frozen ones, of private runs, and where clients differ.
     of_some = {
         "figures",
         "prediction",
@@ -325,6 +325,7 @@ def test_every_key_of_a_summary_is_explained(tmp_path: Path) -> None:
         "init_sha256",
         "params_frozen",
         "privacy",
+        "density_clients",
     }
     assert column("docs/runs.md") == set(summary) | files | of_some
 

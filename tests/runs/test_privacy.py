@@ -41,6 +41,7 @@ REFUSED = {
     "fedsnip": "sensitivity",
     "fixedprune": "mask of 'model'",
     "global-ft": "evidence",
+    "grove": "send numbers beside their model (better, tried)",
     "hermes": "mask of 'model'",
     "ifca": "numbers beside their model",
     "lotteryfl": "mask of 'model'",

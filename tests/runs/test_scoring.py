@@ -90,7 +90,7 @@ def test_a_client_without_test_examples_is_left_out_and_it_is_said(engine: str) 
         assert (line["scored"], line["unscored"]) == (3, {"no test examples": [1, 3]})
         assert line["mae_mean"] > 1
     # They are fine-tuned all the same: everybody has a model.
-    assert len(list((result.folder.path / "models").glob("*.safetensors"))) == 5
+    assert len(list((result.folder.path / "models").glob("client-*.safetensors"))) == 5
 
 
 def test_where_nobody_has_test_examples_there_are_no_scores(tmp_path: Path) -> None:
