@@ -94,7 +94,13 @@ def look_at_the_page(path: str) -> None:
     """Start the server, ask it as a browser does, and as others might, and end it with Ctrl-C."""
     command = [sys.executable, "-m", "fedgrove.cli", "watch", path, "--browser"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where tests run in the background of a shell Ctrl-C is ignored, and what they start
+        # would ignore it too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as server:
         assert server.stdout is not None
         assert server.stderr is not None
