@@ -366,20 +366,9 @@ class Grove:
                 )
             if "evidence" in report.give:
                 heads[report.of] = report.give["evidence"].values["scores.head"].float()
-            given: Tree = {}
-            for name, packet in report.give.items():
-                if name != "evidence":
-                    given |= packet.values
-            if self.codes_down and not self.codes_up:
-                # A client starts from what it holds, which is not the group's model: what counts is
-                # how it moved from there.
-                began = views.get(report.of)
-                if began is None:
-                    assert state.holdings.published is not None
-                    began = trees.masked(state.holdings.published.models[group], mask or {})
-                given |= trees.sub(trees.pick(given, began), began)
             if group not in means:
                 means[group] = self.mean.start(self._before(state, group))
+            given = self._given(state, report, views.get(report.of), mask)
             means[group].add(given, report.examples, mask)
             if "better" in report.metrics:
                 said = (report.metrics["better"], min(report.metrics["tried"], report.examples))
@@ -408,6 +397,23 @@ class Grove:
         )
         unlike = unlike_others(dict(sorted(heads.items())))
         return self._thinned(self._divided(after, unlike))
+
+    def _given(self, state: State, report: Report, view: Tree | None, mask: Mask | None) -> Tree:
+        """What counts in the mean: an update where anything is coded, or else the model."""
+        given: Tree = {}
+        for name, packet in report.give.items():
+            if name != "evidence":
+                given |= packet.values
+        if self.codes_up or not self.codes_down:
+            return given
+        # A whole model that was trained from what the client holds, which lags behind the group's:
+        # what counts is how it moved from there.
+        began = view
+        if began is None:
+            published = state.holdings.published
+            assert published is not None, "clients hold views, or versions"
+            began = trees.masked(published.models[state.groups.get(report.of, ALL)], mask or {})
+        return {**given, **trees.sub(trees.pick(given, began), began)}
 
     def _before(self, state: State, group: int) -> Tree:
         """What an average starts from: updates from nothing, models from the one that was sent."""
