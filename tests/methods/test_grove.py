@@ -562,3 +562,9 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(setting, tmp_path: 
     resumed = fedgrove.resume(tmp_path / "part", engine="serial", progress=False)
     for name in ("accuracy_clients", "bytes_up", "bytes_down"):
         assert resumed.summary[name] == whole.summary[name]
+
+
+@pytest.mark.parametrize("words", [{"bytes": "1%", "up": 0.5}, {"budget": "8MB", "down": 0.2}])
+def test_shares_beside_a_budget_are_refused(words: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="leave the shares out, or the budget"):
+        Grove(**words)

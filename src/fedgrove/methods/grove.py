@@ -202,6 +202,12 @@ class Grove:
                 f"bytes is {self.bytes!r} and budget is {self.budget!r}; both say how much may be "
                 "sent: give one of them."
             )
+        shares_are_given = (self.up, self.down) != (Grove.up, Grove.down)
+        if self.has_budget and shares_are_given:
+            raise InputError(
+                f"up is {self.up} and down is {self.down}, and a budget is given too, from which "
+                "both would follow: leave the shares out, or the budget."
+            )
         if self.bytes is not None:
             byte_budget.parse_share(self.bytes)
         if self.budget is not None:
