@@ -110,8 +110,8 @@ def look_at_the_page(path: str) -> None:
             page = answer.read().decode()
             assert "script" not in answer.headers["Content-Security-Policy"]
         assert '<meta http-equiv="refresh" content="2">' in page
-        assert "<dd>training</dd>" in page
-        assert "<polyline" in page
+        assert ": training</p>" in page
+        assert 'class="line"' in page
         # Other paths, and sites that pretend to be ours, get nothing.
         for wrong in (
             urllib.request.Request(f"{address[0]}../config.toml"),

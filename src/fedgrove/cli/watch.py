@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -137,6 +137,8 @@ def _show(following: Following) -> list[Look]:
 
 def _say(following: Following, words: Callable[[Look], str]) -> list[Look]:
     """The same as lines, when something has changed and not too often."""
+    from ..report.live import total
+
     said: dict[str, str] = {}
     said_at = 0.0
     while True:
@@ -145,10 +147,14 @@ def _say(following: Following, words: Callable[[Look], str]) -> list[Look]:
         if time.monotonic() - said_at >= SAY_EVERY or is_over:
             said_at = time.monotonic()
             for look in looks:
-                line = words(look)
+                # Runs of a sweep share the machine: what is left is told of all together.
+                is_one = len(looks) == 1
+                line = words(look if is_one else replace(look, left=None))
                 if said.get(look.path) != line:
                     said[look.path] = line
                     print(line, flush=True)
+            if len(looks) > 1:
+                print(total(looks), flush=True)
         if is_over:
             return looks
         time.sleep(EVERY)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .figures import Drawing, Series, xy
+from .page import Page
 from .tables import duration, mib
 
 REFRESH = 2
@@ -88,15 +89,39 @@ def ending(look: Look) -> str:
     )
 
 
+def total(looks: Sequence[Look]) -> str:
+    """All runs of a sweep in one line: what is left of each alone would say little.
+
+    Runs in lockstep share their time, and others come one after another, so times add up.
+
+    >>> one = Look("a", "ditto", "digits", "training", 4, 10, 2**20, spent=8)
+    >>> total([one, Look("b", "ditto", "digits", "waiting", 0, 10)])
+    '2 runs: 4 of 20 rounds, 1.0 MiB, 8 s, about 32 s left'
+    """
+    done = sum(look.round for look in looks)
+    spent = sum(look.spent for look in looks)
+    words = [f"{done:,} of {sum(look.rounds for look in looks):,} rounds"]
+    failed = sum(look.state == "failed" for look in looks)
+    if failed:
+        words.append(f"{failed} failed")
+    words += [mib(sum(look.bytes for look in looks)), duration(spent)]
+    ahead = sum(look.rounds - look.round for look in looks if not look.is_over)
+    if done and ahead > 0:
+        words.append(f"about {duration(spent / done * ahead)} left")
+    return f"{len(looks)} runs: {', '.join(words)}"
+
+
 def in_terminal(looks: Sequence[Look], height: int = 20) -> RenderableType:
     """Runs as a table, at most so many lines of them; those that train come first."""
     table = Table(box=None, pad_edge=False)
-    for head in ("run", "state", "round", "", "score", "sent", "time", "left"):
+    is_one = len(looks) == 1
+    for head in ("run", "state", "round", "", "score", "sent", "time"):
         table.add_column(head, no_wrap=True, overflow="ellipsis")
+    if is_one:
+        table.add_column("left", no_wrap=True, overflow="ellipsis")
     order = sorted(looks, key=lambda look: (look.is_over, look.state == "waiting"))
     for look in order[:height]:
-        left = "" if look.left is None or look.is_over else duration(look.left)
-        table.add_row(
+        cells: list[RenderableType] = [
             # Text, or a folder called [red] would be taken for a colour.
             Text(look.path),
             look.state,
@@ -105,124 +130,92 @@ def in_terminal(looks: Sequence[Look], height: int = 20) -> RenderableType:
             Text(look.score),
             mib(look.bytes),
             duration(look.spent),
-            left,
-        )
-    if len(order) <= height:
-        return table
-    return Group(table, Text(f"... and {len(order) - height} more"))
+        ]
+        if is_one:
+            cells.append("" if look.left is None or look.is_over else duration(look.left))
+        table.add_row(*cells)
+    parts: list[RenderableType] = [table]
+    if len(order) > height:
+        parts.append(Text(f"... and {len(order) - height} more"))
+    if not is_one:
+        parts.append(Text(total(looks)))
+    return Group(*parts)
 
 
 # ---- a page --------------------------------------------------------------------------------------
 
-STYLE = """
-:root { color-scheme: light dark }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.3rem; overflow-wrap: anywhere }
-h2 { font-size: 1rem; margin: 1.5rem 0 0 }
-progress { width: 100%; height: 1rem }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem }
-dd { margin: 0 }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; white-space: nowrap }
-svg { width: 100%; height: auto; max-height: 16rem; font-size: 14px }
-polyline { fill: none; stroke: #2a9d4b; stroke-width: 2 }
-line { stroke: #8888 }
-text { fill: currentColor }
-"""
-
 
 def page_of(title: str, looks: Sequence[Look]) -> str:
     """Runs as a page that asks for itself again until all are over; whatever is a name is text."""
-    is_over = all(look.is_over for look in looks)
-    refresh = "" if is_over else f'<meta http-equiv="refresh" content="{REFRESH}">'
-    blocks = [f"<h1>{escape(title)}</h1>"]
+    page = Page(title)
     if len(looks) == 1:
-        blocks.extend(_one(looks[0]))
+        _one(page, looks[0])
     else:
-        blocks.extend(_several(looks))
+        _several(page, looks)
+    is_over = all(look.is_over for look in looks)
     if is_over:
-        blocks.append("<p>This page does not change any more.</p>")
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"{refresh}<title>{escape(title)}</title><style>{STYLE}</style>"
-    )
-    body = "".join(blocks)
-    return f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
+        page.paragraph("This page does not change any more.")
+    return page.html_without_script(refresh=None if is_over else REFRESH)
 
 
-def _one(look: Look) -> list[str]:
-    figures = [
-        ("state", look.state),
-        ("method", look.method),
-        ("data", look.data),
-        ("round", f"{look.round} of {look.rounds}"),
-        ("score", look.score or "nobody was scored yet"),
-        ("sent", mib(look.bytes)),
-        ("time", duration(look.spent)),
+def _one(page: Page, look: Look) -> None:
+    page.lead(f"{look.method} on {look.data}: {look.state}")
+    page.progress(look.round, look.rounds)
+    tiles = [
+        (f"{look.round} of {look.rounds}", "rounds"),
+        (look.score or "-", "mean over clients" if look.score else "nobody was scored yet"),
+        (mib(look.bytes), "sent, both ways"),
+        (duration(look.spent), "so far"),
     ]
     if look.left is not None and not look.is_over:
-        figures.append(("left", f"about {duration(look.left)}"))
-    rows = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in figures)
-    blocks = [
-        f"<progress max={max(1, look.rounds)} value={look.round}></progress>",
-        f"<dl>{rows}</dl>",
-    ]
+        tiles.append((duration(look.left), "left, about"))
+    page.tiles(tiles)
     if look.is_over:
-        blocks.append(f"<p>{escape(ending(look))}</p>")
-    blocks.append(_curve("mean score by round", look.scores))
-    blocks.append(_curve("MiB sent by round", look.traffic))
-    return blocks
+        page.paragraph(ending(look))
+    drawings = []
+    # What a score is called is known in words only; one in percent is kept as a share.
+    is_share = look.score.endswith("%")
+    unit = "score %" if is_share else "score"
+    scores = [(at, 100 * value if is_share else value) for at, value in look.scores]
+    for name, points, y_title in (
+        ("Mean score by round", scores, unit),
+        ("Sent so far", look.traffic, "MiB, both ways"),
+    ):
+        if len(points) > 1:
+            drawings.append(_curve(name, points, y_title))
+    page.figures(*drawings)
 
 
-def _several(looks: Sequence[Look]) -> list[str]:
+def _several(page: Page, looks: Sequence[Look]) -> None:
+    page.lead(total(looks))
+    page.progress(sum(look.round for look in looks), sum(look.rounds for look in looks))
     rows = []
     for look in looks[:ROWS]:
-        cells = (
-            look.path,
-            look.state,
-            f"{look.round}/{look.rounds}",
-            look.score,
-            mib(look.bytes),
-            duration(look.spent),
+        rows.append(
+            [
+                look.path,
+                look.state,
+                f"{look.round}/{look.rounds}",
+                look.score or "-",
+                mib(look.bytes),
+                duration(look.spent),
+            ]
         )
-        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
-    heads = "".join(
-        f"<th>{head}</th>" for head in ("run", "state", "round", "score", "sent", "time")
-    )
-    blocks = [f"<div class=scroll><table><tr>{heads}</tr>{''.join(rows)}</table></div>"]
+    if rows:
+        page.table(["run", "state", "round", "score", "sent", "time"], rows)
     if len(looks) > ROWS:
-        blocks.append(f"<p>and {len(looks) - ROWS} more</p>")
+        page.paragraph(f"and {len(looks) - ROWS} more")
     for look in looks:
         if look.state == "failed":
-            blocks.append(f"<p>{escape(ending(look))}</p>")
-    return blocks
+            page.paragraph(ending(look))
 
 
-def _curve(title: str, points: Sequence[tuple[int, float]]) -> str:
-    """A line in SVG, which needs no script."""
-    if len(points) < 2:
-        return ""
+def _curve(title: str, points: Sequence[tuple[int, float]], y_title: str) -> Drawing:
     points = thinned(points)
-    first = points[0][0]
-    last = points[-1][0]
-    low = min(value for _, value in points)
-    high = max(value for _, value in points)
-    # A curve that does not move lies in the middle.
-    height = (high - low) or 1.0
-    places = []
-    for step, value in points:
-        x = 60 + 720 * (step - first) / max(1, last - first)
-        y = 180 - 160 * (value - low) / height
-        places.append(f"{x:.1f},{y:.1f}")
-    return (
-        f"<h2>{title}</h2><svg viewBox='0 0 800 210' role=img aria-label='{title}'>"
-        "<line x1=60 y1=180 x2=780 y2=180 /><line x1=60 y1=20 x2=60 y2=180 />"
-        f"<text x=52 y=24 text-anchor=end>{high:.3g}</text>"
-        f"<text x=52 y=184 text-anchor=end>{low:.3g}</text>"
-        f"<text x=60 y=200>{first}</text><text x=780 y=200 text-anchor=end>{last}</text>"
-        f"<polyline points='{' '.join(places)}' /></svg>"
-    )
+    x = [float(at) for at, _ in points]
+    y: list[float | None] = [value for _, value in points]
+    series = [Series("", x, y, marker="", size=1)]
+    return xy(title, series, "round", y_title, whole_x=True)
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -77,6 +77,10 @@ class Page:
         parts = [f"<div><b>{escape(v)}</b><span>{escape(what)}</span></div>" for v, what in tiles]
         self._blocks.append(f"<div class=tiles>{''.join(parts)}</div>")
 
+    def progress(self, done: int, of: int) -> None:
+        """Add a bar that says how far something is."""
+        self._blocks.append(f"<progress max={max(1, of)} value={done}></progress>")
+
     def figures(self, *drawings: Drawing) -> None:
         """Add figures side by side where there is room, else below each other."""
         if not drawings:
@@ -134,14 +138,23 @@ class Page:
 
     def html(self) -> str:
         """The whole page."""
-        style, script = _assets()
-        head = (
-            '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-            f"<title>{escape(self._tab)}</title><style>{style}</style><script>{script}</script>"
-        )
+        _, script = _assets()
         # The script unhides it: without one there is nothing to switch.
         toggle = '<button id=theme class=plain hidden title="light or dark">◐</button>'
-        body = toggle + "".join(self._blocks)
+        return self._html(f"<script>{script}</script>", toggle)
+
+    def html_without_script(self, refresh: int | None = None) -> str:
+        """The whole page to be looked at only; it asks for itself again after so many seconds."""
+        again = "" if refresh is None else f'<meta http-equiv="refresh" content="{refresh}">'
+        return self._html(again, "")
+
+    def _html(self, in_head: str, first: str) -> str:
+        style, _ = _assets()
+        head = (
+            '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+            f"<title>{escape(self._tab)}</title><style>{style}</style>{in_head}"
+        )
+        body = first + "".join(self._blocks)
         return f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
 
     def write(self, path: Path) -> None:
