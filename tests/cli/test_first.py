@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,11 @@ def test_four_methods_three_seeds_one_table_one_sentence_one_page(
     assert rows == [[m, n] for m in ALL for n in ("0", "3")]
     folder = here / "runs/local-fedavg-ca-afp-grove-motion"
     sentence = " ".join(lines[lines.index("") + 1 : -1])
-    assert sentence.startswith("grove gives clients ")
-    assert "; groups it found: " in sentence
+    assert sentence.startswith("As delivered, grove gives clients ")
+    assert "; sizes of the groups it found: " in sentence
     assert lines[-1] == "Page: runs/local-fedavg-ca-afp-grove-motion/report.html"
-    assert sentence.split(";")[0] in (folder / "report.html").read_text().replace("&#x27;", "'")
+    page = unescape((folder / "report.html").read_text()).replace("\xa0", " ")
+    assert sentence.split(";")[0] in page
     assert "round 60/60" in err  # twelve runs of five rounds
     runs = sorted(path.name for path in folder.iterdir() if path.is_dir())
     assert runs == sorted(f"{m}-s{s}" for m in ALL for s in (0, 1, 2))
@@ -68,8 +70,9 @@ def test_the_sentence_by_hand() -> None:
     # grove: (90 + 70) / 2 = 80, bytes (4 + 2) / 2 = 3 of 200; ca-afp: (90 + 80) / 2 = 85, bytes
     # (120 + 80) / 2 = 100 of 200
     assert gained(runs) == (
-        "grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and training alone "
-        "50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); groups it found: 8/8, 16."
+        "As delivered, grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and "
+        "training alone 50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); sizes of the groups "
+        "it found: 8/8, 16."
     )
 
 

@@ -111,7 +111,7 @@ def test_a_run_shows_its_score_and_kilobytes_whole(width: int, said: Said) -> No
 
 def test_columns_left_out_are_named_with_where_to_see_them(said: Said) -> None:
     narrow = said(["compare", "sweep"], 80)
-    (line,) = re.findall(r"no room for ([^;]+);\s+see\s+COLUMNS=(\d+)\s+or\s+--json", narrow)
+    (line,) = re.findall(r"no room for([^:]+):\s+set\s+COLUMNS=(\d+),\s+or\s+see\s+--json", narrow)
     assert "params" in line[0]
     assert "params" not in narrow.split("no room for")[0]
     # As wide as it says, nothing is left out; one column less, something is.

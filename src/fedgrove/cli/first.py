@@ -179,8 +179,9 @@ def gained(runs: Mapping[str, Sequence[Summary]]) -> str:
     sizes = {"/".join(str(n) for n in run["group_sizes"]): None for run in runs["grove"]}
     share = 100 * sent("grove") / sent("fedavg")
     return (
-        f"grove gives clients {delivered('grove')} where fedavg gives {delivered('fedavg')}, "
-        f"ca-afp {delivered('ca-afp')} and training alone {delivered('local')}, with {share:.2g} % "
-        f"of fedavg's bytes (ca-afp: {100 * sent('ca-afp') / sent('fedavg'):.0f} %); "
-        f"groups it found: {', '.join(sizes)}."
+        f"As delivered, grove gives clients {delivered('grove')} where fedavg gives "
+        f"{delivered('fedavg')}, ca-afp {delivered('ca-afp')} and training alone "
+        f"{delivered('local')}, with {share:.2g} % of fedavg's bytes "
+        f"(ca-afp: {100 * sent('ca-afp') / sent('fedavg'):.0f} %); "
+        f"sizes of the groups it found: {', '.join(sizes)}."
     )

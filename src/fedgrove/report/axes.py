@@ -89,6 +89,8 @@ def axis_of(
     (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
     >>> axis_of([3, 3], from_zero=True).ticks
     (0.0, 1.0, 2.0, 3.0)
+    >>> axis_of([97], within=(0, 100)).high
+    100
     >>> axis_of([2, 900], log=True).ticks
     (1.0, 10.0, 100.0, 1000.0)
     """
@@ -110,6 +112,12 @@ def axis_of(
         low -= 0 if from_zero else room
         if from_zero:
             low = min(low, 0.0)
+        # The room is not a value: no percent above a hundred.
+        least, most = within
+        if least is not None and known[0] >= least:
+            low = max(low, least)
+        if most is not None and known[0] <= most:
+            high = min(high, most)
     step = _step(high - low, count)
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)

@@ -15,9 +15,11 @@ from .fit import in_one_folder
 from .over_seeds import label_of, over_seeds
 from .page import Page
 from .paper_table import COLUMNS, csv_of, latex_of, markdown_of, rows_for_paper
-from .tables import Scores, Summary, duration, mib
+from .tables import Scores, Summary, duration, mib, percent
 
 Group = Mapping[str, Any]
+FAR_APART = 10
+"""Entries of which one sends so many times as much as another are drawn over a log scale."""
 MOST_CURVES = 12
 """Of more entries than this, the curves are left out: nobody could tell them apart."""
 
@@ -49,7 +51,7 @@ def compare_page(
     parts = _by_data(groups, finished)
     if lead:
         page.lead(lead)
-    elif len(parts) == 1:
+    elif len(parts) == 1 and headline(groups):
         page.lead(headline(groups))
     if not finished:
         page.lead("No run is finished, so there is nothing to compare yet.")
@@ -85,13 +87,13 @@ def _notes(finished: Sequence[Compared]) -> list[str]:
 
 
 def headline(groups: Sequence[Group]) -> str:
-    """Who serves clients best, beside fedavg and training alone where they are there.
+    """Who serves clients best, beside the next, fedavg and training alone where they are there.
 
     >>> one = {"group": "local", "method": "local", "accuracy_mean": 0.5, "seeds": [0]}
     >>> two = {"group": "ditto", "method": "ditto", "accuracy_mean": 0.75, "seeds": [0]}
     >>> costs = {"bytes_up": 1, "bytes_down": 1}
-    >>> headline([{**one, **costs}, {**two, **costs}])
-    'ditto serves clients best: 75.0 % accuracy on average; local gives 50.0 %.'
+    >>> print(headline([{**one, **costs}, {**two, **costs}]).partition(". One seed")[0])
+    ditto serves clients best: 75.0 % accuracy on average; local gives 50.0 %
     """
     ranked = [group for group in groups if "task" not in group]
     if len(ranked) < 2 or len({_metric(group) for group in ranked}) > 1:
@@ -100,16 +102,19 @@ def headline(groups: Sequence[Group]) -> str:
     ranked = sorted(ranked, key=_score, reverse=more)
     best = ranked[0]
     known = [group for group in ranked[1:] if group["method"] in ("fedavg", "local")]
-    others = [f"{group['group']} gives {_shown(group)}" for group in known or ranked[1:2]]
+    # The next best too: where it is close, it may be the better choice.
+    told = known if ranked[1] in known else [ranked[1], *known]
+    others = [f"{group['group']} gives {_shown(group)}" for group in told]
     metric = f" {_metric(best)}" if best.get("share", True) else ""
-    text = (
-        f"{best['group']} serves clients best: {_shown(best)}{metric} on average; "
-        f"{' and '.join(others)}"
-    )
+    listed = " and ".join([", ".join(others[:-1]), others[-1]] if others[1:] else others)
+    text = f"{best['group']} serves clients best: {_shown(best)}{metric} on average; {listed}."
     for group in known:
         if group["method"] == "fedavg" and _sent(group):
-            text += f". It sends {_sent(best) / _sent(group):.0%} of {group['group']}'s bytes"
-    return f"{text}."
+            share = percent(_sent(best) / _sent(group))
+            text += f" {best['group']} sends {share} of {group['group']}'s bytes."
+    if all(len(group["seeds"]) < 2 for group in ranked):
+        text += " One seed each: small differences may be chance."
+    return text
 
 
 def _metric(group: Group) -> str:
@@ -172,8 +177,23 @@ def _section(page: Page, groups: Sequence[Group], runs: Sequence[Compared]) -> N
         words.append(
             "The dashed line joins entries that no other beats in both: the choices worth making."
         )
-    page.paragraph(small=" ".join(words))
+    longest = _last_length(members)
+    if longest != "0":
+        epochs = "epoch" if longest == "1" else "epochs"
+        words.append(
+            f"Where nothing else is said, scores are those after {longest} {epochs} of fine-tuning."
+        )
+    if words:
+        page.paragraph(small=" ".join(words))
     page.figures(*drawings)
+
+
+def _last_length(members: Mapping[str, Sequence[Compared]]) -> str:
+    """The epochs of fine-tuning that scores are given after; 0 where there was none."""
+    for runs in members.values():
+        for each in runs:
+            return str(next(reversed((each.summary or {}).get("finetune") or {"0": {}})))
+    return "0"
 
 
 def _factor(group: Group) -> float:
@@ -214,7 +234,10 @@ def _bars(groups: Sequence[Group], members: Mapping[str, Sequence[Compared]]) ->
             low.append(None if mean is None else mean - std)
             high.append(None if mean is None else mean + std)
             texts.append("" if mean is None else f"{mean:.1f}" if factor == 100 else f"{mean:.4g}")
-        name = f"after {length} epochs of fine-tuning" if length else metric
+        name = metric
+        if length:
+            epochs = "epoch" if length == "1" else "epochs"
+            name = f"after {length} {epochs} of fine-tuning" if length != "0" else "as delivered"
         # As delivered is grey; what fine-tuning adds has colours.
         colour = 8 if length == "0" else i - ("0" in lengths)
         marks.append(Marks(name, means, colour, low=low, high=high, texts=texts))
@@ -365,9 +388,19 @@ def _curves(
     metric = _metric(first)
     name = f"{metric[:1].upper()}{metric[1:]}"
     unit = _unit(first)
+    ends = [series.x[-1] for series in by_bytes]
+    # A method that sends a hundredth of another would be a stroke at the left edge.
+    log = max(ends) >= FAR_APART * min(ends)
     return [
         xy(f"{name} by round, as delivered", by_round, "round", unit, whole_x=True),
-        xy(f"{name} against bytes so far", by_bytes, "MiB sent, both ways", unit, x_from_zero=True),
+        xy(
+            f"{name} against bytes so far, as delivered",
+            by_bytes,
+            "MiB sent, both ways",
+            unit,
+            x_from_zero=not log,
+            log_x=log,
+        ),
     ]
 
 
@@ -432,7 +465,9 @@ def _all_runs(page: Page, runs: Sequence[Compared]) -> None:
                 duration(summary.get("seconds") or 0.0),
             ]
         )
-    head = ["run", "method", "seed", "score", "worst tenth", "density", "sent", "virtual time"]
+    units = {_unit(each.summary) for each in runs if each.summary and "tasks" not in each.summary}
+    score = units.pop() if len(units) == 1 else "score"
+    head = ["run", "method", "seed", score, "worst tenth", "density", "sent", "virtual time"]
     page.table([*head, "computed in"], rows, sortable=True)
 
 

@@ -452,7 +452,7 @@ def _grid_x(place: _Place, axis: Axis, title: str, height: float) -> list[str]:
             # The last one must not leave the picture.
             half = width_of([label]) / 2
             middle = min(x, WIDTH - half)
-            y = place.bottom + 15
+            y = place.bottom + 17
             parts.append(f'<text class="mid" x="{middle:.1f}" y="{y:.1f}">{label}</text>')
     middle = (place.left + place.right) / 2
     parts.append(
@@ -474,10 +474,16 @@ def _empty(title: str) -> Drawing:
 
 
 def bars(
-    title: str, values: Mapping[str, float], x_title: str, colour: int = 0, unit: str = ""
+    title: str,
+    values: Mapping[str, float],
+    x_title: str,
+    colour: int = 0,
+    unit: str = "",
+    texts: Sequence[str] = (),
 ) -> Drawing:
-    """A bar per name, with its value beside it."""
-    texts = [f"{short(float(f'{value:.3g}'))}{unit}" for value in values.values()]
+    """A bar per name, with its value beside it, or what ``texts`` say instead."""
+    if not texts:
+        texts = [f"{short(float(f'{value:.3g}'))}{unit}" for value in values.values()]
     tips = [f"{name}: {text}" for name, text in zip(values, texts, strict=True)]
     marks = Marks(title, list(values.values()), colour, texts=texts, tips=tips)
     return rows_of(title, list(values), [marks], x_title)

@@ -104,10 +104,12 @@ def print_table(
     left_out = [column.words for i, column in enumerate(columns) if i not in fitted.shown]
     if left_out:
         # A pipe has no width of its own, but takes one.
-        wider = f"{fitted.needed} columns"
+        wider = f"use a terminal of {fitted.needed} columns"
         if not out.is_terminal:
-            wider = f"COLUMNS={fitted.needed}"
-        print_text(f"no room for {', '.join(left_out)}; see {wider} or {elsewhere}", file)
+            wider = f"set COLUMNS={fitted.needed}"
+        words = "column" if len(left_out) == 1 else "columns"
+        names = ", ".join(left_out)
+        print_text(f"no room for the {words} {names}: {wider}, or see {elsewhere}", file)
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], width: int) -> Fitted:

@@ -92,9 +92,13 @@ document.addEventListener("DOMContentLoaded", () => {
   }
 
   // Tables are sorted by the column that is clicked, numbers as numbers.
+  const units = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, ms: 1e-3, min: 60, h: 3600 };
   function worth(cell) {
-    const number = parseFloat(cell.dataset.v ?? cell.textContent.replace(/,/g, ""));
-    return Number.isNaN(number) ? cell.textContent : number;
+    const text = cell.textContent.replace(/,/g, "");
+    const number = parseFloat(text);
+    if (Number.isNaN(number)) return text;
+    // 900 KiB are less than 3 MiB.
+    return number * (units[text.split(" ")[1]] ?? 1);
   }
   function before(a, b) {
     const kinds = (typeof a === "number" ? 0 : 1) - (typeof b === "number" ? 0 : 1);
@@ -131,6 +135,8 @@ document.addEventListener("DOMContentLoaded", () => {
   // A click on a client's point finds its row.
   document.addEventListener("click", (event) => {
     const node = under(event);
+    // A finger does not hover: what it touches is told too.
+    mark(node);
     if (!node || !node.dataset.k) return;
     for (const row of document.querySelectorAll("tr.on")) row.classList.remove("on");
     const row = document.querySelector(`tr[data-k="${CSS.escape(node.dataset.k)}"]`);

@@ -9,6 +9,7 @@ there to read. Every text is escaped: a name with markup in it stays text.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -23,6 +24,8 @@ SHOWN = 100
 """Rows of a table that are seen at first: a page of ten thousand clients opens as fast."""
 TALL = 16
 """A table of more rows scrolls in a box of its own, so that what follows is not far below."""
+UNIT = re.compile(r"(\d) (%|[KMG]iB|k?B|m?s|min|h)(?!\w)")
+"""A number and its unit."""
 DARK = ":root[data-theme=dark]"
 """The selector in page.css of the colours for the dark."""
 
@@ -63,18 +66,18 @@ class Page:
         """Add a text, and a text in small print on a line of its own below it."""
         lines = []
         if text:
-            lines.append(escape(text))
+            lines.append(_text(text))
         if small:
-            lines.append(f"<small>{escape(small)}</small>")
+            lines.append(f"<small>{_text(small)}</small>")
         self._blocks.append(f"<p>{'<br>'.join(lines)}</p>")
 
     def lead(self, text: str) -> None:
         """Add the sentence that a reader should take home."""
-        self._blocks.append(f"<p class=lead>{escape(text)}</p>")
+        self._blocks.append(f"<p class=lead>{_text(text)}</p>")
 
     def tiles(self, tiles: Sequence[tuple[str, str]]) -> None:
         """Add figures in large print, each with what it is."""
-        parts = [f"<div><b>{escape(v)}</b><span>{escape(what)}</span></div>" for v, what in tiles]
+        parts = [f"<div><b>{_text(v)}</b><span>{_text(what)}</span></div>" for v, what in tiles]
         self._blocks.append(f"<div class=tiles>{''.join(parts)}</div>")
 
     def progress(self, done: int, of: int) -> None:
@@ -168,6 +171,11 @@ class Page:
             # Where it was renamed there is none any more.
             with suppress(OSError):
                 unfinished.unlink()
+
+
+def _text(text: str) -> str:
+    """Escaped, and a unit stays with its number at the end of a line."""
+    return UNIT.sub(r"\1&nbsp;\2", escape(text)).replace("± ", "±&nbsp;")
 
 
 def _figure(drawing: Drawing) -> str:

@@ -32,12 +32,22 @@ def rows_for_paper(groups: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                 f"{group['group']}{task}",
                 mean,
                 f"{factor * group[f'{metric}_worst']:{digits}}",
-                f"{group['bytes_up'] / 2**20:.1f}",
-                f"{group['bytes_down'] / 2**20:.1f}",
+                _mebibytes(group["bytes_up"]),
+                _mebibytes(group["bytes_down"]),
                 str(len(group["seeds"])),
             ]
         )
     return rows
+
+
+def _mebibytes(count: float) -> str:
+    """With a digit behind the point, and more where it would be zero.
+
+    >>> _mebibytes(3 * 2**20), _mebibytes(27_000), _mebibytes(0)
+    ('3.0', '0.026', '0.0')
+    """
+    mebibytes = count / 2**20
+    return f"{mebibytes:.2g}" if 0.0001 <= mebibytes < 0.1 else f"{mebibytes:.1f}"
 
 
 def markdown_of(rows: Sequence[Sequence[str]]) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 from ..wire.ledger import causes
 from .axes import short
 from .figures import COLOURS, Drawing, Marks, Series, bars, heat, rows_of, xy
-from .page import Page
-from .tables import Scores, Summary, duration, each_round, kilobytes, mib
+from .page import TALL, Page
+from .tables import Scores, Summary, duration, each_round, kilobytes, mib, percent
 
 MOST_POINTS = 400
 """Points of a line: of more rounds, some are left out."""
@@ -31,6 +31,17 @@ PARTS = {
     "header": "headers",
 }
 """Parts of messages as the page calls them, in the order they are drawn."""
+CONDITIONS = {
+    "clients": "{} clients",
+    "cohort": "{} in each round",
+    "rounds": "{} rounds",
+    "seed": "seed {}",
+    "partition": "partition {}",
+    "scenario": "scenario {}",
+    "split": "split {}",
+    "net": "net {}",
+}
+"""What a run was trained with, in the order it is told."""
 DENSITY = "density:"
 """How the name of a method's own figure begins that is the density of a layer."""
 MOST_GROUPS = 12
@@ -138,9 +149,11 @@ def headline(summary: Summary, beside: Mapping[str, Summary]) -> str:
         other = others.get(name)
         if name != method and other is not None and other.mean is not None:
             against.append(f"{phrase} {_with_unit(other, other.mean)}")
-    text = f"{method} gives its {summary['clients']:,} clients {_with_unit(scores, scores.mean)}"
+    is_one = summary["clients"] == 1
+    whom = "only client" if is_one else f"{summary['clients']:,} clients"
+    text = f"{method} gives its {whom} {_with_unit(scores, scores.mean)}"
     text += f" {scores.metric}" if scores.share else ""
-    text += " on average"
+    text += "" if is_one else " on average"
     # With several lengths of fine-tuning the last one gives the headline.
     last = next(reversed(summary.get("finetune") or {"0": {}}))
     if last != "0":
@@ -156,11 +169,11 @@ def _costs(summary: Summary, fedavg: Summary | None) -> str:
     density = summary.get("density")
     weights = ""
     if density is not None and density < 0.9995:
-        weights = f" and {density:.0%} of the weights"
+        weights = f" and {percent(density)} of the weights"
     sent = summary["bytes_up"] + summary["bytes_down"]
     if fedavg is not None and fedavg["bytes_up"] + fedavg["bytes_down"] > 0:
         share = sent / (fedavg["bytes_up"] + fedavg["bytes_down"])
-        return f", with {share:.0%} of fedavg's bytes{weights}"
+        return f", with {percent(share)} of fedavg's bytes{weights}"
     if weights:
         return f", with{weights.removeprefix(' and')}; {mib(sent)} were sent in all"
     return f"; {mib(sent)} were sent in all"
@@ -188,7 +201,7 @@ def _tiles(summary: Summary) -> list[tuple[str, str]]:
         tiles.append((f"{kilobytes(up + down)} kB", "per device and round, both ways"))
     tiles.append((mib(summary["bytes_up"] + summary["bytes_down"]), "sent in all, both ways"))
     if summary.get("density") is not None:
-        tiles.append((f"{summary['density']:.0%}", "of the weights are kept"))
+        tiles.append((percent(summary["density"]), "of the weights are kept"))
     if summary.get("virtual_seconds"):
         tiles.append((duration(summary["virtual_seconds"]), "on the devices' own clock"))
     if summary.get("seconds") is not None:
@@ -217,10 +230,12 @@ def _lengths(page: Page, summary: Summary) -> None:
 def _conditions(record: Record) -> str:
     known = {**record.words, **(record.summary or {})}
     words = []
-    for word in ("partition", "scenario", "split", "net", "seed", "rounds", "clients", "cohort"):
+    for word, phrase in CONDITIONS.items():
         value = known.get(word)
         if value is not None and value != "none":
-            words.append(f"{word} {value}")
+            shown = f"{value:,}" if isinstance(value, int) else value
+            is_one_client = word == "clients" and value == 1
+            words.append("1 client" if is_one_client else phrase.format(shown))
     return ", ".join(words)
 
 
@@ -407,12 +422,9 @@ def _every_client(page: Page, record: Record) -> None:
     if not scored:
         page.paragraph("No client was scored.")
     is_mixed = "tasks" in summary
-    if scored and not is_mixed:
+    if len(scored) > 1 and not is_mixed:
         page.paragraph(small="A dot is a client; click it to find its row in the table.")
-        drawings = [_dots(scored, scores)]
-        if len(scored) > 1:
-            drawings.append(_ranked(record, scored, scores))
-        page.figures(*drawings)
+        page.figures(_dots(scored, scores), _ranked(record, scored, scores))
     _table_of_clients(page, clients, scores, is_mixed)
 
 
@@ -435,14 +447,19 @@ def _dots(clients: Sequence[Mapping[str, Any]], scores: Scores) -> Drawing:
     numbers = sorted({client["group"] for client in clients if client.get("group") is not None})
     for number in numbers if len(numbers) <= MOST_GROUPS else ():
         of_groups[f"group {number}"] = []
+    # Decided once: the first client without a group would make a kind of its own.
+    others = "in no group" if of_groups else "clients"
     for client in clients:
         name = f"group {client.get('group')}"
         if name not in of_groups:
-            name = "clients" if not of_groups or len(numbers) > MOST_GROUPS else "in no group"
+            name = others
         of_groups.setdefault(name, []).append(client)
     aside = _aside(clients, key)
     series = []
-    size = 4.5 if len(clients) <= 200 else 2.2
+    size = 4.5
+    if len(clients) > 200:
+        # Many dots are a cloud, in which the largest would be one blot.
+        size = 2.2 if len(clients) <= 2000 else 1.1
     for i, (name, own) in enumerate(of_groups.items()):
         series.append(
             Series(
@@ -552,7 +569,10 @@ def _table_of_clients(
                 cells.append(str(value))
         rows.append(cells)
     keys = [str(client["client"]) for client in clients]
-    page.paragraph(small="Click the head of a column to sort by it.")
+    scrolls = f"{len(clients):,} clients: scroll in the table to see all. "
+    page.paragraph(
+        small=f"{scrolls if len(clients) > TALL else ''}Click the head of a column to sort by it."
+    )
     page.table([columns[key] for key in shown], rows, sortable=True, keys=keys)
 
 
@@ -569,18 +589,21 @@ def _groups(page: Page, record: Record) -> None:
         drawings.append(_similarity(record))
     if not drawings:
         return
-    page.heading("Groups and how alike models are")
+    is_grouped = len(members) > 1
+    page.heading("Groups and how alike models are" if is_grouped else "How alike models are")
     words = []
-    if len(members) > 1:
-        words.append(f"{len(members)} models are shared by several clients.")
-    if summary.get("purity") is not None:
-        words.append(
-            f"Purity of the groups (1: only clients of one kind): {summary['purity']:.2f}."
-        )
+    if is_grouped:
+        words.append(f"The clients are in {len(members)} groups; those of one group share a model.")
+        if summary.get("purity") is not None:
+            words.append(
+                f"Purity {summary['purity']:.2f}: the share of clients that are of the commonest "
+                "kind in their group (1: every group has one kind only)."
+            )
     if record.similarity:
         words.append(
-            "The map has a row and a column per client, by group: the cosine between what sets "
-            "their last models apart from the mean of all (1: alike, -1: opposite)."
+            "The map has a row and a column for each client. A cell compares what sets two "
+            "clients' last models apart from the mean of all models, by their cosine: 1 is alike, "
+            "0 unrelated, -1 opposite."
         )
     page.paragraph(small=" ".join(words))
     page.figures(*drawings)
@@ -609,7 +632,7 @@ def _similarity(record: Record) -> Drawing:
         record.similarity,
         record.similar,
         record.similar,
-        x_title="clients, by group",
+        x_title="clients, by group" if " (group " in "".join(record.similar[:1]) else "clients",
         ends=(-1.0, 1.0),
     )
 
@@ -678,13 +701,18 @@ def _bytes(page: Page, record: Record) -> None:
     if marks:
         labels = ["from devices", "to devices"]
         drawings.append(rows_of("By what was sent", labels, marks, "MiB", stacked=True))
-    spent = {}
-    for cause, count in causes(record.lines).items():
-        if count:
-            words = "grouping, probing" if cause == "exchanges" else cause
-            spent[words] = count / 2**20
+    spent = {cause: count for cause, count in causes(record.lines).items() if count}
     if len(spent) > 1:
-        drawings.append(bars("By cause", spent, "MiB, both ways", 3, " MiB"))
+        named = {}
+        for cause, count in spent.items():
+            named["grouping, probing" if cause == "exchanges" else cause] = count / 2**20
+        texts = [mib(count) for count in spent.values()]
+        drawings.append(bars("By cause, both ways", named, "MiB", 3, texts=texts))
+    if "exchanges" in spent:
+        page.paragraph(
+            small="By cause, the messages of grouping and probing count whole; the others are "
+            "those of the rounds."
+        )
     page.figures(*drawings)
     summary = record.summary
     if summary is not None:
@@ -756,9 +784,10 @@ def _time(page: Page, record: Record) -> None:
             waited[words] += float(slowest.get(key) or 0.0)
     if any(waited.values()):
         title = "What rounds waited for, at the slowest device"
-        drawings.append(bars(title, waited, "virtual seconds", 6, " s"))
+        texts = [duration(seconds) for seconds in waited.values()]
+        drawings.append(bars(title, waited, "virtual seconds", 6, texts=texts))
     page.figures(*drawings)
-    page.paragraph(small=f"All rounds: {duration(lines[-1]['virtual_clock'])}.")
+    page.paragraph(small=f"All rounds together: {duration(lines[-1]['virtual_clock'])}.")
 
 
 # ---- again ---------------------------------------------------------------------------------------

@@ -112,6 +112,16 @@ def mib(n: int) -> str:
     return f"{n} B"
 
 
+def percent(share: float) -> str:
+    """A share for people, with two digits at least where there is something.
+
+    >>> percent(1), percent(0.638), percent(0.0179), percent(0.0004), percent(0)
+    ('100 %', '64 %', '1.8 %', '0.04 %', '0 %')
+    """
+    digits = ".2g" if share < 0.095 else ".0f"
+    return f"{100 * share:{digits}} %"
+
+
 def kilobytes(n: float) -> str:
     """A number of bytes in kB of 1000 bytes, for a column that says so.
 

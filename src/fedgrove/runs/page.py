@@ -41,6 +41,8 @@ HEAD = 4096
 """Bytes of a summary.json that are read to see whose it is."""
 MOST_COMPARED = 60
 """Clients in the map of how alike models are."""
+SAME_MODEL = 1e-5
+"""Models no further than this share of their length from their mean are one model."""
 MOST_WEIGHTS = 6_000_000
 """Weights that are read for the map and for the layers, in all models together."""
 
@@ -174,7 +176,11 @@ def _cosines(models: Sequence[Tree]) -> list[list[float]]:
     if len({row.numel() for row in rows}) > 1:
         return []
     stacked = torch.stack(rows)
-    stacked = stacked - stacked.mean(0)
+    mean = stacked.mean(0)
+    stacked = stacked - mean
+    # Models that are one and the same differ by rounding only, and its cosines say nothing.
+    if float(stacked.norm(dim=1).max()) <= SAME_MODEL * float(mean.norm()):
+        return []
     unit = torch.nn.functional.normalize(stacked, dim=1)
     return [[round(value, 3) for value in row] for row in (unit @ unit.T).tolist()]
 
