@@ -25,6 +25,9 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="there is no chromium here"),
 ]
 
+PHONE = 390
+"""Pixels across. A window is never as narrow as that, a frame in a page is."""
+
 LOOKED_AT = """
 const boxes = (svg) => [...svg.querySelectorAll("text")].map((t) => [t.textContent, t.getBoundingClientRect()]);
 const overlaps = [];
@@ -41,11 +44,13 @@ for (const svg of document.querySelectorAll("figure svg")) {
     }
   });
 }
-return { overlaps, outside, sideways: root.scrollWidth - root.clientWidth };
+// Scrollbars are no part of it.
+const width = innerWidth;
+return { overlaps, outside, sideways: root.scrollWidth - root.clientWidth, width };
 """
 
 
-def asked(page: Page, folder: Path, script: str, size: str = "1200,1600", *flags: str) -> Any:
+def asked(page: Page, folder: Path, script: str) -> Any:
     """What a script finds on the page once it is loaded."""
     # In the page, as a file: what a person would open, and one script more.
     answer = (
@@ -55,6 +60,12 @@ def asked(page: Page, folder: Path, script: str, size: str = "1200,1600", *flags
     )
     path = folder / "page.html"
     path.write_text(page.html().replace("</body>", f"{answer}</body>"), encoding="utf-8")
+    return opened(folder, "1200,1600")
+
+
+def opened(folder: Path, size: str, *flags: str) -> Any:
+    """The answer in the folder's page.html once it is loaded."""
+    path = folder / "page.html"
     assert BROWSER is not None
     done = subprocess.run(
         [
@@ -78,17 +89,35 @@ def asked(page: Page, folder: Path, script: str, size: str = "1200,1600", *flags
     return json.loads(unescape(found[1]))
 
 
-@pytest.mark.parametrize("size", ["1200,1600", "400,1600"])
+def framed(page: Page, folder: Path, script: str, width: int) -> Any:
+    """What a script finds on the page in a frame of that width."""
+    inner = (
+        "<script>addEventListener('load', () => {"
+        f"const answer = (() => {{ {script} }})();"
+        "parent.postMessage(JSON.stringify(answer), '*') });</script>"
+    )
+    path = folder / "inner.html"
+    path.write_text(page.html().replace("</body>", f"{inner}</body>"), encoding="utf-8")
+    outer = (
+        "<body><pre id=answer></pre><script>addEventListener('message', (event) => {"
+        "document.getElementById('answer').textContent = event.data });</script>"
+        f"<iframe src=inner.html style='width:{width}px;height:900px;border:0'></iframe></body>"
+    )
+    (folder / "page.html").write_text(outer, encoding="utf-8")
+    return opened(folder, "1200,1600", "--virtual-time-budget=5000")
+
+
+@pytest.mark.parametrize("width", [1200, PHONE])
 @pytest.mark.parametrize("what", ["run", "compare", "one client", "no rounds"])
-def test_nothing_overlaps_or_is_cut(what: str, size: str, tmp_path: Path) -> None:
+def test_nothing_overlaps_or_is_cut(what: str, width: int, tmp_path: Path) -> None:
     pages = {
         "run": lambda: run_page(record(24, 50)),
         "compare": lambda: compare_page(RUNS),
         "one client": lambda: run_page(record(1, 1)),
         "no rounds": lambda: run_page(Record("runs/new", {"method": "fedavg", "rounds": 5})),
     }
-    found = asked(pages[what](), tmp_path, LOOKED_AT, size)
-    assert found == {"overlaps": [], "outside": [], "sideways": 0}
+    found = framed(pages[what](), tmp_path, LOOKED_AT, width)
+    assert found == {"overlaps": [], "outside": [], "sideways": 0, "width": width}
 
 
 def test_it_sorts_hides_points_and_switches(tmp_path: Path) -> None:
@@ -128,6 +157,37 @@ def test_it_sorts_hides_points_and_switches(tmp_path: Path) -> None:
     assert found["hidden"]
     assert set(found["themes"]) == {"light", "dark"}
     assert found["changed"]
+
+
+def test_numbers_with_units_are_sorted_by_what_they_are_worth(tmp_path: Path) -> None:
+    page = Page("Units")
+    sent = ["17.6 KiB", "2.0 MiB", "900 B", "1,030.5 MiB", "-"]
+    times = ["10 min", "4.5 s", "800 ms", "2 h", "120 s"]
+    page.table(["sent", "time"], list(zip(sent, times, strict=True)), sortable=True)
+    script = """
+    const table = document.querySelector("table");
+    return [0, 1].map((i) => {
+      table.tHead.rows[0].cells[i].click();
+      return [...table.tBodies[0].rows].map((row) => row.cells[i].textContent);
+    });
+    """
+    assert asked(page, tmp_path, script) == [
+        ["900 B", "17.6 KiB", "2.0 MiB", "1,030.5 MiB", "-"],
+        ["800 ms", "4.5 s", "120 s", "10 min", "2 h"],
+    ]
+
+
+def test_a_finger_reads_what_it_touches(tmp_path: Path) -> None:
+    script = """
+    const dot = document.querySelector("circle[data-k='3']");
+    const box = dot.getBoundingClientRect();
+    const where = { bubbles: true, clientX: box.left + box.width / 2, clientY: box.top + box.height / 2 };
+    dot.dispatchEvent(new MouseEvent("click", where));
+    const tip = document.getElementById("tip");
+    return tip.hidden ? "" : tip.textContent;
+    """
+    found = asked(run_page(record(12, 8)), tmp_path, script)
+    assert found.startswith("client device-3, 11.0 %")
 
 
 def test_markup_in_names_is_not_run(tmp_path: Path) -> None:

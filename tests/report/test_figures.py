@@ -102,6 +102,16 @@ def test_stacked_bars_begin_where_the_others_end() -> None:
     assert first.get("y") == second.get("y")
 
 
+def test_a_tick_across_stacked_bars_stands_at_its_own_value() -> None:
+    marks = [Marks("a", [1.0]), Marks("b", [3.0]), Marks("bound", [4.0], kind="tick")]
+    picture = parsed(rows_of("t", ["row"], marks, "x", stacked=True))
+    _, last = picture.iter("rect")
+    (tick,) = [path for path in picture.iter("path") if path.get("class") == "tick"]
+    # 1 + 3 = 4: where the bars end.
+    end = float(last.get("x", "")) + float(last.get("width", ""))
+    assert float(re.findall(r"[\d.]+", tick.get("d", ""))[0]) == pytest.approx(end, abs=0.1)
+
+
 def test_bars_side_by_side_do_not_touch() -> None:
     marks = [Marks("a", [1.0, 2.0]), Marks("b", [3.0, None])]
     tops = sorted(

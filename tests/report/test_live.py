@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from fedgrove.report.live import ROWS, Look, ending, in_terminal, line_of, page_of, thinned
+from fedgrove.report.live import ROWS, Look, ending, in_terminal, line_of, page_of, thinned, total
 
 LOOK = Look("runs/a", "ditto", "digits", "training", 3, 10, 3 << 20, "accuracy 90.0 %", 6.0, 14.0)
 
@@ -54,6 +54,16 @@ def test_a_table_shows_those_that_train_first_and_says_how_many_more() -> None:
     assert lines[1].startswith("[red]x")
     assert lines[2].startswith("r0")
     assert lines[3] == "... and 4 more"
+
+
+def test_of_a_sweep_the_time_left_is_that_of_all() -> None:
+    # 6 s for 3 of 20 rounds, and 10 + 7 are ahead.
+    text = in_text([LOOK, replace(LOOK, path="b", state="waiting", round=0, spent=0.0)])
+    assert text.splitlines()[-1] == "2 runs: 3 of 20 rounds, 6.0 MiB, 6 s, about 34 s left"
+    assert "left" not in text.splitlines()[0]
+    over = replace(LOOK, state="failed")
+    assert "2 failed" in page_of("x", [over, over])
+    assert "left" not in total([over, over])
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -72,6 +72,29 @@ def test_all_sections_of_a_good_run() -> None:
     assert "no <b>memory</b>" in text
 
 
+def test_clients_without_groups_are_of_one_kind() -> None:
+    clients = [{**client, "group": None} for client in record().clients]
+    text = read(record(clients=clients, similar=["a", "b"], similarity=[[1.0, 0.0], [0.0, 1.0]]))
+    assert "in no group" not in text
+    assert "How alike models are" in text
+    assert "Groups and" not in text
+    some = [{**client, "group": None} for client in record().clients[:3]]
+    assert "in no group (3)" in read(record(clients=[*record().clients[3:], *some]))
+
+
+def test_one_client_is_not_a_plural() -> None:
+    text = read(record(1, 3))
+    assert "ca-afp gives its only client 75.0 % accuracy, with" in text
+    assert "1 clients" not in text
+
+
+def test_a_run_that_failed_in_its_first_round_has_no_curve() -> None:
+    lines = [{**line(0, 3), "counts": False, "abandoned": "nobody answered."}]
+    text = read(Record("runs/a", {"method": "fedavg", "rounds": 3}, lines=lines, failure="lost."))
+    assert "No round was finished, so there is no curve." in text
+    assert "--evaluate" not in text
+
+
 def test_the_headline_by_hand() -> None:
     own = summary(12, 8)
     fedavg = summary(12, 8, method="fedavg", accuracy_mean=0.5, bytes_up=2**24, bytes_down=2**25)

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import fedgrove
 from fedgrove.errors import EngineError, FolderWarning
 from fedgrove.runs import page as run_page
 from fedgrove.runs.folder import RunFolder
-from fedgrove.runs.page import record_of, write_page
+from fedgrove.runs.page import cosines, record_of, write_page
 
 WORDS = {
     "data": "digits",
@@ -67,6 +68,14 @@ def test_models_of_their_own_are_compared(runs: Path) -> None:
         assert row[i] == pytest.approx(1, abs=1e-3)
         # Seen from their mean, models cannot all point the same way.
         assert sum(row) < 4
+
+
+def test_one_and_the_same_model_is_not_compared_with_itself() -> None:
+    model = {"a": torch.linspace(0, 1, 7)}
+    assert cosines([model] * 3) == []
+    # Apart from their mean of 1 by -1, 0 and 1.
+    apart = [{"a": torch.tensor([value])} for value in (0.0, 1.0, 2.0)]
+    assert cosines(apart) == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]
 
 
 def test_other_runs_are_no_baselines(runs: Path, tmp_path: Path) -> None:

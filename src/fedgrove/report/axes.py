@@ -90,7 +90,7 @@ def axis_of(
     >>> axis_of([3, 3], from_zero=True).ticks
     (0.0, 1.0, 2.0, 3.0)
     >>> axis_of([97], within=(0, 100)).high
-    100
+    100.0
     >>> axis_of([2, 900], log=True).ticks
     (1.0, 10.0, 100.0, 1000.0)
     """

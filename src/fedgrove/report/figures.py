@@ -259,8 +259,10 @@ def rows_of(
                 continue
             y = top + i * row_height + 4.5 + lane * (thick + gap)
             tip = each.tips[i] if each.tips else f"{labels[i]}, {each.name}: {value:.4g} {x_title}"
-            parts += _mark(each, i, value, done[i] if stacked else 0.0, place, y, thick, tip)
-            if stacked and each.kind == "bar":
+            # Ticks and dots across stacked bars say where they are, not how long.
+            is_stacked = stacked and each.kind == "bar"
+            parts += _mark(each, i, value, done[i] if is_stacked else 0.0, place, y, thick, tip)
+            if is_stacked:
                 done[i] += value
         parts.append("</g>")
     if level is not None:

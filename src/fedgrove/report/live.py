@@ -168,7 +168,7 @@ def _one(page: Page, look: Look) -> None:
         (duration(look.spent), "so far"),
     ]
     if look.left is not None and not look.is_over:
-        tiles.append((duration(look.left), "left, about"))
+        tiles.append((f"about {duration(look.left)}", "left"))
     page.tiles(tiles)
     if look.is_over:
         page.paragraph(ending(look))

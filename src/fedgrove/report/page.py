@@ -136,7 +136,7 @@ class Page:
 
     def notes(self, notes: Sequence[str]) -> None:
         """Add a list of notes."""
-        items = [f"<li>{escape(note)}</li>" for note in notes]
+        items = [f"<li>{_text(note)}</li>" for note in notes]
         self._blocks.append(f"<ul>{''.join(items)}</ul>")
 
     def html(self) -> str:

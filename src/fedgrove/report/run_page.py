@@ -246,6 +246,9 @@ def _progress(page: Page, record: Record) -> None:
     if not record.lines:
         return
     page.heading("Round by round")
+    if _rounds_done(record) == 0:
+        page.paragraph("No round was finished, so there is no curve.")
+        return
     page.paragraph(small=SMALL_PRINT)
     drawings: list[Drawing] = []
     curves = _curves(record.lines)
@@ -593,7 +596,7 @@ def _groups(page: Page, record: Record) -> None:
     page.heading("Groups and how alike models are" if is_grouped else "How alike models are")
     words = []
     if is_grouped:
-        words.append(f"The clients are in {len(members)} groups; those of one group share a model.")
+        words.append(f"The clients are in {len(members)} groups, which train a model each.")
         if summary.get("purity") is not None:
             words.append(
                 f"Purity {summary['purity']:.2f}: the share of clients that are of the commonest "
@@ -616,7 +619,8 @@ def _group_bars(members: Mapping[int, Sequence[Mapping[str, Any]]], scores: Scor
     texts = []
     for number, clients in sorted(members.items()):
         own = [client["score"] for client in clients if client.get("score") is not None]
-        labels.append(f"group {number}, {len(clients)} clients")
+        of = "1 client" if len(clients) == 1 else f"{len(clients):,} clients"
+        labels.append(f"group {number}, {of}")
         mean = factor * math.fsum(own) / len(own) if own else None
         values.append(mean)
         texts.append("" if mean is None else f"{mean:.1f}" if scores.share else f"{mean:.4g}")
@@ -705,14 +709,14 @@ def _bytes(page: Page, record: Record) -> None:
     if len(spent) > 1:
         named = {}
         for cause, count in spent.items():
-            named["grouping, probing" if cause == "exchanges" else cause] = count / 2**20
+            named["outside rounds" if cause == "exchanges" else cause] = count / 2**20
         texts = [mib(count) for count in spent.values()]
         drawings.append(bars("By cause, both ways", named, "MiB", 3, texts=texts))
-    if "exchanges" in spent:
-        page.paragraph(
-            small="By cause, the messages of grouping and probing count whole; the others are "
-            "those of the rounds."
-        )
+        if "exchanges" in spent:
+            page.paragraph(
+                small="Outside rounds: messages of grouping and probing, and of exchanges that "
+                "were abandoned, counted whole."
+            )
     page.figures(*drawings)
     summary = record.summary
     if summary is not None:

@@ -79,7 +79,7 @@ def record_of(folder: RunFolder, failure: str = "", name: str | None = None) -> 
     similarity: list[list[float]] = []
     similar = _by_group(clients, models)
     if len(similar) > 2:
-        similarity = _cosines([models[str(client["model"])] for client in similar])
+        similarity = cosines([models[str(client["model"])] for client in similar])
     beside: dict[str, Any] = {}
     if summary is not None:
         beside = _beside(folder.path, summary)
@@ -167,7 +167,7 @@ def _by_group(
     return sorted(own, key=lambda c: math.inf if c.get("group") is None else c["group"])
 
 
-def _cosines(models: Sequence[Tree]) -> list[list[float]]:
+def cosines(models: Sequence[Tree]) -> list[list[float]]:
     """The cosine of every pair of models, seen from their mean."""
     names = set.intersection(*({*model} for model in models))
     rows = []
