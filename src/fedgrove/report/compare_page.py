@@ -83,7 +83,12 @@ def _title(finished: Sequence[Compared]) -> str:
 
 
 def _notes(finished: Sequence[Compared]) -> list[str]:
-    return list(dict.fromkeys(str(n) for each in finished for n in (each.summary or {})["notes"]))
+    told: dict[str, None] = {}
+    for each in finished:
+        summary = each.summary or {}
+        for note in summary["notes"]:
+            told[f"{summary.get('data')}: {note}"] = None
+    return list(told)
 
 
 def headline(groups: Sequence[Group]) -> str:

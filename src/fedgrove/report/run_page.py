@@ -816,5 +816,6 @@ def _again(page: Page, record: Record) -> None:
     notes = (record.summary or {}).get("notes") or []
     if notes:
         page.paragraph("Notes")
-        page.notes([str(note) for note in notes])
+        # What is noted is often of the data: "generated, not measured" alone would say nothing.
+        page.notes([f"{_data(record)}: {note}" for note in notes])
     page.paragraph(small=f"Run folder: {record.path}")
