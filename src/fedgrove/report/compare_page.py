@@ -20,6 +20,8 @@ from .tables import Scores, Summary, duration, mib, percent
 Group = Mapping[str, Any]
 FAR_APART = 10
 """Entries of which one sends so many times as much as another are drawn over a log scale."""
+UNSURE = 0.05
+"""A p above this is told beside the best entry."""
 MOST_CURVES = 12
 """Of more entries than this, the curves are left out: nobody could tell them apart."""
 
@@ -119,7 +121,22 @@ def headline(groups: Sequence[Group]) -> str:
             text += f" {best['group']} sends {share} of {group['group']}'s bytes."
     if all(len(group["seeds"]) < 2 for group in ranked):
         text += " One seed each: small differences may be chance."
+    chance = _chance(best, ranked[1])
+    if chance is not None and chance > UNSURE:
+        text += (
+            f" Its lead over {ranked[1]['group']} may be chance (paired by seed, p {chance:.2g})."
+        )
     return text
+
+
+def _chance(one: Group, other: Group) -> float | None:
+    """The p of the paired test between two entries, where there is one."""
+    for group, against in ((one, other), (other, one)):
+        for pair in group.get("paired", ()):
+            if pair["against"] == against["group"]:
+                p = pair["p"]
+                return None if p is None else float(p)
+    return None
 
 
 def _metric(group: Group) -> str:

@@ -486,6 +486,7 @@ def _dots(clients: Sequence[Mapping[str, Any]], scores: Scores) -> Drawing:
         f"{scores.metric}{percent}",
         y_within=top,
         x_within=within,
+        whole_x=key == "examples",
     )
 
 
