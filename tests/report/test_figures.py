@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedgrove.report.axes import axis_of
@@ -22,6 +22,7 @@ def parsed(drawing: Drawing) -> ElementTree.Element:
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=20), st.booleans(), st.booleans())
+@example([2.0, 2.2250738585072014e-308], True, False)
 def test_an_axis_holds_all_its_values(values: list[float], log: bool, from_zero: bool) -> None:
     axis = axis_of(values, log=log, from_zero=from_zero)
     assert axis.low < axis.high

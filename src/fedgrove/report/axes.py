@@ -34,7 +34,9 @@ class Axis:
         if self.is_log:
             # What is not above zero has no place on such an axis: it lies at its beginning.
             value = max(value, self.low)
-            share = math.log(value / self.low) / math.log(self.high / self.low)
+            # Of each by itself: a ratio of very unlike numbers has no end.
+            first = math.log(self.low)
+            share = (math.log(value) - first) / (math.log(self.high) - first)
         else:
             share = (value - self.low) / (self.high - self.low)
         return start + share * (end - start)

@@ -123,9 +123,8 @@ def headline(groups: Sequence[Group]) -> str:
         text += " One seed each: small differences may be chance."
     chance = _chance(best, ranked[1])
     if chance is not None and chance > UNSURE:
-        text += (
-            f" Its lead over {ranked[1]['group']} may be chance (paired by seed, p {chance:.2g})."
-        )
+        behind = ranked[1]["group"]
+        text += f" Its lead over {behind} may be chance (paired by seed, p {chance:.2g})."
     return text
 
 
