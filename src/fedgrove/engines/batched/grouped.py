@@ -26,6 +26,7 @@ from ...nets.norms import native
 from ...trees import Tree
 from . import convolution, ragged
 from .convolution import has_triton
+from .linear import linear
 
 
 def forward(
@@ -177,13 +178,13 @@ class _GroupedMode(TorchFunctionMode):
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         features = self._split_clients(x)
         self.linear_inputs.append(features)
-        y = features @ weight.mT
-        if bias is None:
-            return y
-        if bias.dim() == 1:
-            # Of a frozen layer: one for all clients.
-            return y + bias
-        return y + bias.unsqueeze(1)
+        # What is frozen is one for all clients.
+        if bias is not None and bias.dim() == 1:
+            bias = bias.expand(self.clients, -1)
+        if weight.dim() == 2:
+            y = features @ weight.mT
+            return y if bias is None else y + bias.unsqueeze(1)
+        return linear(features, weight, bias)
 
     # Channels that are split, joined or shuffled are so client by client.
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 Pair = tuple[int, int]
 
-ENOUGH_PROGRAMS = 264
-"""Programs that keep the card busy, twice its multiprocessors: fewer, and a sum is cut in parts."""
+ENOUGH_WARPS = 4224
+"""Warps that keep a card busy, 32 for each multiprocessor: fewer, and a sum is cut in parts."""
 
 
 @triton.jit
@@ -298,7 +298,7 @@ def weight_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding
     windows = len(dy) * dy.shape[2] * dy.shape[3]
     tiles = tiles_of_weights(numbers, filters, x.element_size())
     blocks = triton.cdiv(numbers, tiles.m) * triton.cdiv(filters, tiles.n)
-    parts = parts_of(blocks * clients, windows, tiles.k)
+    parts = parts_of(blocks * clients * tiles.warps, windows, tiles.k)
     per_part = triton.cdiv(triton.cdiv(windows, parts), tiles.k) * tiles.k
     sums = torch.empty((parts, *shape), dtype=torch.float32, device=x.device)
     grid = (triton.cdiv(numbers, tiles.m), triton.cdiv(filters, tiles.n), clients * parts)
@@ -363,20 +363,20 @@ def tiles_of_weights(numbers: int, filters: int, bytes_each: int) -> Tiles:
     return Tiles(m=32, n=n, k=32, warps=2, stages=3)
 
 
-def parts_of(programs: int, windows: int, block: int) -> int:
+def parts_of(warps: int, windows: int, block: int) -> int:
     """Into how many parts to cut a sum over windows, so that the card is busy.
 
     A power of two, so that few kernels do for all; a part has four blocks or more.
 
-    >>> parts_of(programs=90, windows=32768, block=64)
-    4
-    >>> parts_of(programs=500, windows=32768, block=64)
+    >>> parts_of(warps=400, windows=32768, block=64)
+    16
+    >>> parts_of(warps=5000, windows=32768, block=64)
     1
-    >>> parts_of(programs=1, windows=100, block=32)
-    1
+    >>> parts_of(warps=2, windows=300, block=32)
+    2
     """
     parts = 1
-    while programs * parts < ENOUGH_PROGRAMS and windows // (2 * parts) >= 4 * block:
+    while warps * parts < ENOUGH_WARPS and windows // (2 * parts) >= 4 * block:
         parts *= 2
     return parts
 
