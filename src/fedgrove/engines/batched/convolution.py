@@ -44,8 +44,20 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddi
 
 @cache
 def has_triton() -> bool:
-    """Whether kernels can be compiled here: Triton comes with torch's builds for Linux and CUDA."""
-    return importlib.util.find_spec("triton") is not None
+    """Whether kernels can be compiled for this card: tried once, with a small one.
+
+    Triton comes with torch's builds for Linux and CUDA. It needs a C compiler on the machine.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return False
+    # Slow to import.
+    from . import pooling
+
+    try:
+        pooling.max_pool(torch.zeros(1, 1, 2, 2, device="cuda"), (2, 2))
+    except Exception:  # of whatever kind, in a compiler that is not ours
+        return False
+    return True
 
 
 @cache

@@ -80,6 +80,7 @@ from ..work import (
 )
 from . import grouped
 from .alone import can_stack, run_alone
+from .convolution import has_triton
 from .device_data import DeviceData, DeviceSplit
 from .graphs import GraphCache
 from .stacking import (
@@ -361,8 +362,13 @@ class Batched:
         return self._can_stack[id(net)]
 
     def notes(self, run: Run) -> list[str]:
-        """Which networks of a run were trained one client at a time."""
+        """Which networks of a run were trained one client at a time, and what made it slower."""
         said = []
+        if self._device.type == "cuda" and not has_triton():
+            said.append(
+                "clients were trained without kernels of our own, which is slower: Triton is not "
+                "installed or finds no C compiler (pip install triton; apt install gcc)"
+            )
         for net in run.nets.values():
             if not self._can_stack.get(id(net), True):
                 name = type(net.module).__name__
