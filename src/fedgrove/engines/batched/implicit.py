@@ -34,7 +34,7 @@ def _multiply(
     weight,
     bias,
     out,
-    windows,
+    examples,
     height,
     width,
     out_height,
@@ -63,15 +63,27 @@ def _multiply(
 ):
     """A block of outputs: windows of ``images`` times ``weight``, of one client.
 
-    With ``BACKWARD`` a window holds what an input point contributed to. ``DEPTH`` is the number of
-    channels in ``images`` where it is too small to fill a block, otherwise 0.
+    With ``BACKWARD`` a window holds what an input point contributed to. Where the stride is 2, the
+    even points contributed through other places of the kernel than the odd ones: points are
+    therefore taken class by class, and each class skips the places that it has no part in.
+    ``DEPTH`` is the number of channels in ``images`` where it is too small to fill a block,
+    otherwise 0.
     """
+    CLASSES_H: tl.constexpr = STRIDE_H if BACKWARD else 1
+    CLASSES_W: tl.constexpr = STRIDE_W if BACKWARD else 1
     client = tl.program_id(2)
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    blocks_of_class = tl.num_programs(0) // (CLASSES_H * CLASSES_W)
+    class_y = tl.program_id(0) // blocks_of_class // CLASSES_W
+    class_x = tl.program_id(0) // blocks_of_class % CLASSES_W
+    m = tl.program_id(0) % blocks_of_class * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    example = m // (out_height * out_width)
-    y = (m // out_width) % out_height
-    x = m % out_width
+    # How many rows and columns of the output are in the class.
+    rows = tl.cdiv(out_height - class_y, CLASSES_H)
+    columns = tl.cdiv(out_width - class_x, CLASSES_W)
+    example = m // (rows * columns)
+    y = (m // columns) % rows * CLASSES_H + class_y
+    x = m % columns * CLASSES_W + class_x
+    exists = example < examples
     # 64 bits for what may be large: the beginning of an image.
     image = images + (example * height * width).to(tl.int64) * image_row + client * depth
     weights = weight + client.to(tl.int64) * weight_client
@@ -89,7 +101,7 @@ def _multiply(
                 x[:, None], (tap % KERNEL_W)[None, :], width, STRIDE_W, PAD_W, BACKWARD
             )
             in_window = k < KERNEL_H * KERNEL_W * DEPTH
-            inside = inside_y & inside_x & (m < windows)[:, None] & in_window[None, :]
+            inside = inside_y & inside_x & exists[:, None] & in_window[None, :]
             places = (row * width + column) * image_row + channel[None, :]
             a = tl.load(image[:, None] + places, mask=inside, other=0.0)
             offsets = tap * weight_tap + channel * weight_depth
@@ -102,12 +114,18 @@ def _multiply(
     else:
         # A block lies within one place of the kernel: whether it is inside is asked once per row.
         blocks = depth // BLOCK_K
-        for i in range(0, KERNEL_H * KERNEL_W * blocks):
-            tap = i // blocks
+        first_y = (class_y + PAD_H) % CLASSES_H
+        first_x = (class_x + PAD_W) % CLASSES_W
+        taps_y = tl.cdiv(KERNEL_H - first_y, CLASSES_H)
+        taps_x = tl.cdiv(KERNEL_W - first_x, CLASSES_W)
+        for i in range(0, taps_y * taps_x * blocks):
+            tap_y = first_y + i // blocks // taps_x * CLASSES_H
+            tap_x = first_x + i // blocks % taps_x * CLASSES_W
+            tap = tap_y * KERNEL_W + tap_x
             channel = (i % blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
-            row, inside_y = _source(y, tap // KERNEL_W, height, STRIDE_H, PAD_H, BACKWARD)
-            column, inside_x = _source(x, tap % KERNEL_W, width, STRIDE_W, PAD_W, BACKWARD)
-            inside = inside_y & inside_x & (m < windows)
+            row, inside_y = _source(y, tap_y, height, STRIDE_H, PAD_H, BACKWARD)
+            column, inside_x = _source(x, tap_x, width, STRIDE_W, PAD_W, BACKWARD)
+            inside = inside_y & inside_x & exists
             place = (row * width + column) * image_row
             a = tl.load(
                 (image + place)[:, None] + channel[None, :], mask=inside[:, None], other=0.0
@@ -121,11 +139,11 @@ def _multiply(
             total = tl.dot(a, b, total, input_precision=PRECISION)
     if HAS_BIAS:
         total += tl.load(bias + client * filters + n, mask=n < filters, other=0.0)[None, :]
-    there = out + m.to(tl.int64)[:, None] * out_row + (client * filters + n)[None, :]
+    place = (example.to(tl.int64) * out_height + y) * out_width + x
     tl.store(
-        there,
+        out + place[:, None] * out_row + (client * filters + n)[None, :],
         total.to(out.dtype.element_ty),
-        mask=(m < windows)[:, None] & (n < filters)[None, :],
+        mask=exists[:, None] & (n < filters)[None, :],
     )
 
 
@@ -252,16 +270,21 @@ def _launch(
     backward: bool,
 ) -> None:
     clients, _, kh, kw, _ = weight.shape
-    windows = len(out) * out.shape[2] * out.shape[3]
     tiles = tiles_of_images(filters, images.element_size())
     fills_blocks = depth % tiles.k == 0
-    grid = (triton.cdiv(windows, tiles.m), triton.cdiv(filters, tiles.n), clients)
+    classes = stride if backward else (1, 1)
+    # Of the largest class, the first.
+    windows = (
+        len(out) * triton.cdiv(out.shape[2], classes[0]) * triton.cdiv(out.shape[3], classes[1])
+    )
+    blocks = triton.cdiv(windows, tiles.m) * classes[0] * classes[1]
+    grid = (blocks, triton.cdiv(filters, tiles.n), clients)
     _multiply[grid](
         images,
         weight,
         out if bias is None else bias,
         out,
-        windows,
+        len(out),
         images.shape[2],
         images.shape[3],
         out.shape[2],
