@@ -1,4 +1,4 @@
-"""What stacks compute in their own way: BatchNorm over short batches, convolutions by im2col."""
+"""What stacks compute in their own way: BatchNorm over short batches, and convolutions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-from fedgrove.engines.batched import im2col, ragged
+from fedgrove.engines.batched import convolution, library, ragged, windows
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -50,59 +51,108 @@ def test_short_batches_beside_full_ones(device: str, far: float) -> None:
     torch.testing.assert_close(grads, expected_grads)
 
 
-KERNELS = [((3, 3), (1, 1)), ((3, 3), (0, 0)), ((1, 1), (0, 0)), ((5, 5), (2, 2)), ((2, 3), (0, 1))]
+KERNELS = [
+    ((3, 3), (1, 1), (1, 1)),
+    ((3, 3), (1, 1), (0, 0)),
+    ((1, 1), (1, 1), (0, 0)),
+    ((5, 5), (1, 1), (2, 2)),
+    ((2, 3), (1, 1), (0, 1)),
+    ((1, 5), (1, 1), (0, 2)),
+    ((3, 3), (2, 2), (1, 1)),
+    ((3, 3), (2, 1), (0, 1)),
+    ((1, 1), (2, 2), (0, 0)),
+]
+"""Kernel, stride and padding."""
 
 
-@pytest.mark.parametrize("side", [4, 7])
-@pytest.mark.parametrize(("kernel", "padding"), KERNELS, ids=[str(k) for k, _ in KERNELS])
-def test_windows_times_weights_are_a_convolution(kernel: Any, padding: Any, side: int) -> None:
-    """Images and both gradients of two clients, four to five channels."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 8, side, side, generator=g, dtype=torch.float64, requires_grad=True)
+def images(examples: int, channels: int, side: int) -> Tensor:
+    """Random images, channels last in memory."""
+    g = torch.Generator().manual_seed(channels)
+    x = torch.randn(examples, channels, side, side, generator=g, dtype=torch.float64)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("way", [library, windows], ids=["library", "windows"])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), KERNELS)
+def test_each_way_is_a_convolution(way: Any, kernel: Any, stride: Any, padding: Any) -> None:
+    """Images and both gradients of two clients, four channels to five."""
+    x = images(3, 8, 7).requires_grad_()
+    g = torch.Generator().manual_seed(1)
     w = torch.randn(2, 5, 4, *kernel, generator=g, dtype=torch.float64, requires_grad=True)
-    assert im2col.is_faster(x, w, (1, 1), padding)
-    mine = im2col.convolve(x, w, (1, 1), padding)
-    expected = F.conv2d(x, w.flatten(0, 1), None, 1, padding, groups=2)
+    bias = torch.randn(2, 5, generator=g, dtype=torch.float64)
+    expected = F.conv2d(x, w.flatten(0, 1), bias.flatten(), stride, padding, groups=2)
+    dy = images(3, 10, 9)[:, :, : expected.shape[2], : expected.shape[3]]
+    dy = dy.contiguous(memory_format=torch.channels_last)
+    expected_dx, expected_dw = torch.autograd.grad(expected, (x, w), dy)
+
+    packed = w.detach().permute(0, 1, 3, 4, 2).contiguous()
+    y = way.forward(x.detach(), packed, bias, stride, padding)
+    torch.testing.assert_close(y, expected.detach())
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    dw = way.weight_gradient(dy, x.detach(), packed, stride, padding)
+    torch.testing.assert_close(dw, expected_dw)
+    if way is windows and stride != (1, 1):
+        with pytest.raises(ValueError, match="a stride of 1"):
+            way.input_gradient(dy, x.detach(), packed, stride, padding)
+        return
+    dx = way.input_gradient(dy, x.detach(), packed, stride, padding)
+    torch.testing.assert_close(dx, expected_dx)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_gradients_of_a_convolution(has_bias: bool) -> None:
+    """As torch's own of one with groups, in float32, of weights, bias and images."""
+    x = images(3, 8, 7).float().requires_grad_()
+    g = torch.Generator().manual_seed(1)
+    w = torch.randn(2, 5, 4, 3, 3, generator=g, requires_grad=True)
+    bias = torch.randn(2, 5, generator=g, requires_grad=True) if has_bias else None
+    leaves = [x, w] if bias is None else [x, w, bias]
+    mine = convolution.convolve(x, w, bias, (1, 1), (1, 1))
+    flat_bias = None if bias is None else bias.flatten()
+    expected = F.conv2d(x, w.flatten(0, 1), flat_bias, 1, 1, groups=2)
     torch.testing.assert_close(mine, expected)
-    back = torch.randn(expected.shape, generator=g, dtype=torch.float64)
-    grads = torch.autograd.grad(mine, (x, w), back)
-    expected_grads = torch.autograd.grad(expected, (x, w), back)
-    torch.testing.assert_close(grads, expected_grads)
+    grads = torch.autograd.grad(mine.square().sum(), leaves)
+    expected_grads = torch.autograd.grad(expected.square().sum(), leaves)
+    torch.testing.assert_close(grads, expected_grads, rtol=1e-4, atol=1e-4)
+    assert grads[1].is_contiguous()
 
 
-def test_only_small_images_are_multiplied_and_in_bf16_only_tiny_ones() -> None:
-    w = torch.zeros(2, 5, 4, 3, 3)
-
-    def is_faster(side: int, dtype: torch.dtype = torch.float32) -> bool:
-        x = torch.zeros(5, 8, side, side, dtype=dtype, requires_grad=True)
-        return im2col.is_faster(x, w, (1, 1), (1, 1))
-
-    assert is_faster(4)
-    assert is_faster(5)
-    assert is_faster(8)
-    assert not is_faster(9)
+def test_under_autocast_products_are_short_and_gradients_are_not() -> None:
+    x = images(2, 8, 5).float()
+    w = torch.ones(2, 5, 4, 3, 3, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        assert is_faster(4)
-        assert not is_faster(5)
-        assert not is_faster(8)
-        assert not is_faster(9)
+        y = convolution.convolve(x, w, None, (1, 1), (1, 1))
+        assert convolution.product_dtype(x) == torch.bfloat16
         # Autocast leaves float64 as it is.
-        assert is_faster(8, torch.float64)
+        assert convolution.product_dtype(x.double()) == torch.float64
+    assert y.dtype == torch.bfloat16
+    (dw,) = torch.autograd.grad(y.float().sum(), w)
+    assert dw.dtype == torch.float32
 
 
-@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (2, 1)])
-def test_a_first_layer_with_few_channels(stride: Any) -> None:
-    """No gradient of the images is asked for, so any stride will do."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(5, 6, 20, 20, generator=g, dtype=torch.float64)
-    w = torch.randn(2, 4, 3, 3, 3, generator=g, dtype=torch.float64, requires_grad=True)
-    assert im2col.is_faster(x, w, stride, (1, 1))
-    mine = im2col.convolve(x, w, stride, (1, 1))
-    expected = F.conv2d(x, w.flatten(0, 1), None, stride, 1, groups=2)
-    torch.testing.assert_close(mine, expected)
-    grads = torch.autograd.grad(mine.square().sum(), w)
-    expected_grads = torch.autograd.grad(expected.square().sum(), w)
-    torch.testing.assert_close(grads, expected_grads)
+@CUDA
+def test_the_fastest_way_is_found_once_and_one_that_fails_is_out() -> None:
+    calls: list[str] = []
+
+    def slow(x: Tensor) -> Tensor:
+        calls.append("slow")
+        for _ in range(50):
+            x = x @ x
+        return x
+
+    def quick(x: Tensor) -> Tensor:
+        calls.append("quick")
+        return x + 1
+
+    def broken(x: Tensor) -> Tensor:
+        calls.append("broken")
+        raise ValueError("cannot")
+
+    candidates = [(library, broken), (windows, slow), (ragged, quick)]
+    assert convolution.fastest(candidates, (torch.eye(512, device="cuda"),)) is ragged
+    assert set(calls) == {"slow", "quick", "broken"}
+    with pytest.raises(ValueError, match="cannot"):
+        convolution.fastest([(library, broken)], (torch.eye(2, device="cuda"),))
 
 
 def test_a_large_mean_does_not_hide_the_variance() -> None:

@@ -18,7 +18,7 @@ How an exchange runs through this package:
    examples on the device (:mod:`.device_data`) and lays them out in batches (``BatchPlan``).
 5. ``train_stack`` (:mod:`.steps`) then calls ``Stack.advance`` step by step; on CUDA
    ``GraphCache.train`` (:mod:`.graphs`) has it replay captured graphs instead. A step runs the
-   network in grouped kernels (:mod:`.grouped`, with :mod:`.im2col` for small images and
+   network in grouped kernels (:mod:`.grouped`, with :mod:`.convolution` on a card and
    :mod:`.ragged` for BatchNorm on short batches), or under ``torch.func.vmap`` where grouped
    kernels would not give the same result.
 6. ``_train`` brings the results back to the CPU and to full width, each into its job's carry.
@@ -80,6 +80,7 @@ from ..work import (
 )
 from . import grouped
 from .alone import can_stack, run_alone
+from .convolution import has_triton
 from .device_data import DeviceData, DeviceSplit
 from .graphs import GraphCache
 from .stacking import (
@@ -361,8 +362,13 @@ class Batched:
         return self._can_stack[id(net)]
 
     def notes(self, run: Run) -> list[str]:
-        """Which networks of a run were trained one client at a time."""
+        """Which networks of a run were trained one client at a time, and what made it slower."""
         said = []
+        if self._device.type == "cuda" and not has_triton():
+            said.append(
+                "clients were trained without kernels of our own, which is slower: Triton is not "
+                "installed or finds no C compiler (pip install triton; apt install gcc)"
+            )
         for net in run.nets.values():
             if not self._can_stack.get(id(net), True):
                 name = type(net.module).__name__
@@ -429,8 +435,15 @@ class Batched:
         stage = few[0].work.stages[number][1]
         self._load_data(few, stage.over.split if isinstance(stage, Measure) else "train")
 
-        # Graphs captured here go to a cache of their own, and are freed with it.
         kept_cache = self._graph_cache
+        # Once before it counts: to time the ways to convolve takes memory too.
+        self._graph_cache = None
+        try:
+            with preserved_rng(self._device):
+                run_stage([replace(job) for job in few], number, steps=1)
+        finally:
+            self._graph_cache = kept_cache
+        # Graphs captured here go to a cache of their own, and are freed with it.
         if kept_cache is not None:
             self._graph_cache = GraphCache()
         # Emptied, so that what is reserved from here on is reserved for these few.

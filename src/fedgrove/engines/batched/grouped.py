@@ -24,7 +24,9 @@ from torch.overrides import TorchFunctionMode
 from ...nets import Net
 from ...nets.norms import native
 from ...trees import Tree
-from . import im2col, ragged
+from . import convolution, ragged
+from .convolution import has_triton
+from .linear import linear
 
 
 def forward(
@@ -37,8 +39,8 @@ def forward(
     """
     clients, examples, channels = x.shape[:3]
     side_by_side = x.transpose(0, 1).reshape(examples, clients * channels, *x.shape[3:])
-    # The layout in which half precision has its fast kernels.
-    if side_by_side.dim() == 4 and torch.is_autocast_enabled("cuda"):
+    # The layout that the card's matrix units read without another copy.
+    if side_by_side.dim() == 4 and side_by_side.is_cuda:
         side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
     with _GroupedMode(clients, weight) as mode, native():
         logits: Tensor = net.run(tree, side_by_side, train)
@@ -59,9 +61,12 @@ class _GroupedMode(TorchFunctionMode):
             torch.conv2d: self._conv2d,
             F.linear: self._linear,
             F.batch_norm: self._batch_norm,
+            F.max_pool2d: self._max_pool2d,
+            torch.max_pool2d: self._max_pool2d,
             F.group_norm: self._group_norm,
             torch.flatten: self._flatten,
             Tensor.flatten: self._flatten,
+            Tensor.view: self._view,
             torch.chunk: self._chunk,
             Tensor.chunk: self._chunk,
             torch.cat: self._cat,
@@ -89,13 +94,11 @@ class _GroupedMode(TorchFunctionMode):
             images = self._as_examples(input)
             y = F.conv2d(images, weight, bias, stride, padding, dilation, groups)
             return self._side_by_side(y)
-        bias = None if bias is None else bias.flatten()
         is_plain = groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1)
-        if is_plain and im2col.is_faster(input, weight, _pair(stride), _pair(padding)):
-            y = im2col.convolve(input, weight, _pair(stride), _pair(padding))
-            if bias is None:
-                return y
-            return y + bias.view(-1, 1, 1).to(y.dtype)
+        # In float64, which is for comparisons, and on a CPU there is one way only.
+        if is_plain and input.is_cuda and weight.dtype != torch.float64:
+            return convolution.convolve(input, weight, bias, _pair(stride), _pair(padding))
+        bias = None if bias is None else bias.flatten()
         # (K, O, C, kh, kw) as (K·O, C, kh, kw): K times the groups, each with its client's filters.
         weight = weight.flatten(0, 1)
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups * self.clients)
@@ -124,6 +127,31 @@ class _GroupedMode(TorchFunctionMode):
             input, self.weight, (mean, var), (scale, shift), options["momentum"], options["eps"]
         )
 
+    def _max_pool2d(
+        self,
+        input: Tensor,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        if return_indices:
+            # Caught by `supports`: such a network is left to vmap.
+            raise ValueError("places of maxima have no meaning for clients side by side")
+        window = _pair(kernel_size)
+        is_side_by_side = not stride or _pair(stride) == window
+        is_plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode
+        if is_side_by_side and is_plain and input.is_cuda and has_triton():
+            # Slow to import, and only where torch was built for a card.
+            from . import pooling
+
+            return pooling.max_pool(input, window)
+        return torch.max_pool2d(
+            input, kernel_size, stride or kernel_size, padding, dilation, ceil_mode
+        )
+
     def _group_norm(
         self,
         input: Tensor,
@@ -141,16 +169,22 @@ class _GroupedMode(TorchFunctionMode):
             raise ValueError("only flatten(1) has a meaning for clients side by side")
         return self._split_clients(x)
 
+    def _view(self, x: Tensor, *shape: Any) -> Tensor:
+        if x.dim() != 4:
+            return x.view(*shape)
+        # With channels last in memory a view of an image may need a copy.
+        return x.reshape(*shape)
+
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         features = self._split_clients(x)
         self.linear_inputs.append(features)
-        y = features @ weight.mT
-        if bias is None:
-            return y
-        if bias.dim() == 1:
-            # Of a frozen layer: one for all clients.
-            return y + bias
-        return y + bias.unsqueeze(1)
+        # What is frozen is one for all clients.
+        if bias is not None and bias.dim() == 1:
+            bias = bias.expand(self.clients, -1)
+        if weight.dim() == 2:
+            y = features @ weight.mT
+            return y if bias is None else y + bias.unsqueeze(1)
+        return linear(features, weight, bias)
 
     # Channels that are split, joined or shuffled are so client by client.
 
@@ -193,7 +227,7 @@ class _GroupedMode(TorchFunctionMode):
         return by_client.reshape(self.clients, x.shape[0], -1)
 
 
-def _pair(value: Any) -> im2col.Pair:
+def _pair(value: Any) -> convolution.Pair:
     """What torch takes as one number or two."""
     if isinstance(value, int):
         return (value, value)

@@ -24,6 +24,7 @@ from ...nets import Net, Output
 from ...parts import local
 from ...trees import Tree
 from . import grouped
+from .convolution import has_triton
 from .device_data import DeviceSplit
 from .templates import from_template
 
@@ -187,8 +188,21 @@ class Stack:
             for leaf, value in self.carry[name].items():
                 copies[leaf] = value.clone(memory_format=torch.contiguous_format)
             self.carry[name] = copies
+        self.in_place = self._can_step_in_place()
         # The number of the next step, on the device: a replayed graph reads it there.
         self.step = torch.zeros((), dtype=torch.long, device=hyperparameters.device)
+
+    def _can_step_in_place(self) -> bool:
+        """Whether the optimiser's kernels can take its step (:mod:`.fused`)."""
+        if not self.use_grouped or not self.hyperparameters.is_cuda:
+            return False
+        # What is frozen is left to the pure form, which puts it back.
+        if not has_triton() or local.frozen_names(self.stage, self.carry):
+            return False
+        # Slow to import, and only where torch was built for a card.
+        from . import fused
+
+        return fused.can_update(from_template(self.template, self.hyperparameters.T))
 
     @property
     def shape_key(self) -> tuple[Any, ...]:
@@ -233,11 +247,37 @@ class Stack:
         step = self.step.expand(count)
         clients = torch.arange(count, device=step.device)
         active = None if all_active else self.plan.steps[:count] > step
-        # The first rows as a slice, not as `clients`: they are then views, and nothing is gathered.
         # The batch has no name: its memory is free again when the results are written.
-        after = self._step(slice(count), self.plan.batch(self.data, clients, step), ragged)
-        self._write(slice(count), after, active)
+        if self.in_place:
+            self._step_in_place(count, self.plan.batch(self.data, clients, step), active, ragged)
+        else:
+            # The first rows as a slice, not as `clients`: they are then views, and nothing is
+            # gathered.
+            after = self._step(slice(count), self.plan.batch(self.data, clients, step), ragged)
+            self._write(slice(count), after, active)
         self.step += 1
+
+    def _step_in_place(self, count: int, batch: Batch, active: Tensor | None, ragged: bool) -> None:
+        """A step whose last part, the optimiser's, is one kernel per tensor (:mod:`.fused`)."""
+        from . import fused
+
+        carry = select_clients(self.carry, slice(count))
+        tree = carry[self.stage.end]
+        buffers = {k: tree[k] for k in self.net.layout.buffers}
+        if active is not None:
+            # The forward pass moves running statistics, those of clients that are done too.
+            buffers = {k: v.clone() for k, v in buffers.items()}
+        hyperparameters = self.hyperparameters[:count]
+        grads, aux = self._gradients(hyperparameters, carry, batch, ragged, buffers)
+        # The first dimension is the number's: every float becomes a tensor with one value a client.
+        stage = from_template(self.template, hyperparameters.T)
+        state = self.carry[local.OPTIMISER]
+        with torch.no_grad():
+            fused.update(stage, carry, grads, state, count, active)
+        moved: Carry = {"aux": aux}
+        if active is not None:
+            moved[self.stage.end] = buffers
+        self._write(slice(count), moved, active)
 
     def advance_clients(self, clients: Tensor, step: int, width: int) -> None:
         """Step ``step`` of some clients, whose batches hold exactly ``width`` examples."""
@@ -268,8 +308,26 @@ class Stack:
         """The network in grouped kernels; objective and optimiser under vmap."""
         net = self.net
         tree = carry[self.stage.end]
-        params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
         buffers = {k: tree[k].clone() for k in net.layout.buffers}
+        grads, aux = self._gradients(hyperparameters, carry, batch, ragged, buffers)
+
+        def update_one(
+            hyperparameters: Tensor, carry: Carry, grads: Tree, aux: Tree, buffers: Tree
+        ) -> Carry:
+            stage = from_template(self.template, hyperparameters)
+            after = local.moved(net, stage, carry, grads, aux, buffers)
+            return {name: after[name] for name in self.updated_names}
+
+        with torch.no_grad():
+            return vmap(update_one)(hyperparameters, carry, grads, aux, buffers)
+
+    def _gradients(
+        self, hyperparameters: Tensor, carry: Carry, batch: Batch, ragged: bool, buffers: Tree
+    ) -> tuple[Tree, Tree]:
+        """Each client's gradients, and what its objective remembers; ``buffers`` are moved."""
+        net = self.net
+        tree = carry[self.stage.end]
+        params = {k: tree[k].detach().requires_grad_() for k in net.layout.params}
         weight = batch.weight if ragged else None
         forward = self._forward_at(hyperparameters, params, carry)
         logits, features = grouped.forward(
@@ -296,17 +354,7 @@ class Stack:
             losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True
         )
         grads = dict(zip(params, gradients, strict=True))
-
-        def update_one(
-            hyperparameters: Tensor, carry: Carry, grads: Tree, aux: Tree, buffers: Tree
-        ) -> Carry:
-            stage = from_template(self.template, hyperparameters)
-            after = local.moved(net, stage, carry, grads, aux, buffers)
-            return {name: after[name] for name in self.updated_names}
-
-        with torch.no_grad():
-            aux = {k: v.detach() for k, v in aux.items()}
-            return vmap(update_one)(hyperparameters, carry, grads, aux, buffers)
+        return grads, {k: v.detach() for k, v in aux.items()}
 
     def _forward_at(self, hyperparameters: Tensor, params: Tree, carry: Carry) -> Tree:
         """The weights of each client's forward pass, as in :func:`local.forward_at`."""

@@ -1,0 +1,238 @@
+"""The optimiser's step of many clients in one kernel per tensor, in place: written in Triton.
+
+In single operations a step of Adam reads and writes the parameters a dozen times, and takes as long
+as the gradients of a small network. Here every number is read once and written once. Learning rates
+and the like may differ from client to client; a client that has done its steps is left as it is.
+
+The equations are those of :mod:`fedgrove.parts.local`, with which tests compare them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ...core import Carry
+from ...parts import local
+from ...parts.local import SGD, Adam
+from ...trees import Tree
+
+BLOCK = 1024
+
+
+@triton.jit
+def _sgd(
+    w,
+    g,
+    v,
+    mask,
+    active,
+    scale,
+    lr,
+    momentum,
+    weight_decay,
+    numbers,
+    mask_row,
+    column,
+    HAS_MOMENTUM: tl.constexpr,
+    HAS_DECAY: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_ACTIVE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of one client's numbers: w and v move."""
+    client = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = place < numbers
+    if HAS_ACTIVE:
+        here = here & tl.load(active + client)
+    at = client * numbers + place
+    weight = tl.load(w + at, mask=here)
+    gradient = tl.load(g + at, mask=here)
+    if HAS_MASK:
+        kept = tl.load(mask + client * mask_row + place, mask=here)
+        gradient = gradient * kept.to(gradient.dtype)
+    if HAS_SCALE:
+        gradient = gradient * tl.load(scale + client)
+    if HAS_DECAY:
+        gradient = gradient + tl.load(weight_decay + client * column) * weight
+    if HAS_MOMENTUM:
+        velocity = tl.load(v + at, mask=here)
+        gradient = tl.load(momentum + client * column) * velocity + gradient
+        tl.store(v + at, gradient, mask=here)
+    tl.store(w + at, weight - tl.load(lr + client) * gradient, mask=here)
+
+
+@triton.jit
+def _adam(
+    w,
+    g,
+    m,
+    v,
+    mask,
+    active,
+    scale,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    correction1,
+    correction2,
+    numbers,
+    mask_row,
+    column,
+    HAS_DECAY: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    HAS_ACTIVE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A block of one client's numbers: w and both moments move."""
+    client = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = place < numbers
+    if HAS_ACTIVE:
+        here = here & tl.load(active + client)
+    at = client * numbers + place
+    weight = tl.load(w + at, mask=here)
+    gradient = tl.load(g + at, mask=here)
+    if HAS_MASK:
+        kept = tl.load(mask + client * mask_row + place, mask=here)
+        gradient = gradient * kept.to(gradient.dtype)
+    if HAS_SCALE:
+        gradient = gradient * tl.load(scale + client)
+    if HAS_DECAY:
+        gradient = gradient + tl.load(weight_decay + client * column) * weight
+    b1 = tl.load(beta1 + client * column)
+    b2 = tl.load(beta2 + client * column)
+    first = b1 * tl.load(m + at, mask=here) + (1 - b1) * gradient
+    second = b2 * tl.load(v + at, mask=here) + (1 - b2) * gradient * gradient
+    root = tl.sqrt(second / tl.load(correction2 + client)) + tl.load(eps + client * column)
+    step = tl.load(lr + client) * (first / tl.load(correction1 + client)) / root
+    tl.store(m + at, first, mask=here)
+    tl.store(v + at, second, mask=here)
+    tl.store(w + at, weight - step, mask=here)
+
+
+def can_update(stage: Any) -> bool:
+    """Whether the kernels know the optimiser of a stage, whose numbers are tensors, one a client.
+
+    A number that is 0 stays a plain one; of Adam's, only the weight decay may be.
+    """
+    optimiser = local.recipe(stage).optimiser
+    if type(optimiser) is SGD:
+        return isinstance(optimiser.lr, Tensor)
+    if type(optimiser) is not Adam:
+        return False
+    numbers = (optimiser.lr, optimiser.beta1, optimiser.beta2, optimiser.eps)
+    return all(isinstance(number, Tensor) for number in numbers)
+
+
+def update(
+    stage: Any, carry: Carry, grads: Tree, state: Tree, clients: int, active: Tensor | None
+) -> None:
+    """Move ``carry[stage.end]`` and ``state`` by one step, in place, for the first clients.
+
+    ``stage`` holds a number per client in place of each float; ``carry`` and ``grads`` hold the
+    first ``clients``, ``state`` all. ``active`` says who moves; None: all do.
+    """
+    recipe = local.recipe(stage)
+    optimiser: Any = recipe.optimiser
+    tree = carry[stage.end]
+    mask = carry.get(stage.mask_name, {})
+    lr = local.learning_rate(recipe, carry).contiguous()
+    grads = {name: grad.contiguous() for name, grad in grads.items()}
+    scale = None
+    if recipe.clip is not None:
+        grads = {k: g * mask[k] if k in mask else g for k, g in grads.items()}
+        scale = _clip_scales(grads, recipe.clip)
+    is_adam = isinstance(optimiser, Adam)
+    if is_adam:
+        t = state["t"][:clients]
+        # A client that is done stays at its number of steps.
+        t += 1 if active is None else active
+        correction1 = (1 - optimiser.beta1**t).contiguous()
+        correction2 = (1 - optimiser.beta2**t).contiguous()
+    begin = 0
+    for name, grad in grads.items():
+        w = tree[name]
+        numbers = grad[0].numel()
+        kept = mask.get(name)
+        common = {
+            "HAS_DECAY": isinstance(optimiser.weight_decay, Tensor),
+            "HAS_MASK": kept is not None,
+            "HAS_ACTIVE": active is not None,
+            "HAS_SCALE": scale is not None,
+            "BLOCK": BLOCK,
+        }
+        mask_row = 0 if kept is None else kept.stride(0)
+        # What a kernel does not read still needs an address.
+        pointers = [kept, active, scale]
+        mask_at, active_at, scale_at = (w if pointer is None else pointer for pointer in pointers)
+        decay_at = optimiser.weight_decay if common["HAS_DECAY"] else w
+        grid = (triton.cdiv(numbers, BLOCK), clients)
+        if is_adam:
+            _adam[grid](
+                w,
+                grad,
+                _block(state["m"], begin, numbers),
+                _block(state["v"], begin, numbers),
+                mask_at,
+                active_at,
+                scale_at,
+                lr,
+                optimiser.beta1,
+                optimiser.beta2,
+                optimiser.eps,
+                decay_at,
+                correction1,
+                correction2,
+                numbers,
+                mask_row,
+                optimiser.beta1.stride(0),
+                **common,
+            )
+        else:
+            has_momentum = isinstance(optimiser.momentum, Tensor)
+            _sgd[grid](
+                w,
+                grad,
+                _block(state["v"], begin, numbers) if has_momentum else w,
+                mask_at,
+                active_at,
+                scale_at,
+                lr,
+                optimiser.momentum if has_momentum else w,
+                decay_at,
+                numbers,
+                mask_row,
+                optimiser.lr.stride(0),
+                HAS_MOMENTUM=has_momentum,
+                **common,
+            )
+        begin += numbers
+
+
+def _block(vectors: Tensor, begin: int, numbers: int) -> Tensor:
+    """The room for one tensor of all clients in what the optimiser remembers, (K, P).
+
+    Tensor after tensor, and not client after client: each is then in one piece. The order is the
+    kernels' own affair, since all of it starts at 0 and none of it leaves the stage.
+    """
+    clients = len(vectors)
+    return vectors.view(-1)[begin * clients : (begin + numbers) * clients]
+
+
+def _clip_scales(grads: Tree, clip: Any) -> Tensor:
+    """For each client the factor that shortens its gradient, as :func:`local.clip_scale`."""
+    squares = []
+    for grad in grads.values():
+        squares.append(torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1).square())
+    norm = torch.stack(squares).sum(0).sqrt()
+    return torch.clamp_max(clip / norm.clamp_min(1e-12), 1.0).contiguous()
