@@ -87,8 +87,11 @@ def engine(
     plot: Plot = None,
     json: o.Json = False,
 ) -> None:
-    """Seconds per round of our engines beside a plain PyTorch loop, Flower's simulation and
-    pfl-research.
+    """Seconds per round of our engines beside a plain PyTorch loop, pfl-research and Flower's
+    simulation.
+
+    On CUDA pfl-research takes turns with ours on the same card; elsewhere, and Flower always, in
+    processes of their own (--starts). Whatever is not installed is left out, and named.
     """
     from ..bench import page
     from ..bench.engine import measure
@@ -105,7 +108,7 @@ def engine(
     device_used = device_of(device)
     rows: list[dict[str, Any]] = []
     for name in names:
-        rows += measure(name, device_used, repeats, cohort, data_dir)
+        rows += measure(name, device_used, repeats, cohort, data_dir, say=_print_progress)
         if starts:
             rows += measure_starts(name, device_used, starts, cohort, data_dir, say=_print_progress)
     _print_times(rows, json)
