@@ -10,7 +10,7 @@ from ..report.figures import Drawing, Marks, Series, rows_of, xy
 from ..report.fit import Cell, Column, figures, names, print_table, print_text
 from ..report.page import Page
 from ..report.tables import mib
-from . import device, wire
+from . import device, scale, wire
 
 PARTS = ("mask", "indices", "codebook", "values", "header")
 """The parts of a payload, from the beginning of a bar to its end."""
@@ -75,25 +75,29 @@ ALONE_COLUMNS = {
 
 
 def print_scale(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print memory and seconds of a round, and how many times those of the fewest clients."""
+    """Print memory and seconds of a round, how many times those of the fewest clients, and whether
+    each claim holds.
+    """
     lines: list[list[Cell]] = []
     for row in rows:
-        joining = "-" if row["joining_cpu"] is None else f"{row['joining_cpu']:.2f}"
-        lines.append(
-            [
-                row["method"],
-                row["engine"],
-                f"{row['clients']:,}",
-                f"{row['memory_mib']:.0f}",
-                f"{row['times_memory']:.2f}",
-                f"{row['seconds']:.2f}",
-                f"{row['times_seconds']:.2f}",
-                f"{row['cpu']:.2f}",
-                f"{row['times_cpu']:.2f}",
-                joining,
-            ]
-        )
+        lines.append(list(_scale_line(row)))
     print_table(SCALE_COLUMNS, lines, file)
+    _print_claims(scale.checks(rows), file)
+
+
+def _scale_line(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["method"],
+        row["engine"],
+        f"{row['clients']:,}",
+        f"{row['memory_mib']:.0f}",
+        f"{row['times_memory']:.2f}",
+        f"{row['seconds']:.2f}",
+        f"{row['times_seconds']:.2f}",
+        f"{row['cpu']:.2f}",
+        f"{row['times_cpu']:.2f}",
+        _number(row["joining_cpu"], ".2f"),
+    ]
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
@@ -163,12 +167,7 @@ def print_wire(
             ]
         )
     print_table(WIRE_COLUMNS, lines, file)
-    for name, claim in report["checks"].items():
-        print_text(
-            f"{_verdict(claim)}: {name} {claim['value']} "
-            f"(bound {claim['bound']}; worst at {claim['at']})",
-            file,
-        )
+    _print_claims(report["checks"], file)
 
 
 def print_device(rows: Sequence[device.Row], file: IO[str] | None = None) -> None:
@@ -208,6 +207,18 @@ def print_device(rows: Sequence[device.Row], file: IO[str] | None = None) -> Non
 
 def _number(value: float | None, number_format: str) -> str:
     return "-" if value is None else format(value, number_format)
+
+
+def _print_claims(claims: Mapping[str, Mapping[str, Any]], file: IO[str] | None) -> None:
+    for name, claim in claims.items():
+        print_text(_sentence(name, claim), file)
+
+
+def _sentence(name: str, claim: Mapping[str, Any]) -> str:
+    return (
+        f"{_verdict(claim)}: {name} {claim['value']} "
+        f"(bound {claim['bound']}; worst at {claim['at']})"
+    )
 
 
 def _verdict(claim: Mapping[str, Any]) -> str:
@@ -282,4 +293,34 @@ def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
         xy("training step", training, x_title, y_title, y_from_zero=True),
         xy("inference", inference, x_title, y_title, y_from_zero=True),
     )
+    page.write(path)
+
+
+def write_scale_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a page: memory and seconds of a round as lines over the number of clients, a table."""
+    rows_by_line: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        rows_by_line.setdefault(f"{row['method']} on {row['engine']}", []).append(row)
+    memory = []
+    clock = []
+    cores = []
+    for colour, (line, own) in enumerate(rows_by_line.items()):
+        x = [row["clients"] for row in own]
+        memory.append(Series(line, x, [row["memory_mib"] for row in own], colour))
+        clock.append(Series(line, x, [row["seconds"] for row in own], colour))
+        cores.append(Series(line, x, [row["cpu"] for row in own], colour))
+    page = Page("fedgrove bench scale")
+    page.paragraph(
+        "Registered clients, of which as many take part in every round. Times are those of a "
+        "round after the first.",
+        small="On cores: the seconds for which the processes had a core, whatever else ran.",
+    )
+    x_title = "registered clients"
+    page.figures(
+        xy("peak memory", memory, x_title, "MiB", log_x=True, y_from_zero=True),
+        xy("a round, by the clock", clock, x_title, "s", log_x=True, y_from_zero=True),
+        xy("a round, on cores", cores, x_title, "s", log_x=True, y_from_zero=True),
+    )
+    page.table([column.words for column in SCALE_COLUMNS], [_scale_line(row) for row in rows])
+    page.notes([_sentence(name, claim) for name, claim in scale.checks(rows).items()])
     page.write(path)

@@ -32,6 +32,15 @@ Repeats = Annotated[
 Processes = Annotated[
     int, typer.Option("--repeats", help="Processes of each kind, in turns.", metavar="N")
 ]
+Sizes = Annotated[
+    str, typer.Option("--sizes", help="Numbers of registered clients.", metavar="N,N")
+]
+ScaleMethods = Annotated[
+    str, typer.Option("--methods", help="Methods to measure.", metavar="NAME,NAME")
+]
+Engines = Annotated[
+    str, typer.Option("--engines", help="serial, pool, batched.", metavar="NAME,NAME")
+]
 ScaleRounds = Annotated[int, typer.Option("--rounds", help="Rounds of a process.", metavar="N")]
 Starts = Annotated[
     int, typer.Option("--starts", help="Processes of each variant's own; 0: none.", metavar="N")
@@ -174,18 +183,62 @@ def wire(
 
 
 @bench.command()
-def scale(repeats: Processes = 2, rounds: ScaleRounds = 8, json: o.Json = False) -> None:
-    """Memory and seconds of a round with a million clients beside a thousand, a hundred in each
-    round; some minutes.
+def scale(
+    sizes: Sizes = "1000,10000,100000,1000000",
+    methods: ScaleMethods = "fedavg,ca-afp",
+    engines: Engines = "serial",
+    rounds: ScaleRounds = 8,
+    repeats: Processes = 2,
+    plot: Plot = None,
+    json: o.Json = False,
+) -> None:
+    """Memory and seconds of a round with a thousand to a million clients, a hundred in each round;
+    some minutes.
     """
     from ..bench import show
-    from ..bench.scale import measure
+    from ..bench.scale import checks, measure
+    from ..report.page import check_place
 
-    rows = measure(repeats=repeats, rounds=rounds, say=_print_progress)
+    if plot:
+        check_place(Path(plot))
+    rows = measure(
+        _words(methods, "methods"),
+        _words(engines, "engines"),
+        _counts(sizes, "sizes"),
+        rounds=rounds,
+        repeats=repeats,
+        say=_print_progress,
+    )
     if json:
-        _print_json(rows)
+        _print_json({"rows": rows, "checks": checks(rows)})
     else:
         show.print_scale(rows)
+    if plot:
+        show.write_scale_page(rows, Path(plot))
+
+
+def _words(text: str, option: str) -> list[str]:
+    """Names with commas between."""
+    words = [word.strip() for word in text.split(",")]
+    check(all(words), option, text, "names with commas between, as a,b")
+    return words
+
+
+def _counts(text: str, option: str) -> list[int]:
+    """Whole numbers with commas between; 1e6 is one too.
+
+    >>> _counts("1000,1e6", "sizes")
+    [1000, 1000000]
+    """
+    counts = []
+    for word in text.split(","):
+        try:
+            number = float(word)
+        except ValueError:
+            number = 0.5
+        check(number.is_integer(), option, text, "whole numbers with commas, as 1e3,1e6")
+        counts.append(int(number))
+    return counts
 
 
 def _print_times(rows: list[dict[str, Any]], json: bool) -> None:
