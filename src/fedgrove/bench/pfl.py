@@ -68,9 +68,7 @@ def train(
             round_done()
 
 
-def prepare(
-    scene: Scene, device: str, precision: Precision | None, run: Run
-) -> Callable[[], None]:
+def prepare(scene: Scene, device: str, precision: Precision | None, run: Run) -> Callable[[], None]:
     """A round of FedAvg over the cohort, to be called again and again.
 
     With a precision, products are short (tf32); with bf16 activations are too, by pfl's own mixed

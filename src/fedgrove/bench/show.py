@@ -10,7 +10,7 @@ from ..report.figures import Drawing, Marks, Series, rows_of, xy
 from ..report.fit import Cell, Column, figures, names, print_table, print_text
 from ..report.page import Page
 from ..report.tables import mib
-from . import device, scale, wire
+from . import device, methods, scale, where, wire
 
 PARTS = ("mask", "indices", "codebook", "values", "header")
 """The parts of a payload, from the beginning of a bar to its end."""
@@ -53,6 +53,17 @@ SCALE_COLUMNS = (
     Column("on cores\ns", 2),
     Column("\ntimes", 2, called="times on cores"),
     Column("joining\ns", 3),
+)
+METHOD_COLUMNS = (
+    *names("method", "clients do"),
+    Column("n", 3),
+    Column("new\nmasks", 3),
+    Column("ms"),
+    Column("times\nfedavg's"),
+    Column("work,\ntimes"),
+    Column("for the\nwork"),
+    *(Column(f"\n{part}", 1, called=f"ms of {part}") for part in where.PARTS),
+    Column("device\nbusy", 2),
 )
 TURNS_COLUMNS = {
     "median_s": ("median s", ".4f"),
@@ -98,6 +109,42 @@ def _scale_line(row: Mapping[str, Any]) -> list[str]:
         f"{row['times_cpu']:.2f}",
         _number(row["joining_cpu"], ".2f"),
     ]
+
+
+def print_methods(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
+    """Print milliseconds of each kind of exchange, beside FedAvg's round and by part, and whether
+    each claim holds.
+    """
+    lines: list[list[Cell]] = []
+    for row in rows:
+        lines.append(list(_method_line(row)))
+    print_table(METHOD_COLUMNS, lines, file)
+    print_text(
+        "n: exchanges measured, the first of each kind left out; new masks: in how many a mask was "
+        "sent that had not been before; work: what clients compute, times fedavg's; in brackets: "
+        "no round of its own, and so no part of the claim.",
+        file,
+    )
+    _print_claims(methods.checks(rows), file)
+
+
+def _method_line(row: Mapping[str, Any]) -> list[str]:
+    cells = [
+        row["method"],
+        row["kind"] if row["counts"] else f"({row['kind']})",
+        str(row["exchanges"]),
+        str(row["new_masks"]),
+        f"{1e3 * row['median_s']:.0f}",
+        f"{row['times']:.2f}",
+        f"{row['work']:.2f}",
+        f"{row['times_for_work']:.2f}",
+    ]
+    for part in where.PARTS:
+        seconds = row["parts"].get(part)
+        cells.append("-" if seconds is None else f"{1e3 * seconds:.0f}")
+    busy = row["device_s"]
+    cells.append("-" if busy is None else f"{1e3 * busy:.0f}")
+    return cells
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
@@ -323,4 +370,31 @@ def write_scale_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     )
     page.table([column.words for column in SCALE_COLUMNS], [_scale_line(row) for row in rows])
     page.notes([_sentence(name, claim) for name, claim in scale.checks(rows).items()])
+    page.write(path)
+
+
+def write_methods_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a page: a bar for each kind of exchange, divided by what its time went into."""
+    places = []
+    for row in rows:
+        places.append(f"{row['method']}: {row['kind']}")
+    page = Page("fedgrove bench methods")
+    page.paragraph(
+        "Milliseconds of an exchange. Engine: training and what goes with it, waiting for the "
+        "device included; edits: what clients do one by one; counting: encoding and counting "
+        "bytes; memory: files of what clients remember; server: planning, the gate and the fold.",
+        small="Bars are of runs that were looked at while they ran, the table's ms of others that "
+        "were only timed.",
+    )
+    marks = []
+    for colour, part in enumerate(where.PARTS):
+        shares: list[float | None] = []
+        for row in rows:
+            seconds = row["parts"].get(part)
+            shares.append(None if seconds is None else 1e3 * seconds)
+        marks.append(Marks(part, shares, colour))
+    if any(row["parts"] for row in rows):
+        page.figures(rows_of("an exchange, by part", places, marks, "ms", stacked=True))
+    page.table([column.words for column in METHOD_COLUMNS], [_method_line(row) for row in rows])
+    page.notes([_sentence(name, claim) for name, claim in methods.checks(rows).items()])
     page.write(path)

@@ -41,6 +41,23 @@ ScaleMethods = Annotated[
 Engines = Annotated[
     str, typer.Option("--engines", help="serial, pool, batched.", metavar="NAME,NAME")
 ]
+BenchMethods = Annotated[
+    str,
+    typer.Option("--methods", help="Methods to measure beside fedavg.", metavar="NAME,NAME"),
+]
+MethodsScene = Annotated[
+    str, typer.Option("--scene", help="A data set: fedgrove list data.", metavar="NAME")
+]
+MethodsEngine = Annotated[
+    str, typer.Option("--engine", help="batched, pool, serial or wired.", metavar="NAME")
+]
+MethodsRounds = Annotated[
+    int,
+    typer.Option("--rounds", help="Rounds of each run; shares of them are phases.", metavar="N"),
+]
+NoSplit = Annotated[
+    bool, typer.Option("--no-split", help="Times only: no second run that is looked at.")
+]
 ScaleRounds = Annotated[int, typer.Option("--rounds", help="Rounds of a process.", metavar="N")]
 Starts = Annotated[
     int, typer.Option("--starts", help="Processes of each variant's own; 0: none.", metavar="N")
@@ -215,6 +232,54 @@ def scale(
         show.print_scale(rows)
     if plot:
         show.write_scale_page(rows, Path(plot))
+
+
+@bench.command("methods")
+def methods_bench(
+    methods: BenchMethods = "ca-afp,fedlayerprune,adfedwcp,safl,fedapta,grove",
+    scene: MethodsScene = "uci-har",
+    engine: MethodsEngine = "batched",
+    device: o.Device = "auto",
+    precision: o.Precision = "fp32",
+    rounds: MethodsRounds = 30,
+    net: o.Net = None,
+    cohort: o.Cohort = None,
+    no_split: NoSplit = False,
+    data_dir: o.DataDir = None,
+    plot: Plot = None,
+    json: o.Json = False,
+) -> None:
+    """Milliseconds of a round of methods beside fedavg's, and what they go into: real runs without
+    scoring, in turns.
+
+    Every method runs twice, once timed and once looked at. On a GPU it takes a minute or two, on a
+    CPU many; there, --scene digits --rounds 12 is a look.
+    """
+    from ..bench import show
+    from ..bench.methods import Asked, checks, measure
+    from ..report.page import check_place
+
+    if plot:
+        check_place(Path(plot))
+    asked = Asked(
+        scene=scene,
+        methods=_words(methods, "methods"),
+        engine=engine,
+        device=device,
+        precision=precision,
+        rounds=rounds,
+        net=net,
+        cohort=cohort,
+        split=not no_split,
+        data_dir=data_dir,
+    )
+    rows = measure(asked, say=_print_progress)
+    if json:
+        _print_json({"rows": rows, "checks": checks(rows)})
+    else:
+        show.print_methods(rows)
+    if plot:
+        show.write_methods_page(rows, Path(plot))
 
 
 def _words(text: str, option: str) -> list[str]:
