@@ -321,10 +321,10 @@ def _looked_at(runner: Runner) -> list[tuple[str, Look]]:
 
 def _busy_of(runner: Runner) -> dict[str, float]:
     """Seconds for which the device was at work, by kind of exchange; empty if nothing can tell."""
-    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    profile: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     try:
         profile.start()
-    except RuntimeError:
+    except (AssertionError, RuntimeError):
         # It needs a library of the driver's that is not everywhere.
         return {}
     done = _round_of(runner)
@@ -332,7 +332,11 @@ def _busy_of(runner: Runner) -> dict[str, float]:
     # Of several exchanges nobody can say which the time belongs to.
     if len(done) != 1:
         return {}
-    microseconds = sum(event.self_device_time_total for event in profile.key_averages())
+    microseconds = 0.0
+    for event in profile.events() or ():
+        # Of the calls that launch kernels there are events too, on the CPU.
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            microseconds += event.time_range.elapsed_us()
     return {done[0].kind: microseconds / 1e6}
 
 
