@@ -194,7 +194,8 @@ def measure(
         raise unknown("scene", asked.scene, SETS)
     # Its refusals come before anything is trained.
     engines.choose(asked.engine, asked.device, asked.precision).close()
-    words = [BASE, *(word for word in asked.methods if word != BASE)]
+    # Each once.
+    words = list(dict.fromkeys((BASE, *asked.methods)))
     for word in words:
         library.make(word)
     with tempfile.TemporaryDirectory() as folder:

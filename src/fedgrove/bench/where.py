@@ -3,7 +3,8 @@ second.
 
 A thread looks at the stack of the one that trains. The innermost room of fedgrove in it says what
 the time is spent on; nothing is wrapped or changed, so that any engine can be looked at. Time that
-is spent waiting, for a GPU or for worker processes, belongs to whoever waits: the engine.
+is spent waiting, for a GPU, for another thread or for worker processes, belongs to whoever waits:
+the engine.
 """
 
 from __future__ import annotations
