@@ -56,14 +56,19 @@ SCALE_COLUMNS = (
 )
 METHOD_COLUMNS = (
     *names("method", "clients do"),
-    Column("n", 3),
-    Column("new\nmasks", 3),
+    Column("n", 1),
+    Column("new\nmasks", 1),
     Column("ms"),
+    Column("least", 2),
+    Column("most", 2),
     Column("times\nfedavg's"),
     Column("work,\ntimes"),
     Column("for the\nwork"),
-    *(Column(f"\n{part}", 1, called=f"ms of {part}") for part in where.PARTS),
-    Column("device\nbusy", 2),
+)
+PART_COLUMNS = (
+    *names("method", "clients do"),
+    *(Column(part, 1 if part in ("checkpoint", "other") else 0) for part in where.PARTS),
+    Column("device\nbusy"),
 )
 TURNS_COLUMNS = {
     "median_s": ("median s", ".4f"),
@@ -116,8 +121,12 @@ def print_methods(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None
     each claim holds.
     """
     lines: list[list[Cell]] = []
+    parts: list[list[Cell]] = []
     for row in rows:
         lines.append(list(_method_line(row)))
+        # Nobody looks where only times are asked for.
+        if row["parts"]:
+            parts.append(list(_part_line(row)))
     print_table(METHOD_COLUMNS, lines, file)
     print_text(
         "n: exchanges measured, the first of each kind left out; new masks: in how many a mask was "
@@ -125,26 +134,39 @@ def print_methods(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None
         "no round of its own, and so no part of the claim.",
         file,
     )
+    if parts:
+        print(file=file)
+        print_text("what an exchange goes into, ms:", file)
+        print_table(PART_COLUMNS, parts, file)
+    print(file=file)
     _print_claims(methods.checks(rows), file)
 
 
 def _method_line(row: Mapping[str, Any]) -> list[str]:
-    cells = [
-        row["method"],
-        row["kind"] if row["counts"] else f"({row['kind']})",
+    return [
+        *_exchange_of(row),
         str(row["exchanges"]),
         str(row["new_masks"]),
         f"{1e3 * row['median_s']:.0f}",
+        f"{1e3 * row['min_s']:.0f}",
+        f"{1e3 * row['max_s']:.0f}",
         f"{row['times']:.2f}",
         f"{row['work']:.2f}",
         f"{row['times_for_work']:.2f}",
     ]
+
+
+def _part_line(row: Mapping[str, Any]) -> list[str]:
+    cells = _exchange_of(row)
     for part in where.PARTS:
-        seconds = row["parts"].get(part)
-        cells.append("-" if seconds is None else f"{1e3 * seconds:.0f}")
+        cells.append(f"{1e3 * row['parts'][part]:.1f}")
     busy = row["device_s"]
-    cells.append("-" if busy is None else f"{1e3 * busy:.0f}")
+    cells.append("-" if busy is None else f"{1e3 * busy:.1f}")
     return cells
+
+
+def _exchange_of(row: Mapping[str, Any]) -> list[str]:
+    return [row["method"], row["kind"] if row["counts"] else f"({row['kind']})"]
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
@@ -396,5 +418,8 @@ def write_methods_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     if any(row["parts"] for row in rows):
         page.figures(rows_of("an exchange, by part", places, marks, "ms", stacked=True))
     page.table([column.words for column in METHOD_COLUMNS], [_method_line(row) for row in rows])
+    parts = [_part_line(row) for row in rows if row["parts"]]
+    if parts:
+        page.table([column.words for column in PART_COLUMNS], parts)
     page.notes([_sentence(name, claim) for name, claim in methods.checks(rows).items()])
     page.write(path)
