@@ -293,6 +293,29 @@ def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) 
     assert "on the device" not in second
 
 
+def test_beside_other_simulators(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {
+        "plain loop": [1.0],
+        "batched, fp32": [0.5],
+        "batched, tf32": [0.25],
+        "batched, bf16": [0.125],
+        "pfl-research, tf32": [1.0],
+        "pfl-research, bf16": [2.0],
+        "Flower, 2 Ray actors": [3.0],
+    }
+    rows = [{"scene": "resnet", "how": "turns", **row} for row in spread(times)]
+    assert engine.beside_others(rows) == [
+        # Of the same precision.
+        {"ours": "batched, tf32", "other": "pfl-research, tf32", "times": 4.0},
+        {"ours": "batched, bf16", "other": "Flower, 2 Ray actors", "times": 24.0},
+    ]
+    assert engine.beside_others(rows[:4]) == []
+    assert engine.beside_others([rows[0], rows[-1]]) == []
+    show.print_times(rows)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "resnet: batched, tf32 is 4.00 times as fast as pfl-research, tf32, round" in said
+
+
 def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     page.write_times(rows, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()

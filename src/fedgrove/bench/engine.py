@@ -34,6 +34,8 @@ from .scenes import Scene, scene_of, seeded, setting
 TrainRound = Callable[[], None]
 """Trains one round, on the same cohort every time."""
 PFL = "pfl-research"
+OTHERS = (PFL, "Flower")
+"""Other simulators, by what stands before the comma in the name of a variant."""
 GET_IT = "get it with: pip install 'fedgrove[bench]'"
 
 
@@ -161,6 +163,36 @@ def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def beside_others(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest variant of each other simulator, and our fastest beside it, where there are any.
+
+    Ours is of the same precision where the other's has one.
+
+    >>> names = ("plain loop", "serial", "pool, 2 workers", "pfl-research, tf32")
+    >>> rows = spread({name: [seconds] for name, seconds in zip(names, (8.0, 4.0, 2.0, 5.0))})
+    >>> beside_others(rows)
+    [{'ours': 'pool, 2 workers', 'other': 'pfl-research, tf32', 'times': 2.5}]
+    """
+    ours = []
+    others: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        simulator = row["variant"].partition(",")[0]
+        if simulator in OTHERS:
+            others.setdefault(simulator, []).append(row)
+        elif simulator != "plain loop":
+            ours.append(row)
+    pairs = []
+    for variants_of_it in others.values():
+        other = min(variants_of_it, key=lambda row: float(row["median_s"]))
+        precision = other["variant"].rpartition(", ")[2]
+        alike = [row for row in ours if precision in row["variant"].split(", ")] or ours
+        if alike:
+            best = min(alike, key=lambda row: float(row["median_s"]))
+            times = other["median_s"] / best["median_s"]
+            pairs.append({"ours": best["variant"], "other": other["variant"], "times": times})
+    return pairs
 
 
 def seconds_of(train_round: TrainRound, device: str) -> float:

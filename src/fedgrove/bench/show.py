@@ -11,6 +11,7 @@ from ..report.fit import Cell, Column, figures, names, print_table, print_text
 from ..report.page import Page
 from ..report.tables import mib
 from . import device, methods, scale, where, wire
+from .engine import beside_others
 
 PARTS = ("mask", "indices", "codebook", "values", "header")
 """The parts of a payload, from the beginning of a bar to its end."""
@@ -207,6 +208,14 @@ def _print_variants(
             cells.append(_number(row[key], number_format))
         lines.append(cells)
     print_table([*names(*words), *figures(*headings)], lines, file)
+    for scene in dict.fromkeys(row.get("scene") for row in rows):
+        own = [row for row in rows if row.get("scene") == scene]
+        for pair in beside_others(own):
+            print_text(
+                f"{scene}: {pair['ours']} is {pair['times']:.2f} times as fast as {pair['other']}, "
+                "round by round",
+                file,
+            )
 
 
 def print_wire(
