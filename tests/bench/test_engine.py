@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fedgrove.bench import page, show, starts
+from fedgrove.bench import engine, page, pfl, show, starts
 from fedgrove.bench.alone import Job, RoundLog
 from fedgrove.bench.engine import measure, spread, variants
-from fedgrove.bench.scenes import SCENES, setting
+from fedgrove.bench.scenes import SCENES, run_of, setting
 from fedgrove.bench.starts import ALONE, ColdStart
 from fedgrove.cli import main
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
+from fedgrove.parts.local import SGD, LocalTraining
 
 LINUX = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc"
@@ -169,6 +171,65 @@ def test_a_rival_that_fails_is_left_out_and_ours_is_not(monkeypatch: pytest.Monk
         starts.measure_starts("har", starts=1, cohort=1)
 
 
+@pytest.mark.parametrize("precision", [None, "tf32", "bf16"])
+def test_a_round_of_pfl_research(
+    precision: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA, round by round in this process."""
+    pytest.importorskip("pfl")
+    scene = replace(SCENES["har"], clients=3, examples=6, local=LocalTraining(2, 4, SGD(0.1)))
+    dtypes = []
+    net_of = pfl.plain_module
+
+    def watched(of: Any) -> Any:
+        module = net_of(of)
+        module.register_forward_hook(lambda _, inputs, output: dtypes.append(output.dtype))
+        return module
+
+    monkeypatch.setattr(pfl, "plain_module", watched)
+    tf32_before = torch.backends.cuda.matmul.allow_tf32
+    train_round = pfl.prepare(scene, "cpu", precision, run_of(scene, tmp_path))
+    for done in (1, 2, 3):
+        train_round()
+        # Three clients, two epochs of two batches.
+        assert len(dtypes) == done * 12
+    assert set(dtypes) == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    assert torch.backends.cuda.matmul.allow_tf32 == tf32_before
+
+
+def test_pfl_research_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There it is one of the variants that take turns, in the precisions that matter."""
+    monkeypatch.setattr(engine, "find_spec", lambda name: True)
+
+    def names(scene: str) -> list[str]:
+        return [name for name in variants(SCENES[scene], "cuda") if name.startswith("pfl")]
+
+    assert names("har") == ["pfl-research, tf32"]
+    assert names("resnet") == ["pfl-research, bf16", "pfl-research, tf32"]
+    said: list[str] = []
+    monkeypatch.setattr(starts, "find_spec", lambda name: None)
+    assert starts.rivals("cuda", said.append) == {}
+    assert [line.split(" is not")[0] for line in said] == ["left out: Flower"]
+
+
+def test_in_turns_a_rival_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: Any) -> Any:
+        raise RuntimeError("no such kernel")
+
+    def two(scene: Any, device: str) -> Any:
+        return {"plain loop": lambda run: lambda: None, broken: fails}
+
+    said: list[str] = []
+    monkeypatch.setattr(engine, "variants", two)
+    broken = "pfl-research, tf32"
+    rows = measure("har", repeats=2, cohort=1, say=said.append)
+    assert [row["variant"] for row in rows] == ["plain loop"]
+    assert said == ["left out: pfl-research, tf32: RuntimeError: no such kernel"]
+    broken = "batched, tf32"
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        measure("har", repeats=1, cohort=1)
+
+
 @pytest.mark.slow
 def test_pfl_research_does_its_rounds(job: Job) -> None:
     pytest.importorskip("pfl")
@@ -232,6 +293,29 @@ def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) 
     assert "on the device" not in second
 
 
+def test_beside_other_simulators(capsys: pytest.CaptureFixture[str]) -> None:
+    times = {
+        "plain loop": [1.0],
+        "batched, fp32": [0.5],
+        "batched, tf32": [0.25],
+        "batched, bf16": [0.125],
+        "pfl-research, tf32": [1.0],
+        "pfl-research, bf16": [2.0],
+        "Flower, 2 Ray actors": [3.0],
+    }
+    rows = [{"scene": "resnet", "how": "turns", **row} for row in spread(times)]
+    assert engine.beside_others(rows) == [
+        # Of the same precision.
+        {"ours": "batched, tf32", "other": "pfl-research, tf32", "times": 4.0},
+        {"ours": "batched, bf16", "other": "Flower, 2 Ray actors", "times": 24.0},
+    ]
+    assert engine.beside_others(rows[:4]) == []
+    assert engine.beside_others([rows[0], rows[-1]]) == []
+    show.print_times(rows)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "resnet: batched, tf32 is 4.00 times as fast as pfl-research, tf32, round" in said
+
+
 def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     page.write_times(rows, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
@@ -267,5 +351,10 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["how"] == "turns"
     assert main([*words, "--starts", "-1"]) == 2
     assert "starts is -1; it must be 0 or more" in capsys.readouterr().err
+    assert main([*words, "--scene", "hra"]) == 2
+    assert "there is no scene 'hra'" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert main(["bench", "engine", "--device", "cuda"]) == 2
+        assert "torch sees no CUDA device here" in capsys.readouterr().err
     assert main([*words, "--plot", "none/page.html"]) == 2
     assert "there is no folder 'none'" in capsys.readouterr().err

@@ -4,6 +4,8 @@
   in processes of its own, which run :mod:`.alone`), :mod:`.scenes` (what is trained),
   :mod:`.plain_loop`, :mod:`.flower` and :mod:`.pfl` (what our engines are measured beside).
 - ``bench lockstep``: :mod:`.engine` too.
+- ``bench scale``: :mod:`.scale`.
+- ``bench methods``: :mod:`.methods`, :mod:`.where` (what a round's time goes into).
 - ``bench wire``: :mod:`.wire`, :mod:`.weights` (what is sent), :mod:`.plain_codec` (the plain way).
 - ``bench device``: :mod:`.device`.
 

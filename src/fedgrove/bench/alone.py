@@ -67,17 +67,16 @@ def run_job(job: Job) -> None:
     log = RoundLog(Path(job.out))
     with tempfile.TemporaryDirectory() as folder:
         scene, run = setting(job.scene, Path(folder), job.cohort, job.data_dir)
-        simulator = job.variant.partition(",")[0]
-        if simulator in RIVALS:
-            train = RIVALS[simulator]
-            train(scene, run, job.device, job.rounds, log.round_done, Path(folder))
-        else:
-            prepare = variants(scene, job.device)[job.variant]
-            train_round = prepare(run)
+        ours = variants(scene, job.device)
+        if job.variant in ours:
+            train_round = ours[job.variant](run)
             for _ in range(job.rounds):
                 # Not for the seconds: it waits for the GPU, so that a round is logged when done.
                 seconds_of(train_round, job.device)
                 log.round_done()
+        else:
+            train = RIVALS[job.variant.partition(",")[0]]
+            train(scene, run, job.device, job.rounds, log.round_done, Path(folder))
     if job.device == "cuda":
         log.write(device_bytes=torch.cuda.max_memory_allocated())
 

@@ -1,8 +1,9 @@
 """Seconds per round of our engines beside a plain PyTorch loop, in one process.
 
 All variants train the same clients for the same epochs and batches, and take turns, so that a
-change in the machine's load falls on all of them. Evaluation is left out. Variants in processes of
-their own, other simulators among them, are in :mod:`fedgrove.bench.starts`.
+change in the machine's load falls on all of them. Evaluation is left out. On CUDA pfl-research
+takes part, on the same card. Variants in processes of their own, other simulators among them, are
+in :mod:`fedgrove.bench.starts`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,15 +27,23 @@ from ..engines.pool.engine import cores
 from ..runs.admission import Admission
 from ..runs.rounds import draw_cohort, plan
 from ..runs.run import Run
+from . import pfl
 from .plain_loop import PlainLoop
 from .scenes import Scene, scene_of, seeded, setting
 
 TrainRound = Callable[[], None]
 """Trains one round, on the same cohort every time."""
+PFL = "pfl-research"
+OTHERS = (PFL, "Flower")
+"""Other simulators, by what stands before the comma in the name of a variant."""
+GET_IT = "get it with: pip install 'fedgrove[bench]'"
 
 
 def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], TrainRound]]:
-    """The plain loop, which comes first, and our engines; called with a run, each gives a round."""
+    """The plain loop, which comes first, our engines and, on CUDA, pfl-research where it is there.
+
+    Called with a run, each gives a round.
+    """
     threads = torch.get_num_threads()
     if device == "cpu":
         default_threads = f"plain loop, torch's default ({threads} threads)"
@@ -55,6 +65,11 @@ def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], TrainRound]
         prepared[f"batched, {precision}"] = partial(_engine_round, engine)
     without_graphs = Batched(device="cuda", precision=precisions[0], graphs=False)
     prepared[f"batched, {precisions[0]}, no graphs"] = partial(_engine_round, without_graphs)
+    if find_spec("pfl"):
+        for precision in precisions:
+            # Full fp32 is left out: its rounds take longer, and nobody would choose it here.
+            if precision == "tf32" or (precision == "bf16" and scene.half):
+                prepared[f"{PFL}, {precision}"] = partial(pfl.prepare, scene, device, precision)
     return prepared
 
 
@@ -91,23 +106,36 @@ def measure(
     repeats: int = 5,
     cohort: int | None = None,
     data_dir: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[dict[str, Any]]:
-    """Seconds of each variant of a scene, taking turns, after one round to warm up."""
+    """Seconds of each variant of a scene, taking turns, after one round to warm up.
+
+    ``say`` gets a line for everything that was left out, and why.
+    """
+    if device == "cuda" and not find_spec("pfl"):
+        say(f"left out: {PFL} is not installed; {GET_IT}")
+    # A first round forks workers, captures CUDA graphs and fills caches: it is reported apart.
+    first: dict[str, float] = {}
+    times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         scene, run = setting(name, Path(folder), cohort, data_dir)
         # All are prepared before any is timed.
         rounds: dict[str, TrainRound] = {}
-        times: dict[str, list[float]] = {}
         for variant, prepare in variants(scene, device).items():
-            rounds[variant] = prepare(run)
+            try:
+                train_round = prepare(run)
+                first[variant] = seconds_of(train_round, device)
+            except Exception as error:
+                # Ours must not fail; others may, and the measurement continues without them.
+                if not variant.startswith(PFL):
+                    raise
+                say(f"left out: {variant}: {type(error).__name__}: {error}")
+                continue
+            rounds[variant] = train_round
             times[variant] = []
-        for _ in range(repeats + 1):
+        for _ in range(repeats):
             for variant, train_round in rounds.items():
                 times[variant].append(seconds_of(train_round, device))
-    # A first round forks workers, captures CUDA graphs and fills caches: it is reported apart.
-    first = {}
-    for variant, seconds in times.items():
-        first[variant] = seconds.pop(0)
     rows = []
     for row in spread(times):
         rows.append({"scene": name, "how": "turns", "first_s": first[row["variant"]], **row})
@@ -135,6 +163,36 @@ def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def beside_others(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The fastest variant of each other simulator, and our fastest beside it, where there are any.
+
+    Ours is of the same precision where the other's has one.
+
+    >>> names = ("plain loop", "serial", "pool, 2 workers", "pfl-research, tf32")
+    >>> rows = spread({name: [seconds] for name, seconds in zip(names, (8.0, 4.0, 2.0, 5.0))})
+    >>> beside_others(rows)
+    [{'ours': 'pool, 2 workers', 'other': 'pfl-research, tf32', 'times': 2.5}]
+    """
+    ours = []
+    others: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        simulator = row["variant"].partition(",")[0]
+        if simulator in OTHERS:
+            others.setdefault(simulator, []).append(row)
+        elif simulator != "plain loop":
+            ours.append(row)
+    pairs = []
+    for variants_of_it in others.values():
+        other = min(variants_of_it, key=lambda row: float(row["median_s"]))
+        precision = other["variant"].rpartition(", ")[2]
+        alike = [row for row in ours if precision in row["variant"].split(", ")] or ours
+        if alike:
+            best = min(alike, key=lambda row: float(row["median_s"]))
+            times = other["median_s"] / best["median_s"]
+            pairs.append({"ours": best["variant"], "other": other["variant"], "times": times})
+    return pairs
 
 
 def seconds_of(train_round: TrainRound, device: str) -> float:

@@ -1,4 +1,4 @@
-"""What a million registered clients cost beside a thousand: memory and seconds of a round.
+"""What a thousand to a million registered clients cost: memory and seconds of a round.
 
 Every number of clients is run in processes of its own, in turns: ``python -m fedgrove.bench.scale
 JOB``, where JOB is a :class:`Job` as JSON. The memory is the peak of the process, or of it and its
@@ -23,11 +23,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineError, check
+from .. import engines as places
+from ..errors import EngineError, check, unknown
+from ..methods import make
 from .starts import descendants, memory_of
 
-SIZES = (1_000, 1_000_000)
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
 """Numbers of clients; the others are compared with the first."""
+METHODS = ("fedavg", "ca-afp")
+ENGINES = ("serial",)
+"""What is measured unless more is asked for: all engines would take three times as long."""
+MOST_MEMORY = 1.5
+"""So many times the memory of the first number of clients any other may take."""
+MOST_TIME = 1.2
+"""The same of the seconds of a round."""
 PAUSE = 0.25
 """Seconds between two looks at the memory of a process."""
 
@@ -47,8 +56,8 @@ class Job:
 
 
 def measure(
-    methods: Sequence[str] = ("fedavg", "ca-afp"),
-    engines: Sequence[str] = ("serial", "pool", "batched"),
+    methods: Sequence[str] = METHODS,
+    engines: Sequence[str] = ENGINES,
     sizes: Sequence[int] = SIZES,
     cohort: int = 100,
     rounds: int = 8,
@@ -59,13 +68,27 @@ def measure(
     """A row for each method, engine and number of clients."""
     check(repeats >= 1, "repeats", repeats, "1 or more")
     check(rounds >= 3, "rounds", rounds, "3 or more")
+    # All is looked at before the first process is started.
+    for engine in engines:
+        if engine not in places.names():
+            raise unknown("engine", engine, places.names())
+    for method in methods:
+        make(method)
+    sizes_are_valid = bool(sizes) and min(sizes) >= cohort and len(set(sizes)) == len(sizes)
+    check(
+        sizes_are_valid,
+        "sizes",
+        ",".join(str(size) for size in sizes),
+        f"different numbers of clients of at least the cohort, {cohort}",
+    )
     rows = []
     for method in methods:
         for engine in engines:
-            measured: dict[int, list[dict[str, Any]]] = {size: [] for size in sizes}
+            measured: dict[int, list[dict[str, Any]]] = {size: [] for size in sorted(sizes)}
             # In turns: the machine may be busier at one time than at another.
             for _ in range(repeats):
-                for size in sizes:
+                # The fewest first: the others are compared with them.
+                for size in measured:
                     with tempfile.TemporaryDirectory() as folder:
                         out = f"{folder}/run"
                         job = Job(method, engine, size, cohort, rounds, score_on, out)
@@ -106,6 +129,31 @@ def summarise(
             }
         )
     return rows
+
+
+def checks(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Whether memory and time stay as flat as claimed, and where they do so the least.
+
+    Nothing to compare, nothing claimed: with one number of clients there are none.
+    """
+    if all(row["times_memory"] == row["times_cpu"] == 1 for row in rows):
+        return {}
+    claims = {
+        "memory, times that of the fewest clients": ("times_memory", MOST_MEMORY),
+        "seconds of a round on cores, times": ("times_cpu", MOST_TIME),
+        "seconds of a round by the clock, times": ("times_seconds", MOST_TIME),
+    }
+    results = {}
+    for claim, (key, bound) in claims.items():
+        worst = max(rows, key=lambda row: float(row[key]))
+        results[claim] = {
+            "value": round(worst[key], 3),
+            "bound": bound,
+            "at": f"{worst['method']} on {worst['engine']}, {worst['clients']:,} clients",
+            # Judged before rounding.
+            "ok": worst[key] <= bound,
+        }
+    return results
 
 
 def _fastest(starts: Sequence[Sequence[float]]) -> list[float]:

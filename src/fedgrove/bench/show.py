@@ -10,7 +10,8 @@ from ..report.figures import Drawing, Marks, Series, rows_of, xy
 from ..report.fit import Cell, Column, figures, names, print_table, print_text
 from ..report.page import Page
 from ..report.tables import mib
-from . import device, wire
+from . import device, methods, scale, where, wire
+from .engine import beside_others
 
 PARTS = ("mask", "indices", "codebook", "values", "header")
 """The parts of a payload, from the beginning of a bar to its end."""
@@ -54,6 +55,22 @@ SCALE_COLUMNS = (
     Column("\ntimes", 2, called="times on cores"),
     Column("joining\ns", 3),
 )
+METHOD_COLUMNS = (
+    *names("method", "clients do"),
+    Column("n", 1),
+    Column("new\nmasks", 1),
+    Column("ms"),
+    Column("least", 2),
+    Column("most", 2),
+    Column("times\nfedavg's"),
+    Column("work,\ntimes"),
+    Column("for the\nwork"),
+)
+PART_COLUMNS = (
+    *names("method", "clients do"),
+    *(Column(part, 1 if part in ("checkpoint", "other") else 0) for part in where.PARTS),
+    Column("device\nbusy"),
+)
 TURNS_COLUMNS = {
     "median_s": ("median s", ".4f"),
     "min_s": ("min", ".4f"),
@@ -75,25 +92,82 @@ ALONE_COLUMNS = {
 
 
 def print_scale(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print memory and seconds of a round, and how many times those of the fewest clients."""
+    """Print memory and seconds of a round, how many times those of the fewest clients, and whether
+    each claim holds.
+    """
     lines: list[list[Cell]] = []
     for row in rows:
-        joining = "-" if row["joining_cpu"] is None else f"{row['joining_cpu']:.2f}"
-        lines.append(
-            [
-                row["method"],
-                row["engine"],
-                f"{row['clients']:,}",
-                f"{row['memory_mib']:.0f}",
-                f"{row['times_memory']:.2f}",
-                f"{row['seconds']:.2f}",
-                f"{row['times_seconds']:.2f}",
-                f"{row['cpu']:.2f}",
-                f"{row['times_cpu']:.2f}",
-                joining,
-            ]
-        )
+        lines.append(list(_scale_line(row)))
     print_table(SCALE_COLUMNS, lines, file)
+    _print_claims(scale.checks(rows), file)
+
+
+def _scale_line(row: Mapping[str, Any]) -> list[str]:
+    return [
+        row["method"],
+        row["engine"],
+        f"{row['clients']:,}",
+        f"{row['memory_mib']:.0f}",
+        f"{row['times_memory']:.2f}",
+        f"{row['seconds']:.2f}",
+        f"{row['times_seconds']:.2f}",
+        f"{row['cpu']:.2f}",
+        f"{row['times_cpu']:.2f}",
+        _number(row["joining_cpu"], ".2f"),
+    ]
+
+
+def print_methods(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
+    """Print milliseconds of each kind of exchange, beside FedAvg's round and by part, and whether
+    each claim holds.
+    """
+    lines: list[list[Cell]] = []
+    parts: list[list[Cell]] = []
+    for row in rows:
+        lines.append(list(_method_line(row)))
+        # Nobody looks where only times are asked for.
+        if row["parts"]:
+            parts.append(list(_part_line(row)))
+    print_table(METHOD_COLUMNS, lines, file)
+    print_text(
+        "n: exchanges measured, the first of each kind left out; new masks: in how many a mask was "
+        "sent that had not been before; work: what clients compute, times fedavg's; in brackets: "
+        "no round of its own, and so no part of the claim.",
+        file,
+    )
+    if parts:
+        print(file=file)
+        print_text("what an exchange goes into, ms:", file)
+        print_table(PART_COLUMNS, parts, file)
+    print(file=file)
+    _print_claims(methods.checks(rows), file)
+
+
+def _method_line(row: Mapping[str, Any]) -> list[str]:
+    return [
+        *_exchange_of(row),
+        str(row["exchanges"]),
+        str(row["new_masks"]),
+        f"{1e3 * row['median_s']:.0f}",
+        f"{1e3 * row['min_s']:.0f}",
+        f"{1e3 * row['max_s']:.0f}",
+        f"{row['times']:.2f}",
+        f"{row['work']:.2f}",
+        f"{row['times_for_work']:.2f}",
+    ]
+
+
+def _part_line(row: Mapping[str, Any]) -> list[str]:
+    cells = _exchange_of(row)
+    for part in where.PARTS:
+        cells.append(f"{1e3 * row['parts'][part]:.1f}")
+    busy = row["device_s"]
+    cells.append("-" if busy is None else f"{1e3 * busy:.1f}")
+    return cells
+
+
+def _exchange_of(row: Mapping[str, Any]) -> list[str]:
+    return [row["method"], row["kind"] if row["counts"] else f"({row['kind']})"]
 
 
 def print_times(rows: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
@@ -134,6 +208,14 @@ def _print_variants(
             cells.append(_number(row[key], number_format))
         lines.append(cells)
     print_table([*names(*words), *figures(*headings)], lines, file)
+    for scene in dict.fromkeys(row.get("scene") for row in rows):
+        own = [row for row in rows if row.get("scene") == scene]
+        for pair in beside_others(own):
+            print_text(
+                f"{scene}: {pair['ours']} is {pair['times']:.2f} times as fast as {pair['other']}, "
+                "round by round",
+                file,
+            )
 
 
 def print_wire(
@@ -163,12 +245,7 @@ def print_wire(
             ]
         )
     print_table(WIRE_COLUMNS, lines, file)
-    for name, claim in report["checks"].items():
-        print_text(
-            f"{_verdict(claim)}: {name} {claim['value']} "
-            f"(bound {claim['bound']}; worst at {claim['at']})",
-            file,
-        )
+    _print_claims(report["checks"], file)
 
 
 def print_device(rows: Sequence[device.Row], file: IO[str] | None = None) -> None:
@@ -208,6 +285,18 @@ def print_device(rows: Sequence[device.Row], file: IO[str] | None = None) -> Non
 
 def _number(value: float | None, number_format: str) -> str:
     return "-" if value is None else format(value, number_format)
+
+
+def _print_claims(claims: Mapping[str, Mapping[str, Any]], file: IO[str] | None) -> None:
+    for name, claim in claims.items():
+        print_text(_sentence(name, claim), file)
+
+
+def _sentence(name: str, claim: Mapping[str, Any]) -> str:
+    return (
+        f"{_verdict(claim)}: {name} {claim['value']} "
+        f"(bound {claim['bound']}; worst at {claim['at']})"
+    )
 
 
 def _verdict(claim: Mapping[str, Any]) -> str:
@@ -282,4 +371,64 @@ def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
         xy("training step", training, x_title, y_title, y_from_zero=True),
         xy("inference", inference, x_title, y_title, y_from_zero=True),
     )
+    page.write(path)
+
+
+def write_scale_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a page: memory and seconds of a round as lines over the number of clients, a table."""
+    rows_by_line: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        rows_by_line.setdefault(f"{row['method']} on {row['engine']}", []).append(row)
+    memory = []
+    clock = []
+    cores = []
+    for colour, (line, own) in enumerate(rows_by_line.items()):
+        x = [row["clients"] for row in own]
+        memory.append(Series(line, x, [row["memory_mib"] for row in own], colour))
+        clock.append(Series(line, x, [row["seconds"] for row in own], colour))
+        cores.append(Series(line, x, [row["cpu"] for row in own], colour))
+    page = Page("fedgrove bench scale")
+    page.paragraph(
+        "Registered clients, of which as many take part in every round. Times are those of a "
+        "round after the first.",
+        small="On cores: the seconds for which the processes had a core, whatever else ran.",
+    )
+    x_title = "registered clients"
+    page.figures(
+        xy("peak memory", memory, x_title, "MiB", log_x=True, y_from_zero=True),
+        xy("a round, by the clock", clock, x_title, "s", log_x=True, y_from_zero=True),
+        xy("a round, on cores", cores, x_title, "s", log_x=True, y_from_zero=True),
+    )
+    page.table([column.words for column in SCALE_COLUMNS], [_scale_line(row) for row in rows])
+    page.notes([_sentence(name, claim) for name, claim in scale.checks(rows).items()])
+    page.write(path)
+
+
+def write_methods_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write a page: a bar for each kind of exchange, divided by what its time went into."""
+    places = []
+    for row in rows:
+        places.append(f"{row['method']}: {row['kind']}")
+    page = Page("fedgrove bench methods")
+    page.paragraph(
+        "Milliseconds of an exchange. Engine: training and what goes with it, waiting for the "
+        "device included; edits: what clients do one by one; counting: encoding and counting "
+        "bytes; memory: files of what clients remember; server: planning, the gate and the fold.",
+        small="Bars are of runs that were looked at while they ran, the table's ms of others that "
+        "were only timed.",
+    )
+    marks = []
+    for colour, part in enumerate(where.PARTS):
+        shares: list[float | None] = []
+        for row in rows:
+            seconds = row["parts"].get(part)
+            shares.append(None if seconds is None else 1e3 * seconds)
+        marks.append(Marks(part, shares, colour))
+    if any(row["parts"] for row in rows):
+        page.figures(rows_of("an exchange, by part", places, marks, "ms", stacked=True))
+    page.table([column.words for column in METHOD_COLUMNS], [_method_line(row) for row in rows])
+    parts = [_part_line(row) for row in rows if row["parts"]]
+    if parts:
+        page.table([column.words for column in PART_COLUMNS], parts)
+    page.notes([_sentence(name, claim) for name, claim in methods.checks(rows).items()])
     page.write(path)

@@ -27,14 +27,14 @@ from typing import Any
 from ..engines.pool.engine import cores
 from ..errors import EngineError, check
 from .alone import RIVALS, Job, RoundLog
-from .engine import spread, variants
+from .engine import GET_IT, PFL, spread, variants
 from .scenes import setting
 
 ROUNDS = 3
 """Rounds that a start does."""
 TIMEOUT = 1800.0
 """Seconds after which a process is ended."""
-NEEDS = {"Flower": ("flwr", "ray"), "pfl-research": ("pfl",)}
+NEEDS = {"Flower": ("flwr", "ray"), PFL: ("pfl",)}
 """What must be installed for a rival to be measured."""
 ALONE = [sys.executable, "-m", "fedgrove.bench.alone"]
 """The command that runs a job; the job follows as JSON."""
@@ -145,22 +145,27 @@ def _largest_mib(sizes: Sequence[int | None]) -> float | None:
 
 
 def rivals(device: str, say: Callable[[str], None]) -> dict[str, list[str]]:
-    """The other simulators that are installed, and the command that starts each."""
+    """The other simulators that are installed, and the command that starts each.
+
+    On CUDA pfl-research is one of the variants that take turns, and so of those started anyway.
+    """
+    asked = dict(NEEDS)
+    if device == "cuda":
+        del asked[PFL]
     installed = set()
-    for name, packages in NEEDS.items():
+    for name, packages in asked.items():
         if all(find_spec(package) for package in packages):
             installed.add(name)
-    for name in sorted(set(NEEDS) - installed):
-        say(f"left out: {name} is not installed; get it with: pip install 'fedgrove[bench]'")
+    for name in sorted(set(asked) - installed):
+        say(f"left out: {name} is not installed; {GET_IT}")
     n = cores()
     commands: dict[str, list[str]] = {}
-    if "pfl-research" in installed:
-        commands["pfl-research, 1 process"] = ALONE
-        # On CUDA it wants a GPU for every process.
-        if n > 1 and device == "cpu":
+    if PFL in installed:
+        commands[f"{PFL}, 1 process"] = ALONE
+        if n > 1:
             python, *module = ALONE
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
-            commands[f"pfl-research, {n} processes"] = [python, *torchrun, *module]
+            commands[f"{PFL}, {n} processes"] = [python, *torchrun, *module]
     if "Flower" in installed:
         commands[f"Flower, {n} Ray actors"] = ALONE
     return commands

@@ -32,6 +32,32 @@ Repeats = Annotated[
 Processes = Annotated[
     int, typer.Option("--repeats", help="Processes of each kind, in turns.", metavar="N")
 ]
+Sizes = Annotated[
+    str, typer.Option("--sizes", help="Numbers of registered clients.", metavar="N,N")
+]
+ScaleMethods = Annotated[
+    str, typer.Option("--methods", help="Methods to measure.", metavar="NAME,NAME")
+]
+Engines = Annotated[
+    str, typer.Option("--engines", help="serial, pool, batched.", metavar="NAME,NAME")
+]
+BenchMethods = Annotated[
+    str,
+    typer.Option("--methods", help="Methods to measure beside fedavg.", metavar="NAME,NAME"),
+]
+MethodsScene = Annotated[
+    str, typer.Option("--scene", help="A data set: fedgrove list data.", metavar="NAME")
+]
+MethodsEngine = Annotated[
+    str, typer.Option("--engine", help="batched, pool, serial or wired.", metavar="NAME")
+]
+MethodsRounds = Annotated[
+    int,
+    typer.Option("--rounds", help="Rounds of each run; shares of them are phases.", metavar="N"),
+]
+NoSplit = Annotated[
+    bool, typer.Option("--no-split", help="Times only: no second run that is looked at.")
+]
 ScaleRounds = Annotated[int, typer.Option("--rounds", help="Rounds of a process.", metavar="N")]
 Starts = Annotated[
     int, typer.Option("--starts", help="Processes of each variant's own; 0: none.", metavar="N")
@@ -87,8 +113,11 @@ def engine(
     plot: Plot = None,
     json: o.Json = False,
 ) -> None:
-    """Seconds per round of our engines beside a plain PyTorch loop, Flower's simulation and
-    pfl-research.
+    """Seconds per round of our engines beside a plain PyTorch loop, pfl-research and Flower's
+    simulation.
+
+    On CUDA pfl-research takes turns with ours on the same card; elsewhere, and Flower always, in
+    processes of their own (--starts). Whatever is not installed is left out, and named.
     """
     from ..bench import page
     from ..bench.engine import measure
@@ -105,7 +134,7 @@ def engine(
     device_used = device_of(device)
     rows: list[dict[str, Any]] = []
     for name in names:
-        rows += measure(name, device_used, repeats, cohort, data_dir)
+        rows += measure(name, device_used, repeats, cohort, data_dir, say=_print_progress)
         if starts:
             rows += measure_starts(name, device_used, starts, cohort, data_dir, say=_print_progress)
     _print_times(rows, json)
@@ -171,18 +200,110 @@ def wire(
 
 
 @bench.command()
-def scale(repeats: Processes = 2, rounds: ScaleRounds = 8, json: o.Json = False) -> None:
-    """Memory and seconds of a round with a million clients beside a thousand, a hundred in each
-    round; some minutes.
+def scale(
+    sizes: Sizes = "1000,10000,100000,1000000",
+    methods: ScaleMethods = "fedavg,ca-afp",
+    engines: Engines = "serial",
+    rounds: ScaleRounds = 8,
+    repeats: Processes = 2,
+    plot: Plot = None,
+    json: o.Json = False,
+) -> None:
+    """Memory and seconds of a round with a thousand to a million clients, a hundred in each round;
+    some minutes.
     """
     from ..bench import show
-    from ..bench.scale import measure
+    from ..bench.scale import checks, measure
+    from ..report.page import check_place
 
-    rows = measure(repeats=repeats, rounds=rounds, say=_print_progress)
+    if plot:
+        check_place(Path(plot))
+    rows = measure(
+        _words(methods, "methods"),
+        _words(engines, "engines"),
+        _counts(sizes, "sizes"),
+        rounds=rounds,
+        repeats=repeats,
+        say=_print_progress,
+    )
     if json:
-        _print_json(rows)
+        _print_json({"rows": rows, "checks": checks(rows)})
     else:
         show.print_scale(rows)
+    if plot:
+        show.write_scale_page(rows, Path(plot))
+
+
+@bench.command("methods")
+def methods_bench(
+    methods: BenchMethods = "ca-afp,fedlayerprune,adfedwcp,safl,fedapta,grove",
+    scene: MethodsScene = "uci-har",
+    engine: MethodsEngine = "batched",
+    device: o.Device = "auto",
+    precision: o.Precision = "fp32",
+    rounds: MethodsRounds = 30,
+    net: o.Net = None,
+    cohort: o.Cohort = None,
+    no_split: NoSplit = False,
+    data_dir: o.DataDir = None,
+    plot: Plot = None,
+    json: o.Json = False,
+) -> None:
+    """Milliseconds of a round of methods beside fedavg's, and what they go into: real runs without
+    scoring, in turns.
+
+    Every method runs twice, once timed and once looked at. On a GPU it takes a minute or two, on a
+    CPU many; there, --scene digits --rounds 12 is a look.
+    """
+    from ..bench import show
+    from ..bench.methods import Asked, checks, measure
+    from ..report.page import check_place
+
+    if plot:
+        check_place(Path(plot))
+    asked = Asked(
+        scene=scene,
+        methods=_words(methods, "methods"),
+        engine=engine,
+        device=device,
+        precision=precision,
+        rounds=rounds,
+        net=net,
+        cohort=cohort,
+        split=not no_split,
+        data_dir=data_dir,
+    )
+    rows = measure(asked, say=_print_progress)
+    if json:
+        _print_json({"rows": rows, "checks": checks(rows)})
+    else:
+        show.print_methods(rows)
+    if plot:
+        show.write_methods_page(rows, Path(plot))
+
+
+def _words(text: str, option: str) -> list[str]:
+    """Names with commas between."""
+    words = [word.strip() for word in text.split(",")]
+    check(all(words), option, text, "names with commas between, as a,b")
+    return words
+
+
+def _counts(text: str, option: str) -> list[int]:
+    """Whole numbers with commas between; 1e6 is one too.
+
+    >>> _counts("1000,1e6", "sizes")
+    [1000, 1000000]
+    """
+    counts = []
+    for word in text.split(","):
+        try:
+            number = float(word)
+        except ValueError:
+            number = 0.5
+        check(number.is_integer(), option, text, "whole numbers with commas, as 1e3,1e6")
+        counts.append(int(number))
+    return counts
 
 
 def _print_times(rows: list[dict[str, Any]], json: bool) -> None:
