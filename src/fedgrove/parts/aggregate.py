@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import trees
+from .. import trees, twins
 from ..trees import Tree
 
 
@@ -70,12 +70,23 @@ class WeightedMean:
         return WeightedSums(previous)
 
 
+CHUNK = 1 << 15
+"""Numbers that are added at once on a CPU: in double precision they stay in a core's cache."""
+
+
 class WeightedSums:
-    """The running sums of a weighted mean."""
+    """The running sums of a weighted mean.
+
+    Trees whose leaves are views of one vector, as those that an engine trained, are added as that
+    vector: to the bit what is added leaf by leaf, in a few operations in place of a few per leaf.
+    Where they lie on a card as well, the sums are there.
+    """
 
     def __init__(self, previous: Mapping[str, Tensor] | None) -> None:
         self._previous = previous
         self._sums: Tree = {}
+        self._whole: Tensor | None = None
+        """The vector that the sums are views of, if the first tree was one."""
         self._weights: dict[str, float | Tensor] = {}
         """By leaf: one number while nobody's mask named it, then one per coordinate."""
 
@@ -86,6 +97,9 @@ class WeightedSums:
         self._previous = previous_of(self._previous, tree, weight)
         if not weight:
             return
+        if not mask and self._add_whole(tree, weight):
+            return
+        self._bring_sums_to_cpu()
         for name, leaf in tree.items():
             kept = None if mask is None else mask.get(name)
             values = leaf.double()
@@ -98,10 +112,41 @@ class WeightedSums:
                 self._sums[name] = values * weight
             self._weights[name] = _more(self._weights.get(name, 0.0), weight, kept)
 
+    def _add_whole(self, tree: Mapping[str, Tensor], weight: float) -> bool:
+        """Add a tree as one vector, if it is one and the sums are too; says whether it was."""
+        is_first = not self._sums
+        if not is_first and self._whole is None:
+            return False
+        vector = trees.vector(tree)
+        if vector is None:
+            return False
+        if is_first:
+            twin = twins.of(vector)
+            values = vector if twin is None else twin
+            self._whole = values.to(torch.float64) * weight
+            self._sums = trees.unflat(self._whole, tree)
+        elif self._whole is not None and trees.same_layout(tree, self._sums):
+            _add_scaled(self._whole, twins.on(vector, self._whole.device), weight)
+        else:
+            return False
+        for name in tree:
+            self._weights[name] = _more(self._weights.get(name, 0.0), weight, None)
+        return True
+
+    def _bring_sums_to_cpu(self) -> None:
+        """What comes leaf by leaf is on the CPU."""
+        if self._whole is not None and self._whole.is_cuda:
+            self._whole = self._whole.cpu()
+            self._sums = trees.unflat(self._whole, self._sums)
+
     def value(self) -> Tree:
         """The mean so far."""
         previous = known(self._previous)
-        mean: Tree = {}
+        mean = self._whole_mean(previous)
+        if mean is not None:
+            return mean
+        self._bring_sums_to_cpu()
+        mean = {}
         for name, old in previous.items():
             if name not in self._sums:
                 mean[name] = old
@@ -115,6 +160,32 @@ class WeightedSums:
             quotient = self._sums[name] / torch.where(somebody_has_it, weight, 1.0)
             mean[name] = torch.where(somebody_has_it, quotient.to(old.dtype), old)
         return mean
+
+    def _whole_mean(self, previous: Mapping[str, Tensor]) -> Tree | None:
+        """The mean as one vector, if the sums are one and every leaf has the same weight."""
+        if self._whole is None or not trees.same_layout(previous, self._sums):
+            return None
+        types = {old.dtype for old in previous.values()}
+        weights = list(self._weights.values())
+        is_one_number = all(isinstance(weight, float) for weight in weights)
+        if len(types) > 1 or not is_one_number or len(set(weights)) > 1:
+            return None
+        there = (self._whole / weights[0]).to(types.pop())
+        here = there.cpu()
+        if here is not there:
+            # The next round's clients, and the gate, need it on the card again.
+            twins.keep(here, there)
+        return trees.unflat(here, previous)
+
+
+def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
+    """``total += weight * values`` in double precision."""
+    if total.is_cuda:
+        total.add_(values, alpha=weight)
+        return
+    # Part by part: a copy of all in double precision would go through the memory several times.
+    for part, more in zip(total.split(CHUNK), values.split(CHUNK), strict=True):
+        part.add_(more.double(), alpha=weight)
 
 
 def _more(total: float | Tensor, weight: float, kept: Tensor | None) -> float | Tensor:

@@ -93,6 +93,7 @@ from .stacking import (
     stack_hyperparameters,
     to_cpu,
     training_passes,
+    trees_of_clients,
     width_adapters,
     width_class,
 )
@@ -527,7 +528,7 @@ class Batched:
 
         trees_by_name = {}
         for name, tree in trained.items():
-            trees_by_name[name] = trees.unstack(to_cpu(tree), len(trained_jobs))
+            trees_by_name[name] = trees_of_clients(tree, len(trained_jobs))
         row_of = {place: row for row, place in enumerate(trained_places)}
         for adapter, job, leader in zip(adapters, jobs, leaders, strict=True):
             row = row_of[leader]

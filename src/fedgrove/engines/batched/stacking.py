@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import trees, twins
 from ...channels.shrink import cut, structured
 from ...channels.thin import Thin
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
@@ -166,6 +167,23 @@ def _stack_leaf(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
     if len(distinct) == len(leaves):
         return moved
     return moved[torch.tensor(rows, device=device)]
+
+
+def trees_of_clients(stacked: Tree, clients: int) -> list[Tree]:
+    """Each row of a stacked tree on the CPU: the leaves of a client are views of one vector.
+
+    Gate and mean then need a few operations per client, and not a few per leaf. What is on a card
+    stays there too, as its twin.
+    """
+    types = {leaf.dtype for leaf in stacked.values()}
+    if len(types) != 1:
+        return trees.unstack(to_cpu(stacked), clients)
+    there = torch.cat([leaf.reshape(clients, -1) for leaf in stacked.values()], 1)
+    here = to_cpu({"": there})[""]
+    if here is not there:
+        twins.keep(here, there)
+    one_client = {name: leaf[0] for name, leaf in stacked.items()}
+    return [trees.unflat(row, one_client) for row in here.unbind()]
 
 
 def to_cpu(tree: Tree) -> Tree:
