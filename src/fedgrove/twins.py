@@ -8,6 +8,7 @@ side was written to since, the CPU's numbers are read.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ class Twin(NamedTuple):
 
 # By the tensor that owns the memory, of which leaves are views. Weak: a twin goes with the last of
 # them.
-_twins = WeakTensorKeyDictionary()
+_twins: MutableMapping[Tensor, Twin] = WeakTensorKeyDictionary()
 
 
 def keep(here: Tensor, there: Tensor) -> None:
@@ -57,7 +58,7 @@ def forget() -> None:
 def of(tensor: Tensor) -> Tensor | None:
     """The twin of a tensor, or of the part that a view shows; None where there is none."""
     owner = tensor if tensor._base is None else tensor._base
-    twin: Twin | None = _twins.get(owner)
+    twin = _twins.get(owner)
     if twin is None or not tensor.is_contiguous() or tensor.dtype != twin.there.dtype:
         return None
     if owner._version != twin.version or twin.there._version != twin.version_there:

@@ -6,7 +6,7 @@ sums only. Rules that survive clients who send nonsense are in :mod:`fedgrove.pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,7 +70,7 @@ class WeightedMean:
         return WeightedSums(previous)
 
 
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 """Numbers that are added at once on a CPU: in double precision they stay in a core's cache."""
 
 
@@ -102,14 +102,14 @@ class WeightedSums:
         self._bring_sums_to_cpu()
         for name, leaf in tree.items():
             kept = None if mask is None else mask.get(name)
-            values = leaf.double()
+            values = leaf
             if kept is not None:
                 # Masked values need not be 0, nor even finite: replace them, do not multiply.
-                values = values.masked_fill(~kept, 0.0)
+                values = leaf.masked_fill(~kept, 0)
             if name in self._sums:
-                self._sums[name].add_(values, alpha=weight)
+                _add_scaled(self._sums[name].view(-1), values.reshape(-1), weight)
             else:
-                self._sums[name] = values * weight
+                self._sums[name] = _scaled(values.reshape(-1), weight).view(leaf.shape)
             self._weights[name] = _more(self._weights.get(name, 0.0), weight, kept)
 
     def _add_whole(self, tree: Mapping[str, Tensor], weight: float) -> bool:
@@ -123,7 +123,7 @@ class WeightedSums:
         if is_first:
             twin = twins.of(vector)
             values = vector if twin is None else twin
-            self._whole = values.to(torch.float64) * weight
+            self._whole = _scaled(values, weight)
             self._sums = trees.unflat(self._whole, tree)
         elif self._whole is not None and trees.same_layout(tree, self._sums):
             _add_scaled(self._whole, twins.on(vector, self._whole.device), weight)
@@ -153,7 +153,8 @@ class WeightedSums:
                 continue
             weight = self._weights[name]
             if isinstance(weight, float):
-                mean[name] = (self._sums[name] / weight).to(old.dtype)
+                quotient = _divided(self._sums[name].view(-1), weight, old.dtype)
+                mean[name] = quotient.view(old.shape)
                 continue
             somebody_has_it = weight > 0
             # Where nobody has it, divide by 1 instead of 0 and take the previous value.
@@ -166,11 +167,11 @@ class WeightedSums:
         if self._whole is None or not trees.same_layout(previous, self._sums):
             return None
         types = {old.dtype for old in previous.values()}
-        weights = list(self._weights.values())
-        is_one_number = all(isinstance(weight, float) for weight in weights)
-        if len(types) > 1 or not is_one_number or len(set(weights)) > 1:
+        weights = {weight for weight in self._weights.values() if isinstance(weight, float)}
+        is_masked = any(isinstance(weight, Tensor) for weight in self._weights.values())
+        if len(types) > 1 or len(weights) > 1 or is_masked:
             return None
-        there = (self._whole / weights[0]).to(types.pop())
+        there = _divided(self._whole, weights.pop(), types.pop())
         here = there.cpu()
         if here is not there:
             # The next round's clients, and the gate, need it on the card again.
@@ -178,14 +179,36 @@ class WeightedSums:
         return trees.unflat(here, previous)
 
 
+# On a CPU part by part: whole copies in double precision would go through the memory several times.
+
+
+def _scaled(values: Tensor, weight: float) -> Tensor:
+    """``weight * values`` in double precision."""
+    total = torch.empty_like(values, dtype=torch.float64)
+    for part, own in _pairs(total, values):
+        part.copy_(own).mul_(weight)
+    return total
+
+
 def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
     """``total += weight * values`` in double precision."""
-    if total.is_cuda:
-        total.add_(values, alpha=weight)
-        return
-    # Part by part: a copy of all in double precision would go through the memory several times.
-    for part, more in zip(total.split(CHUNK), values.split(CHUNK), strict=True):
+    for part, more in _pairs(total, values):
         part.add_(more.double(), alpha=weight)
+
+
+def _divided(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
+    """``total / weight`` in double precision, then in another type."""
+    quotient = torch.empty_like(total, dtype=dtype)
+    for part, own in _pairs(quotient, total):
+        part.copy_(own / weight)
+    return quotient
+
+
+def _pairs(a: Tensor, b: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Two vectors part by part; a card takes them whole."""
+    if a.is_cuda or a.numel() <= CHUNK:
+        return ((a, b),)
+    return zip(torch.split(a, CHUNK), torch.split(b, CHUNK), strict=True)
 
 
 def _more(total: float | Tensor, weight: float, kept: Tensor | None) -> float | Tensor:

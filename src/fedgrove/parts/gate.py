@@ -369,7 +369,7 @@ def _is_new(leaf: Tensor, before: Tensor | None) -> bool:
     return before is None or before.shape != leaf.shape
 
 
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 """So many numbers at once stay in a core's cache between a difference and its length."""
 
 
@@ -379,7 +379,7 @@ def _parts(leaf: Tensor) -> Sequence[Tensor]:
     # wherever an engine puts the leaves.
     if leaf.numel() <= CHUNK:
         return (leaf,)
-    return leaf.reshape(-1).split(CHUNK)
+    return torch.split(leaf.reshape(-1), CHUNK)
 
 
 def _parts_of_change(

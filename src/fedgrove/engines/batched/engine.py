@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ... import nets, seeds, trees
+from ... import nets, seeds, trees, twins
 from ...core import (
     Answer,
     Batch,
@@ -225,18 +225,22 @@ class Batched:
     def _work_of(self, run: Run, verb: str) -> Work:
         """The stages of a verb, and the key of the jobs that may do them together."""
         stages = tuple(numbered(run.work(verb)))
-        templates = []
+        templates: list[tuple[Any, tuple[float, ...]]] = []
         for _, stage in stages:
             # Edit and Give are not stacked: of them, only the order among the stages must agree.
             if stacks(stage):
-                templates.append(to_template(stage, []))
+                hyperparameters: list[float] = []
+                template = to_template(stage, hyperparameters)
+                templates.append((template, tuple(hyperparameters)))
                 # One that is not there is refused in a sentence.
                 run.net_named(stage.net)
             else:
-                templates.append(type(stage))
+                templates.append((type(stage), ()))
         # All of them, since a stage reaches those it does not name as well.
         nets = [(name, self._net_key(net)) for name, net in sorted(run.nets.items())]
-        return Work(stages, (tuple(nets), tuple(templates)))
+        # Without the hyperparameters, which may differ.
+        key = (tuple(nets), tuple(template for template, _ in templates))
+        return Work(stages, key, tuple(templates))
 
     def _net_key(self, net: Net) -> Any:
         """What two nets must share to be run as one: layout, modules, types and problem."""
@@ -463,6 +467,7 @@ class Batched:
         # Outside the handler: the exception holds the frames that failed, and so their tensors.
         if self._graph_cache is not None:
             self._graph_cache = GraphCache()
+        twins.forget()
         torch.cuda.empty_cache()
         half = len(jobs) // 2
         # Kept, so that the next round need not find out again.

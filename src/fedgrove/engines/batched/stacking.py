@@ -19,7 +19,6 @@ from ...runs.run import Run
 from ...trees import Tree
 from ..work import crashed, examples_seen, macs_per_example
 from .steps import Passes
-from .templates import to_template
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +29,8 @@ class Work:
     """Each with its number among those of its kind, which seeds depend on."""
     key: Any
     """What jobs must share to be done together: the network and the stages' templates."""
+    templates: tuple[tuple[Any, tuple[float, ...]], ...] = ()
+    """Of each stage that stacks, its template and hyperparameters; of others, nothing of use."""
 
 
 @dataclass(eq=False)
@@ -131,11 +132,8 @@ def stack_hyperparameters(
     jobs: Sequence[Job], number: int, device: torch.device
 ) -> tuple[Any, Tensor]:
     """The jobs' common template of stage ``number``, and their hyperparameters: (jobs, values)."""
-    rows: list[list[float]] = []
-    for job in jobs:
-        row: list[float] = []
-        template = to_template(job.work.stages[number][1], row)
-        rows.append(row)
+    rows = [job.work.templates[number][1] for job in jobs]
+    template = jobs[0].work.templates[number][0]
     dtype = next(iter(jobs[0].run.params.values())).dtype
     return template, torch.tensor(rows, dtype=dtype, device=device).view(len(jobs), -1)
 
@@ -160,7 +158,7 @@ def _stack_leaf(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
             places[id(leaf)] = len(distinct)
             distinct.append(leaf)
         rows.append(places[id(leaf)])
-    moved = torch.stack(distinct).to(device)
+    moved = _moved(distinct, device)
     # A broadcast model takes the memory of one row, until something is written into it.
     if len(distinct) == 1:
         return moved.expand(len(leaves), *moved.shape[1:])
@@ -169,21 +167,43 @@ def _stack_leaf(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
     return moved[torch.tensor(rows, device=device)]
 
 
-def trees_of_clients(stacked: Tree, clients: int) -> list[Tree]:
-    """Each row of a stacked tree on the CPU: the leaves of a client are views of one vector.
+def _moved(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Leaves on the device, stacked."""
+    on_device: list[Tensor] = []
+    for leaf in leaves:
+        twin = twins.of(leaf)
+        if twin is None or twin.device != device:
+            # One copy for all of them.
+            return torch.stack(tuple(leaves)).to(device)
+        on_device.append(twin)
+    return torch.stack(on_device)
 
-    Gate and mean then need a few operations per client, and not a few per leaf. What is on a card
-    stays there too, as its twin.
+
+def trees_of_clients(stacked: Tree, clients: int) -> list[Tree]:
+    """Each client's row of a stacked tree, on the CPU.
+
+    What comes from a card comes in one copy, and stays there too, as its twin: then the leaves of a
+    client are views of one vector, of which gate and mean read the twin.
     """
     types = {leaf.dtype for leaf in stacked.values()}
-    if len(types) != 1:
+    on_card = any(leaf.is_cuda for leaf in stacked.values())
+    if not on_card or len(types) > 1:
         return trees.unstack(to_cpu(stacked), clients)
-    there = torch.cat([leaf.reshape(clients, -1) for leaf in stacked.values()], 1)
+    there = joined_rows(stacked)
     here = to_cpu({"": there})[""]
-    if here is not there:
-        twins.keep(here, there)
+    twins.keep(here, there)
+    return split_rows(here, stacked)
+
+
+def joined_rows(stacked: Tree) -> Tensor:
+    """The leaves of each client one behind another: (clients, numbers)."""
+    return torch.cat([leaf.flatten(1) for leaf in stacked.values()], 1)
+
+
+def split_rows(rows: Tensor, stacked: Tree) -> list[Tree]:
+    """The trees again that :func:`joined_rows` joined, as views."""
     one_client = {name: leaf[0] for name, leaf in stacked.items()}
-    return [trees.unflat(row, one_client) for row in here.unbind()]
+    return [trees.unflat(row, one_client) for row in rows.unbind()]
 
 
 def to_cpu(tree: Tree) -> Tree:
