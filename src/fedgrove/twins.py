@@ -38,6 +38,8 @@ def keep(here: Tensor, there: Tensor) -> None:
     Torch counts what is written into a tensor or a view of it, and of either side one write ends
     it. What is written behind torch's back (through ``.data`` or ``.numpy()``) is not counted.
     """
+    if here._base is not None:
+        raise ValueError("a twin belongs to a tensor that owns its memory, and this is a view")
     if there.is_cuda:
         room = SHARE * torch.cuda.get_device_properties(there.device).total_memory
         if there.nbytes + held() > room:

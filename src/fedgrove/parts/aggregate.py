@@ -90,6 +90,7 @@ class WeightedSums:
         self._weights: dict[str, float | Tensor] = {}
         """By leaf: one number while nobody's mask named it, then one per coordinate."""
 
+    @torch.no_grad()
     def add(
         self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor] | None = None
     ) -> None:
@@ -110,6 +111,8 @@ class WeightedSums:
                 _add_scaled(self._sums[name].view(-1), values.reshape(-1), weight)
             else:
                 self._sums[name] = _scaled(values.reshape(-1), weight).view(leaf.shape)
+                # From now on the sums are more than that vector.
+                self._whole = None
             self._weights[name] = _more(self._weights.get(name, 0.0), weight, kept)
 
     def _add_whole(self, tree: Mapping[str, Tensor], weight: float) -> bool:
@@ -192,6 +195,10 @@ def _scaled(values: Tensor, weight: float) -> Tensor:
 
 def _add_scaled(total: Tensor, values: Tensor, weight: float) -> None:
     """``total += weight * values`` in double precision."""
+    if total.is_cuda:
+        # A card's kernel reads the other type as it goes.
+        total.add_(values, alpha=weight)
+        return
     for part, more in _pairs(total, values):
         part.add_(more.double(), alpha=weight)
 

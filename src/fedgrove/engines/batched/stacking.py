@@ -197,13 +197,18 @@ def trees_of_clients(stacked: Tree, clients: int) -> list[Tree]:
 
 def joined_rows(stacked: Tree) -> Tensor:
     """The leaves of each client one behind another: (clients, numbers)."""
-    return torch.cat([leaf.flatten(1) for leaf in stacked.values()], 1)
+    # The unsqueeze is for leaves that are one number per client.
+    return torch.cat([leaf.unsqueeze(-1).flatten(1) for leaf in stacked.values()], 1)
 
 
 def split_rows(rows: Tensor, stacked: Tree) -> list[Tree]:
-    """The trees again that :func:`joined_rows` joined, as views."""
-    one_client = {name: leaf[0] for name, leaf in stacked.items()}
-    return [trees.unflat(row, one_client) for row in rows.unbind()]
+    """The trees again whose leaves :func:`joined_rows` joined, as views of the rows."""
+    clients = len(rows)
+    sizes = [leaf[0].numel() for leaf in stacked.values()]
+    views: Tree = {}
+    for (name, leaf), columns in zip(stacked.items(), torch.split(rows, sizes, 1), strict=True):
+        views[name] = columns.view(leaf.shape)
+    return trees.unstack(views, clients)
 
 
 def to_cpu(tree: Tree) -> Tree:
