@@ -290,6 +290,10 @@ class Change(NamedTuple):
     names: tuple[str, ...]
 
 
+MODELS_ON_CARD = 8
+"""So many models that were sent stay on a card: one, or one per group, goes to many clients."""
+
+
 class Ruler:
     """Measures the packets of one exchange, each once: a model that goes to all clients too."""
 
@@ -345,6 +349,8 @@ class Ruler:
                 leaves = trees.pick(before, names)
                 as_sent = trees.vector(leaves)
                 as_sent = trees.flat(leaves) if as_sent is None else as_sent
+                if len(self._on_card) == MODELS_ON_CARD:
+                    del self._on_card[next(iter(self._on_card))]
                 self._on_card[key] = twins.on(as_sent, there.device)
             there = there - self._on_card[key]
         # A card has no trouble with squares in float64.

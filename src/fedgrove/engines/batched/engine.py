@@ -21,7 +21,8 @@ How an exchange runs through this package:
    network in grouped kernels (:mod:`.grouped`, with :mod:`.im2col` for small images and
    :mod:`.ragged` for BatchNorm on short batches), or under ``torch.func.vmap`` where grouped
    kernels would not give the same result.
-6. ``_train`` brings the results back to the CPU and to full width, each into its job's carry.
+6. ``_train`` brings the results back to the CPU (``trees_of_clients``, which leaves a twin on the
+   card for gate and mean) and to full width, each into its job's carry.
    ``_measure`` does the like for a Measure stage: always under ``vmap``, without graphs.
 7. ``_finish_job`` writes what the client remembers, counts bytes, and makes the report.
 

@@ -172,10 +172,11 @@ def _moved(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
     on_device: list[Tensor] = []
     for leaf in leaves:
         twin = twins.of(leaf)
-        if twin is None or twin.device != device:
+        if twin is None or twin.device.type != device.type:
             # One copy for all of them.
             return torch.stack(tuple(leaves)).to(device)
-        on_device.append(twin)
+        # No copy: "cuda" is a card too, the one in use.
+        on_device.append(twin.to(device))
     return torch.stack(on_device)
 
 
