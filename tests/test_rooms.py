@@ -122,4 +122,5 @@ def test_the_top_folder_is_the_entrance_only() -> None:
         "problems.py",
         "seeds.py",
         "trees.py",
+        "twins.py",
     }

@@ -172,3 +172,64 @@ def test_identical_takes_any_type_and_layout(dtype: torch.dtype) -> None:
     copied = {name: value.clone() for name, value in tree.items()}
     assert trees.identical(tree, copied)
     assert not trees.identical(tree, copied | {"turned": square.clone()})
+
+
+# ---- leaves that are views of one vector ---------------------------------------------------------
+
+
+def test_consecutive_views_are_one_vector_without_a_copy() -> None:
+    whole = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
+    tree = {"w": whole[1:5].view(2, 2), "none": whole[:0], "b": whole[5]}
+    vector = trees.vector(tree)
+    assert vector is not None
+    assert vector.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    vector[0] = 7.0
+    assert tree["w"].tolist() == [[7.0, 2.0], [3.0, 4.0]]
+
+
+def no_vectors() -> dict[str, trees.Tree]:
+    whole = torch.arange(6.0)
+    rows = whole.view(2, 3)
+    return {
+        "nothing": {},
+        "no numbers": {"w": whole[:0]},
+        "another order": {"b": whole[4:], "w": whole[:4]},
+        "a gap": {"w": whole[:3], "b": whole[4:]},
+        "an overlap": {"w": whole[:3], "b": whole[2:]},
+        "a transposed leaf": {"w": rows.t()},
+        "a column": {"w": rows[:, 0], "b": whole[1:2]},
+        "a leaf expanded": {"w": whole[:1].expand(3), "b": whole[1:]},
+        "another type": {"w": whole[:2], "b": whole.view(torch.int32)[2:]},
+        "tensors of their own": {"w": whole[:2].clone(), "b": whole[2:].clone()},
+    }
+
+
+@pytest.mark.parametrize("kind", list(no_vectors()))
+def test_what_is_no_vector(kind: str) -> None:
+    assert trees.vector(no_vectors()[kind]) is None
+
+
+def test_neighbours_in_memory_are_no_vector() -> None:
+    # One buffer, but two storages that know nothing of each other, side by side.
+    memory = bytearray(16)
+    first = torch.frombuffer(memory, dtype=torch.float32, count=2)
+    second = torch.frombuffer(memory, dtype=torch.float32, count=2, offset=8)
+    assert second.data_ptr() == first.data_ptr() + 8
+    assert trees.vector({"w": first, "b": second}) is None
+
+
+@given(forests())
+def test_a_flat_tree_is_its_vector(forest: list[trees.Tree]) -> None:
+    for tree in forest:
+        flat = trees.flat(tree)
+        vector = trees.vector(trees.unflat(flat, tree))
+        assert vector is not None
+        assert torch.equal(vector, flat)
+        assert vector.data_ptr() == flat.data_ptr()
+
+
+def test_layouts_agree_in_names_order_and_shapes() -> None:
+    assert trees.same_layout(A, B)
+    assert not trees.same_layout(A, {"b": A["b"], "w": A["w"]})
+    assert not trees.same_layout(A, {"w": A["w"]})
+    assert not trees.same_layout(A, {"w": A["w"].view(4), "b": A["b"]})

@@ -20,6 +20,7 @@ from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.graphs import STEPS_MULTIPLE
+from fedgrove.engines.batched.stacking import joined_rows, split_rows, trees_of_clients
 from fedgrove.engines.batched.steps import BatchPlan, Stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import InputError
@@ -456,3 +457,17 @@ def test_vmap_is_what_it_is_compared_with() -> None:
     for i in range(2):
         alone = net({k: v[i] for k, v in tree.items()}, x[i], train=False)
         torch.testing.assert_close(logits[i], alone.logits)
+
+
+def test_rows_of_a_stack_are_each_clients_tree_and_one_vector() -> None:
+    stacked = {"w": torch.arange(12.0).view(3, 2, 2), "b": torch.tensor([20.0, 21.0, 22.0])}
+    rows = joined_rows(stacked)
+    assert rows[1].tolist() == [4.0, 5.0, 6.0, 7.0, 21.0]
+    forest = split_rows(rows, stacked)
+    assert trees.identical(trees.stack(forest), stacked)
+    for row, tree in zip(rows, forest, strict=True):
+        vector = trees.vector(tree)
+        assert vector is not None
+        assert vector.data_ptr() == row.data_ptr()
+    assert len(trees_of_clients({}, 3)) == 3
+    assert trees.identical(trees_of_clients(stacked, 3)[2], forest[2])

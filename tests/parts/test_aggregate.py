@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fedgrove import trees
-from fedgrove.parts.aggregate import Average, WeightedMean
+from fedgrove.parts.aggregate import CHUNK, Average, WeightedMean
 from fedgrove.trees import Mask, Tree
 
 FLOATS = hnp.arrays("float32", st.integers(1, 8), elements=st.floats(-(2.0**60), 2.0**60, width=32))
@@ -183,3 +183,62 @@ def test_wrong_weights_and_trees_of_other_names_are_refused() -> None:
         over_those(({"x": torch.ones(4)}, None, 1))
     with pytest.raises(ValueError, match=r"the previous model lacks: \['b'\]"):
         mean_of(({"w": torch.ones(1)}, 1), ({"b": torch.ones(1)}, 1))
+
+
+# ---- trees that are one vector -------------------------------------------------------------------
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> list[tuple[Tree, float, Mask | None]]:
+    """Clients of two leaves; with signed zeros, some of them masked, some without a leaf."""
+    numbers = st.floats(-(2.0**60), 2.0**60, width=32) | st.sampled_from([0.0, -0.0])
+    cohort: list[tuple[Tree, float, Mask | None]] = []
+    for _ in range(draw(st.integers(1, 5))):
+        values = torch.tensor(draw(st.lists(numbers, min_size=5, max_size=5)))
+        tree = {"w": values[:4], "b": values[4:]}
+        if draw(st.integers(0, 4)) == 0:
+            del tree["b"]
+        mask = None
+        if draw(st.integers(0, 4)) == 0:
+            mask = {"w": torch.tensor(draw(st.lists(st.booleans(), min_size=4, max_size=4)))}
+        cohort.append((tree, draw(st.floats(0.0, 100.0)), mask))
+    return cohort
+
+
+@given(cohorts())
+def test_vectors_and_leaves_have_the_same_mean_to_the_bit(
+    cohort: list[tuple[Tree, float, Mask | None]],
+) -> None:
+    whole = WeightedMean().start(PREVIOUS)
+    apart = WeightedMean().start(PREVIOUS)
+    for tree, weight, mask in cohort:
+        assert trees.vector(tree) is not None
+        whole.add(tree, weight, mask)
+        apart.add({name: leaf.clone() for name, leaf in tree.items()}, weight, mask)
+        assert trees.identical(whole.value(), apart.value())
+
+
+def test_the_mean_of_vectors_is_a_vector() -> None:
+    numbers = torch.arange(5.0)
+    mean = WeightedMean().start(PREVIOUS)
+    mean.add(trees.unflat(numbers, PREVIOUS), 2)
+    first = mean.value()
+    vector = trees.vector(first)
+    assert vector is not None
+    assert vector.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    # It is no view of the sums, which go on.
+    mean.add(trees.unflat(numbers + 3, PREVIOUS), 1)
+    assert vector.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert mean.value()["b"].tolist() == [5.0]
+
+
+def test_long_vectors_are_added_part_by_part() -> None:
+    g = torch.Generator().manual_seed(0)
+    forest = [{"w": torch.randn(3 * CHUNK + 1, generator=g)} for _ in range(3)]
+    weights = (3.0, 5.0, 7.0)
+    mean = mean_of(*zip(forest, weights, strict=True))
+    # By the formula, in one piece.
+    total = torch.zeros(3 * CHUNK + 1, dtype=torch.float64)
+    for tree, weight in zip(forest, weights, strict=True):
+        total = total + weight * tree["w"].double()
+    assert torch.equal(mean["w"], (total / 15.0).float())

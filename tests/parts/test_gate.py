@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from fedgrove.parts.gate import (
     Gate,
     RecentLengths,
     Refusal,
+    Ruler,
     kind_of,
     lengths_of,
 )
@@ -42,7 +44,11 @@ MASKED_HOLDS = what_was_sent(MASKED_TASK, NET)
 
 
 def refusal(report: object, holds: Holds = HOLDS, task: Task = TASK) -> Refusal | None:
-    return Gate().refuses(report, task, holds, INFO)
+    found = Gate().refuses(report, task, holds, INFO)
+    # Whether numbers are finite is then known from lengths: for the same reasons, in the same
+    # words.
+    assert Gate().refuses(report, task, holds, INFO, Ruler()) == found
+    return found
 
 
 def giving(values: Any, mask: Any = None, **words: Any) -> Report:
@@ -412,6 +418,37 @@ def test_a_length_that_no_number_holds_is_refused_like_any_other() -> None:
     found = Gate().refuses_lengths(task, lengths, {"train/model": 1.0})
     assert found is not None
     assert found.reason == "too long"
+
+
+def test_a_length_of_many_parts() -> None:
+    # 9 * 2**20 ones: 3 * 2**10 long; from 2 to 1 they change by that too.
+    task = Task(0, {"model": Packet({"w": torch.full((9, 1 << 20), 2.0)})})
+    report = Report(0, {"model": Packet({"w": torch.ones(9, 1 << 20)})})
+    assert lengths_of(report, task) == {"model": (3072.0, 6144.0)}
+
+
+def test_a_ruler_measures_what_was_sent_once() -> None:
+    sent = Packet(tree(w=[3.0, 4.0]))
+    ruler = Ruler()
+    for client in range(3):
+        report = Report(client, {"model": Packet(tree(w=[3.0, 4.0 + client]))})
+        ruler.take_next()
+        expected = {"model": (float(client), 5.0)}
+        assert lengths_of(report, Task(client, {"model": sent}), ruler) == expected
+    # It was not looked at again: what is written behind its back is not seen.
+    sent.values["w"].zero_()
+    assert ruler.length(sent, ("w",)) == 5.0
+    assert ruler.length(Packet(tree(w=[0.0])), ("w",)) == 0.0
+
+
+def test_a_ruler_lets_reports_go() -> None:
+    ruler = Ruler()
+    packet = Packet(tree(w=[1.0]))
+    held = weakref.ref(packet)
+    ruler.changes(packet, None)
+    del packet
+    ruler.take_next()
+    assert held() is None
 
 
 def test_a_kind_is_a_packet_of_a_verb_whatever_its_qualifier() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import NamedTuple
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import trees, twins
 from ..core import Form, Holds, Info, Packet, Report, Task
 from ..errors import check
 from .robust import is_parameter
@@ -63,18 +64,27 @@ class Gate:
     def __post_init__(self) -> None:
         check(self.norm == 0 or self.norm >= 1, "norm", self.norm, "0 (off) or 1 and more")
 
-    def refuses(self, report: object, task: Task, holds: Holds, info: Info) -> Refusal | None:
-        """Why the answer to a task cannot be used; None if it can, its length aside."""
+    def refuses(
+        self, report: object, task: Task, holds: Holds, info: Info, ruler: Ruler | None = None
+    ) -> Refusal | None:
+        """Why the answer to a task cannot be used; None if it can, its length aside.
+
+        With a ``ruler``, which then need not measure again for :meth:`lengths`.
+        """
+        # A length says that numbers are finite; where none is taken, their sum does so faster.
+        measures = ruler if self.norm else None
         try:
-            return _refuses(report, task, holds, info)
+            if measures is not None:
+                measures.take_next()
+            return _refuses(report, task, holds, info, measures)
         except Exception as error:
             # A report from outside may hold anything at all: whatever cannot even be looked at is
             # refused like the rest.
             return malformed(task, error)
 
-    def lengths(self, report: Report, task: Task) -> Lengths:
+    def lengths(self, report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
         """How long the updates in a report are; nothing if they do not matter."""
-        return lengths_of(report, task) if self.norm else {}
+        return lengths_of(report, task, ruler) if self.norm else {}
 
     def refuses_lengths(
         self, task: Task, lengths: Lengths, usual: Mapping[str, float]
@@ -107,7 +117,9 @@ def malformed(task: Task, error: Exception) -> Refusal:
 # ---- is it what was asked for --------------------------------------------------------------------
 
 
-def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | None:
+def _refuses(
+    report: object, task: Task, holds: Holds, info: Info, ruler: Ruler | None
+) -> Refusal | None:
     client = f"client {task.to}"
     if not isinstance(report, Report):
         kind = type(report).__name__
@@ -134,7 +146,7 @@ def _refuses(report: object, task: Task, holds: Holds, info: Info) -> Refusal | 
             "says what its answers hold with Give(..., holds=...).",
         )
     for name, form in holds.packets.items():
-        refusal = _refuses_packet(report.give[name], form)
+        refusal = _refuses_packet(report.give[name], form, task.send.get(name), ruler)
         if refusal is not None:
             return Refusal(refusal.reason, f"{client} sent {name} with {refusal.sentence}")
     return None
@@ -162,7 +174,9 @@ def _refuses_metrics(metrics: Mapping[str, float], holds: Holds) -> str | None:
     return None
 
 
-def _refuses_packet(packet: Packet, form: Form) -> Refusal | None:
+def _refuses_packet(
+    packet: Packet, form: Form, sent: Packet | None, ruler: Ruler | None
+) -> Refusal | None:
     # All shapes before any value: a wrong shape is the more telling reason.
     if list(packet.values) != list(form.tensors):
         one_sided = sorted(packet.values.keys() ^ form.tensors.keys())
@@ -182,6 +196,11 @@ def _refuses_packet(packet: Packet, form: Form) -> Refusal | None:
     reason = _refuses_mask(packet, form)
     if reason is not None:
         return Refusal("mask", reason)
+    # What is infinite or no number makes a change that is not finite, whatever was sent.
+    if ruler is not None:
+        changes = ruler.changes(packet, sent).values()
+        if all(math.isfinite(change.length) for change in changes):
+            return None
     for name, leaf in packet.values.items():
         if leaf.is_floating_point() and not _is_finite(leaf):
             return Refusal(
@@ -243,57 +262,159 @@ def kind_of(task: Task, packet: str) -> str:
     return f"{task.verb.partition(':')[0]}/{packet}"
 
 
-def lengths_of(report: Report, task: Task) -> Lengths:
+def lengths_of(report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
     """The Euclidean length of what each packet changes, or of what it holds if it is new.
 
     A new packet is an update of the model under another name, or evidence of it, so it is measured
     beside all that was sent. One without floating-point numbers has no length.
     """
+    if ruler is None:
+        ruler = Ruler()
     lengths = {}
     for name, packet in report.give.items():
-        if name in task.send:
-            before = task.send[name].values
-        else:
-            before = {}
-        weights = {}
-        statistics = {}
-        for leaf_name, leaf in packet.values.items():
-            if is_parameter(leaf_name, leaf):
-                weights[leaf_name] = leaf
-            elif leaf.is_floating_point():
-                statistics[leaf_name] = leaf
-        for kind, leaves in ((name, weights), (f"{name}{STATISTICS_OF}", statistics)):
-            if not leaves:
-                continue
-            update = _norms(_change(leaf, before.get(k)) for k, leaf in leaves.items())
-            if name in task.send:
-                model = _norms(before[k] for k in leaves if k in before)
+        sent = task.send.get(name)
+        for kind, change in ruler.changes(packet, sent).items():
+            if sent is None:
+                sent_lengths = [ruler.length(other) for other in task.send.values()]
+                model_length = math.hypot(*sent_lengths)
             else:
-                model = _norms(leaf for sent in task.send.values() for leaf in sent.values.values())
-            # Not a sum of squares, which may be too large for a number.
-            lengths[kind] = (math.hypot(*update), math.hypot(*model))
+                model_length = ruler.length(sent, change.names)
+            lengths[f"{name}{kind}"] = (change.length, model_length)
     return lengths
 
 
-def _change(leaf: Tensor, before: Tensor | None) -> Tensor:
-    """What an update adds to what was sent; all of it where nothing like it was sent."""
-    if before is None or before.shape != leaf.shape:
-        return leaf
-    return leaf - before
+class Change(NamedTuple):
+    """How long a change of some leaves is."""
+
+    length: float
+    names: tuple[str, ...]
 
 
-def _norms(leaves: Iterable[Tensor]) -> list[float]:
-    norms = []
-    for leaf in leaves:
-        if not leaf.is_floating_point():
+MODELS_ON_CARD = 8
+"""So many models that were sent stay on a card: one, or one per group, goes to many clients."""
+
+
+class Ruler:
+    """Measures the packets of one exchange, each once: a model that goes to all clients too."""
+
+    def __init__(self) -> None:
+        # By the id of a packet's values, which are held with it: the id is then no one else's.
+        self._held: dict[int, Mapping[str, Tensor]] = {}
+        self._lengths: dict[tuple[int, tuple[str, ...] | None], float] = {}
+        self._on_card: dict[tuple[int, tuple[str, ...], torch.device], Tensor] = {}
+        # By the id of a packet: those of the report at hand only, since a cohort may be large.
+        self._changes: dict[int, tuple[Packet, dict[str, Change]]] = {}
+
+    def take_next(self) -> None:
+        """The next report is at hand."""
+        self._changes.clear()
+
+    def changes(self, packet: Packet, sent: Packet | None) -> Mapping[str, Change]:
+        """What a packet changes: its weights, under "", and running statistics, if it has any."""
+        if id(packet) not in self._changes:
+            before = {} if sent is None else sent.values
+            changes = {}
+            for kind, names in _names_by_kind(packet).items():
+                length = self._change_on_card(packet.values, before, names)
+                if length is None:
+                    length = _length(_parts_of_change(packet.values, before, names))
+                changes[kind] = Change(length, names)
+            self._changes[id(packet)] = (packet, changes)
+        return self._changes[id(packet)][1]
+
+    def length(self, sent: Packet, names: tuple[str, ...] | None = None) -> float:
+        """How long a packet is that was sent, or its leaves of these names."""
+        key = (id(sent.values), names)
+        if key not in self._lengths:
+            self._held[id(sent.values)] = sent.values
+            chosen = sent.values if names is None else names
+            leaves = [sent.values[name] for name in chosen if name in sent.values]
+            self._lengths[key] = _length(part for leaf in leaves for part in _parts(leaf))
+        return self._lengths[key]
+
+    def _change_on_card(
+        self, after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: tuple[str, ...]
+    ) -> float | None:
+        """The length of a change where the leaves lie on a card as well; None where they do not."""
+        vector = trees.vector({name: after[name] for name in names})
+        there = None if vector is None else twins.of(vector)
+        if there is None:
+            return None
+        if before:
+            if any(_is_new(after[name], before.get(name)) for name in names):
+                return None
+            key = (id(before), names, there.device)
+            if key not in self._on_card:
+                self._held[id(before)] = before
+                leaves = trees.pick(before, names)
+                as_sent = trees.vector(leaves)
+                as_sent = trees.flat(leaves) if as_sent is None else as_sent
+                if len(self._on_card) == MODELS_ON_CARD:
+                    del self._on_card[next(iter(self._on_card))]
+                self._on_card[key] = twins.on(as_sent, there.device)
+            there = there - self._on_card[key]
+        # A card has no trouble with squares in float64.
+        return float(torch.linalg.vector_norm(there, dtype=torch.float64))
+
+
+def _names_by_kind(packet: Packet) -> dict[str, tuple[str, ...]]:
+    """The names of a packet's weights and of its running statistics, by what a length is called."""
+    weights = []
+    statistics = []
+    for name, leaf in packet.values.items():
+        if is_parameter(name, leaf):
+            weights.append(name)
+        elif leaf.is_floating_point():
+            statistics.append(name)
+    names = {"": tuple(weights), STATISTICS_OF: tuple(statistics)}
+    return {kind: those for kind, those in names.items() if those}
+
+
+def _is_new(leaf: Tensor, before: Tensor | None) -> bool:
+    """Whether nothing like a leaf was sent: then all of it is a change."""
+    return before is None or before.shape != leaf.shape
+
+
+CHUNK = 1 << 16
+"""So many numbers at once stay in a core's cache between a difference and its length."""
+
+
+def _parts(leaf: Tensor) -> Sequence[Tensor]:
+    """A leaf in parts of at most ``CHUNK`` numbers."""
+    # The parts are those of each leaf, never of a whole tree: lengths are then the same to the bit
+    # wherever an engine puts the leaves.
+    if leaf.numel() <= CHUNK:
+        return (leaf,)
+    return torch.split(leaf.reshape(-1), CHUNK)
+
+
+def _parts_of_change(
+    after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]
+) -> Iterator[Tensor]:
+    """What leaves add to those that were sent, part by part."""
+    for name in names:
+        old = before.get(name)
+        if old is None or _is_new(after[name], old):
+            yield from _parts(after[name])
             continue
-        norm = float(torch.linalg.vector_norm(leaf))
+        for part, old_part in zip(_parts(after[name]), _parts(old), strict=True):
+            yield part - old_part
+
+
+def _length(parts: Iterable[Tensor]) -> float:
+    """The Euclidean length of all parts together, but for whole numbers."""
+    norms = []
+    for part in parts:
+        if not part.is_floating_point():
+            continue
+        norm = float(torch.linalg.vector_norm(part))
         if not math.isfinite(norm):
             # The square of a finite float32 may be too large for one; float64 takes ten times as
             # long.
-            norm = float(torch.linalg.vector_norm(leaf, dtype=torch.float64))
+            norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
         norms.append(norm)
-    return norms
+    # Not a sum of squares, which may be too large for a number.
+    return math.hypot(*norms)
 
 
 class RecentLengths:

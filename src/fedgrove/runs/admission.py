@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import SCORING_VERBS, Answer, Lost, Report, Task
 from ..errors import FedgroveError
-from ..parts.gate import FEW, Lengths, RecentLengths, Refusal, malformed
+from ..parts.gate import FEW, Lengths, RecentLengths, Refusal, Ruler, malformed
 from .store import version_of
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Admission:
         self._admitted: list[tuple[Task, str | None, Lengths]] = []
         self._lost: list[Task] = []
         self._recent = RecentLengths(run.lengths.by_kind)
+        self._ruler = Ruler()
 
     def reports(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[Report]:
         """The reports that may be folded, in task order.
@@ -86,7 +87,7 @@ class Admission:
             if report is None:
                 continue
             try:
-                lengths = self._run.gate.lengths(report, task)
+                lengths = self._run.gate.lengths(report, task, self._ruler)
             except Exception as error:
                 self.tally.refuse(task.to, malformed(task, error))
                 continue
@@ -119,7 +120,7 @@ class Admission:
             del self._unanswered[id(task)]
             holds = self._run.holds(task)
             info = self._run.federation.info(task.to, task.round)
-            refusal = self._run.gate.refuses(answer, task, holds, info)
+            refusal = self._run.gate.refuses(answer, task, holds, info, self._ruler)
             if refusal is None:
                 refusal = self._refuses_memory(task, answer.memory)
         if refusal is not None:

@@ -90,9 +90,13 @@ def write_head(head: dict[str, Any], packets: Mapping[str, bytes]) -> bytes:
     return struct.pack("<I", len(head_bytes)) + head_bytes
 
 
+# Made once: json.dumps makes a new encoder at each call that sets separators.
+_write_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _head_bytes(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
     complete = head | {"packets": list(lengths.items())}
-    return json.dumps(complete, separators=(",", ":")).encode()
+    return _write_json(complete).encode()
 
 
 # ---- reading -------------------------------------------------------------------------------------

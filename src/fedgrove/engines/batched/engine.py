@@ -21,7 +21,8 @@ How an exchange runs through this package:
    network in grouped kernels (:mod:`.grouped`, with :mod:`.convolution` on a card and
    :mod:`.ragged` for BatchNorm on short batches), or under ``torch.func.vmap`` where grouped
    kernels would not give the same result.
-6. ``_train`` brings the results back to the CPU and to full width, each into its job's carry.
+6. ``_train`` brings the results back to the CPU (``trees_of_clients``, which leaves a twin on the
+   card for gate and mean) and to full width, each into its job's carry.
    ``_measure`` does the like for a Measure stage: always under ``vmap``, without graphs.
 7. ``_finish_job`` writes what the client remembers, counts bytes, and makes the report.
 
@@ -44,7 +45,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ... import nets, seeds, trees
+from ... import nets, seeds, trees, twins
 from ...core import (
     Answer,
     Batch,
@@ -94,6 +95,7 @@ from .stacking import (
     stack_hyperparameters,
     to_cpu,
     training_passes,
+    trees_of_clients,
     width_adapters,
     width_class,
 )
@@ -225,18 +227,22 @@ class Batched:
     def _work_of(self, run: Run, verb: str) -> Work:
         """The stages of a verb, and the key of the jobs that may do them together."""
         stages = tuple(numbered(run.work(verb)))
-        templates = []
+        templates: list[tuple[Any, tuple[float, ...]]] = []
         for _, stage in stages:
             # Edit and Give are not stacked: of them, only the order among the stages must agree.
             if stacks(stage):
-                templates.append(to_template(stage, []))
+                hyperparameters: list[float] = []
+                template = to_template(stage, hyperparameters)
+                templates.append((template, tuple(hyperparameters)))
                 # One that is not there is refused in a sentence.
                 run.net_named(stage.net)
             else:
-                templates.append(type(stage))
+                templates.append((type(stage), ()))
         # All of them, since a stage reaches those it does not name as well.
         nets = [(name, self._net_key(net)) for name, net in sorted(run.nets.items())]
-        return Work(stages, (tuple(nets), tuple(templates)))
+        # Without the hyperparameters, which may differ.
+        key = (tuple(nets), tuple(template for template, _ in templates))
+        return Work(stages, key, tuple(templates))
 
     def _net_key(self, net: Net) -> Any:
         """What two nets must share to be run as one: layout, modules, types and problem."""
@@ -475,6 +481,7 @@ class Batched:
         # Outside the handler: the exception holds the frames that failed, and so their tensors.
         if self._graph_cache is not None:
             self._graph_cache = GraphCache()
+        twins.forget()
         torch.cuda.empty_cache()
         half = len(jobs) // 2
         # Kept, so that the next round need not find out again.
@@ -540,7 +547,7 @@ class Batched:
 
         trees_by_name = {}
         for name, tree in trained.items():
-            trees_by_name[name] = trees.unstack(to_cpu(tree), len(trained_jobs))
+            trees_by_name[name] = trees_of_clients(tree, len(trained_jobs))
         row_of = {place: row for row, place in enumerate(trained_places)}
         for adapter, job, leader in zip(adapters, jobs, leaders, strict=True):
             row = row_of[leader]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import trees, twins
 from ...channels.shrink import cut, structured
 from ...channels.thin import Thin
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
@@ -18,7 +19,6 @@ from ...runs.run import Run
 from ...trees import Tree
 from ..work import crashed, examples_seen, macs_per_example
 from .steps import Passes
-from .templates import to_template
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +29,8 @@ class Work:
     """Each with its number among those of its kind, which seeds depend on."""
     key: Any
     """What jobs must share to be done together: the network and the stages' templates."""
+    templates: tuple[tuple[Any, tuple[float, ...]], ...] = ()
+    """Of each stage that stacks, its template and hyperparameters; of others, nothing of use."""
 
 
 @dataclass(eq=False)
@@ -130,11 +132,8 @@ def stack_hyperparameters(
     jobs: Sequence[Job], number: int, device: torch.device
 ) -> tuple[Any, Tensor]:
     """The jobs' common template of stage ``number``, and their hyperparameters: (jobs, values)."""
-    rows: list[list[float]] = []
-    for job in jobs:
-        row: list[float] = []
-        template = to_template(job.work.stages[number][1], row)
-        rows.append(row)
+    rows = [job.work.templates[number][1] for job in jobs]
+    template = jobs[0].work.templates[number][0]
     dtype = next(iter(jobs[0].run.params.values())).dtype
     return template, torch.tensor(rows, dtype=dtype, device=device).view(len(jobs), -1)
 
@@ -159,13 +158,58 @@ def _stack_leaf(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
             places[id(leaf)] = len(distinct)
             distinct.append(leaf)
         rows.append(places[id(leaf)])
-    moved = torch.stack(distinct).to(device)
+    moved = _moved(distinct, device)
     # A broadcast model takes the memory of one row, until something is written into it.
     if len(distinct) == 1:
         return moved.expand(len(leaves), *moved.shape[1:])
     if len(distinct) == len(leaves):
         return moved
     return moved[torch.tensor(rows, device=device)]
+
+
+def _moved(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Leaves on the device, stacked."""
+    on_device: list[Tensor] = []
+    for leaf in leaves:
+        twin = twins.of(leaf)
+        if twin is None or twin.device.type != device.type:
+            # One copy for all of them.
+            return torch.stack(tuple(leaves)).to(device)
+        # No copy: "cuda" is a card too, the one in use.
+        on_device.append(twin.to(device))
+    return torch.stack(on_device)
+
+
+def trees_of_clients(stacked: Tree, clients: int) -> list[Tree]:
+    """Each client's row of a stacked tree, on the CPU.
+
+    What comes from a card comes in one copy, and stays there too, as its twin: then the leaves of a
+    client are views of one vector, of which gate and mean read the twin.
+    """
+    types = {leaf.dtype for leaf in stacked.values()}
+    on_card = any(leaf.is_cuda for leaf in stacked.values())
+    if not on_card or len(types) > 1:
+        return trees.unstack(to_cpu(stacked), clients)
+    there = joined_rows(stacked)
+    here = to_cpu({"": there})[""]
+    twins.keep(here, there)
+    return split_rows(here, stacked)
+
+
+def joined_rows(stacked: Tree) -> Tensor:
+    """The leaves of each client one behind another: (clients, numbers)."""
+    # The unsqueeze is for leaves that are one number per client.
+    return torch.cat([leaf.unsqueeze(-1).flatten(1) for leaf in stacked.values()], 1)
+
+
+def split_rows(rows: Tensor, stacked: Tree) -> list[Tree]:
+    """The trees again whose leaves :func:`joined_rows` joined, as views of the rows."""
+    clients = len(rows)
+    sizes = [leaf[0].numel() for leaf in stacked.values()]
+    views: Tree = {}
+    for (name, leaf), columns in zip(stacked.items(), torch.split(rows, sizes, 1), strict=True):
+        views[name] = columns.view(leaf.shape)
+    return trees.unstack(views, clients)
 
 
 def to_cpu(tree: Tree) -> Tree:

@@ -1,0 +1,79 @@
+"""Numbers that lie on the CPU and on a card too: what is there need not be brought there again.
+
+Methods work on the CPU, so what the batched engine trained is copied there. The rows on the card,
+its *twin*, stay as long as the copy does, and the gate and the mean read those: a card does in
+microseconds what takes a CPU milliseconds. A twin is only ever a copy; where there is none, or one
+side was written to since, the CPU's numbers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+SHARE = 1 / 8
+"""Of a card's memory: twins take no more, since training needs it."""
+
+
+class Twin(NamedTuple):
+    """The same numbers elsewhere, and how often either side had been written to when they were."""
+
+    there: Tensor
+    version: int
+    version_there: int
+
+
+# By the tensor that owns the memory, of which leaves are views. Weak: a twin goes with the last of
+# them.
+_twins: MutableMapping[Tensor, Twin] = WeakTensorKeyDictionary()
+
+
+def keep(here: Tensor, there: Tensor) -> None:
+    """Remember that two tensors, contiguous and no views, hold the same numbers.
+
+    Torch counts what is written into a tensor or a view of it, and of either side one write ends
+    it. What is written behind torch's back (through ``.data`` or ``.numpy()``) is not counted.
+    """
+    if here._base is not None:
+        raise ValueError("a twin belongs to a tensor that owns its memory, and this is a view")
+    if there.is_cuda:
+        room = SHARE * torch.cuda.get_device_properties(there.device).total_memory
+        if there.nbytes + held() > room:
+            return
+    _twins[here] = Twin(there, here._version, there._version)
+
+
+def held() -> int:
+    """The bytes that all twins take."""
+    return sum(twin.there.nbytes for twin in _twins.values())
+
+
+def forget() -> None:
+    """Let all go, where memory is short."""
+    _twins.clear()
+
+
+def of(tensor: Tensor) -> Tensor | None:
+    """The twin of a tensor, or of the part that a view shows; None where there is none."""
+    owner = tensor if tensor._base is None else tensor._base
+    twin = _twins.get(owner)
+    if twin is None or not tensor.is_contiguous() or tensor.dtype != twin.there.dtype:
+        return None
+    if owner._version != twin.version or twin.there._version != twin.version_there:
+        return None
+    begin = tensor.storage_offset() - owner.storage_offset()
+    return twin.there.view(-1)[begin : begin + tensor.numel()].view(tensor.shape)
+
+
+def on(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device: itself or its twin, if it is there, or else a copy."""
+    if tensor.device == device:
+        return tensor
+    twin = of(tensor)
+    if twin is not None and twin.device == device:
+        return twin
+    return tensor.to(device)

@@ -1,0 +1,122 @@
+"""Numbers in two places; here both are on the CPU, and the twin holds others to be told apart."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from fedgrove import trees, twins
+from fedgrove.core import Packet, Report, Task
+from fedgrove.parts.aggregate import WeightedMean
+from fedgrove.parts.gate import Ruler, lengths_of
+
+LIKE = {"w": torch.zeros(2, 2), "b": torch.zeros(1)}
+
+
+def clients(rows: torch.Tensor) -> list[trees.Tree]:
+    return [trees.unflat(row, LIKE) for row in rows]
+
+
+def vector_of(tree: trees.Tree) -> torch.Tensor:
+    vector = trees.vector(tree)
+    assert vector is not None
+    return vector
+
+
+def test_a_part_has_the_part_of_its_twin() -> None:
+    here = torch.arange(10.0).view(2, 5).clone()
+    twins.keep(here, here + 100)
+    _, second = clients(here)
+    found = twins.of(vector_of(second))
+    assert found is not None
+    assert found.tolist() == [105.0, 106.0, 107.0, 108.0, 109.0]
+    leaf = twins.of(second["w"])
+    assert leaf is not None
+    assert leaf.tolist() == [[105.0, 106.0], [107.0, 108.0]]
+    assert twins.on(second["b"], torch.device("cpu")) is second["b"]
+
+
+@pytest.mark.parametrize("side", ["here", "there"])
+def test_a_twin_ends_when_either_side_is_written_to(side: str) -> None:
+    here = torch.zeros(2, 5)
+    there = torch.zeros(2, 5)
+    twins.keep(here, there)
+    first, second = clients(here)
+    assert twins.of(vector_of(first)) is not None
+    # Also through a view of another client: what is counted is counted for the whole.
+    written = second["b"] if side == "here" else there[1]
+    written.add_(1)
+    assert twins.of(vector_of(first)) is None
+    assert twins.of(here) is None
+
+
+def test_a_new_tensor_has_none() -> None:
+    here = torch.zeros(2, 5)
+    twins.keep(here, torch.zeros(2, 5))
+    first, _ = clients(here)
+    assert twins.of(vector_of(first) + 0) is None
+    assert twins.of(vector_of(first).clone()) is None
+    # Every other number is no part of its memory.
+    assert twins.of(vector_of(first)[::2]) is None
+    assert twins.of(here.view(torch.int32)) is None
+
+
+def test_a_twin_goes_with_the_last_view() -> None:
+    gc.collect()
+    before = twins.held()
+    here = torch.zeros(2, 5)
+    twins.keep(here, torch.zeros(2, 5))
+    first, second = clients(here)
+    del here, first
+    gc.collect()
+    assert twins.held() == before + 40
+    assert twins.of(vector_of(second)) is not None
+    del second
+    gc.collect()
+    assert twins.held() == before
+
+
+def test_a_view_gets_none() -> None:
+    with pytest.raises(ValueError, match="this is a view"):
+        twins.keep(torch.zeros(10).view(2, 5), torch.zeros(2, 5))
+
+
+def test_all_can_be_let_go() -> None:
+    here = torch.zeros(5)
+    twins.keep(here, torch.zeros(5))
+    twins.forget()
+    assert twins.of(here) is None
+
+
+def test_the_mean_reads_twins() -> None:
+    here = torch.zeros(2, 5)
+    twins.keep(here, torch.tensor([[1.0] * 5, [4.0] * 5]))
+    mean = WeightedMean().start(LIKE)
+    first, second = clients(here)
+    mean.add(first, 1)
+    # (1 * 1) / 1
+    assert mean.value()["b"].tolist() == [1.0]
+    mean.add(second, 2, None)
+    # On the sums' own device a vector is read where it is: (1 * 1 + 2 * 0) / 3.
+    assert mean.value()["b"].tolist() == [pytest.approx(1 / 3)]
+
+
+def test_a_length_reads_twins() -> None:
+    here = torch.zeros(1, 5)
+    twins.keep(here, torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]]))
+    (changed,) = clients(here)
+    task = Task(0, {"model": Packet(LIKE)})
+    report = Report(0, {"model": Packet(changed)})
+    # sqrt(9 + 16 + 144) = 13, from zeros.
+    assert lengths_of(report, task) == {"model": (13.0, 0.0)}
+    # From (3, 0, 4, 0, 0), which is 5 long, only the last one differs: 12.
+    sent = {"w": torch.tensor([[3.0, 0.0], [4.0, 0.0]]), "b": torch.zeros(1)}
+    task = Task(0, {"model": Packet(sent)})
+    assert lengths_of(report, task, Ruler()) == {"model": (12.0, 5.0)}
+    # Of what was not sent, or has another shape, all counts; it is then measured on the CPU.
+    task = Task(0, {"model": Packet({"w": sent["w"]})})
+    assert lengths_of(report, task, Ruler()) == {"model": (5.0, 5.0)}
+    # Nothing was sent under its name: all of it is new.
+    assert lengths_of(report, Task(0), Ruler()) == {"model": (13.0, 0.0)}
