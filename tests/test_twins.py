@@ -120,3 +120,25 @@ def test_a_length_reads_twins() -> None:
     assert lengths_of(report, task, Ruler()) == {"model": (5.0, 5.0)}
     # Nothing was sent under its name: all of it is new.
     assert lengths_of(report, Task(0), Ruler()) == {"model": (13.0, 0.0)}
+
+
+def test_a_stack_is_measured_at_once() -> None:
+    """Rows of a stack, cut to the columns asked for; each client has its own length."""
+    here = torch.zeros(3, 5)
+    twins.keep(here, torch.tensor([[3.0, 4.0, 0, 0, 2], [0, 0, 0, 0, 3], [6, 8, 0, 0, 4.0]]))
+    first, second, third = clients(here)
+    found = twins.row_of(vector_of({"b": second["b"]}))
+    assert found is not None
+    rows, row = found
+    assert (rows.tolist(), row) == ([[2.0], [3.0], [4.0]], 1)
+    # What spans two rows is no row.
+    assert twins.row_of(here.view(-1)[3:7]) is None
+    ruler = Ruler()
+    task = Task(0, {"model": Packet(LIKE)})
+    lengths = []
+    for tree in (first, second, third):
+        ruler.take_next()
+        packet = Packet({"w": tree["w"]})
+        lengths.append(lengths_of(Report(0, {"model": packet}), task, ruler)["model"][0])
+    # sqrt(9 + 16), 0, sqrt(36 + 64).
+    assert lengths == [5.0, 0.0, 10.0]

@@ -69,6 +69,22 @@ def of(tensor: Tensor) -> Tensor | None:
     return twin.there.view(-1)[begin : begin + tensor.numel()].view(tensor.shape)
 
 
+def row_of(vector: Tensor) -> tuple[Tensor, int] | None:
+    """The rows of a stack of twins that a vector is one of, and which; None where it is none.
+
+    The rows are cut to the columns that the vector spans.
+    """
+    owner = vector if vector._base is None else vector._base
+    if of(vector) is None or owner.dim() != 2:
+        return None
+    width = owner.shape[1]
+    begin = vector.storage_offset() - owner.storage_offset()
+    column = begin % width
+    if column + vector.numel() > width:
+        return None
+    return _twins[owner].there[:, column : column + vector.numel()], begin // width
+
+
 def on(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device: itself or its twin, if it is there, or else a copy."""
     if tensor.device == device:

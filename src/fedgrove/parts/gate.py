@@ -290,6 +290,10 @@ class Change(NamedTuple):
     names: tuple[str, ...]
 
 
+NUMBERS_AT_ONCE = 1 << 28
+"""A card's memory for differences: so many numbers."""
+STACKS_ON_CARD = 16
+"""The lengths of so many stacks are remembered, and the stacks held."""
 MODELS_ON_CARD = 8
 """So many models that were sent stay on a card: one, or one per group, goes to many clients."""
 
@@ -302,6 +306,9 @@ class Ruler:
         self._held: dict[int, Mapping[str, Tensor]] = {}
         self._lengths: dict[tuple[int, tuple[str, ...] | None], float] = {}
         self._on_card: dict[tuple[int, tuple[str, ...], torch.device], Tensor] = {}
+        # Of all rows of a stack at once, by their address and what they are compared with; the rows
+        # are held with it: the address is then no one else's.
+        self._of_stacks: dict[tuple[int, int, tuple[str, ...]], tuple[Tensor, list[float]]] = {}
         # By the id of a packet: those of the report at hand only, since a cohort may be large.
         self._changes: dict[int, tuple[Packet, dict[str, Change]]] = {}
 
@@ -337,24 +344,50 @@ class Ruler:
     ) -> float | None:
         """The length of a change where the leaves lie on a card as well; None where they do not."""
         vector = trees.vector({name: after[name] for name in names})
-        there = None if vector is None else twins.of(vector)
-        if there is None:
+        found = None if vector is None else twins.row_of(vector)
+        if found is None:
             return None
-        if before:
-            if any(_is_new(after[name], before.get(name)) for name in names):
-                return None
-            key = (id(before), names, there.device)
-            if key not in self._on_card:
-                self._held[id(before)] = before
-                leaves = trees.pick(before, names)
-                as_sent = trees.vector(leaves)
-                as_sent = trees.flat(leaves) if as_sent is None else as_sent
-                if len(self._on_card) == MODELS_ON_CARD:
-                    del self._on_card[next(iter(self._on_card))]
-                self._on_card[key] = twins.on(as_sent, there.device)
-            there = there - self._on_card[key]
+        if before and any(_is_new(after[name], before.get(name)) for name in names):
+            return None
+        rows, row = found
+        key = (rows.data_ptr(), id(before), names)
+        if key not in self._of_stacks:
+            # For all clients of the stack, also where few of them were sent this: to ask a card
+            # takes longer than its answer.
+            self._held[id(before)] = before
+            sent = self._sent_on_card(before, names, rows.device)
+            if len(self._of_stacks) == STACKS_ON_CARD:
+                del self._of_stacks[next(iter(self._of_stacks))]
+            self._of_stacks[key] = (rows, _lengths_of_rows(rows, sent))
+        return self._of_stacks[key][1][row]
+
+    def _sent_on_card(
+        self, before: Mapping[str, Tensor], names: tuple[str, ...], device: torch.device
+    ) -> Tensor | None:
+        """What was sent as a vector on the card; None if nothing was."""
+        if not before:
+            return None
+        key = (id(before), names, device)
+        if key not in self._on_card:
+            leaves = trees.pick(before, names)
+            as_sent = trees.vector(leaves)
+            as_sent = trees.flat(leaves) if as_sent is None else as_sent
+            if len(self._on_card) == MODELS_ON_CARD:
+                del self._on_card[next(iter(self._on_card))]
+            self._on_card[key] = twins.on(as_sent, device)
+        return self._on_card[key]
+
+
+def _lengths_of_rows(rows: Tensor, sent: Tensor | None) -> list[float]:
+    """The length of each row's change, or of the row where nothing was sent."""
+    lengths: list[Tensor] = []
+    per_part = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
+    for part in torch.split(rows, per_part):
+        change = part if sent is None else part - sent
         # A card has no trouble with squares in float64.
-        return float(torch.linalg.vector_norm(there, dtype=torch.float64))
+        lengths.append(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64))
+    values: list[float] = torch.cat(lengths).tolist()
+    return values
 
 
 def _names_by_kind(packet: Packet) -> dict[str, tuple[str, ...]]:

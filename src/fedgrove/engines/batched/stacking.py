@@ -62,9 +62,11 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
     holds something else than trees is lost.
     """
     stacks: dict[Any, list[Job]] = {}
+    # By id: many clients hold the same tree.
+    shapes: dict[int, Any] = {}
     for job in jobs:
         try:
-            key = _stack_key(job, stage)
+            key = _stack_key(job, stage, shapes)
             job.macs += _macs(job, stage)
         except Exception as error:
             job.lost = crashed(job.task, error)
@@ -73,11 +75,11 @@ def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[
     return list(stacks.values())
 
 
-def _stack_key(job: Job, stage: Train | Measure) -> tuple[Any, ...]:
+def _stack_key(job: Job, stage: Train | Measure, shapes: dict[int, Any]) -> tuple[Any, ...]:
     job.thin = None
     if isinstance(stage, Train):
         job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
-    return (carry_shapes(job.carry), width_class(job.thin))
+    return (carry_shapes(job.carry, shapes), width_class(job.thin))
 
 
 def _macs(job: Job, stage: Train | Measure) -> int:
@@ -98,13 +100,21 @@ def width_class(thin: Thin | None) -> int:
     return -(-WIDTH_CLASSES * kept // total)
 
 
-def carry_shapes(carry: Carry) -> Any:
+def carry_shapes(carry: Carry, known: dict[int, Any] | None = None) -> Any:
     """The names, shapes and types of all trees, as a key.
 
     Of all, since an objective may read any of them, or ask whether it is there: a client that
-    remembers something does not stack with one that is new.
+    remembers something does not stack with one that is new. ``known`` holds, by id, the shapes of
+    trees that are still there.
     """
-    return tuple((name, shapes_of(tree)) for name, tree in sorted(carry.items()))
+    if known is None:
+        known = {}
+    shapes = []
+    for name, tree in sorted(carry.items()):
+        if id(tree) not in known:
+            known[id(tree)] = shapes_of(tree)
+        shapes.append((name, known[id(tree)]))
+    return tuple(shapes)
 
 
 def shapes_of(tree: Tree) -> Any:
@@ -120,7 +130,7 @@ def training_passes(net: Net, job: Job, number: int) -> Passes:
     passes = []
     for epoch in range(local.recipe(stage).epochs):
         examples = job.client.order(batches, place, epoch)
-        if len(examples):
+        if examples.shape[0]:
             passes.append(examples)
     return passes
 
