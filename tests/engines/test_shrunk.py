@@ -227,7 +227,9 @@ def test_widths_that_differ_a_little_are_one_shape(tmp_path: Path) -> None:
         jobs = [engine._start_job(run, task, {}) for task in tasks]
         (stack,) = split_into_stacks(jobs, Train(CrossEntropy(), RECIPES[0]))
         adapters = width_adapters(stack)
-        narrow = [adapter.narrow(job.carry, ()) for adapter, job in zip(adapters, stack, strict=True)]
+        narrow = [
+            adapter.narrow(job.carry, ()) for adapter, job in zip(adapters, stack, strict=True)
+        ]
         shapes.append({name: tuple(leaf.shape) for name, leaf in narrow[0]["model"].items()})
         # What all were sent is narrowed once, and so moved to the device once.
         for carry in narrow[1:]:
