@@ -148,9 +148,11 @@ def stack_hyperparameters(
 def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
     """All trees, one row per carry; the carries have the same names and shapes."""
     stacked: Carry = {}
-    for name, tree in carries[0].items():
+    # By name: a client that remembers a tree has it in another place than one that was sent it, and
+    # a graph that was captured for one order would not be found for the other.
+    for name in sorted(carries[0]):
         stacked[name] = {}
-        for leaf in tree:
+        for leaf in carries[0][name]:
             stacked[name][leaf] = _stack_leaf([carry[name][leaf] for carry in carries], device)
     return stacked
 
