@@ -275,5 +275,4 @@ def test_moving_masks_make_few_graphs(tmp_path: Path, monkeypatch: pytest.Monkey
     play(run, Batched())
     assert len(own_widths) >= 6
     # The whole net without a mask, and with one; then three more parts for each group at most.
-    print(own_widths, len(shapes))
     assert len(shapes) <= 4

@@ -36,6 +36,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
@@ -172,7 +173,7 @@ class Batched:
             sent_before = _versions(chunk)
             self._run_chunk(chunk)
             _check_versions(sent_before)
-            for job, (answer, up) in in_order(chunk, self._finish_job):
+            for job, (answer, up) in in_order(chunk, partial(self._finish_job, sent=sent)):
                 if self.count_bytes:
                     # Here, in the order of the jobs: what a client holds decides what it is sent.
                     answer = with_cost(job.run, job.task, answer, sent, up)
@@ -198,10 +199,18 @@ class Batched:
             return Job(run, task, client, {}, works[work_key], lost=crashed(task, error))
         return Job(run, task, client, carry, works[work_key])
 
-    def _finish_job(self, job: Job) -> tuple[Answer, Mapping[str, int] | Lost | None]:
+    def _finish_job(
+        self, job: Job, sent: BroadcastCosts
+    ) -> tuple[Answer, Mapping[str, int] | Lost | None]:
         """The answer, and what it costs; what the client remembers is written."""
         answer = self._answer_of(job)
-        if not self.count_bytes or isinstance(answer, Lost):
+        if not self.count_bytes:
+            return answer, None
+        for packet in job.task.send.values():
+            # What a mask costs depends on what the client holds by then: `with_cost` counts it.
+            if packet.mask is None:
+                sent.cost(job.run.method.codec, packet, None)
+        if isinstance(answer, Lost):
             return answer, None
         return answer, cost_up(job.run, job.task, answer)
 

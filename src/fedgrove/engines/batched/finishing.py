@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -19,6 +19,9 @@ from .stacking import Job
 THREADS = min(8, os.cpu_count() or 1)
 WORTH_A_THREAD = 1 << 14
 """Numbers in a network, from which on handing a client to a thread takes less than its work."""
+
+AHEAD = 4 * THREADS
+"""So many clients are finished before they are asked for."""
 
 T = TypeVar("T")
 
@@ -37,20 +40,17 @@ def in_order(jobs: list[Job], finish: Callable[[Job], T]) -> Iterator[tuple[Job,
     # Made anew: a thread takes little to start, and none is left behind where a process forks.
     with ThreadPoolExecutor(THREADS) as threads:
         waiting: deque[tuple[Job, Future[T]]] = deque()
-        waiting.extend((job, threads.submit(finish, job)) for job in _taken(jobs))
         try:
-            while waiting:
+            while jobs or waiting:
+                while jobs and len(waiting) < AHEAD:
+                    job = jobs.pop(0)
+                    waiting.append((job, threads.submit(finish, job)))
                 job, result = waiting.popleft()
                 yield job, result.result()
         finally:
             # Where the caller wants no more, those that have not begun are left undone.
             for _, result in waiting:
                 result.cancel()
-
-
-def _taken(jobs: list[Job]) -> Iterable[Job]:
-    while jobs:
-        yield jobs.pop(0)
 
 
 def _is_costly(job: Job) -> bool:
