@@ -262,8 +262,9 @@ def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
     assert engine.shares
     assert min(engine.shares) > 0.8
     # Imprinting also multiplies embeddings with prototypes, a tenth of a pass of so small a net; pFed1BS projects all
-    # parameters in every step.
-    most = {"adfedwcp": 1.1, "pfed1bs": 1.6}.get(methods.name_of(method), 1.0)
+    # parameters in every step. Of a grouped convolution, which per-sample gradients become, torch's counter multiplies
+    # every group's input with every group's gradient.
+    most = {"adfedwcp": 1.1, "pfed1bs": 1.6, "fedlayerprune": 1.5}.get(methods.name_of(method), 1.0)
     assert max(engine.shares) <= most
 
 

@@ -122,11 +122,12 @@ def test_the_client_by_hand(tmp_path: Path) -> None:
     """
     run = make_run(Grove(up=2 / 64, own="offset"), tmp_path)
     (task, *_) = plan(run, run.initial_state)
-    client = run.client(task, {})
+    left = trees.map(torch.zeros_like, shared(run))
+    left["fc1.bias"][2] = 1.0
+    client = run.client(task, {"left": left})
     carry = run.method._begin({"change": trees.map(torch.zeros_like, shared(run))}, client)
     changes = torch.zeros_like(client.start["fc1.bias"])
     changes[:3] = torch.tensor([3.0, -2.0, 1.0])
-    carry["left"]["fc1.bias"][2] = 1.0
     carry["local"] = {**carry["model"], "fc1.bias": carry["model"]["fc1.bias"] + changes}
     outcome = run.method._give(carry, client)
     sent = outcome.give["change"].values

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
@@ -19,6 +19,7 @@ from fedgrove.parts.group import (
     cosine_distances,
     nearest,
     renumbered,
+    silhouette,
     sketch,
 )
 
@@ -44,6 +45,22 @@ def test_cosine_distances_by_hand() -> None:
     assert far[3].tolist() == [1.0, 1.0, 1.0, 0.0]
     assert torch.equal(far, far.T)
     assert bool((far.diagonal() == 0).all())
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(3, 9), st.sampled_from(["average", "complete", "single"]), st.integers(0, 99))
+def test_groups_are_those_of_scikit_learn(n: int, linkage: str, seed: int) -> None:
+    from sklearn.cluster import AgglomerativeClustering
+    from sklearn.metrics import silhouette_score
+
+    vectors = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    far = cosine_distances(vectors).numpy()
+    for groups in range(2, n):
+        theirs = AgglomerativeClustering(groups, metric="precomputed", linkage=linkage)
+        labels = renumbered(theirs.fit_predict(far).tolist())
+        assert AverageLinkage(linkage)(vectors, groups) == labels
+        expected = silhouette_score(far, labels, metric="precomputed")
+        assert silhouette(far, labels) == pytest.approx(expected, abs=1e-12)
 
 
 # ---- average linkage -----------------------------------------------------------------------------

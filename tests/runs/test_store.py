@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections import namedtuple
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from fedgrove import trees
 from fedgrove.errors import DamageError, EngineError, InputError
+from fedgrove.runs import store
 from fedgrove.runs.store import (
     Memory,
     divided,
@@ -292,6 +294,8 @@ def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> N
     path = tmp_path / memory_file(0, version)
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    # A run that is resumed has nothing at hand but the files.
+    memory = Memory(tmp_path)
     with pytest.raises(DamageError, match=rf"{path.name} is damaged: it is not what was written"):
         memory.read(0, version)
     path.unlink()
@@ -316,3 +320,31 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "memory" / name).symlink_to(tmp_path / "outside" / name)
     with pytest.raises(DamageError, match="outside of"):
         Memory(tmp_path / "memory").read(0, version)
+
+
+def test_a_memory_that_was_changed_in_place_is_read_again(tmp_path: Path) -> None:
+    memory = Memory(tmp_path)
+    version = memory.write(3, 0, "train", {"own": {"w": torch.tensor([1.0, 2.0])}})
+    at_hand = memory.read(3, version)["own"]["w"]
+    # The same tensor: the file was not read.
+    assert memory.read(3, version)["own"]["w"] is at_hand
+    at_hand.add_(1)
+    assert memory.read(3, version)["own"]["w"].tolist() == [1.0, 2.0]
+    # Another process has nothing at hand, and reads the file.
+    other = pickle.loads(pickle.dumps(memory))
+    assert other.read(3, version)["own"]["w"].tolist() == [1.0, 2.0]
+
+
+def test_memories_at_hand_take_bounded_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "RECENT_BYTES", 20)
+    memory = Memory(tmp_path)
+    # Eight bytes each: two of them fit.
+    versions = []
+    for client in range(3):
+        values = torch.tensor([1.0, float(client)])
+        versions.append(memory.write(client, 0, "train", {"own": {"w": values}}))
+    assert memory._recent.get(memory_file(0, versions[0])) is None
+    assert memory._recent.get(memory_file(2, versions[2])) is not None
+    assert memory.read(0, versions[0])["own"]["w"].tolist() == [1.0, 0.0]

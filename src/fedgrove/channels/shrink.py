@@ -44,10 +44,23 @@ def widen(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) ->
     return cut(net, channels_left(net, mask) or {}).widen(params)
 
 
+_CUTS: WeakKeyDictionary[Net, dict[Any, Thin]] = WeakKeyDictionary()
+
+
 def cut(net: Net, channels: Mapping[str, Tensor]) -> Thin:
-    """The net without the channels that are not kept; at least one of each group must stay."""
+    """The net without the channels that are not kept; at least one of each group must stay.
+
+    Made once for the same channels: masks that are equal, or become so in a later round, share it.
+    """
     groups = groups_of(net)
-    return cut_groups(net, groups, checked(groups, channels))
+    complete = checked(groups, channels)
+    key = tuple((name, kept.cpu().numpy().tobytes()) for name, kept in complete.items())
+
+    def make() -> Thin:
+        # Copies: what is remembered must not change with the caller's tensors.
+        return cut_groups(net, groups, {name: kept.clone() for name, kept in complete.items()})
+
+    return remembered(_CUTS, net, key, make)
 
 
 _SEEN: WeakKeyDictionary[Net, dict[Any, tuple[Mapping[str, Tensor], Thin | None]]] = (

@@ -26,11 +26,14 @@ from ..nets.norms import ThinGroupNorm
 from ..trees import Tree
 from .groups import ChannelGroup, Channels, keeps
 
-CACHE_SIZE = 8
-"""How many small nets, and how many masks, are remembered per net."""
+CACHE_SIZE = 16
+"""How many small nets, how many masks and how many cuts are remembered per net."""
 
 Kept = dict[str, dict[int, Tensor]]
 """Tensor -> dimension -> the entries that stay, in order; tensors that stay whole are not named."""
+
+NarrowedLeaves = dict[tuple[int, str, int], Tensor]
+"""A :class:`Thin`, the name of a leaf, and the leaf itself, by id, -> the leaf narrowed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +82,32 @@ class Thin:
             narrowed[name] = select(leaf, self.kept[name]) if is_full else leaf
         return narrowed
 
-    def narrowed(self, carry: Mapping[str, Tree], whole: Collection[str] = ()) -> dict[str, Tree]:
-        """All trees of a carry, narrowed; those called as in ``whole`` stay as they are."""
-        return {name: tree if name in whole else self.narrow(tree) for name, tree in carry.items()}
+    def narrowed(
+        self,
+        carry: Mapping[str, Tree],
+        whole: Collection[str] = (),
+        known: NarrowedLeaves | None = None,
+    ) -> dict[str, Tree]:
+        """All trees of a carry, narrowed; those called as in ``whole`` stay as they are.
+
+        ``known`` takes what is narrowed here, and spares the work for leaves that are in it; they
+        must be kept alive as long as it is in use.
+        """
+        trees: dict[str, Tree] = {}
+        for name, tree in carry.items():
+            trees[name] = tree if name in whole else self._narrowed_once(tree, known)
+        return trees
+
+    def _narrowed_once(self, tree: Tree, known: NarrowedLeaves | None) -> Tree:
+        if known is None:
+            return self.narrow(tree)
+        narrowed: Tree = {}
+        for name, leaf in tree.items():
+            key = (id(self), name, id(leaf))
+            if key not in known:
+                known[key] = self.narrow({name: leaf})[name]
+            narrowed[name] = known[key]
+        return narrowed
 
     def widen(self, tree: Mapping[str, Tensor]) -> Tree:
         """The inverse: removed entries become 0, those of running variances 1."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -189,11 +190,10 @@ class AdFedWCP:
         """What is sent of the shared model: all of it, or clustered."""
         if not self.broadcast:
             return state.model
-        k = torch.tensor(float(self.broadcast))
-        clustered = {}
-        for name in state.weights:
-            clustered[name] = kmeans.cluster(state.model[name], k, self.broadcast)
-        return {**state.model, **clustered}
+        weights = [state.model[name] for name in state.weights]
+        k = torch.full((len(weights),), float(self.broadcast))
+        clustered = kmeans.cluster_layers(weights, k, self.broadcast)
+        return {**state.model, **dict(zip(state.weights, clustered, strict=True))}
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The weighted mean of the clustered models; what clients said of their layers."""
@@ -366,11 +366,45 @@ class Cluster:
 
 def clustered_weights(layout: Layout, params: Tree, numbers: Tensor, k_max: int) -> Tree:
     """The weights of layer j as at most ``numbers[j]`` centroids, one of them 0."""
-    clustered: Tree = {}
-    for number, name in zip(numbers, layers_of(layout), strict=True):
-        for weight in _weights_of(layout, name):
-            clustered[weight] = kmeans.cluster(params[weight], number, k_max)
-    return clustered
+    names, per_weight = _numbers_by_weight(layout, numbers)
+    weights = [params[name] for name in names]
+    return dict(zip(names, kmeans.cluster_layers(weights, per_weight, k_max), strict=True))
+
+
+def _numbers_by_weight(layout: Layout, numbers: Tensor) -> tuple[list[str], Tensor]:
+    """The weights in order of layers, and for each of them its layer's number."""
+    names: list[str] = []
+    layer_of: list[int] = []
+    for layer, weights in enumerate(_weights_by_layer(layout)):
+        names += weights
+        layer_of += [layer] * len(weights)
+    return names, torch.stack([numbers[layer] for layer in layer_of])
+
+
+@dataclass(frozen=True)
+class _Start:
+    """The programme of a network's start, for up to so many centroids."""
+
+    start: Tree
+    most: int
+    solved: kmeans.Solved
+
+
+_START: WeakKeyDictionary[Net, _Start] = WeakKeyDictionary()
+"""All clients of a run begin with the network's start: it is solved once."""
+
+
+def clustered_start(client: Client, numbers: Tensor) -> Tree:
+    """The network's start, clustered into as many centroids as a client has."""
+    names, per_weight = _numbers_by_weight(client.layout, numbers)
+    weights = [client.start[name] for name in names]
+    most = int(numbers.max())
+    known = _START.get(client.net)
+    if known is None or known.start is not client.start or known.most < most:
+        # For more centroids than asked for: other clients have other numbers, mostly up to 32.
+        known = _Start(client.start, max(32, most), kmeans.solve(weights, max(32, most)))
+        _START[client.net] = known
+    return dict(zip(names, kmeans.with_centroids(weights, known.solved, per_weight), strict=True))
 
 
 def under_mask(params: Tree, carry: Carry) -> Tree:
@@ -387,15 +421,13 @@ def begin_personal(carry: Carry, client: Client) -> Carry:
     """A personal model starts at the network's start, and its mask by clustering that."""
     if "personal" in carry:
         return carry
-    start = client.start
     numbers = carry["settings"]["k"]
-    most = int(numbers.max())
     kept: Mask = {}
     # 0: nothing is clustered.
-    if most:
-        clustered = clustered_weights(client.layout, start, numbers, most)
+    if int(numbers.max()):
+        clustered = clustered_start(client, numbers)
         kept = {name: leaf != 0 for name, leaf in clustered.items()}
-    return {**carry, "personal": start, "kept": kept}
+    return {**carry, "personal": client.start, "kept": kept}
 
 
 def mask_and_use(carry: Carry, client: Client) -> Carry:

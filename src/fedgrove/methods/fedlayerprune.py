@@ -274,7 +274,7 @@ class FedLayerPrune:
         batch_size = 32 if self.local is None else self.local.batch
         # Shuffled: rows may lie in order of recording, and the first ones are then of one class.
         one_batch = Batches("train", size=batch_size, shuffle=True, limit=1)
-        stages: list[Stage] = [Train(self.objective, self.local)]
+        stages: list[Stage] = [Edit(set_aside), Train(self.objective, self.local)]
         if self.prunes and isinstance(self.score, Fisher):
             stages.append(Measure("fisher", self.score.of(self.objective), one_batch, of="local"))
         if self.rates.measures is not None:
@@ -294,9 +294,9 @@ class FedLayerPrune:
         mask = carry.get("model.mask") or trees.map(all_kept, weights)
         estimates = torch.ones(())
         if isinstance(self.score, Fisher):
-            importance = self.score.smoothed(carry.get("importance"), carry["fisher"])
-            if "estimates" in carry:
-                estimates = carry["estimates"]["count"] + 1
+            importance = self.score.smoothed(client.memory.get("importance"), carry["fisher"])
+            if "estimates" in client.memory:
+                estimates = client.memory["estimates"]["count"] + 1
         else:
             importance = self.score(weights)
         settings = carry["settings"]
@@ -374,6 +374,17 @@ class FedLayerPrune:
             numbers += layout.size - mean_rate(layout, rates) * layout.prunable_size
         bitmap = math.ceil(layout.size / 8)
         return round(2 * cohort * (4 * numbers + rounds * bitmap))
+
+
+REMEMBERED = ("importance", "estimates")
+
+
+def set_aside(carry: Carry, client: Client) -> Carry:
+    """Train without what is remembered: no objective reads it, and newcomers do not have it.
+
+    An engine can then train both together.
+    """
+    return {name: tree for name, tree in carry.items() if name not in REMEMBERED}
 
 
 def _check_examples(start: Start) -> None:

@@ -584,6 +584,7 @@ class Grove:
         training: list[Stage] = [Edit(self._begin)]
         if self.own == "chosen":
             training.append(Measure("merit", self._compare, Batches("validation")))
+        training.append(Edit(without_offset))
         training.append(Train(self.objective, self.local))
         if self.own in ("pulled", "chosen"):
             training.append(
@@ -629,6 +630,7 @@ class Grove:
                 rest[name] = tree
         shared, rest = holdings.receive(rest, trees.pick(client.start, weights))
         # Taken out, so that old and new clients have the same trees, and train at once.
+        rest.pop("left", None)
         kept = rest.pop("kept", {})
         statistics = rest.pop("statistics", {})
         complete = {**client.start, **kept, **statistics, **shared}
@@ -650,9 +652,6 @@ class Grove:
             rest["offset"] = offset
         if self.own in ("pulled", "chosen"):
             rest["personal"] = personal
-        if self.codes_up:
-            zeros = trees.map(torch.zeros_like, trees.pick(model, weights))
-            rest["left"] = rest.get("left") or zeros
         return rest
 
     def _use(self, carry: Carry, client: Client) -> Carry:
@@ -661,7 +660,6 @@ class Grove:
         choice = begun.pop("choice", {})
         offset = begun.pop("offset", begun["model"])
         personal = begun.pop("personal", begun["model"])
-        begun.pop("left", None)
         takes_personal = self.own == "pulled" or (choice and bool(choice["pulled"]))
         return {**begun, "model": personal if takes_personal else offset}
 
@@ -679,7 +677,9 @@ class Grove:
             share = self.up
             if self.has_budget:
                 share = float(carry["settings"]["up"])
-            moved = trees.map(torch.add, trees.sub(trained, model), carry["left"])
+            moved = trees.sub(trained, model)
+            if "left" in client.memory:
+                moved = trees.map(torch.add, moved, client.memory["left"])
             moved = trees.masked(moved, mask or {})
             sent = coded(share, moved, mask)
             memory["left"] = trees.sub(moved, sent)
@@ -721,6 +721,14 @@ class Grove:
             head = trees.flat(trees.pick(params, net.layout.head))
             packets["evidence"] = Form.of({"scores.head": head})
         return Holds(packets, optional={"better": (-1.0, 1.0), "tried": (0.0, 1e9)})
+
+
+def without_offset(carry: Carry, client: Client) -> Carry:
+    """Train without the offset, which was compared.
+
+    No objective reads it: an engine need not carry it to its device, twice in every round.
+    """
+    return {name: tree for name, tree in carry.items() if name != "offset"}
 
 
 def added(

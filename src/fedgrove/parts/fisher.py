@@ -1,8 +1,8 @@
 """What gradients on one mini-batch say: how much a weight matters, and how much a layer does.
 
 Each part is a pure function of tensors that :class:`~fedgrove.core.Measure` runs on the client
-after training. Per-sample gradients are taken one after the other: any network can do that, and
-only one gradient is held at a time.
+after training. Per-sample gradients are taken for a few examples at once, as many as a bounded
+memory holds, and one after the other where a network cannot do that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from .. import trees
 from ..core import GRADIENT_PASSES, Batch, Carry
@@ -22,6 +23,9 @@ from ..seeds import numpy_rng
 from ..trees import Tree
 from .gradient import gradient, loss_at
 from .objective import Objective
+
+HELD_NUMBERS = 1 << 22
+"""Numbers that the gradients of some examples of a client may take at once: 16 MiB in float32."""
 
 Measured = Callable[[Net, Tree, Batch, Carry], Tree]
 
@@ -80,7 +84,7 @@ class _SquaredPerSample:
     def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
         total = trees.map(torch.zeros_like, trees.pick(params, net.layout.prunable))
         for weight, own in per_sample(self.objective, net, params, batch, carry):
-            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, total, own)
+            total = trees.map(lambda sum_, g, w=weight: sum_ + _summed(w, g * g), total, own)
         return trees.map(lambda sum_: sum_ / batch.weight.sum().clamp(min=1), total)
 
 
@@ -98,18 +102,40 @@ class _SquaredOfBatch:
 def per_sample(
     objective: Objective, net: Net, params: Tree, batch: Batch, carry: Carry
 ) -> Iterator[tuple[Tensor, Tree]]:
-    """Each example's weight (0 for padding) and its gradient by prunable weight."""
+    """Some examples' weights (0 for padding) and their gradients by prunable weight, in rows."""
     weights = trees.pick(params, net.layout.prunable)
-    for i in range(batch.x.shape[0]):
+
+    def of_one(x: Tensor, y: Tensor, weight: Tensor, index: Tensor) -> Tree:
         # Of weight 1: the gradient of padding is finite, and its own weight then leaves it out.
-        one = Batch(
-            x=batch.x[i : i + 1],
-            y=batch.y[i : i + 1],
-            weight=torch.ones_like(batch.weight[i : i + 1]),
-            index=batch.index[i : i + 1],
-            position=batch.position,
-        )
-        yield batch.weight[i], gradient(loss_at(objective, net, params, one, carry), weights)
+        one = Batch(x[None], y[None], torch.ones_like(weight)[None], index[None], batch.position)
+        return gradient(loss_at(objective, net, params, one, carry), weights)
+
+    at_once = max(1, HELD_NUMBERS // max(1, trees.size(weights)))
+    for begin in range(0, batch.x.shape[0], at_once):
+        rows = slice(begin, begin + at_once)
+        weight = batch.weight[rows]
+        yield weight, _of_each(of_one, batch.x[rows], batch.y[rows], weight, batch.index[rows])
+
+
+def _of_each(f: Callable[..., Tree], *examples: Tensor) -> Tree:
+    """``f`` of every example, in rows."""
+    try:
+        found: Tree = vmap(f)(*examples)
+        return found
+    except Exception as error:
+        # A forward pass that branches on data cannot be mapped over examples.
+        try:
+            each = [f(*example) for example in zip(*examples, strict=True)]
+        except Exception:
+            # What both raise is no fault of the mapping.
+            raise error from None
+        return trees.map(lambda *rows: torch.stack(rows), *each)
+
+
+def _summed(weight: Tensor, rows: Tensor) -> Tensor:
+    """The weighted sum over rows."""
+    # No matrix product, which some devices round to fewer bits.
+    return (weight.view(-1, *[1] * (rows.dim() - 1)) * rows).sum(0)
 
 
 # ---- how strong a layer's gradients are ----------------------------------------------------------
@@ -144,8 +170,8 @@ class _Moments:
         total = trees.map(torch.zeros_like, weights)
         squares = trees.map(torch.zeros_like, weights)
         for weight, own in per_sample(self.objective, net, params, batch, carry):
-            total = trees.map(lambda sum_, g, w=weight: sum_ + w * g, total, own)
-            squares = trees.map(lambda sum_, g, w=weight: sum_ + w * g * g, squares, own)
+            total = trees.map(lambda sum_, g, w=weight: sum_ + _summed(w, g), total, own)
+            squares = trees.map(lambda sum_, g, w=weight: sum_ + _summed(w, g * g), squares, own)
         examples = batch.weight.sum().clamp(min=1)
 
         def moments(sum_: Tensor, square: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ SKETCH = 1 << 14
 """Numbers in a sketch of an update."""
 MOST = 8
 """The most groups that are tried where their number is chosen."""
+Matrix = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
 LINKAGES = ("average", "complete", "single")
 """How the distance of two groups follows from the distances of their members."""
 
@@ -51,8 +53,7 @@ def cosine_distances(vectors: Tensor) -> Tensor:
     # The smallest normal number instead of 0: a vector of zeros stays one and is not made NaN.
     unit = x / x.norm(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
     distances: Tensor = (1 - unit @ unit.T).clamp(0, 2)
-    # A matrix product need not be symmetric to the last bit, nor its diagonal exactly 1, and
-    # scikit-learn refuses distances whose diagonal is not 0.
+    # A matrix product need not be symmetric to the last bit, nor its diagonal exactly 1.
     distances = (distances + distances.T) / 2
     distances.fill_diagonal_(0)
     return distances
@@ -87,28 +88,56 @@ class AverageLinkage:
         # A silhouette exists for 2 to n - 1 groups, so two clients cannot choose.
         if n < 3:
             return [0] * n
-        # Imported where it is used: scikit-learn is slow to load, and most methods form no groups.
-        from sklearn.metrics import silhouette_score
-
         divisions = []
         silhouettes = []
         for number in range(2, min(MOST, n - 1) + 1):
             labels = self._divide(distances, number)
             divisions.append(labels)
-            silhouettes.append(silhouette_score(distances, labels, metric="precomputed"))
+            silhouettes.append(silhouette(distances, labels))
         # index() gives the first of equal ones: the fewest groups.
         return renumbered(divisions[silhouettes.index(max(silhouettes))])
 
-    def _divide(
-        self, distances: np.ndarray[tuple[int, ...], np.dtype[np.float64]], groups: int
-    ) -> list[int]:
-        """The library's labels, in the library's numbering."""
-        from sklearn.cluster import AgglomerativeClustering
+    def _divide(self, distances: Matrix, groups: int) -> list[int]:
+        """So many groups: of the n - 1 merges down to one group, the last ones are left out."""
+        # Imported where it is used: it is slow to load, and most methods form no groups. (What
+        # scikit-learn has for this calls it as well, and takes ten times as long to load.)
+        from scipy.cluster.hierarchy import linkage
 
-        clustering = AgglomerativeClustering(
-            n_clusters=groups, metric="precomputed", linkage=self.linkage
-        )
-        return [int(label) for label in clustering.fit_predict(distances)]
+        n = len(distances)
+        upper = distances[np.triu_indices(n, k=1)]
+        merges = linkage(upper, method=self.linkage)
+        # Row i merges two clusters into cluster n + i; 0 to n - 1 are the single clients.
+        members: dict[int, list[int]] = {client: [client] for client in range(n)}
+        for i, (one, other) in enumerate(merges[: n - groups, :2].astype(int).tolist()):
+            members[n + i] = members.pop(one) + members.pop(other)
+        labels = [0] * n
+        for label, clients in enumerate(members.values()):
+            for client in clients:
+                labels[client] = label
+        return labels
+
+
+def silhouette(distances: Matrix, labels: Sequence[int]) -> float:
+    r"""How well groups are apart: the mean of :math:`(b_k - a_k) / \max(a_k, b_k)` over clients.
+
+    (Rousseeuw 1987.) :math:`a_k` -> the mean distance to the others of the client's group,
+    :math:`b_k` -> that to the nearest other group. A client alone in its group counts 0.
+
+    >>> far = np.array([[0.0, 1.0, 4.0], [1.0, 0.0, 4.0], [4.0, 4.0, 0.0]])
+    >>> silhouette(far, [0, 0, 1])
+    0.5
+    """
+    groups = np.unique(labels)
+    is_member = np.asarray(labels)[:, None] == groups
+    sums = distances @ is_member
+    sizes = is_member.sum(0)
+    own = np.where(is_member, sums, 0.0).sum(1) / np.maximum((is_member * sizes).sum(1) - 1, 1)
+    nearest_other = np.where(is_member, np.inf, sums / sizes).min(1)
+    largest = np.maximum(own, nearest_other)
+    # Where all are at the same place, both are 0.
+    value = (nearest_other - own) / np.where(largest == 0, 1.0, largest)
+    is_alone = (is_member * sizes).sum(1) == 1
+    return float(np.where(is_alone, 0.0, value).mean())
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ themselves make up for it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,10 @@ LLOYD_STEPS = 4
 
 
 class Table(NamedTuple):
-    """For j = 1.. intervals about their means: where the last one begins, by where it ends."""
+    """For j = 1.. intervals about their means: where the last one begins, by where it ends.
+
+    All (layers, j, ends).
+    """
 
     plain: Tensor
     """Of partitions without the zero interval."""
@@ -30,6 +34,14 @@ class Table(NamedTuple):
     """The zero interval's own beginning, where it is the last."""
     closes: Tensor
     """Where the zero interval is better as the last than further to the left."""
+
+
+class Solved(NamedTuple):
+    """The programme of some layers, for any number of centroids up to one."""
+
+    total: Tensor
+    """(layers, 3, bins + 1): the histograms, cumulative from the left."""
+    table: Table
 
 
 def cluster(x: Tensor, k: Tensor, k_max: int, bins: int = BINS) -> Tensor:
@@ -42,13 +54,32 @@ def cluster(x: Tensor, k: Tensor, k_max: int, bins: int = BINS) -> Tensor:
     >>> cluster(torch.tensor([-2.0, -0.1, 0.1, 3.0, 5.0]), torch.tensor(3), k_max=8)
     tensor([-2.,  0.,  0.,  4.,  4.])
     """
-    values = x.reshape(-1).double()
-    centroids = _best_centroids(_histogram(values, bins), k, k_max)
-    for _ in range(LLOYD_STEPS):
-        centroids = _lloyd(values, centroids)
-    nearest = _nearest(values, centroids)
-    # A centroid that rounds to -0.0 would cost a bit in every weight: adding 0 makes it +0.0.
-    return (nearest.to(x.dtype) + 0.0).reshape(x.shape)
+    return cluster_layers([x], k.reshape(1), k_max, bins)[0]
+
+
+def cluster_layers(
+    layers: Sequence[Tensor], k: Tensor, k_max: int, bins: int = BINS
+) -> list[Tensor]:
+    """:func:`cluster` of several layers, each with its own number of centroids ``k[i]``."""
+    return with_centroids(layers, solve(layers, k_max, bins), k)
+
+
+def solve(layers: Sequence[Tensor], k_max: int, bins: int = BINS) -> Solved:
+    """The programme for up to ``k_max`` centroids; histograms are of one size, so layers stack."""
+    total = torch.stack([_histogram(x.reshape(-1).double(), bins) for x in layers])
+    return Solved(total, _fill(total, k_max - 1))
+
+
+def with_centroids(layers: Sequence[Tensor], solved: Solved, k: Tensor) -> list[Tensor]:
+    """What :func:`solve` was given, with ``k[i]`` centroids in layer i."""
+    starts = _walk_back(solved, k)
+    clustered = []
+    for x, centroids in zip(layers, starts.unbind(0), strict=True):
+        values = x.reshape(-1).double()
+        nearest = _nearest(values, _lloyd(values, centroids))
+        # A centroid that rounds to -0.0 would cost a bit in every weight: adding 0 makes it +0.0.
+        clustered.append((nearest.to(x.dtype) + 0.0).reshape(x.shape))
+    return clustered
 
 
 def operations(size: int, k: int, bins: int = BINS) -> int:
@@ -78,81 +109,100 @@ def _histogram(x: Tensor, bins: int) -> Tensor:
     return torch.nn.functional.pad(sums.cumsum(1), (1, 0))
 
 
-def _best_centroids(total: Tensor, k: Tensor, k_max: int) -> Tensor:
-    """``k_max`` centroids, the first of them 0; those that are not used repeat it."""
-    # Entry [b, a] is over bins a..b-1, as in quantise.cluster; where a > b there is none.
-    count, first, second = total[:, :, None] - total[:, None, :]
+def _fill(total: Tensor, steps: int) -> Table:
+    """The dynamic programme of quantise.cluster, one more interval in every step."""
+    # Entry [b, a] of a layer is over bins a..b-1, as in quantise.cluster; where a > b there is
+    # none.
+    count, first, second = (total[..., :, None] - total[..., None, :]).unbind(1)
     exists = torch.ones_like(count).tril(-1) > 0
     about_mean = (second - first**2 / count.clamp(min=1)).clamp(min=0)
     about_mean = torch.where(exists, about_mean, torch.inf)
     # An empty interval costs nothing: this is how fewer than k intervals are allowed.
-    empty = torch.eye(count.shape[0], dtype=torch.bool, device=count.device)
+    empty = torch.eye(count.shape[-1], dtype=torch.bool, device=count.device)
     about_mean = torch.where(empty, 0.0, about_mean)
     about_zero = torch.where(exists | empty, second, torch.inf)
-    table = _fill(about_mean, about_zero, k_max - 1)
-    return _walk_back(table, total, k)
 
-
-def _fill(about_mean: Tensor, about_zero: Tensor, steps: int) -> Table:
-    """The dynamic programme of quantise.cluster, one more interval in every step."""
-    ends = torch.arange(about_mean.shape[0], device=about_mean.device)
-    plain = torch.where(ends == 0, 0.0, torch.inf).to(about_mean.dtype)
-    with_zero = about_zero[:, 0]
-    rows: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    ends = torch.arange(count.shape[-1], device=count.device)
+    plain = torch.where(ends == 0, 0.0, torch.inf).to(total.dtype).expand_as(second[..., 0])
+    with_zero = about_zero[..., 0]
+    rows: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
     for _ in range(steps):
-        longer, after_zero = (with_zero + about_mean).min(1)
-        plain, after_plain = (plain + about_mean).min(1)
-        closing, zero_after = (plain + about_zero).min(1)
-        rows.append((after_plain, after_zero, zero_after, closing <= longer))
+        # Few and large operations: on a device their number is what takes the time.
+        longer, after_zero = (with_zero[..., None, :] + about_mean).min(-1)
+        plain, after_plain = (plain[..., None, :] + about_mean).min(-1)
+        closing, zero_after = (plain[..., None, :] + about_zero).min(-1)
+        rows.append((after_plain, after_zero, zero_after, closing, longer))
         with_zero = torch.minimum(longer, closing)
-    columns = [torch.stack(column) for column in zip(*rows, strict=True)]
-    return Table(*columns)
+    columns = [torch.stack(column, 1) for column in zip(*rows, strict=True)]
+    after_plain, after_zero, zero_after, closing, longer = columns
+    return Table(after_plain, after_zero, zero_after, closing <= longer)
 
 
-def _walk_back(table: Table, total: Tensor, k: Tensor) -> Tensor:
-    """The means of the best partition into ``k - 1`` intervals and the zero one, from the right."""
-    steps = table.plain.shape[0]
-    end = torch.full((), total.shape[1] - 1, dtype=torch.long, device=total.device)
-    zero_ahead = torch.ones((), dtype=torch.bool, device=total.device)
-    centroids = [torch.zeros((), dtype=total.dtype, device=total.device)]
+def _walk_back(solved: Solved, k: Tensor) -> Tensor:
+    """The means of the best partitions into ``k - 1`` intervals and the zero one: (layers, k_max).
+
+    The first centroid is 0; those that are not used repeat it. What each step would do from any
+    place is looked up for all steps at once, and only the way itself is walked one by one.
+    """
+    total, table = solved
+    steps, ends = table.plain.shape[1:]
+    # A place is an end, or `ends` more while the zero interval is yet to come, further to the left.
+    end = torch.arange(ends, device=total.device).expand_as(table.plain)
+    closed_end = torch.where(table.closes, table.closing, end)
+    after_closing = table.plain.gather(2, table.closing)
+    after_zero = torch.where(table.closes, after_closing, table.longer + ends)
+    next_place = torch.cat([table.plain, after_zero], 2)
+    interval_end = torch.cat([end, closed_end], 2)
+    # With k centroids one is 0: k - 1 steps are walked, the others stay where they are.
+    number = torch.arange(steps, device=total.device)
+    in_use = (number < k[:, None] - 1)[..., None]
+    same_place = torch.arange(2 * ends, device=total.device)
+    next_place = torch.where(in_use, next_place, same_place)
+    interval_end = torch.where(in_use, interval_end, same_place % ends)
+
+    place = torch.full_like(next_place[:, 0, :1], 2 * ends - 1)
+    way = [place]
     for j in range(steps - 1, -1, -1):
-        # With k centroids one is 0: k - 1 steps are walked, the others are passed over.
-        in_use = j < k - 1
-        closes = in_use & zero_ahead & _at(table.closes[j], end)
-        end = torch.where(closes, _at(table.closing[j], end), end)
-        zero_ahead = zero_ahead & ~closes
-        begin = torch.where(zero_ahead, _at(table.longer[j], end), _at(table.plain[j], end))
-        begin = torch.where(in_use, begin, end)
-        count = _at(total[0], end) - _at(total[0], begin)
-        mean = (_at(total[1], end) - _at(total[1], begin)) / count.clamp(min=1)
-        # An empty interval is one that was not needed: it repeats 0.
-        centroids.append(torch.where(count > 0, mean, 0.0))
-        end = begin
-    return torch.stack(centroids)
+        place = next_place[:, j].gather(1, place)
+        way.append(place)
+    walked = torch.cat(way, 1)
+    begin = walked[:, 1:] % ends
+    stop = interval_end.flip(1).gather(2, walked[:, :-1, None])[..., 0]
+
+    def within(sums: Tensor) -> Tensor:
+        return sums.gather(1, stop) - sums.gather(1, begin)
+
+    count = within(total[:, 0])
+    mean = within(total[:, 1]) / count.clamp(min=1)
+    # An empty interval is one that was not needed: it repeats 0.
+    means = torch.where(count > 0, mean, 0.0)
+    return torch.cat([torch.zeros_like(means[:, :1]), means], 1)
 
 
-def _at(row: Tensor, place: Tensor) -> Tensor:
-    """``row[place]`` for a place that is itself a tensor, under vmap too."""
-    return row.gather(0, place.reshape(1))[0]
-
-
-def _nearest_place(x: Tensor, centroids: Tensor) -> tuple[Tensor, Tensor]:
-    """The centroids in rising order, and the number of each value's nearest one."""
-    ordered = centroids.sort().values
-    # The nearest of sorted centroids changes half way between neighbours.
-    midpoints = (ordered[1:] + ordered[:-1]) / 2
-    return ordered, torch.searchsorted(midpoints, x)
+def _midpoints(ordered: Tensor) -> Tensor:
+    """The nearest of sorted centroids changes half way between neighbours."""
+    return (ordered[1:] + ordered[:-1]) / 2
 
 
 def _nearest(x: Tensor, centroids: Tensor) -> Tensor:
-    ordered, place = _nearest_place(x, centroids)
-    return ordered.gather(0, place)
+    ordered = centroids.sort().values
+    return ordered.gather(0, torch.searchsorted(_midpoints(ordered), x))
 
 
 def _lloyd(x: Tensor, centroids: Tensor) -> Tensor:
-    """Every centroid but 0 moves to the mean of the values that are nearest to it."""
-    ordered, place = _nearest_place(x, centroids)
-    count = torch.zeros_like(ordered).scatter_add(0, place, torch.ones_like(x))
-    sums = torch.zeros_like(ordered).scatter_add(0, place, x)
-    moved = torch.where(count > 0, sums / count.clamp(min=1), ordered)
-    return torch.where(ordered == 0, 0.0, moved)
+    """Every centroid but 0 moves to the mean of the values that are nearest to it; some times."""
+    # In order, values near a centroid lie side by side, and their sum is a difference of two
+    # cumulative ones: a step looks at the centroids only.
+    values = x.sort().values
+    sums = torch.nn.functional.pad(values.cumsum(0), (1, 0))
+    first = torch.zeros(1, dtype=torch.long, device=x.device)
+    last = first + len(values)
+    for _ in range(LLOYD_STEPS):
+        ordered = centroids.sort().values
+        places = torch.searchsorted(values, _midpoints(ordered), right=True)
+        bounds = torch.cat([first, places, last])
+        count = bounds.diff()
+        mean = sums.gather(0, bounds).diff() / count.clamp(min=1)
+        moved = torch.where(count > 0, mean, ordered)
+        centroids = torch.where(ordered == 0, 0.0, moved)
+    return centroids

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from safetensors import SafetensorError
@@ -84,11 +85,18 @@ _ADVICE = {
 
 def tree_bytes(tree: Mapping[str, Tensor]) -> bytes:
     """Named tensors as the content of one safetensors file."""
+    return _bytes_of(_copied(tree))
+
+
+def _copied(tree: Mapping[str, Tensor]) -> Tree:
     # Leaves may be views of one flat vector, which safetensors refuses: each gets its own storage.
-    leaves = {name: leaf.detach().clone().contiguous() for name, leaf in tree.items()}
+    return {name: leaf.detach().clone().contiguous() for name, leaf in tree.items()}
+
+
+def _bytes_of(leaves: Tree) -> bytes:
     # safetensors sorts names; their order, on which sums depend to the bit, goes into the metadata.
     # One key only: it writes several in no fixed order, and the same run must give the same bytes.
-    return save(leaves, metadata={"order": json.dumps(list(tree))})
+    return save(leaves, metadata={"order": json.dumps(list(leaves))})
 
 
 def tree_of(data: bytes, path: Path) -> Tree:
@@ -236,6 +244,56 @@ def _check_fields(body: Mapping[str, Any], like: Any) -> None:
 # ---- what clients remember -----------------------------------------------------------------------
 
 
+RECENT_BYTES = 1 << 26
+"""What of clients' memories is kept at hand as tensors, beside the files."""
+
+
+class _Recent:
+    """The trees that were written or read last, by file; a file's name holds its checksum.
+
+    Reading a file back, with its checksum, takes as long as writing it, and the clients of a small
+    federation come again in every other round.
+    """
+
+    def __init__(self) -> None:
+        self._trees: dict[str, tuple[Tree, list[int]]] = {}
+        self._used = 0
+        # An engine may write for several clients at once.
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
+        # Pickled, it is empty: a worker reads the files.
+        return _Recent, ()
+
+    def get(self, name: str) -> Tree | None:
+        """The tree of a file, unless somebody has changed it since."""
+        with self._lock:
+            tree, versions = self._trees.get(name, (None, []))
+            if tree is None or [leaf._version for leaf in tree.values()] != versions:
+                return None
+            return tree
+
+    def add(self, name: str, tree: Tree) -> None:
+        """Keep a tree, and let those go that were kept for longest if all take too much."""
+        if any(leaf.is_inference() for leaf in tree.values()):
+            # Such tensors do not tell whether they were changed.
+            return
+        with self._lock:
+            self._drop(name)
+            self._trees[name] = (tree, [leaf._version for leaf in tree.values()])
+            self._used += _size(tree)
+            while self._used > RECENT_BYTES:
+                self._drop(next(iter(self._trees)))
+
+    def _drop(self, name: str) -> None:
+        if name in self._trees:
+            self._used -= _size(self._trees.pop(name)[0])
+
+
+def _size(tree: Tree) -> int:
+    return sum(leaf.nbytes for leaf in tree.values())
+
+
 class Memory:
     """What clients keep between rounds: one file per client, a new version per write.
 
@@ -253,12 +311,18 @@ class Memory:
         self.folder = folder
         self.files: dict[int, str] = dict(files or {})
         self.elsewhere = elsewhere
+        self._recent = _Recent()
 
     def read(self, client: int, version: str | None) -> dict[str, Tree]:
         """The trees of one version; empty for a client that has kept nothing, or not here."""
         if not version or self.elsewhere:
             return {}
-        return divided(read_named(self.folder, memory_file(client, version)))
+        name = memory_file(client, version)
+        tree = self._recent.get(name)
+        if tree is None:
+            tree = read_named(self.folder, name)
+            self._recent.add(name, tree)
+        return divided(tree)
 
     def write(
         self,
@@ -273,10 +337,13 @@ class Memory:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise cannot_write(self.folder, error) from None
-        data = tree_bytes(joined(forest))
+        tree = _copied(joined(forest))
+        data = _bytes_of(tree)
         version = version_of(round, verb, checksums.digest(data))
         if version != current:
-            write_bytes(self.folder / memory_file(client, version), data)
+            name = memory_file(client, version)
+            write_bytes(self.folder / name, data)
+            self._recent.add(name, tree)
         return version
 
     def has(self, client: int, version: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from threading import Lock
 from typing import Generic, TypeVar
 
 from ..core import SCORING_VERBS, Packet, Report, Task
@@ -25,19 +27,31 @@ class _LastPackets(Generic[T]):
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
-        self._made: dict[tuple[int, int, bytes | None], tuple[Packet, T]] = {}
+        self._made: dict[tuple[int, int, bytes | None], tuple[Packet, Future[T]]] = {}
+        # An engine may ask in several threads: the first makes it, and the others wait.
+        self._lock = Lock()
 
     def _of(
         self, packet: Packet, known: Known | None, make: Callable[[Packet, Known | None], T]
     ) -> T:
         digest = None if known is None else known.digest
         key = (id(packet.values), id(packet.mask), digest)
-        if key not in self._made:
-            if len(self._made) == self.most:
-                oldest = next(iter(self._made))
-                del self._made[oldest]
-            self._made[key] = (packet, make(packet, known))
-        return self._made[key][1]
+        with self._lock:
+            is_new = key not in self._made
+            if is_new:
+                if len(self._made) == self.most:
+                    oldest = next(iter(self._made))
+                    del self._made[oldest]
+                self._made[key] = (packet, Future())
+            made = self._made[key][1]
+        if is_new:
+            try:
+                made.set_result(make(packet, known))
+            except BaseException as error:
+                made.set_exception(error)
+                with self._lock:
+                    self._made.pop(key, None)
+        return made.result()
 
 
 class BroadcastCosts(_LastPackets[Cost]):

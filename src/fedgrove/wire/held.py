@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ RECENT = 64
 OPEN = 8
 """So many contents are kept as tensors too: a group's clients often hold the same old mask."""
 
+_RECENT_LOCK = Lock()
+"""Around changes of what is remembered of recent masks."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Names and shapes of a mask's tensors."""
@@ -146,14 +149,18 @@ class Held:
     def digest(self, mask: Mask) -> bytes:
         """The digest of a mask, computed once for the one that a whole group is sent."""
         key = tuple((name, id(kept)) for name, kept in mask.items())
-        if key in self._recent:
-            refs, digest = self._recent[key]
+        recent = self._recent.get(key)
+        if recent is not None:
+            refs, digest = recent
             # An id is a tensor's only while it lives: these must be the very tensors of then.
             if all(ref() is kept for ref, kept in zip(refs, mask.values(), strict=True)):
                 return digest
         digest = digest_of(mask)
-        self._recent[key] = (tuple(weakref.ref(kept) for kept in mask.values()), digest)
-        _keep_last(self._recent, RECENT)
+        refs = tuple(weakref.ref(kept) for kept in mask.values())
+        # An engine may count the bytes of several reports at once.
+        with _RECENT_LOCK:
+            self._recent[key] = (refs, digest)
+            _keep_last(self._recent, RECENT)
         return digest
 
     def _opened(self, digest: bytes) -> Known | None:

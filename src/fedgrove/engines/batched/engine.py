@@ -34,9 +34,10 @@ differ, is trained once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
@@ -54,6 +55,7 @@ from ...core import (
     Edit,
     Give,
     Info,
+    Lost,
     Measure,
     Report,
     Stage,
@@ -71,6 +73,7 @@ from ...wire.count import BroadcastCosts
 from ..work import (
     CLIENT_FAILURES,
     all_remembered,
+    cost_up,
     crashed,
     explained,
     given,
@@ -83,6 +86,7 @@ from . import grouped
 from .alone import can_stack, run_alone
 from .convolution import has_triton
 from .device_data import DeviceData, DeviceSplit
+from .finishing import in_order
 from .graphs import GraphCache
 from .stacking import (
     Job,
@@ -172,10 +176,11 @@ class Batched:
             sent_before = _versions(chunk)
             self._run_chunk(chunk)
             _check_versions(sent_before)
-            while chunk:
-                # Out of the list, so that its trees can be freed while later reports are made.
-                job = chunk.pop(0)
-                yield (job.run, job.task), self._finish_job(job, sent)
+            for job, (answer, up) in in_order(chunk, partial(self._finish_job, sent=sent)):
+                if self.count_bytes:
+                    # Here, in the order of the jobs: what a client holds decides what it is sent.
+                    answer = with_cost(job.run, job.task, answer, sent, up)
+                yield (job.run, job.task), answer
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
         """A job with its first carry; ``works`` holds what was looked up for earlier jobs."""
@@ -197,12 +202,20 @@ class Batched:
             return Job(run, task, client, {}, works[work_key], lost=crashed(task, error))
         return Job(run, task, client, carry, works[work_key])
 
-    def _finish_job(self, job: Job, sent: BroadcastCosts) -> Answer:
-        """The answer; what the client remembers is written, and bytes are counted."""
+    def _finish_job(
+        self, job: Job, sent: BroadcastCosts
+    ) -> tuple[Answer, Mapping[str, int] | Lost | None]:
+        """The answer, and what it costs; what the client remembers is written."""
         answer = self._answer_of(job)
         if not self.count_bytes:
-            return answer
-        return with_cost(job.run, job.task, answer, sent)
+            return answer, None
+        for packet in job.task.send.values():
+            # What a mask costs depends on what the client holds by then: `with_cost` counts it.
+            if packet.mask is None:
+                sent.cost(job.run.method.codec, packet, None)
+        if isinstance(answer, Lost):
+            return answer, None
+        return answer, cost_up(job.run, job.task, answer)
 
     def _answer_of(self, job: Job) -> Answer:
         if job.lost is not None:

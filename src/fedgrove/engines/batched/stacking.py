@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ... import trees, twins
 from ...channels.shrink import cut, structured
-from ...channels.thin import Thin
+from ...channels.thin import NarrowedLeaves, Thin
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
 from ...nets import Net
 from ...parts import local
@@ -51,8 +51,14 @@ class Job:
     """The smaller net that the stage at hand can train in place of the masked one."""
 
 
-WIDTH_CLASSES = 8
-"""Clients train together if they keep about the same share of channels: to so many parts of all."""
+WIDTH_CLASSES = 4
+"""Clients train together if they keep about the same share of channels: to so many parts of all.
+
+The widths of a stack's layers are rounded up to as many parts. Finer parts would waste less, but
+every new width is a new shape, for which kernels are chosen and a graph is captured: that takes as
+long as tens of rounds, and masks that move lose a channel here and there in every round."""
+ALIGNMENT = 8
+"""Parts of wide layers are multiples of so many channels, which is what matrix units take."""
 
 
 def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
@@ -151,9 +157,11 @@ def stack_hyperparameters(
 def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
     """All trees, one row per carry; the carries have the same names and shapes."""
     stacked: Carry = {}
-    for name, tree in carries[0].items():
+    # By name: a client that remembers a tree has it in another place than one that was sent it, and
+    # a graph that was captured for one order would not be found for the other.
+    for name in sorted(carries[0]):
         stacked[name] = {}
-        for leaf in tree:
+        for leaf in carries[0][name]:
             stacked[name][leaf] = _stack_leaf([carry[name][leaf] for carry in carries], device)
     return stacked
 
@@ -246,12 +254,15 @@ class WidthAdapter:
     """The net in the width of the stack; None: in full width."""
     own: Thin | None = None
     """The net in the client's own width; None: in full width."""
+    narrowed_leaves: NarrowedLeaves = field(default_factory=dict)
+    """What was narrowed already for the stack: a model sent to all is narrowed, moved to the device
+    and held there once."""
 
     def narrow(self, carry: Carry, whole: Collection[str]) -> Carry:
         """All trees in the width of the stack, but those that stay whole."""
         if self.common is None:
             return carry
-        return self.common.narrowed(carry, whole)
+        return self.common.narrowed(carry, whole, self.narrowed_leaves)
 
     def widen(self, trained: Carry) -> Carry:
         """What was trained, in full width."""
@@ -267,10 +278,11 @@ class WidthAdapter:
 
 
 def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAdapter]:
-    """The nets to train in place of the masked ones: all as wide, layer by layer, as the widest.
+    """The nets to train in place of the masked ones: layer by layer as wide as the widest needs.
 
-    A client that keeps fewer channels trains some that it lacks, masked. If one keeps all, all
-    train in full width.
+    Widths are rounded up (:func:`rounded_width`), so that they come again in later rounds. A client
+    that keeps fewer channels trains some that it lacks, masked. If one keeps all, or rounding leads
+    there, all train in full width.
     """
     full_width = [WidthAdapter(job.run.nets[net_name], None, job.thin) for job in jobs]
     thin_nets: list[Thin] = []
@@ -280,21 +292,46 @@ def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAd
         thin_nets.append(job.thin)
 
     widths: dict[str, int] = {}
-    for thin in thin_nets:
+    is_full = True
+    for thin in set(thin_nets):
         for group, kept in thin.channels.items():
-            widths[group] = max(widths.get(group, 0), int(kept.sum()))
+            width = rounded_width(int(kept.sum()), len(kept))
+            widths[group] = max(widths.get(group, 0), width)
+    for group, kept in thin_nets[0].channels.items():
+        if widths[group] < len(kept):
+            is_full = False
+    if is_full:
+        return full_width
+
+    # Clients under equal masks have one Thin, and so one common one.
+    common_nets: dict[Thin, Thin] = {}
+    narrowed_leaves: NarrowedLeaves = {}
     adapters = []
     layouts = set()
     for job, thin in zip(jobs, thin_nets, strict=True):
         net = job.run.nets[net_name]
-        common = _widened_to(net, thin, widths)
-        adapters.append(WidthAdapter(net, common, thin))
+        if thin not in common_nets:
+            common_nets[thin] = _widened_to(net, thin, widths)
+        common = common_nets[thin]
+        adapters.append(WidthAdapter(net, common, thin, narrowed_leaves))
         layouts.add((tuple(common.small.items()), common.norms))
     # A GroupNorm may have lost other numbers of channels in each of its groups on other clients:
     # then no one net does for all.
     if len(layouts) > 1:
         return full_width
     return adapters
+
+
+def rounded_width(kept: int, full: int) -> int:
+    """The width, of the few that stacks have, that holds ``kept`` of ``full`` channels.
+
+    >>> [rounded_width(kept, 64) for kept in (1, 16, 17, 60)], rounded_width(5, 9)
+    ([16, 16, 32, 64], 6)
+    """
+    part = -(-full // WIDTH_CLASSES)
+    if part > ALIGNMENT:
+        part = -(-part // ALIGNMENT) * ALIGNMENT
+    return min(full, -(-kept // part) * part)
 
 
 def _widened_to(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
