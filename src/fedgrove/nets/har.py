@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from ..errors import check
 from .dropout import Dropout
+from .pairs import pool_relu_drop
 
 
 # Classes of their own, and not a change of the weights afterwards: whoever draws a layer anew
@@ -69,9 +70,8 @@ class HarCnn(nn.Module):
         """Logits of windows ``(batch, channels, length)``."""
         # Channels last in memory; `contiguous(memory_format=...)` would do it too, not under vmap.
         x = x.transpose(1, 2).contiguous().transpose(1, 2).unsqueeze(2)
-        # Pooling and ReLU commute; in this order ReLU sees half the numbers.
-        x = self.drop1(F.relu(F.max_pool2d(self.conv1(x), (1, 2))))
-        x = self.drop2(F.relu(F.max_pool2d(self.conv2(x), (1, 2))))
+        x = pool_relu_drop(self.conv1(x), self.drop1)
+        x = pool_relu_drop(self.conv2(x), self.drop2)
         x = self.drop3(F.relu(self.fc1(x.flatten(1))))
         logits: Tensor = self.head(x)
         return logits
