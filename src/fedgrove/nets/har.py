@@ -7,12 +7,12 @@ from torch.nn import functional as F
 
 from ..errors import check
 from .dropout import Dropout
-from .pairs import pool_relu_drop
+from .series import SeriesConv2d, pool_relu_drop
 
 
 # Classes of their own, and not a change of the weights afterwards: whoever draws a layer anew
 # (fedgrove.nets.Net.redraw) calls its reset_parameters.
-class GlorotConv2d(nn.Conv2d):
+class GlorotConv2d(SeriesConv2d):
     """A convolution that starts as TensorFlow's do: Glorot uniform weights, zero biases."""
 
     def reset_parameters(self) -> None:
@@ -56,7 +56,7 @@ class HarCnn(nn.Module):
         check(init in ("torch", "glorot"), "init", init, "torch or glorot")
         channels, length = shape
         drop = Dropout if dropout else nn.Identity
-        conv = GlorotConv2d if init == "glorot" else nn.Conv2d
+        conv = GlorotConv2d if init == "glorot" else SeriesConv2d
         linear = GlorotLinear if init == "glorot" else nn.Linear
         self.conv1 = conv(channels, 64, (1, 5), padding=(0, 2))
         self.drop1 = drop(0.3)
