@@ -7,12 +7,12 @@ from torch.nn import functional as F
 
 from ..errors import check
 from .dropout import Dropout
-from .series import SeriesConv2d, pool_relu_drop
+from .series import conv_pool_relu_drop
 
 
 # Classes of their own, and not a change of the weights afterwards: whoever draws a layer anew
 # (fedgrove.nets.Net.redraw) calls its reset_parameters.
-class GlorotConv2d(SeriesConv2d):
+class GlorotConv2d(nn.Conv2d):
     """A convolution that starts as TensorFlow's do: Glorot uniform weights, zero biases."""
 
     def reset_parameters(self) -> None:
@@ -56,7 +56,7 @@ class HarCnn(nn.Module):
         check(init in ("torch", "glorot"), "init", init, "torch or glorot")
         channels, length = shape
         drop = Dropout if dropout else nn.Identity
-        conv = GlorotConv2d if init == "glorot" else SeriesConv2d
+        conv = GlorotConv2d if init == "glorot" else nn.Conv2d
         linear = GlorotLinear if init == "glorot" else nn.Linear
         self.conv1 = conv(channels, 64, (1, 5), padding=(0, 2))
         self.drop1 = drop(0.3)
@@ -68,10 +68,10 @@ class HarCnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits of windows ``(batch, channels, length)``."""
-        # Channels last in memory; `contiguous(memory_format=...)` would do it too, not under vmap.
-        x = x.transpose(1, 2).contiguous().transpose(1, 2).unsqueeze(2)
-        x = pool_relu_drop(self.conv1(x), self.drop1)
-        x = pool_relu_drop(self.conv2(x), self.drop2)
+        x = x.transpose(1, 2).contiguous()
+        x = conv_pool_relu_drop(self.conv1, self.drop1, x)
+        x = conv_pool_relu_drop(self.conv2, self.drop2, x)
+        x = x.transpose(1, 2).unsqueeze(2)
         x = self.drop3(F.relu(self.fc1(x.flatten(1))))
         logits: Tensor = self.head(x)
         return logits
