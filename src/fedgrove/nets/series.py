@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .dropout import Dropout, draw, is_plain, zero_where
+from .dropout import Dropout, is_plain, zero_where
 
 
 def conv_pool_relu_drop(conv: nn.Conv2d, drop: nn.Module, x: Tensor) -> Tensor:
@@ -31,9 +31,8 @@ def conv_pool_relu_drop(conv: nn.Conv2d, drop: nn.Module, x: Tensor) -> Tensor:
     noise = None
     highest_dropped = 0
     scale = 1.0
-    if isinstance(drop, Dropout) and drop.dropped_levels:
-        pooled = torch.Size((x.shape[0], x.shape[1] // 2, conv.weight.shape[0]))
-        noise = draw(pooled, x.dtype)
+    if isinstance(drop, Dropout) and drop.drops:
+        noise = drop.draw((x.shape[0], x.shape[1] // 2, conv.weight.shape[0]), x.dtype)
         highest_dropped = drop.highest_dropped
         scale = drop.scale
     out: Tensor = _ConvPoolReluDrop.apply(x, conv.weight, conv.bias, noise, highest_dropped, scale)
