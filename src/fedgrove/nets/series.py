@@ -35,7 +35,9 @@ def conv_pool_relu_drop(conv: nn.Conv2d, drop: nn.Module, x: Tensor) -> Tensor:
         noise = drop.draw((x.shape[0], x.shape[1] // 2, conv.weight.shape[0]), x.dtype)
         highest_dropped = drop.highest_dropped
         scale = drop.scale
-    out: Tensor = _ConvPoolReluDrop.apply(x, conv.weight, conv.bias, noise, highest_dropped, scale)
+    out: Tensor = _ConvPoolReluDrop.apply(  # type: ignore[no-untyped-call]
+        x, conv.weight, conv.bias, noise, highest_dropped, scale
+    )
     return out
 
 
