@@ -84,20 +84,22 @@ class _ConvPoolReluDrop(torch.autograd.Function):
             y = F.conv2d(_as_image(x), weight, padding=_padding(weight)).permute(0, 2, 3, 1)
         pairs = y.reshape(batch, length // 2, 2, -1)
         # The bias comes after pooling, where there are half the numbers: rounding keeps the order.
-        out = torch.maximum(pairs.select(2, 0), pairs.select(2, 1)).add_(bias).relu_()
+        first, second = pairs.unbind(2)
+        out = torch.maximum(first, second).add_(bias).relu_()
+        # Half of what the pairs take, and all that the gradient needs of them.
+        ahead = second - first
         if noise is not None:
             out = zero_where(out, noise, highest_dropped).mul_(scale)
         ctx.scale = scale
-        ctx.save_for_backward(x, weight, pairs, out)
+        ctx.save_for_backward(x, weight, ahead, out)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """The gradient goes to the larger one; to the first where they are equal, as in torch."""
-        x, weight, pairs, out = ctx.saved_tensors
+        x, weight, ahead, out = ctx.saved_tensors
         # After the last pooling it comes with channels first, and mixed orders take long.
         grad = grads[0].contiguous()
-        ahead = pairs.select(2, 1) - pairs.select(2, 0)
         # The output is above 0 where the larger one was and where it was not dropped.
         if torch.is_grad_enabled():
             # Somebody wants the gradient of this gradient: nothing in place.
@@ -106,7 +108,7 @@ class _ConvPoolReluDrop(torch.autograd.Function):
             to_pairs = torch.stack([grad - to_second, to_second], 2)
         else:
             grad = zero_where(grad, out, 0).mul_(ctx.scale)
-            to_pairs = torch.empty_like(pairs)
+            to_pairs = grad.new_empty(out.shape[0], out.shape[1], 2, out.shape[2])
             to_second = to_pairs.select(2, 1)
             zero_where.grad_input(grad, ahead, 0, grad_input=to_second)
             torch.sub(grad, to_second, out=to_pairs.select(2, 0))
