@@ -25,7 +25,7 @@ to booleans, turning booleans into floats and ``torch.where`` each take three ti
 
 
 class Dropout(nn.Module):
-    """Dropout that on a CPU takes 16 random bits for each number: a tenth of ``nn.Dropout``'s time.
+    """Dropout that on a CPU takes 16 random bits per number: a sixth of ``nn.Dropout``'s time.
 
     ``p`` is rounded to a multiple of 2^-16; kept values are divided by the rounded share, so the
     mean stays exact. (Of a few numbers torch's own dropout makes less work.) Works under
