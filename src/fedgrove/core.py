@@ -302,8 +302,8 @@ class Client:
         ones = torch.ones(min(over.size, len(examples)), dtype=examples.x.dtype)
         for position, index in enumerate(torch.split(order, over.size)):
             yield Batch(
-                x=examples.x[index],
-                y=examples.y[index],
+                x=examples.x.index_select(0, index),
+                y=examples.y.index_select(0, index),
                 weight=ones[: len(index)],
                 index=index,
                 position=torch.tensor(position),

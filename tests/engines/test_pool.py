@@ -42,7 +42,7 @@ from fedgrove.engines.pool import shared
 from fedgrove.engines.pool.engine import cores
 from fedgrove.engines.pool.message import strip
 from fedgrove.engines.pool.packing import pack
-from fedgrove.engines.pool.window import Window
+from fedgrove.engines.pool.window import Paces, Window
 from fedgrove.engines.pool.worker import serve
 from fedgrove.errors import EngineError, InputError
 from fedgrove.methods.ca_afp import CAAFP
@@ -591,6 +591,32 @@ def test_a_reply_that_cannot_be_read_is_lost(run: Run) -> None:
         assert isinstance(lost, Lost)
         assert (lost.of, lost.reason) == (client, "unreadable")
         assert lost.detail.startswith(f"the reply of client {client} cannot be read: ")
+
+
+def test_the_job_that_takes_longest_by_what_was_measured_starts_first(run: Run) -> None:
+    """Clients 0 to 2 have as many examples; scoring took a hundredth of the time of training."""
+    kinds = [(0, "evaluate"), (1, "train"), (2, "probe")]
+    paces = Paces()
+    examples = run.federation.info(0, 0).examples
+    paces.note(run, task(0, verb="evaluate"), 0.01 * examples)
+    paces.note(run, task(0, verb="train"), 1.0 * examples)
+    window = Window(iter([(run, task(k, verb=verb)) for k, verb in kinds]), 16, paces)
+    window.fill()
+    # What was never measured goes before everything.
+    assert [window.pick([run]) for _ in kinds] == [2, 1, 0]
+    # The mean of 1 and 5 seconds per example, and of that and what comes next.
+    paces.note(run, task(0, verb="train"), 5.0 * examples)
+    assert paces.expected(run, task(0, verb="train")) == (3.0 * examples, examples)
+
+
+def test_workers_have_jobs_while_the_caller_looks_at_an_answer(run: Run, pool: Pool) -> None:
+    tasks = [task(k % 3, params=run.params) for k in range(20)]
+    stream = pool.map((run, t) for t in tasks)
+    next(stream)
+    started = [worker for worker in pool._team if worker.ready]
+    assert started
+    assert all(worker.job is not None for worker in started)
+    assert len(list(stream)) == 19
 
 
 def test_many_deaths_leave_nothing_behind(

@@ -36,10 +36,12 @@ def test_eval_mode_and_rate_zero_do_nothing() -> None:
     assert Dropout(0.0)(x) is x
 
 
-def test_under_vmap_every_client_draws_its_own() -> None:
+# A few numbers, and so many that they are not left to torch.
+@pytest.mark.parametrize("n", [100, 10_001])
+def test_under_vmap_every_client_draws_its_own(n: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        y = vmap(Dropout(0.5), randomness="different")(torch.ones(3, 100))
+        y = vmap(Dropout(0.5), randomness="different")(torch.ones(3, n))
     assert not torch.equal(y[0], y[1])
     assert not torch.equal(y[1], y[2])
 

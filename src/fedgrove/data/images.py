@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import scipy.io
 
 from ..errors import InputError
 from .dataset import Array, Dataset, Pixels
@@ -184,6 +183,9 @@ def read_svhn(path: Path) -> Arrays:
 
     Label 10 is the digit 0.
     """
+    # Here and not above: it takes a tenth of the time in which all of fedgrove is imported.
+    import scipy.io
+
     expected = (
         "a MATLAB file with X (32, 32, 3, n) of unsigned bytes and y (n, 1) of labels 1 to 10 was "
         f"expected: download it again from {SVHN_SOURCE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,41 +13,81 @@ from ..errors import check
 
 LEVELS = 1 << 16
 """How many values a random number of 16 bits can take."""
+FEW = 4096
+"""Below so many numbers torch's own dropout is faster."""
+
+zero_where = torch.ops.aten.threshold_backward
+"""``zero_where(x, y, t)`` is x, but 0 where y is at most t: the gradient of ReLU.
+
+It is the one kernel of torch's that selects by comparing floats at full speed on a CPU; comparing
+to booleans, turning booleans into floats and ``torch.where`` each take three times as long or more.
+"""
 
 
 class Dropout(nn.Module):
-    """Dropout that on a CPU cuts each 64-bit draw into four: a third of the time of ``nn.Dropout``.
+    """Dropout that on a CPU takes 16 random bits per number: a sixth of ``nn.Dropout``'s time.
 
     ``p`` is rounded to a multiple of 2^-16; kept values are divided by the rounded share, so the
-    mean stays exact. Works under ``torch.func.vmap``; draws from torch's default generator.
+    mean stays exact. (Of a few numbers torch's own dropout makes less work.) Works under
+    ``torch.func.vmap``; all that is drawn follows from torch's default generator.
     """
 
     def __init__(self, p: float) -> None:
         super().__init__()
         check(0 <= p < 1, "p", p, "in [0, 1)")
         self.p = p
+        dropped_levels = round(p * LEVELS)
+        self.drops = dropped_levels > 0
+        # The random numbers are signed: the lowest is -LEVELS / 2.
+        self.highest_dropped = dropped_levels - LEVELS // 2 - 1
+        """Numbers up to this one drop their value."""
+        self.scale = 1 / (1 - dropped_levels / LEVELS)
+        """What is kept is multiplied by this."""
+        # Twice as fast as torch's generator. Before it is used it always gets another state.
+        self._generator = np.random.SFC64(0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop in train mode; in eval mode ``x`` itself."""
-        dropped_levels = round(self.p * LEVELS)
-        if not self.training or dropped_levels == 0:
+        if not self.training or not self.drops:
             return x
-        # On a GPU random bits are cheap.
-        if x.is_cuda:
+        if x.numel() < FEW or not is_plain(x):
             return F.dropout(x, self.p)
-        n = math.prod(x.shape)
-        # -(-n // 4) is n / 4 rounded up: four numbers of 16 bits from each draw.
-        draws = torch.randint(-(1 << 63), (1 << 63) - 1, (-(-n // 4),))
+        kept: Tensor = zero_where(x, self.draw(x.shape, x.dtype), self.highest_dropped)
+        return kept * self.scale
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Whole numbers of 16 bits, signed, each as likely."""
+        n = math.prod(shape)
+        # Four from each word of 64 bits; -(-n // 4) is n / 4 rounded up.
+        count = -(-n // 4)
+        state = _random_words(4)
         try:
-            numbers = draws.view(torch.int16)
+            words = state.numpy().view(np.uint64)
         except RuntimeError:
-            # Older versions of torch cannot view another dtype under vmap.
-            return F.dropout(x, self.p)
-        # The numbers are signed: the lowest is -LEVELS / 2, and the lowest dropped_levels of them
-        # drop their value.
-        keep = numbers[:n].view(x.shape) >= dropped_levels - LEVELS // 2
-        return x * keep.to(x.dtype).div_(1 - dropped_levels / LEVELS)
+            # Under vmap every client has a state of its own, which cannot be read.
+            return _random_words(count).view(torch.int16)[:n].to(dtype).view(shape)
+        self._generator.state = {
+            "bit_generator": "SFC64",
+            "state": {"state": words},
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        numbers = self._generator.random_raw(count).view(np.int16)[:n]
+        return torch.from_numpy(numbers.reshape(shape)).to(dtype)
 
     def extra_repr(self) -> str:
         """What print shows."""
         return f"p={self.p}"
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether ``x`` is on a CPU, in a type that can hold all numbers of 16 bits.
+
+    On a GPU random bits are cheap, and kernels of another kind are fast.
+    """
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+
+
+def _random_words(count: int) -> Tensor:
+    """So many random words of 64 bits, from torch's default generator."""
+    return torch.randint(-(1 << 63), (1 << 63) - 1, (count,))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad
+from torch.optim.adam import adam
 
 from .. import trees
 from ..core import Batch, Batches, Carry, Client, Train
@@ -173,16 +174,23 @@ class Adam:
         return w - lr * (m / (1 - self.beta1**t)) / root, {"m": m, "v": v, "t": t}
 
     def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
-        """One step in place."""
-        t = float(state["t"].add_(1))
-        if self.weight_decay:
-            g.add_(w, alpha=self.weight_decay)
-        state["m"].mul_(self.beta1).add_(g, alpha=1 - self.beta1)
-        state["v"].mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        # The gradient is used up: its vector takes the root. sqrt(v / c) = sqrt(v) / sqrt(c), and
-        # the bias corrections become plain numbers instead of passes over the vectors.
-        root = torch.sqrt(state["v"], out=g).div_((1 - self.beta2**t) ** 0.5).add_(self.eps)
-        w.addcdiv_(state["m"], root, value=-lr / (1 - self.beta1**t))
+        """One step in place: all of it in one pass over the vectors."""
+        adam(
+            [w],
+            [g],
+            [state["m"]],
+            [state["v"]],
+            [],
+            [state["t"]],
+            fused=True,
+            amsgrad=False,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            lr=lr,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            maximize=False,
+        )
 
 
 # ---- the recipe ----------------------------------------------------------------------------------

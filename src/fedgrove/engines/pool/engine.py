@@ -2,9 +2,9 @@
 
 On a CPU the arithmetic dominates: stacking clients or adding threads gains nothing, processes do.
 Parameters travel through shared memory, each tree of a broadcast once; client memory is read and
-written by the workers themselves. Of the next jobs the longest starts first, reports come back in
-job order, and only a window of jobs is ever in progress, so that the server's memory does not grow
-with the number of clients.
+written by the workers themselves. Of the next jobs the longest starts first, by the time that such
+jobs took before; reports come back in job order, and only a window of jobs is ever in progress, so
+that the server's memory does not grow with the number of clients.
 
 A worker that dies is replaced, and its job is given to another one once more; a worker that does
 not answer in time is ended. Either way the job is lost at worst, and never the run.
@@ -32,7 +32,7 @@ from ..work import late
 from . import shared
 from .message import strip
 from .packing import PackedRuns, pack
-from .window import Window
+from .window import Paces, Window
 from .worker import serve, signals_held
 
 START_SECONDS = 120.0
@@ -89,6 +89,7 @@ class Pool:
     _team: list[Worker] = field(default_factory=list, init=False)
     _failed_starts: int = field(default=0, init=False)
     _window: Window | None = field(default=None, init=False)
+    _paces: Paces = field(default_factory=Paces, init=False)
 
     def __post_init__(self) -> None:
         if self.start not in ("fork", "spawn"):
@@ -101,21 +102,21 @@ class Pool:
             # Another map was left in the middle: its workers would answer to this one.
             self.close()
         # Four jobs per worker keep all of them busy while the answer of a long job is awaited.
-        window = Window(iter(jobs), max(16, 4 * size))
+        window = Window(iter(jobs), max(16, 4 * size), self._paces)
         self._window = window
         try:
             while window.fill():
-                while window.next_answer in window.done:
+                if window.open:
+                    self._know_runs(window)
+                    self._hire_for(window, size)
+                    self._hand_out(window)
+                # Workers have their jobs before the caller has an answer, which may take it long.
+                if window.next_answer in window.done:
                     yield window.take()
-                    window.fill()
-                if self._window is not window:
-                    raise EngineError("the pool was closed, or given other jobs, during a map.")
-                if not window.open:
-                    continue
-                self._know_runs(window)
-                self._hire_for(window, size)
-                self._hand_out(window)
-                self._collect(window)
+                    if self._window is not window:
+                        raise EngineError("the pool was closed, or given other jobs, during a map.")
+                else:
+                    self._collect(window)
         except BaseException:
             # Also for Ctrl-C, and for a caller that stops early (GeneratorExit): workers in the
             # middle of a job would otherwise answer the next call.
@@ -271,6 +272,7 @@ class Pool:
         if worker.job is not None:
             job = worker.job
             worker.job = None
+            window.note(job, time.monotonic() - worker.since)
             window.finish(job, message)
             shared.drop(worker.reply)
             return

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from ...core import Answer, Job, Lost, Task
 from ...errors import EngineError
@@ -25,12 +27,38 @@ def _examples(run: Run, task: Task) -> int:
         return 0
 
 
+class Paces:
+    """Seconds per example that jobs took, by run and verb: training takes longer than scoring.
+
+    A job whose kind was not measured yet counts as if it took longest: it starts at once, and is.
+    """
+
+    def __init__(self) -> None:
+        # Runs that are gone take their numbers along.
+        self._seconds: WeakKeyDictionary[Run, dict[str, float]] = WeakKeyDictionary()
+
+    def note(self, run: Run, task: Task, seconds: float) -> None:
+        """A job took so long."""
+        measured = seconds / max(_examples(run, task), 1)
+        paces = self._seconds.setdefault(run, {})
+        # A worker may have been kept waiting: half of what was known stays.
+        paces[task.verb] = (measured + paces.get(task.verb, measured)) / 2
+
+    def expected(self, run: Run, task: Task) -> tuple[float, int]:
+        """How long a job will take: in seconds, if such jobs were measured; then its examples."""
+        examples = _examples(run, task)
+        pace = self._seconds.get(run, {}).get(task.verb, math.inf)
+        # A client without examples is not measured by them.
+        return pace * max(examples, 1), examples
+
+
 class Window:
     """The jobs in progress: open ones, finished ones, and what they have in shared memory."""
 
-    def __init__(self, jobs: Iterator[Job], size: int) -> None:
+    def __init__(self, jobs: Iterator[Job], size: int, paces: Paces | None = None) -> None:
         self.jobs = jobs
         self.size = size
+        self.paces = paces or Paces()
         # Jobs are numbered from 0 in the order in which they come.
         self.next_job = 0
         self.next_answer = 0
@@ -69,14 +97,14 @@ class Window:
         Longest first: a long job that starts last would leave the other workers idle at the end.
         """
         longest = None
-        most_examples = -1
+        most = (-1.0, -1)
         for job, (run, task) in self.open.items():
             if job in self.running or run not in runs:
                 continue
-            examples = _examples(run, task)
-            if examples > most_examples:
+            expected = self.paces.expected(run, task)
+            if expected > most:
                 longest = job
-                most_examples = examples
+                most = expected
         if longest is not None:
             self.running.add(longest)
         return longest
@@ -94,6 +122,11 @@ class Window:
             self.users.setdefault(key, set()).add(job)
             blocks.append(self.blocks[key])
         return blocks
+
+    def note(self, job: int, seconds: float) -> None:
+        """A job was answered after so many seconds."""
+        run, task = self.open[job]
+        self.paces.note(run, task, seconds)
 
     def finish(self, job: int, message: bytes) -> None:
         """Turn a worker's message into the answer to its job."""
