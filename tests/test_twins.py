@@ -142,3 +142,41 @@ def test_a_stack_is_measured_at_once() -> None:
         lengths.append(lengths_of(Report(0, {"model": packet}), task, ruler)["model"][0])
     # sqrt(9 + 16), 0, sqrt(36 + 64).
     assert lengths == [5.0, 0.0, 10.0]
+
+
+def test_a_vector_is_brought_once_and_whole() -> None:
+    cpu = torch.device("cpu")
+    model = trees.joined({"w": torch.ones(2, 2), "b": torch.full((1,), 3.0)})
+    first = twins.brought(model["w"], cpu)
+    assert first is not None
+    assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    # It is another one than the model's own, and the next leaf lies behind it.
+    assert first.data_ptr() != model["w"].data_ptr()
+    second = twins.brought(model["b"], cpu)
+    assert second is not None
+    assert second.data_ptr() == first.data_ptr() + 16
+    model["w"].add_(1)
+    # It was written to, so it is brought anew.
+    third = twins.brought(model["b"], cpu)
+    assert third is not None
+    assert third.data_ptr() != second.data_ptr()
+    # A row of a stack is not: all other clients would come along.
+    assert twins.brought(torch.zeros(2, 5)[0], cpu) is None
+    assert twins.brought(torch.zeros(5), cpu) is None
+
+
+def test_what_comes_back_has_a_twin() -> None:
+    there = torch.arange(3.0)
+    here = twins.copied_back(there)
+    assert here.tolist() == [0.0, 1.0, 2.0]
+    assert twins.of(here) is not None
+    assert here.data_ptr() != there.data_ptr()
+
+
+def test_trees_of_two_types_are_not_joined() -> None:
+    tree = {"w": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}
+    assert trees.joined(tree) == tree
+    assert trees.joined({}) == {}
+    joined = trees.joined(LIKE)
+    assert trees.vector(joined) is not None
+    assert trees.equal(joined, LIKE)

@@ -99,6 +99,13 @@ def flat(tree: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([value.reshape(-1) for value in tree.values()])
 
 
+def joined(tree: Mapping[str, Tensor]) -> Tree:
+    """The same tree with leaves that are views of one vector, where they have one type."""
+    if len({value.dtype for value in tree.values()}) != 1:
+        return dict(tree)
+    return unflat(flat(tree), tree)
+
+
 def unflat(vector: Tensor, like: Mapping[str, Tensor]) -> Tree:
     """The inverse of :func:`flat`: names and shapes as in ``like``; the leaves are views."""
     parts = torch.split(vector, [value.numel() for value in like.values()])

@@ -85,6 +85,32 @@ def row_of(vector: Tensor) -> tuple[Tensor, int] | None:
     return _twins[owner].there[:, column : column + vector.numel()], begin // width
 
 
+def brought(tensor: Tensor, device: torch.device) -> Tensor | None:
+    """The twin on a device of what is part of a vector; None for anything else.
+
+    The whole vector is brought there the first time, and stays: a model whose leaves are views of
+    one goes to a card in one copy, and only once for all who ask.
+    """
+    found = of(tensor)
+    owner = tensor._base
+    if found is None and owner is not None and owner.dim() == 1 and owner.dtype == tensor.dtype:
+        keep(owner, owner.detach().to(device, copy=True))
+        found = of(tensor)
+    if found is None or found.device.type != device.type:
+        return None
+    # No copy: "cuda" is a card too, the one in use.
+    return found.to(device)
+
+
+def copied_back(there: Tensor) -> Tensor:
+    """A copy on the CPU of what a card has computed, which stays there as its twin."""
+    # Pinned: a card copies there at full speed, and torch keeps the memory for the next one.
+    here = torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
+    here.copy_(there)
+    keep(here, there)
+    return here
+
+
 def on(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on a device: itself or its twin, if it is there, or else a copy."""
     if tensor.device == device:

@@ -175,10 +175,8 @@ class WeightedSums:
         if len(types) > 1 or len(weights) > 1 or is_masked:
             return None
         there = _divided(self._whole, weights.pop(), types.pop())
-        here = there.cpu()
-        if here is not there:
-            # The next round's clients, and the gate, need it on the card again.
-            twins.keep(here, there)
+        # The next round's clients, and the gate, need it on the card again.
+        here = twins.copied_back(there) if there.is_cuda else there
         return trees.unflat(here, previous)
 
 

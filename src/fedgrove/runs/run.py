@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .. import methods, nets, problems, seeds
+from .. import methods, nets, problems, seeds, trees
 from ..core import AnyMethod, Client, Give, Holds, Info, Packet, Stage, Start, Task, WithNets
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
@@ -131,7 +131,7 @@ class Run:
     @cached_property
     def params(self) -> Tree:
         """The network's initial parameters: both sides draw them from the seed, or have a file."""
-        return self.net.params()
+        return trees.joined(self.net.params())
 
     @cached_property
     def nets(self) -> dict[str, Net]:

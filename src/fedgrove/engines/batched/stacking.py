@@ -189,12 +189,11 @@ def _moved(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
     """Leaves on the device, stacked."""
     on_device: list[Tensor] = []
     for leaf in leaves:
-        twin = twins.of(leaf)
-        if twin is None or twin.device.type != device.type:
+        twin = twins.brought(leaf, device) if device.type == "cuda" else None
+        if twin is None:
             # One copy for all of them.
             return torch.stack(tuple(leaves)).to(device)
-        # No copy: "cuda" is a card too, the one in use.
-        on_device.append(twin.to(device))
+        on_device.append(twin)
     return torch.stack(on_device)
 
 
