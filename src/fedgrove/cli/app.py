@@ -15,6 +15,7 @@ from ..report.start import load_torch, starting
 from . import about, complete, deploy
 from . import options as o
 from .bench import bench
+from .choose import choose
 from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
@@ -299,6 +300,7 @@ app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep", cls=o.Gathering)(sweep)
+app.command("choose", cls=o.Gathering)(choose)
 app.command("export")(export)
 app.command("app", cls=o.RunCommand)(deploy.app)
 app.command("keys")(deploy.keys)
