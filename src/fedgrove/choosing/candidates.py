@@ -6,7 +6,7 @@ reason. Here stand only the bytes and memory that a person has, and whom it woul
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,10 +25,10 @@ from ..wire.codec import Dense
 NORMS = "norm layers"
 DEVICES = "small devices"
 TASKS = "several tasks"
-WITHOUT = {
-    NORMS: "the net has no norm layers",
-    DEVICES: "every device can hold and train the whole net",
-    TASKS: "there is one task",
+MADE_FOR = {
+    NORMS: "nets with norm layers",
+    DEVICES: "devices too small or slow for the whole net",
+    TASKS: "several tasks",
 }
 """What is said where a method is for something that is not there."""
 RESERVE = 0.9
@@ -59,7 +59,7 @@ CANDIDATES = (
     Candidate("stc", "one model by sparse messages both ways"),
     Candidate("ca-afp", "a sparse model for each group"),
     Candidate("adfedwcp", "personal models, sent as few values per layer"),
-    Candidate("fedlayerprune", "one sparse model for all", (), "devices=true"),
+    Candidate("fedlayerprune", "one sparse model for all"),
     Candidate("heterofl", "narrower models for smaller devices", (DEVICES,), ""),
     Candidate("fedapta", "tasks are found, narrower models", (DEVICES, TASKS), ""),
     Candidate("grove", "personal models by coded messages, groups where there are any", (), ""),
@@ -161,8 +161,8 @@ def _idle(candidate: Candidate, situation: Situation) -> str:
     """Why nothing would be learnt from trying it."""
     if not candidate.made_for or situation.there.intersection(candidate.made_for):
         return ""
-    reasons = [WITHOUT[each] for each in candidate.made_for]
-    return f"{' and '.join(reasons)}, which it is made for."
+    purposes = [MADE_FOR[each] for each in candidate.made_for]
+    return f"it is made for {' or '.join(purposes)}, and here are none."
 
 
 def _too_large(candidate: Candidate, situation: Situation) -> str:

@@ -230,11 +230,14 @@ def wished(
     for_data["finetune"] = coerce("finetune", for_data["finetune"], tuple[int, ...])
     check(given.get("validation") != 0, "validation", 0, "above 0: the choice is made on it")
     check(given.get("score_on") != 0, "score_on", 0, "1 or more: clients are compared")
-    # Data that were made in Python are dealt out now, and held out by the same share.
-    made = with_own_data({"validation": VALIDATION, **for_data})
+    # A federation is dealt out already; arrays are dealt out here.
+    if not isinstance(for_data["data"], Federation):
+        for_data.setdefault("validation", VALIDATION)
+    made = with_own_data(for_data)
     base = Experiment(method=methods.make("local"), **made)
     federations = Federations(data_dir)
-    rounds = rounds or federations.defaults(base).rounds
+    if rounds is None:
+        rounds = federations.defaults(base).rounds
     base = replace(base, rounds=rounds)
     planned = plan(base, Path(), federations)
     _check_can_be_judged(planned.run)
@@ -436,12 +439,8 @@ def _train(
     if progress:
         rounds = next(iter(experiments.values())).rounds
         count = len(experiments) // len(wish.seeds)
-        print(
-            f"{folder.name} trial: {count} methods, {len(wish.seeds)} seeds, {rounds} rounds"
-            if folder.name != "full"
-            else f"in full: {count} methods, {len(wish.seeds)} seeds, {rounds} rounds",
-            file=sys.stderr,
-        )
+        what = "in full" if folder.name == "full" else f"{folder.name} trial"
+        print(f"{what}: {count} methods, {len(wish.seeds)} seeds, {rounds} rounds", file=sys.stderr)
     run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=wish.federations)
     return sweeps.watched(folder, experiments, total, run, not progress)
 

@@ -39,7 +39,7 @@ def hindsight(
             scores.setdefault((label, int(length)), {})[summary["seed"]] = _mean_of(
                 summary, figures
             )
-    rows = []
+    rows: list[dict[str, Any]] = []
     for label, taken in sent.items():
         own = {length: by_seed for (of, length), by_seed in scores.items() if of == label}
         best = max(own, key=lambda length: (sign * _mean(own[length]), -length))
@@ -85,4 +85,4 @@ def _mean_of(summary: Mapping[str, Any], figures: Mapping[str, Any]) -> float:
         return float(figures[f"{summary['metric']}_mean"])
     tasks = figures["tasks"].values()
     clients = sum(task["clients"] for task in tasks)
-    return math.fsum(task["clients"] * task["mean"] for task in tasks) / clients
+    return float(math.fsum(task["clients"] * task["mean"] for task in tasks) / clients)

@@ -15,7 +15,7 @@ from ..data import Federation
 from ..errors import FolderWarning
 from ..report.compare_page import Compared, compare_page
 from ..report.fit import Column, print_table, print_text
-from ..report.tables import duration, kilobytes, print_pairs
+from ..report.tables import duration, kilobytes
 from ..runs.page import FILE as PAGE
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
@@ -233,8 +233,8 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     cost = found["cost"]
     share = cost["rounds"] / cost["rounds_in_full"]
     print_text(
-        f"The trials took {duration(cost['seconds'])}: {cost['rounds']:,} rounds, {share:.0%} of "
-        f"the {cost['rounds_in_full']:,} of running all of them in full."
+        f"The trials took {duration(cost['seconds'])}: {cost['rounds']:,} rounds, "
+        f"{100 * share:.0f} % of the {cost['rounds_in_full']:,} of running all of them in full."
     )
     if "hindsight" in found:
         print()
@@ -249,9 +249,15 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
 
 
 def _print_left_out(left_out: Mapping[str, str]) -> None:
-    if left_out:
-        print_text("left out:")
-        print_pairs([(f"  {name}", why) for name, why in left_out.items()])
+    if not left_out:
+        return
+    # Many may be left out for one reason.
+    names_of: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        names_of.setdefault(why, []).append(name)
+    print_text("left out:")
+    for why, names in names_of.items():
+        print_text(f"- {', '.join(names)}: {why}")
 
 
 def _columns(found: Mapping[str, Any]) -> list[Column]:
@@ -284,7 +290,7 @@ def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
         f"{row['seconds']:.1f}",
     ]
     if found["budget"] is not None:
-        cells.insert(6, f"{row['bytes_each'] / found['budget']:.0%}")
+        cells.insert(6, f"{100 * row['bytes_each'] / found['budget']:.3g} %")
     return cells
 
 
@@ -325,8 +331,8 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
     print_text(
         f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full, "
         f"{factor * back['behind']:.2g}{spread_of}{unit} behind the best in hindsight, "
-        f"{back['best']}; finding it took {share:.0%} of the {duration(back['seconds'])} of all in "
-        "full."
+        f"{back['best']}; finding it took {100 * share:.0f} % of the "
+        f"{duration(back['seconds'])} of all in full."
     )
 
 
@@ -341,7 +347,8 @@ def validation_of(line: Mapping[str, Any]) -> float | None:
     clients = sum(task["clients"] for task in known)
     if not clients:
         return None
-    return math.fsum(task["clients"] * task["validation_mean"] for task in known) / clients
+    total = math.fsum(task["clients"] * task["validation_mean"] for task in known)
+    return float(total / clients)
 
 
 def write_page(
