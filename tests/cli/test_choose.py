@@ -48,6 +48,8 @@ def test_a_table_a_sentence_and_a_command(here: Path, capsys: pytest.CaptureFixt
     (last,) = [line for line in out.splitlines() if line.startswith("fedgrove run ")]
     assert last.endswith("--clients 3 --cohort 2 --epochs 1 --batch 64 --rounds 4")
     assert json.loads((here / "runs/choose-digits/choice.json").read_text())["state"] == "done"
+    assert main(["resume", "runs/choose-digits"]) == 2
+    assert "fedgrove choose ... --out runs/choose-digits" in capsys.readouterr().err
 
 
 def test_a_dry_run_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

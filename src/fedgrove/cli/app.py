@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import EngineError, check, together, unknown
+from ..errors import EngineError, InputError, check, together, unknown
 from ..report.start import load_torch, starting
 from . import about, complete, deploy
 from . import options as o
@@ -184,6 +184,11 @@ def resume(
     load_torch(quiet=json)
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
+    if (Path(run) / "choice.json").is_file():
+        raise InputError(
+            f"{run} holds a choice between methods; to go on with it give its command again: "
+            f"fedgrove choose ... --out {run}"
+        )
     from .. import api
 
     result = api.resume(
