@@ -72,6 +72,7 @@ def test_a_dry_run_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]
             "none of the methods fits what was asked for. fedavg: a client would send and receive",
         ),
         ("--methods fedavgg", "there is no method 'fedavgg'; did you mean 'fedavg'?"),
+        ("--methods fedavg,fedavg", "methods is 'fedavg,fedavg'; it must be each of them once."),
         ("--clients 1", "there is one client, and nobody to train together with;"),
         ("--validation 0", "validation is 0; it must be above 0: the choice is made on it."),
         ("--score-on 0", "score_on is 0; it must be 1 or more: clients are compared."),

@@ -226,6 +226,12 @@ def wished(
     if isinstance(names, str):
         names = [names]
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
+    if names is not None:
+        labels = {methods.label_of(name) for name in names}
+        check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
+    chosen_seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    check(bool(chosen_seeds), "seeds", seeds, "one seed or more")
+    check(len(set(chosen_seeds)) == len(chosen_seeds), "seeds", seeds, "each of them once")
     for_data = {word: value for word, value in given.items() if word not in SHORTHANDS}
     for_data["finetune"] = coerce("finetune", for_data["finetune"], tuple[int, ...])
     check(given.get("validation") != 0, "validation", 0, "above 0: the choice is made on it")
@@ -254,7 +260,7 @@ def wished(
         settings=settings,
         budget=wanted,
         budget_text=budget,
-        seeds=tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds),
+        seeds=chosen_seeds,
         rounds=rounds,
         trial=_lengths(trial, rounds),
         chosen=chosen,
@@ -270,10 +276,11 @@ def _lengths(trial: Sequence[int] | None, rounds: int) -> tuple[int, int]:
     if trial is None:
         first, second = (max(LEAST_ROUNDS, math.ceil(share * rounds)) for share in SHARES)
         return min(first, rounds), min(second, rounds)
+    given = coerce("trial", trial, tuple[int, ...])
     allowed = f"two numbers of rounds, the second not smaller, from 1 to {rounds}"
-    is_pair = len(trial) == 2 and 1 <= trial[0] <= trial[1] <= rounds
-    check(is_pair, "trial", ",".join(map(str, trial)), allowed)
-    return trial[0], trial[1]
+    is_pair = len(given) == 2 and 1 <= given[0] <= given[1] <= rounds
+    check(is_pair, "trial", ",".join(map(str, given)), allowed)
+    return given[0], given[1]
 
 
 def _check_can_be_judged(run: Any) -> None:
@@ -403,6 +410,9 @@ def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsig
     else:
         later = early
         spent = first * len(names)
+    if not later:
+        # All of the longer trial failed, or took too much: what the first one says of others.
+        later = {name: each for name, each in early.items() if name not in left_out}
     if not later:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise EngineError(f"no method could be judged. {reasons}")
