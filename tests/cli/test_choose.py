@@ -37,14 +37,14 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str, beside: int = 0) -> 
 
 def test_a_table_a_sentence_and_a_command(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*SMALL, "--methods", "local, fedavg", "--rounds", "4", "--seeds", "2"]
-    assert main(["choose", *words, "--trial", "1,2", "--finetune", "0", "--engine", "serial"]) == 0
+    assert main(["choose", *words, "--trial", "2", "--finetune", "0", "--engine", "serial"]) == 0
     out, err = capsys.readouterr()
     assert "Take " in out
     assert "paired over 6 clients of all seeds" in out
-    assert "12 rounds, 75 % of the 16" in " ".join(out.split())
+    assert "8 rounds, 50 % of the 16" in " ".join(out.split())
     assert "runs/choose-digits" in out
-    assert "first trial: 2 methods, 2 seeds, 1 rounds" in err
-    assert "second trial: 2 methods, 2 seeds, 2 rounds" in err
+    assert "first trial: 2 runs of 2 rounds" in err
+    assert "second trial: 2 runs of 2 rounds" in err
     (last,) = [line for line in out.splitlines() if line.startswith("fedgrove run ")]
     assert last.endswith("--clients 3 --cohort 2 --epochs 1 --batch 64 --rounds 4")
     assert json.loads((here / "runs/choose-digits/choice.json").read_text())["state"] == "done"
@@ -77,8 +77,8 @@ def test_a_dry_run_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]
         ("--validation 0", "validation is 0; it must be above 0: the choice is made on it."),
         ("--score-on 0", "score_on is 0; it must be 1 or more: clients are compared."),
         ("--profile nowhere.csv", "nowhere.csv"),
-        ("--trial 5", "trial is '5'; it must be two numbers of rounds"),
-        ("--trial 9,3", "trial is '9,3'; it must be two numbers of rounds"),
+        ("--trial 0", "trial is 0; it must be from 1 to 20 rounds."),
+        ("--trial 21", "trial is 21; it must be from 1 to 20 rounds."),
         ("--seeds none", "--seeds is 'none'; it must be how many"),
         ("--rounds 0", "rounds is 0; it must be 1 or more."),
         ("--data nowhere", "there is no data set 'nowhere'"),

@@ -1,11 +1,16 @@
-"""Trials: every method that fits for a few rounds, the promising ones for more, then a choice.
+"""Trials: every method that fits on one seed, the promising ones on all, then a choice.
 
 ::
 
     choice.json       what was asked for; at the end what was found
-    report.html       the longer trial on one page, by validation scores
-    first/, second/   the trials, each a sweep (see :mod:`fedgrove.config.sweep`)
-    full/             with ``hindsight``, every method in full
+    report.html       those that were tried on all seeds, on one page, by validation scores
+    first/            all methods on the first seed, a sweep (:mod:`fedgrove.config.sweep`)
+    second/           those that went on, on the other seeds
+    full/             with ``hindsight``, every method on every seed in full
+
+All trials are as long: half of the full run's rounds. Shorter ones, of a fifth, were tried and say
+little: who is best in the end is near chance then (docs/evidence/choosing.md). Seeds are saved
+instead, on methods that one seed shows to be far behind.
 
 The same call on such a folder goes on where it was interrupted.
 """
@@ -52,8 +57,8 @@ FINETUNE = (0, 3)
 """As delivered, and after a little fine-tuning: one model for all is rarely used as delivered."""
 VALIDATION = 0.2
 """More than a run holds out: what is trained here is thrown away, and a choice needs examples."""
-SHARES = (0.2, 0.5)
-"""Of the full run's rounds, in the two trials."""
+SHARE = 0.5
+"""Of the full run's rounds, in a trial."""
 LEAST_ROUNDS = 2
 """A trial scores clients in the middle and at the end."""
 SEEDS = 3
@@ -69,7 +74,7 @@ class Choice:
     """What choice.json holds."""
     path: Path | None
     trials: Sequence[Trial] = field(default=(), repr=False)
-    """The last trial of each method, the best of the longer trial first."""
+    """Those that were tried on all seeds first, the best before the others."""
 
     @property
     def pick(self) -> str:
@@ -108,17 +113,19 @@ class Wish:
     budget_text: str | None
     seeds: tuple[int, ...]
     rounds: int
-    trial: tuple[int, int]
+    trial: int
+    """Rounds of a trial."""
     chosen: Sequence[Chosen]
     left_out: Mapping[str, str]
     federations: Federations
     net: Net
     clients: int
 
-    def experiments(self, names: Sequence[str], rounds: int) -> dict[str, Experiment]:
+    def trials(self, names: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
         """A run for each method and seed, shorter than the full one."""
-        half = math.ceil(rounds / 2)
-        return self._each(names, rounds, replace(self.base, rounds=rounds, evaluate=half))
+        half = math.ceil(self.trial / 2)
+        base = replace(self.base, rounds=self.trial, evaluate=half)
+        return self._each(names, seeds, self.trial, base)
 
     def in_full(self) -> dict[str, Experiment]:
         """A run for each method and seed, as the command that is printed would run it."""
@@ -131,16 +138,19 @@ class Wish:
         )
         if isinstance(self.base.data, Federation):
             base = replace(base, validation=self.base.validation)
-        return self._each([fit.method for fit in self.chosen], self.rounds, base)
+        names = [fit.method for fit in self.chosen]
+        return self._each(names, self.seeds, self.rounds, base)
 
-    def _each(self, names: Sequence[str], rounds: int, base: Experiment) -> dict[str, Experiment]:
+    def _each(
+        self, names: Sequence[str], seeds: Sequence[int], rounds: int, base: Experiment
+    ) -> dict[str, Experiment]:
         recipe = self.federations.recipe(self.base)
         experiments = {}
         for fit in self.chosen:
             if fit.method not in names:
                 continue
             method = fit.made(self.settings, recipe, self.budget, rounds / self.rounds)
-            for seed in self.seeds:
+            for seed in seeds:
                 name = f"{methods.label_of(fit.method)}-s{seed}"
                 experiments[name] = replace(base, method=method, seed=seed)
         return experiments
@@ -154,7 +164,7 @@ def choose(
     methods: Sequence[str] | None = None,
     rounds: int | None = None,
     seeds: int | Sequence[int] = SEEDS,
-    trial: Sequence[int] | None = None,
+    trial: int | None = None,
     finetune: Sequence[int] = FINETUNE,
     hindsight: bool = False,
     dry_run: bool = False,
@@ -175,9 +185,9 @@ def choose(
         is tried where some cannot hold it.
     methods: the names to try, in place of those that fedgrove would.
     rounds: those of the full run; None: the data set's own. Trials are shorter.
-    seeds: how many, from 0 on, or the seeds themselves.
-    trial: rounds of the first trial, of all methods, and of the second, of those that go on; None:
-        a fifth and a half of ``rounds``.
+    seeds: how many, from 0 on, or the seeds themselves. All methods are tried on the first, those
+        that go on also on the others.
+    trial: rounds of a trial; None: half of ``rounds``.
     finetune: epochs of fine-tuning on the device; each method is taken at the best of them.
     hindsight: train all of them in full as well, and say on test data how good the choice was.
     dry_run: nothing is trained: who would be tried, and who not.
@@ -212,7 +222,7 @@ def wished(
     names: Sequence[str] | None,
     rounds: int | None,
     seeds: int | Sequence[int],
-    trial: Sequence[int] | None,
+    trial: int | None,
     data_dir: str | Path | None,
 ) -> Wish:
     """Everything checked, nothing written."""
@@ -262,7 +272,7 @@ def wished(
         budget_text=budget,
         seeds=chosen_seeds,
         rounds=rounds,
-        trial=_lengths(trial, rounds),
+        trial=_length(trial, rounds),
         chosen=chosen,
         left_out=left_out,
         federations=federations,
@@ -271,16 +281,12 @@ def wished(
     )
 
 
-def _lengths(trial: Sequence[int] | None, rounds: int) -> tuple[int, int]:
-    """The rounds of both trials."""
+def _length(trial: int | None, rounds: int) -> int:
+    """The rounds of a trial."""
     if trial is None:
-        first, second = (max(LEAST_ROUNDS, math.ceil(share * rounds)) for share in SHARES)
-        return min(first, rounds), min(second, rounds)
-    given = coerce("trial", trial, tuple[int, ...])
-    allowed = f"two numbers of rounds, the second not smaller, from 1 to {rounds}"
-    is_pair = len(given) == 2 and 1 <= given[0] <= given[1] <= rounds
-    check(is_pair, "trial", ",".join(map(str, given)), allowed)
-    return given[0], given[1]
+        return min(rounds, max(LEAST_ROUNDS, math.ceil(SHARE * rounds)))
+    check(1 <= trial <= rounds, "trial", trial, f"from 1 to {rounds} rounds")
+    return trial
 
 
 def _check_can_be_judged(run: Any) -> None:
@@ -318,7 +324,7 @@ def _asked(wish: Wish) -> dict[str, Any]:
         "budget": wish.budget_text,
         "methods": [fit.method for fit in wish.chosen],
         "rounds": wish.rounds,
-        "trial": list(wish.trial),
+        "trial": wish.trial,
         "seeds": list(wish.seeds),
     }
 
@@ -395,41 +401,35 @@ def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsig
     """Both trials, the choice, and perhaps what it is worth in hindsight."""
     names = [fit.method for fit in wish.chosen]
     left_out = dict(wish.left_out)
-    first, second = wish.trial
-    ends = _train(wish, folder / "first", wish.experiments(names, first), engine, progress)
-    early = {each.method: each for each in _judged(wish, names, first, ends, left_out)}
-    going_on = go_on(list(early.values()), wish.rounds)
-    later: dict[str, Trial] = {}
-    last = folder / "first"
-    if second > first and len(early) > 1:
-        last = folder / "second"
-        runs = wish.experiments(going_on, second)
-        ends = _train(wish, last, runs, engine, progress)
-        later = {each.method: each for each in _judged(wish, going_on, second, ends, left_out)}
-        spent = first * len(names) + second * len(going_on)
-    else:
-        later = early
-        spent = first * len(names)
+    first, *others = wish.seeds
+    ends = _train(wish.trials(names, [first]), folder / "first", wish, engine, progress)
+    early = _judged(wish, names, [first], ends, left_out)
+    going_on = names
+    if others:
+        going_on = go_on(list(early.values()), wish.rounds)
+        runs = wish.trials(going_on, others)
+        if runs:
+            ends |= _train(runs, folder / "second", wish, engine, progress)
+    later = _judged(wish, [name for name in going_on if name in early], wish.seeds, ends, left_out)
     if not later:
-        # All of the longer trial failed, or took too much: what the first one says of others.
+        # All that went on failed, or took too much: what one seed says of the rest.
         later = {name: each for name, each in early.items() if name not in left_out}
     if not later:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise EngineError(f"no method could be judged. {reasons}")
-    best_first = ranked(list(later.values()))
-    others = [each for name, each in early.items() if name not in later and name not in left_out]
-    trials = [*best_first, *ranked(others)]
+    behind = [each for name, each in early.items() if name not in {*later, *left_out}]
+    trials = [*ranked(list(later.values())), *ranked(behind)]
     cost = {
-        "rounds": spent * len(wish.seeds),
+        "rounds": wish.trial * len(ends),
         "rounds_in_full": wish.rounds * len(names) * len(wish.seeds),
-        "seconds": round(_seconds(folder / "first") + _seconds(folder / "second"), 1),
+        "seconds": round(sum(_seconds(end) for end in ends.values()), 1),
     }
     found = said.found_of(wish, trials, len(later), left_out, cost)
-    page = said.write_page(wish, last, ends, trials[: len(later)], found, folder)
+    page = said.write_page(ends, trials[: len(later)], found, folder)
     found = {"asked": _asked(wish), "state": "done", "page": page, **found}
     _write(folder, found)
     if with_hindsight:
-        whole = _train(wish, folder / "full", wish.in_full(), engine, progress)
+        whole = _train(wish.in_full(), folder / "full", wish, engine, progress)
         found["hindsight"] = looking_back.hindsight(
             whole, found, wish.budget, wish.clients, trials[0].more_is_better
         )
@@ -438,19 +438,18 @@ def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsig
 
 
 def _train(
-    wish: Wish,
-    folder: Path,
     experiments: Mapping[str, Experiment],
+    folder: Path,
+    wish: Wish,
     engine: Engine,
     progress: bool,
 ) -> dict[str, Result | Failure]:
-    """A trial as a sweep; how each of its runs ended."""
+    """Train these as a sweep; how each run ended."""
     total = sum(experiment.rounds or 0 for experiment in experiments.values())
     if progress:
         rounds = next(iter(experiments.values())).rounds
-        count = len(experiments) // len(wish.seeds)
         what = "in full" if folder.name == "full" else f"{folder.name} trial"
-        print(f"{what}: {count} methods, {len(wish.seeds)} seeds, {rounds} rounds", file=sys.stderr)
+        print(f"{what}: {len(experiments)} runs of {rounds} rounds", file=sys.stderr)
     run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=wish.federations)
     return sweeps.watched(folder, experiments, total, run, not progress)
 
@@ -458,27 +457,27 @@ def _train(
 def _judged(
     wish: Wish,
     names: Sequence[str],
-    rounds: int,
+    seeds: Sequence[int],
     ends: Mapping[str, Result | Failure],
     left_out: dict[str, str],
-) -> list[Trial]:
-    """What a trial showed of each method; those that failed or take too much are left out."""
-    trials = []
+) -> dict[str, Trial]:
+    """What trials showed of each method; those that failed or take too much are left out."""
+    trials = {}
     for name in names:
-        own = [ends[f"{methods.label_of(name)}-s{seed}"] for seed in wish.seeds]
+        own = [ends[f"{methods.label_of(name)}-s{seed}"] for seed in seeds]
         failed = [end for end in own if isinstance(end, Failure)]
         if failed:
             left_out[name] = f"a run failed: {failed[0].why}"
             continue
         results = [end for end in own if isinstance(end, Result)]
-        trial = trial_of(name, results, rounds, wish.rounds, wish.net)
+        trial = trial_of(name, results, wish.trial, wish.rounds, wish.net)
         if wish.budget is not None and trial.bytes_each > wish.budget:
             left_out[name] = (
-                f"by its trial of {rounds} rounds a client would send and receive "
+                f"by its trial of {wish.trial} rounds a client would send and receive "
                 f"{size(trial.bytes_each)} in {wish.rounds}; the budget is {size(wish.budget)}."
             )
             continue
-        trials.append(trial)
+        trials[name] = trial
     return trials
 
 
@@ -546,12 +545,5 @@ def _middle(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
     return half, math.fsum(means) / len(means)
 
 
-def _seconds(folder: Path) -> float:
-    """What the runs of a trial took."""
-    if not folder.is_dir():
-        return 0.0
-    total = 0.0
-    for path in sweeps.members_of(str(folder)):
-        summary = RunFolder(Path(path)).summary
-        total += summary["seconds"] if summary else 0.0
-    return total
+def _seconds(end: Result | Failure) -> float:
+    return float(end.summary["seconds"]) if isinstance(end, Result) else 0.0

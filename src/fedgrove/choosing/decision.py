@@ -1,4 +1,4 @@
-"""The rule: who goes on to a longer trial, who is taken, and how sure that is.
+"""The rule: who goes on to more seeds, who is taken, and how sure that is.
 
 All scores are of validation data: of each client, with the model that it would really use.
 """
@@ -86,7 +86,7 @@ def heading(trial: Trial, full_rounds: int) -> float:
 
 
 def go_on(trials: Sequence[Trial], full_rounds: int) -> list[str]:
-    """The methods of the longer trial, in the order they were tried.
+    """The methods that are tried on more seeds, in the order they were tried.
 
     A quarter by their scores and a quarter by where they are :func:`heading`, so that one that
     starts slowly is not lost; often these are the same.

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import methods
-from ..config.sweep import compared_ends
 from ..data import Federation
 from ..errors import FolderWarning
 from ..report.compare_page import Compared, compare_page
 from ..report.fit import Column, print_table, print_text
+from ..report.over_seeds import label_of
 from ..report.tables import duration, kilobytes
 from ..runs.page import FILE as PAGE
 from ..runs.result import Failure, Result
@@ -36,7 +36,7 @@ def found_of(
     left_out: Mapping[str, str],
     cost: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What choice.json holds of a choice; the first ``judged`` trials are the longer ones."""
+    """What choice.json holds of a choice; the first ``judged`` trials are of all seeds."""
     pick = trials[0]
     metric, is_share = _metric(wish)
     final = trials[:judged]
@@ -48,6 +48,7 @@ def found_of(
         "share": is_share,
         "budget": wish.budget,
         "full_rounds": wish.rounds,
+        "trial_rounds": wish.trial,
         "sentence": sentence(wish, final, is_share),
         "command": command(wish, pick),
         "rows": [_row(trial, i < judged, wish) for i, trial in enumerate(trials)],
@@ -60,7 +61,7 @@ def plan_of(wish: Wish) -> dict[str, Any]:
     """Who would be tried."""
     return {
         "would_try": [fit.method for fit in wish.chosen],
-        "trial": list(wish.trial),
+        "trial_rounds": wish.trial,
         "seeds": list(wish.seeds),
         "full_rounds": wish.rounds,
         "left_out": dict(wish.left_out),
@@ -78,7 +79,7 @@ def _row(trial: Trial, is_judged: bool, wish: Wish) -> dict[str, Any]:
     return {
         "method": trial.method,
         "went_on": is_judged,
-        "rounds": trial.rounds,
+        "seeds": trial.seeds,
         "epochs": trial.epochs,
         "score": round(trial.score, 6),
         "worst_tenth": round(trial.worst_tenth, 6),
@@ -214,18 +215,18 @@ def _in_python(method: str, given: Mapping[str, Any], settings: Sequence[str]) -
 def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     """Print all of it; of a plan, who would be tried."""
     if "would_try" in found:
-        first, second = found["trial"]
         print_text(
-            f"would try {', '.join(found['would_try'])}: {first} rounds each, then {second} of "
-            f"those that go on, of {found['full_rounds']} in full; {len(found['seeds'])} seeds"
+            f"would try {', '.join(found['would_try'])}: {found['trial_rounds']} rounds each, of "
+            f"{found['full_rounds']} in full, on one seed; then those that go on, on "
+            f"{len(found['seeds'])} seeds"
         )
         _print_left_out(found["left_out"])
         return
     print_table(_columns(found), [_cells(row, found) for row in found["rows"]], None, "--json")
     print_text(
-        f"scores: {found['metric']} on validation data, with the model that a client would use; "
-        f"bytes: of one client in all {found['full_rounds']} rounds, both ways, by what the trial "
-        "took; seconds: all seeds"
+        f"scores: {found['metric']} on validation data after {found['trial_rounds']} rounds, with "
+        f"the model that a client would use; bytes: of one client in all {found['full_rounds']} "
+        "rounds, both ways, by what the trial took; seconds: all seeds"
     )
     _print_left_out(found["left_out"])
     print()
@@ -264,7 +265,7 @@ def _columns(found: Mapping[str, Any]) -> list[Column]:
     percent = "\n%" if found["share"] else ""
     columns = [
         Column("method", is_name=True),
-        Column("trial\nrounds", 1),
+        Column("seeds", 1),
         Column("tuned\nepochs", 2),
         Column(f"{found['metric']}{percent}"),
         Column("worst\ntenth"),
@@ -281,7 +282,7 @@ def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     is_pick = row["method"] == found["pick"]
     cells = [
         f"{row['method']} *" if is_pick else row["method"],
-        str(row["rounds"]),
+        str(len(row["seeds"])),
         str(row["epochs"]),
         _score(row["score"], found),
         _score(row["worst_tenth"], found),
@@ -352,23 +353,21 @@ def validation_of(line: Mapping[str, Any]) -> float | None:
 
 
 def write_page(
-    wish: Wish,
-    sweep: Path,
     ends: Mapping[str, Result | Failure],
     trials: Sequence[Trial],
     found: Mapping[str, Any],
     folder: Path,
 ) -> str:
-    """The longer trial on one page, by validation scores; its path, or "" without one."""
+    """Those that were tried on all seeds, by validation scores; the path, or "" without one."""
     lengths = {methods.label_of(trial.method): trial.epochs for trial in trials}
     runs = []
-    for each in compared_ends(sweep, ends):
-        label, _, _ = Path(each.run).name.rpartition("-s")
-        if each.summary is None or label not in lengths:
+    for name, end in ends.items():
+        label = label_of(name)
+        if isinstance(end, Failure) or label not in lengths:
             continue
-        summary = on_validation(each.summary, lengths[label])
-        lines = [_line_on_validation(line) for line in each.lines]
-        runs.append(Compared(each.run, summary, lines))
+        summary = on_validation(end.summary, lengths[label])
+        lines = [_line_on_validation(line) for line in end.folder.metrics_to_show()]
+        runs.append(Compared(str(folder / name), summary, lines))
     notes = [
         "All scores on this page are of validation data; no test example had a part in it.",
         f"To run the choice in full: {found['command']}",

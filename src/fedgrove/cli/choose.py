@@ -50,17 +50,18 @@ Rounds = Annotated[
     ),
 ]
 Trial = Annotated[
-    Any,
-    o.option(
-        "--trial",
-        "Rounds of the first trial, of all, and of the second, of the promising; else a fifth and "
-        "a half of the full run's.",
-        "N,N",
-        o.lengths,
-    ),
+    int | None,
+    o.option("--trial", "Rounds of a trial; else half of the full run's.", "N", o.whole),
 ]
 Seeds = Annotated[
-    Any, o.option("--seeds", "How many, from 0 on, or which: 3,5,7; else 3.", "N|S,S", seeds_of)
+    Any,
+    o.option(
+        "--seeds",
+        "How many, from 0 on, or which: 3,5,7; all methods on the first, the promising on all; "
+        "else 3.",
+        "N|S,S",
+        seeds_of,
+    ),
 ]
 Finetune = Annotated[
     Any,
