@@ -9,8 +9,8 @@
     full/             with ``hindsight``, every method on every seed in full
 
 All trials are as long: half of the full run's rounds. Shorter ones, of a fifth, were tried and say
-little: who is best in the end is near chance then (docs/evidence/choosing.md). Seeds are saved
-instead, on methods that one seed shows to be far behind.
+little of who is best in the end (docs/evidence/choosing.md). Seeds are saved instead, on methods
+that one seed shows to be far behind.
 
 The same call on such a folder goes on where it was interrupted.
 """

@@ -307,19 +307,21 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
         Column("tuned\nepochs"),
         Column(f"{found['metric']}{percent}"),
         Column("bytes of\na client"),
-        Column("within\nbudget", 1),
     ]
+    has_budget = found["budget"] is not None
+    if has_budget:
+        columns.append(Column("within\nbudget", 1))
     rows = []
     for row in back["rows"]:
-        rows.append(
-            [
-                row["method"],
-                str(row["epochs"]),
-                _score(row["test"], found),
-                size(row["bytes_each"]),
-                "yes" if row["within_budget"] else "no",
-            ]
-        )
+        cells = [
+            row["method"],
+            str(row["epochs"]),
+            _score(row["test"], found),
+            size(row["bytes_each"]),
+        ]
+        if has_budget:
+            cells.append("yes" if row["within_budget"] else "no")
+        rows.append(cells)
     print_table(columns, rows)
     if "best" not in back:
         print_text("None of them was within the budget in full.")
