@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import methods
     from .api import compare, cost, load_run, rerun, resume, run, sweep
+    from .choosing.choose import choose
     from .config.experiment import Experiment
     from .core import (
         Batch,
@@ -59,6 +60,7 @@ __all__ = [
     "Task",
     "Train",
     "WireError",
+    "choose",
     "compare",
     "cost",
     "export_model",
@@ -79,6 +81,7 @@ _MODULE_OF = {
     "FederatedRegressor": "estimator",
     "Model": "runs.model",
     "Result": "runs.result",
+    "choose": "choosing.choose",
     "export_model": "export.make",
     "from_arrays": "data",
     "load": "data",

@@ -145,7 +145,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ("run fedavg local", "Got unexpected extra argument"),
         (
             "rnu",
-            "there is no command 'rnu'; did you mean 'run'? There are: app, bench, compare, cost, ",
+            "there is no command 'rnu'; did you mean 'run'? There are: app, bench, choose, ",
         ),
         ("resume nothing", "nothing is not a run folder: it does not exist."),
         ("resume", "there is no unfinished run under runs; name the folder of one: "),

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import EngineError, check, together, unknown
+from ..errors import EngineError, InputError, check, together, unknown
 from ..report.start import load_torch, starting
 from . import about, complete, deploy
 from . import options as o
 from .bench import bench
+from .choose import choose
 from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
@@ -183,6 +184,11 @@ def resume(
     load_torch(quiet=json)
     if (Path(run) / "sweep.json").is_file():
         return resume_sweep(run, ctx.params, json)
+    if (Path(run) / "choice.json").is_file():
+        raise InputError(
+            f"{run} holds a choice between methods; to go on with it give its command again: "
+            f"fedgrove choose ... --out {run}"
+        )
     from .. import api
 
     result = api.resume(
@@ -299,6 +305,7 @@ app.command("show")(about.show)
 app.command("doctor")(about.doctor)
 app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep", cls=o.Gathering)(sweep)
+app.command("choose", cls=o.Gathering)(choose)
 app.command("export")(export)
 app.command("app", cls=o.RunCommand)(deploy.app)
 app.command("keys")(deploy.keys)

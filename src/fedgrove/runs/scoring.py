@@ -385,6 +385,7 @@ def summarise(
         f"{_prefix(federation.problem)}_clients": {
             str(report.of): round(report.metrics[f"test{last}"], 8) for report in scored
         },
+        "validation_clients": {str(n): _validation(scored, n) for n in run.finetune},
         **_densities(reports),
         **figures_of(run.method, state),
         **_own_prediction(run),
@@ -450,6 +451,16 @@ def _headline(
 
 def _prefix(problem: AnyProblem) -> str:
     return "metric" if isinstance(problem, Tasks) else problem.metric.name
+
+
+def _validation(reports: Sequence[Report], epochs: int) -> dict[str, float]:
+    """Every client's own metric on its validation data; those who have none are not there."""
+    name = f"validation{epochs}"
+    return {
+        str(report.of): round(report.metrics[name], 8)
+        for report in reports
+        if name in report.metrics
+    }
 
 
 def _densities(reports: Sequence[Report]) -> dict[str, dict[str, float]]:

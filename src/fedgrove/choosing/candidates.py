@@ -1,0 +1,229 @@
+"""Who is tried: a short list, less those that what was said of data, budget and devices rules out.
+
+What a method cannot do it says itself: it is planned on the data, and its own refusal is the
+reason. Here stand only the bytes and memory that a person has, and whom it would be idle to try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from .. import methods
+from ..config.experiment import Experiment, Federations, with_settings
+from ..config.grid import has_setting
+from ..config.plan import Plan, plan
+from ..core import AnyMethod, bytes_of_paper
+from ..errors import InputError
+from ..parts.byte_budget import parse_size
+from ..parts.local import LocalTraining
+from ..problems import Tasks
+from ..report.tables import mib
+from ..wire.codec import Dense
+
+NORMS = "norm layers"
+DEVICES = "small devices"
+TASKS = "several tasks"
+MADE_FOR = {
+    NORMS: "nets with norm layers",
+    DEVICES: "devices too small or slow for the whole net",
+    TASKS: "several tasks",
+}
+"""What is said where a method is for something that is not there."""
+RESERVE = 0.9
+"""The part of a budget that is given to a method that spends one: runs land within a tenth."""
+SHORTEST_CODE = 0.5
+"""No lossless code takes less than this part of what a paper counts for numbers as they are."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method that may be tried."""
+
+    method: str
+    about: str
+    made_for: tuple[str, ...] = ()
+    """It is tried only where one of these is there; empty: always."""
+    fitting: str | None = None
+    """The setting with which small devices train smaller models, "" if they do anyway; None: all
+    train the whole net."""
+
+
+CANDIDATES = (
+    Candidate("local", "every client alone: the line to beat"),
+    Candidate("fedavg", "one model for all"),
+    Candidate("ditto", "a personal model beside one for all"),
+    Candidate("fedchar", "a personal model beside its group's"),
+    Candidate("fedbn", "one model, norm layers stay with the client", (NORMS,)),
+    Candidate("stc", "one model by sparse messages both ways"),
+    Candidate("ca-afp", "a sparse model for each group"),
+    Candidate("adfedwcp", "personal models, sent as few values per layer"),
+    Candidate("fedlayerprune", "one sparse model for all"),
+    Candidate("heterofl", "narrower models for smaller devices", (DEVICES,), ""),
+    Candidate("fedapta", "tasks are found, narrower models", (DEVICES, TASKS), ""),
+    Candidate("grove", "personal models by coded messages, groups where there are any", (), ""),
+)
+"""One or two for each situation of docs/choosing.md; ``--methods`` names others."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method that is tried, with the settings it has in the full run."""
+
+    method: str
+    settings: tuple[str, ...] = ()
+    spends_budget: bool = False
+
+    def made(
+        self, common: Sequence[str], recipe: LocalTraining, budget: float | None, share: float = 1
+    ) -> AnyMethod:
+        """The method for ``share`` of the full run's rounds, which may take that of the budget."""
+        texts = [*common, *self.settings]
+        if self.spends_budget:
+            assert budget is not None
+            texts.append(f"budget={RESERVE * budget * share:.0f}B")
+        return with_settings(methods.make(self.method), texts, recipe)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is known before anything is trained."""
+
+    clients: int
+    small: int
+    """Devices with less memory than a training step of the whole net takes."""
+    memory: int
+    """What it takes."""
+    there: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, planned: Plan, recipe: LocalTraining) -> Situation:
+        """The situation of a run that was planned."""
+        run = planned.run
+        layout = run.net.layout
+        memory = layout.memory(recipe.batch, recipe.optimiser.slots)
+        # Of very many clients those that are scored are looked at.
+        devices = [run.federation.info(client) for client in run.scored]
+        small = sum(device.memory < memory for device in devices)
+        there = set()
+        if layout.norms:
+            there.add(NORMS)
+        # A slow device has a smaller model too, where a method fits models to devices.
+        if small or any(device.speed < 1 for device in devices):
+            there.add(DEVICES)
+        if isinstance(run.federation.problem, Tasks):
+            there.add(TASKS)
+        return cls(len(devices), small, memory, frozenset(there))
+
+
+def fitting(
+    base: Experiment,
+    names: Sequence[str] | None,
+    common: Sequence[str],
+    budget: float | None,
+    federations: Federations,
+) -> tuple[list[Chosen], dict[str, str]]:
+    """The methods to try on the data of ``base``, and why each other one is left out.
+
+    ``names`` are those that a person asked for, in place of the list here; ``common`` are settings
+    of all. What is wrong for every method is raised.
+    """
+    recipe = federations.recipe(base)
+    known = {candidate.method: candidate for candidate in CANDIDATES}
+    asked = [known.get(name, Candidate(name, "")) for name in names or known]
+    for candidate in asked:
+        # An unknown name is a mistake, and not a method that does not fit.
+        methods.make(candidate.method)
+    alone = with_settings(methods.make("local"), common, recipe)
+    planned = plan(replace(base, method=alone), Path(), federations)
+    situation = Situation.of(planned, alone.local or recipe)
+    chosen = []
+    left_out = {}
+    for candidate in asked:
+        why = _idle(candidate, situation) if names is None else ""
+        why = why or _too_large(candidate, situation)
+        if not why:
+            settings = (candidate.fitting,) if candidate.fitting and situation.small else ()
+            fit = Chosen(candidate.method, settings)
+            try:
+                fit, why = _within(fit, base, common, recipe, budget, federations)
+            except InputError as error:
+                why = str(error)
+        if why:
+            left_out[candidate.method] = why
+        else:
+            chosen.append(fit)
+    return chosen, left_out
+
+
+def _idle(candidate: Candidate, situation: Situation) -> str:
+    """Why nothing would be learnt from trying it."""
+    if not candidate.made_for or situation.there.intersection(candidate.made_for):
+        return ""
+    purposes = [MADE_FOR[each] for each in candidate.made_for]
+    return f"it is made for {' or '.join(purposes)}, and here are none."
+
+
+def _too_large(candidate: Candidate, situation: Situation) -> str:
+    if candidate.fitting is not None or not situation.small:
+        return ""
+    return (
+        f"{situation.small} of {situation.clients} devices have less memory than the "
+        f"{mib(situation.memory)} that a training step of the whole net takes, and it gives every "
+        "device the whole net."
+    )
+
+
+def _within(
+    fit: Chosen,
+    base: Experiment,
+    common: Sequence[str],
+    recipe: LocalTraining,
+    budget: float | None,
+    federations: Federations,
+) -> tuple[Chosen, str]:
+    """The method as it would be run, and why it cannot be within the budget; else "".
+
+    A method that spends a budget is given it where its own defaults would take more. Of others
+    whose messages are coded, a trial measures what they take, unless that is hopeless.
+    """
+    method = fit.made(common, recipe, budget)
+    planned = plan(replace(base, method=method), Path(), federations)
+    if budget is None:
+        return fit, ""
+    run = planned.run
+    counted = bytes_of_paper(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+    if counted is None:
+        return fit, ""
+    each = counted / len(run.infos)
+    if has_setting(method, "budget=1B", recipe) and each > RESERVE * budget:
+        fit = replace(fit, spends_budget=True)
+        # Refuses what is below its cheapest message.
+        plan(replace(base, method=fit.made(common, recipe, budget)), Path(), federations)
+        return fit, ""
+    least = each if isinstance(method.codec, Dense) else SHORTEST_CODE * each
+    if least > budget:
+        return fit, (
+            f"a client would send and receive at least {size(least)} in {run.rounds} rounds; the "
+            f"budget is {size(budget)}."
+        )
+    return fit, ""
+
+
+def budget_of(text: str | None) -> float | None:
+    """A budget in bytes, for one client and the whole run, both ways."""
+    return None if text is None else parse_size(text)
+
+
+def size(n: float) -> str:
+    """A number of bytes as budgets have them; 1 MB is 1000 kB.
+
+    >>> size(8e6), size(160_400), size(96)
+    ('8 MB', '160 kB', '96 B')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n >= unit:
+            digits = 3 if n < 1000 * unit else 4
+            return f"{n / unit:.{digits}g} {name}"
+    return f"{n:.0f} B"

@@ -1,0 +1,549 @@
+"""Trials: every method that fits on one seed, the promising ones on all, then a choice.
+
+::
+
+    choice.json       what was asked for; at the end what was found
+    report.html       those that were tried on all seeds, on one page, by validation scores
+    first/            all methods on the first seed, a sweep (:mod:`fedgrove.config.sweep`)
+    second/           those that went on, on the other seeds
+    full/             with ``hindsight``, every method on every seed in full
+
+All trials are as long: half of the full run's rounds. Shorter ones, of a fifth, were tried and say
+little of who is best in the end (docs/evidence/choosing.md). Seeds are saved instead, on methods
+that one seed shows to be far behind.
+
+The same call on such a folder goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .. import engines, methods
+from ..config import sweep as sweeps
+from ..config.experiment import (
+    SHORTHANDS,
+    Experiment,
+    Federations,
+    shorthand_settings,
+    with_own_data,
+)
+from ..config.plan import plan
+from ..config.settings import coerce, hints
+from ..core import Engine
+from ..data import Federation
+from ..errors import EngineError, InputError, check, unknown
+from ..export.size import model_bytes
+from ..nets import Net
+from ..problems import Tasks
+from ..runs.folder import RunFolder, fresh_name
+from ..runs.result import Failure, Result
+from ..runs.store import cannot_write, write_bytes
+from . import hindsight as looking_back
+from . import words as said
+from .candidates import Chosen, budget_of, fitting, size
+from .decision import Trial, go_on, ranked
+
+FILE = "choice.json"
+FINETUNE = (0, 3)
+"""As delivered, and after a little fine-tuning: one model for all is rarely used as delivered."""
+VALIDATION = 0.2
+"""More than a run holds out: what is trained here is thrown away, and a choice needs examples."""
+SHARE = 0.5
+"""Of the full run's rounds, in a trial."""
+LEAST_ROUNDS = 2
+"""A trial scores clients in the middle and at the end."""
+SEEDS = 3
+NOT_HERE = ("method", "seed", "evaluate")
+"""Words of an experiment that mean nothing here."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was found: ``pick``, ``command``, ``rows`` and ``left_out``; ``table()`` prints it."""
+
+    found: Mapping[str, Any]
+    """What choice.json holds."""
+    path: Path | None
+    trials: Sequence[Trial] = field(default=(), repr=False)
+    """Those that were tried on all seeds first, the best before the others."""
+
+    @property
+    def pick(self) -> str:
+        """The method to take."""
+        return str(self.found["pick"])
+
+    @property
+    def command(self) -> str:
+        """What runs it in full."""
+        return str(self.found["command"])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A dictionary for each method that was tried."""
+        return list(self.found["rows"])
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Why each other one was not."""
+        return dict(self.found["left_out"])
+
+    def table(self) -> None:
+        """Print the table, the choice and why, and the command."""
+        said.print_choice(self.found, self.path)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a person asked for, with nothing left open."""
+
+    base: Experiment
+    words: Mapping[str, Any]
+    """Those of ``fedgrove run`` that were given."""
+    settings: Sequence[str]
+    budget: float | None
+    budget_text: str | None
+    seeds: tuple[int, ...]
+    rounds: int
+    trial: int
+    """Rounds of a trial."""
+    chosen: Sequence[Chosen]
+    left_out: Mapping[str, str]
+    federations: Federations
+    net: Net
+    clients: int
+
+    def trials(self, names: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
+        """A run for each method and seed, shorter than the full one."""
+        half = math.ceil(self.trial / 2)
+        base = replace(self.base, rounds=self.trial, evaluate=half)
+        return self._each(names, seeds, self.trial, base)
+
+    def in_full(self) -> dict[str, Experiment]:
+        """A run for each method and seed, as the command that is printed would run it."""
+        usual = Experiment(self.base.method).validation
+        base = replace(
+            self.base,
+            rounds=self.rounds,
+            evaluate=0,
+            validation=self.words.get("validation", usual),
+        )
+        if isinstance(self.base.data, Federation):
+            base = replace(base, validation=self.base.validation)
+        names = [fit.method for fit in self.chosen]
+        return self._each(names, self.seeds, self.rounds, base)
+
+    def _each(
+        self, names: Sequence[str], seeds: Sequence[int], rounds: int, base: Experiment
+    ) -> dict[str, Experiment]:
+        recipe = self.federations.recipe(self.base)
+        experiments = {}
+        for fit in self.chosen:
+            if fit.method not in names:
+                continue
+            method = fit.made(self.settings, recipe, self.budget, rounds / self.rounds)
+            for seed in seeds:
+                name = f"{methods.label_of(fit.method)}-s{seed}"
+                experiments[name] = replace(base, method=method, seed=seed)
+        return experiments
+
+
+def choose(
+    data: Any = "digits",
+    *,
+    budget: str | None = None,
+    profile: str | None = None,
+    methods: Sequence[str] | None = None,
+    rounds: int | None = None,
+    seeds: int | Sequence[int] = SEEDS,
+    trial: int | None = None,
+    finetune: Sequence[int] = FINETUNE,
+    hindsight: bool = False,
+    dry_run: bool = False,
+    out: str | Path | None = None,
+    engine: str | Engine = "auto",
+    device: str = "auto",
+    precision: str = "fp32",
+    timeout: float | None = None,
+    data_dir: str | Path | None = None,
+    progress: bool = True,
+    **words: Any,
+) -> Choice:
+    """Try the methods that fit for a few rounds, and say which to take, from validation data.
+
+    budget: what one client may send and receive in the whole full run, on average, as "8MB"; the
+        same as ``budget`` of Grove. None: bytes are only shown.
+    profile: what devices the clients have; of methods that give every device the whole net, none
+        is tried where some cannot hold it.
+    methods: the names to try, in place of those that fedgrove would.
+    rounds: those of the full run; None: the data set's own. Trials are shorter.
+    seeds: how many, from 0 on, or the seeds themselves. All methods are tried on the first, those
+        that go on also on the others.
+    trial: rounds of a trial; None: half of ``rounds``.
+    finetune: epochs of fine-tuning on the device; each method is taken at the best of them.
+    hindsight: train all of them in full as well, and say on test data how good the choice was.
+    dry_run: nothing is trained: who would be tried, and who not.
+    out: a folder for all of it, in which the same call goes on; None: a new one under runs/.
+    words: others of :func:`fedgrove.run`, as cohort, net, partition, privacy or epochs.
+    """
+    wish = wished(
+        {"data": data, "profile": profile, "finetune": finetune, **words},
+        budget=budget,
+        names=methods,
+        rounds=rounds,
+        seeds=seeds,
+        trial=trial,
+        data_dir=data_dir,
+    )
+    if dry_run:
+        return Choice(said.plan_of(wish), None)
+    folder = _folder(wish, out)
+    with _engine(engine, device, precision, timeout) as chosen:
+        _begin(folder, wish)
+        with _said_what_to_do(folder):
+            return _find(wish, folder, chosen, progress, hindsight)
+
+
+# ---- what was asked for --------------------------------------------------------------------------
+
+
+def wished(
+    words: Mapping[str, Any],
+    *,
+    budget: str | None,
+    names: Sequence[str] | None,
+    rounds: int | None,
+    seeds: int | Sequence[int],
+    trial: int | None,
+    data_dir: str | Path | None,
+) -> Wish:
+    """Everything checked, nothing written."""
+    given = {word: value for word, value in words.items() if value is not None}
+    kinds = [kind for kind in hints(Experiment) if kind not in NOT_HERE]
+    for word in given:
+        if word not in (*kinds, *SHORTHANDS):
+            raise unknown("word of choose", word, [*kinds, *SHORTHANDS])
+    settings = shorthand_settings(given)
+    wanted = budget_of(budget)
+    if isinstance(names, str):
+        names = [names]
+    check(names is None or bool(names), "methods", names, "one name or more, or left out")
+    if names is not None:
+        labels = {methods.label_of(name) for name in names}
+        check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
+    chosen_seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
+    check(bool(chosen_seeds), "seeds", seeds, "one seed or more")
+    check(len(set(chosen_seeds)) == len(chosen_seeds), "seeds", seeds, "each of them once")
+    for_data = {word: value for word, value in given.items() if word not in SHORTHANDS}
+    for_data["finetune"] = coerce("finetune", for_data["finetune"], tuple[int, ...])
+    check(given.get("validation") != 0, "validation", 0, "above 0: the choice is made on it")
+    check(given.get("score_on") != 0, "score_on", 0, "1 or more: clients are compared")
+    # A federation is dealt out already; arrays are dealt out here.
+    if not isinstance(for_data["data"], Federation):
+        for_data.setdefault("validation", VALIDATION)
+    made = with_own_data(for_data)
+    base = Experiment(method=methods.make("local"), **made)
+    federations = Federations(data_dir)
+    if rounds is None:
+        rounds = federations.defaults(base).rounds
+    base = replace(base, rounds=rounds)
+    planned = plan(base, Path(), federations)
+    _check_can_be_judged(planned.run)
+    chosen, left_out = fitting(base, names, settings, wanted, federations)
+    if not chosen:
+        reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise InputError(
+            f"none of the methods fits what was asked for. {reasons} Give more budget, fewer "
+            "rounds, a smaller net or other --methods."
+        )
+    return Wish(
+        base=base,
+        words=given,
+        settings=settings,
+        budget=wanted,
+        budget_text=budget,
+        seeds=chosen_seeds,
+        rounds=rounds,
+        trial=_length(trial, rounds),
+        chosen=chosen,
+        left_out=left_out,
+        federations=federations,
+        net=planned.run.net,
+        clients=len(planned.run.infos),
+    )
+
+
+def _length(trial: int | None, rounds: int) -> int:
+    """The rounds of a trial."""
+    if trial is None:
+        return min(rounds, max(LEAST_ROUNDS, math.ceil(SHARE * rounds)))
+    check(1 <= trial <= rounds, "trial", trial, f"from 1 to {rounds} rounds")
+    return trial
+
+
+def _check_can_be_judged(run: Any) -> None:
+    """Refuse data on which methods cannot be compared."""
+    federation = run.federation
+    if len(run.infos) < 2:
+        raise InputError(
+            "there is one client, and nobody to train together with; train it alone: fedgrove run "
+            "local."
+        )
+    problem = federation.problem
+    if isinstance(problem, Tasks):
+        metrics = sorted({task.problem.metric.name for task in problem.tasks})
+        if len(metrics) > 1:
+            raise InputError(
+                f"the tasks are measured by {' and '.join(metrics)}, which have no mean that "
+                "methods could be ranked by; choose for each task by itself."
+            )
+    has_validation = any(len(federation.clients[k].validation.y) for k in run.scored)
+    if not has_validation:
+        raise InputError(
+            "no client has validation examples, and the choice is made on these; give --validation "
+            "0.2, or clients with more examples."
+        )
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def _asked(wish: Wish) -> dict[str, Any]:
+    """What decides the outcome, as choice.json keeps it."""
+    words = {word: said.plain(value) for word, value in wish.words.items()}
+    return {
+        **words,
+        "budget": wish.budget_text,
+        "methods": [fit.method for fit in wish.chosen],
+        "rounds": wish.rounds,
+        "trial": wish.trial,
+        "seeds": list(wish.seeds),
+    }
+
+
+def _folder(wish: Wish, out: str | Path | None) -> Path:
+    """The folder, if it is free or holds the same choice."""
+    if out is None:
+        data = wish.base.data
+        name = data.name if isinstance(data, Federation) else Path(data).stem
+        return fresh_name(Path("runs"), f"choose-{name}")
+    folder = Path(out)
+    if not folder.exists():
+        return folder
+    if not folder.is_dir() or not (folder / FILE).is_file():
+        # An empty folder is as good as none.
+        if folder.is_dir() and not any(folder.iterdir()):
+            return folder
+        raise InputError(f"{folder} holds other files, and nothing is overwritten; give another.")
+    try:
+        asked = json.loads((folder / FILE).read_text())["asked"]
+    except (ValueError, KeyError, OSError):
+        raise InputError(f"{folder / FILE} cannot be read; give another folder.") from None
+    if asked != _asked(wish):
+        raise InputError(
+            f"{folder} holds another choice, and nothing is overwritten; give another --out, or "
+            "the same words as before to go on."
+        )
+    return folder
+
+
+def _begin(folder: Path, wish: Wish) -> None:
+    if not (folder / FILE).is_file():
+        _write(folder, {"asked": _asked(wish), "state": "unfinished"})
+
+
+def _write(folder: Path, content: Mapping[str, Any]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_bytes(folder / FILE, json.dumps(content, indent=1).encode(), sync=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from None
+
+
+@contextmanager
+def _engine(
+    engine: str | Engine, device: str, precision: str, timeout: float | None
+) -> Iterator[Engine]:
+    if not isinstance(engine, str):
+        yield engine
+        return
+    chosen = engines.choose(engine, device, precision, timeout)
+    try:
+        yield chosen
+    finally:
+        chosen.close()
+
+
+@contextmanager
+def _said_what_to_do(folder: Path) -> Iterator[None]:
+    """An interruption says how to go on with the whole choice, not with one of its sweeps."""
+    how = f"What is trained is kept; the same words with --out {folder} go on from there."
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"Interrupted. {how}") from None
+    except EngineError as error:
+        raise EngineError(f"{error} {how}") from error
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsight: bool) -> Choice:
+    """Both trials, the choice, and perhaps what it is worth in hindsight."""
+    names = [fit.method for fit in wish.chosen]
+    left_out = dict(wish.left_out)
+    first, *others = wish.seeds
+    ends = _train(wish.trials(names, [first]), folder / "first", wish, engine, progress)
+    early = _judged(wish, names, [first], ends, left_out)
+    going_on = names
+    if others:
+        going_on = go_on(list(early.values()), wish.rounds)
+        runs = wish.trials(going_on, others)
+        if runs:
+            ends |= _train(runs, folder / "second", wish, engine, progress)
+    later = _judged(wish, [name for name in going_on if name in early], wish.seeds, ends, left_out)
+    if not later:
+        # All that went on failed, or took too much: what one seed says of the rest.
+        later = {name: each for name, each in early.items() if name not in left_out}
+    if not later:
+        reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise EngineError(f"no method could be judged. {reasons}")
+    behind = [each for name, each in early.items() if name not in {*later, *left_out}]
+    trials = [*ranked(list(later.values())), *ranked(behind)]
+    cost = {
+        "rounds": wish.trial * len(ends),
+        "rounds_in_full": wish.rounds * len(names) * len(wish.seeds),
+        "seconds": round(sum(_seconds(end) for end in ends.values()), 1),
+    }
+    found = said.found_of(wish, trials, len(later), left_out, cost)
+    page = said.write_page(ends, trials[: len(later)], found, folder)
+    found = {"asked": _asked(wish), "state": "done", "page": page, **found}
+    _write(folder, found)
+    if with_hindsight:
+        whole = _train(wish.in_full(), folder / "full", wish, engine, progress)
+        found["hindsight"] = looking_back.hindsight(
+            whole, found, wish.budget, wish.clients, trials[0].more_is_better
+        )
+        _write(folder, found)
+    return Choice(found, folder, trials)
+
+
+def _train(
+    experiments: Mapping[str, Experiment],
+    folder: Path,
+    wish: Wish,
+    engine: Engine,
+    progress: bool,
+) -> dict[str, Result | Failure]:
+    """Train these as a sweep; how each run ended."""
+    total = sum(experiment.rounds or 0 for experiment in experiments.values())
+    if progress:
+        rounds = next(iter(experiments.values())).rounds
+        what = "in full" if folder.name == "full" else f"{folder.name} trial"
+        print(f"{what}: {len(experiments)} runs of {rounds} rounds", file=sys.stderr)
+    run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=wish.federations)
+    return sweeps.watched(folder, experiments, total, run, not progress)
+
+
+def _judged(
+    wish: Wish,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    ends: Mapping[str, Result | Failure],
+    left_out: dict[str, str],
+) -> dict[str, Trial]:
+    """What trials showed of each method; those that failed or take too much are left out."""
+    trials = {}
+    for name in names:
+        own = [ends[f"{methods.label_of(name)}-s{seed}"] for seed in seeds]
+        failed = [end for end in own if isinstance(end, Failure)]
+        if failed:
+            left_out[name] = f"a run failed: {failed[0].why}"
+            continue
+        results = [end for end in own if isinstance(end, Result)]
+        trial = trial_of(name, results, wish.trial, wish.rounds, wish.net)
+        if wish.budget is not None and trial.bytes_each > wish.budget:
+            left_out[name] = (
+                f"by its trial of {wish.trial} rounds a client would send and receive "
+                f"{size(trial.bytes_each)} in {wish.rounds}; the budget is {size(wish.budget)}."
+            )
+            continue
+        trials[name] = trial
+    return trials
+
+
+def trial_of(
+    name: str, results: Sequence[Result], rounds: int, full_rounds: int, net: Net
+) -> Trial:
+    """What the runs of one method, one for each seed, showed on validation data."""
+    first = results[0].summary
+    more_is_better = bool(first.get("more_is_better", True))
+    if "tasks" in first:
+        # All have the same metric, which was checked before.
+        more_is_better = bool(next(iter(first["tasks"].values()))["more_is_better"])
+    sign = 1 if more_is_better else -1
+    sent = 0.0
+    sizes = []
+    for result in results:
+        summary = result.summary
+        sent += (summary["bytes_up"] + summary["bytes_down"]) / summary["clients"]
+        size_of_run = model_bytes(result.folder, net)
+        if size_of_run is not None:
+            sizes.append(size_of_run)
+    half, at_half = _middle([result.folder for result in results], rounds)
+    by_length = []
+    for length in first["validation_clients"]:
+        clients = {}
+        for result in results:
+            for client, value in result.summary["validation_clients"][length].items():
+                clients[(result.summary["seed"], int(client))] = value
+        by_length.append(
+            Trial(
+                method=name,
+                rounds=rounds,
+                epochs=int(length),
+                clients=clients,
+                untuned=0.0,
+                half=half,
+                untuned_at_half=at_half,
+                more_is_better=more_is_better,
+                bytes_each=sent / len(results) * full_rounds / rounds,
+                model_bytes=sum(sizes) / len(sizes) if sizes else None,
+                seconds=sum(result.summary["seconds"] for result in results),
+            )
+        )
+    untuned = min(by_length, key=lambda each: each.epochs)
+    if untuned.epochs:
+        # Clients were not scored as delivered, so there is no curve to go on.
+        untuned = replace(untuned, half=0)
+        by_length = [replace(each, half=0) for each in by_length]
+    # Of equal scores the shorter fine-tuning.
+    best = max(by_length, key=lambda each: (sign * each.score, -each.epochs))
+    return replace(best, untuned=untuned.score)
+
+
+def _middle(folders: Sequence[RunFolder], rounds: int) -> tuple[int, float]:
+    """The round in the middle in which clients were scored, and the mean then; 0 if none."""
+    half = math.ceil(rounds / 2)
+    means = []
+    for folder in folders:
+        for line in folder.metrics():
+            mean = said.validation_of(line)
+            if line["round"] == half and mean is not None:
+                means.append(mean)
+    if half >= rounds or len(means) != len(folders):
+        return 0, 0.0
+    return half, math.fsum(means) / len(means)
+
+
+def _seconds(end: Result | Failure) -> float:
+    return float(end.summary["seconds"]) if isinstance(end, Result) else 0.0

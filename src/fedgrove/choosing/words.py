@@ -1,0 +1,410 @@
+"""What is said of a choice: a table, the choice and why, the command, a page."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import methods
+from ..data import Federation
+from ..errors import FolderWarning
+from ..report.compare_page import Compared, compare_page
+from ..report.fit import Column, print_table, print_text
+from ..report.over_seeds import label_of
+from ..report.tables import duration, kilobytes
+from ..runs.page import FILE as PAGE
+from ..runs.result import Failure, Result
+from ..runs.scoring import spread
+from .candidates import RESERVE, size
+from .decision import Margin, Trial, heading, margin
+
+if TYPE_CHECKING:
+    from .choose import Wish
+
+
+# ---- what was found ------------------------------------------------------------------------------
+
+
+def found_of(
+    wish: Wish,
+    trials: Sequence[Trial],
+    judged: int,
+    left_out: Mapping[str, str],
+    cost: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What choice.json holds of a choice; the first ``judged`` trials are of all seeds."""
+    pick = trials[0]
+    metric, is_share = _metric(wish)
+    final = trials[:judged]
+    return {
+        "pick": pick.method,
+        "label": methods.label_of(pick.method),
+        "epochs": pick.epochs,
+        "metric": metric,
+        "share": is_share,
+        "budget": wish.budget,
+        "full_rounds": wish.rounds,
+        "trial_rounds": wish.trial,
+        "sentence": sentence(wish, final, is_share),
+        "command": command(wish, pick),
+        "rows": [_row(trial, i < judged, wish) for i, trial in enumerate(trials)],
+        "left_out": dict(left_out),
+        "cost": dict(cost),
+    }
+
+
+def plan_of(wish: Wish) -> dict[str, Any]:
+    """Who would be tried."""
+    return {
+        "would_try": [fit.method for fit in wish.chosen],
+        "trial_rounds": wish.trial,
+        "seeds": list(wish.seeds),
+        "full_rounds": wish.rounds,
+        "left_out": dict(wish.left_out),
+    }
+
+
+def _metric(wish: Wish) -> tuple[str, bool]:
+    problem: Any = wish.federations.of(wish.base).problem
+    tasks = getattr(problem, "tasks", None)
+    metric = problem.metric if tasks is None else tasks[0].problem.metric
+    return metric.name, bool(metric.words["share"])
+
+
+def _row(trial: Trial, is_judged: bool, wish: Wish) -> dict[str, Any]:
+    return {
+        "method": trial.method,
+        "went_on": is_judged,
+        "seeds": trial.seeds,
+        "epochs": trial.epochs,
+        "score": round(trial.score, 6),
+        "worst_tenth": round(trial.worst_tenth, 6),
+        "heading": round(heading(trial, wish.rounds), 6),
+        "bytes_each": round(trial.bytes_each),
+        "model_bytes": None if trial.model_bytes is None else round(trial.model_bytes),
+        "seconds": round(trial.seconds, 1),
+    }
+
+
+def sentence(wish: Wish, final: Sequence[Trial], is_share: bool) -> str:
+    """Whom to take and why, by how much, and how sure that is."""
+    pick = final[0]
+
+    def shown(value: float) -> str:
+        return f"{100 * value:.1f} %" if is_share else f"{value:.4g}"
+
+    tuning = ""
+    if pick.epochs:
+        tuning = f" with {pick.epochs} epochs of fine-tuning on the device"
+    spent = f"; a client sends and receives {size(pick.bytes_each)} in {wish.rounds} rounds"
+    if wish.budget is not None:
+        spent += f", of a budget of {size(wish.budget)}"
+    parts = [
+        f"Take {pick.method}{tuning}: {shown(pick.score)} on validation data after {pick.rounds} "
+        f"of {wish.rounds} rounds{spent}."
+    ]
+    if len(final) > 1:
+        parts.append(_lead(margin(pick, final[1]), final[1].method, is_share))
+    cheaper = _cheaper(final)
+    if cheaper is not None:
+        parts.append(
+            f"{cheaper.method} is within the noise of it and takes {size(cheaper.bytes_each)}: "
+            "take that if bytes are dear."
+        )
+    rising = _rising(final, wish.rounds)
+    if rising is not None:
+        parts.append(
+            f"{rising.method} was still gaining when its trial ended, and may overtake in the full "
+            "run: a longer --trial would tell."
+        )
+    return " ".join(parts)
+
+
+def _lead(lead: Margin, other: str, is_share: bool) -> str:
+    factor = 100 if is_share else 1
+    unit = " points" if is_share else ""
+    digits = ".1f" if is_share else ".3g"
+    error = "" if lead.error is None else f" ± {factor * lead.error:{digits}}"
+    measured = (
+        f"It is {factor * lead.lead:{digits}}{error}{unit} ahead of {other} (paired over "
+        f"{lead.clients} clients of all seeds; ahead on {lead.seeds_ahead} of {lead.seeds})"
+    )
+    if lead.is_clear:
+        return f"{measured}, which is clear."
+    if lead.is_noise:
+        return f"{measured}, which is within the noise: either may be the better."
+    return f"{measured}, which is likely, not certain."
+
+
+def _cheaper(final: Sequence[Trial]) -> Trial | None:
+    """Of those that cannot be told from the first, who sends least: less than half of it."""
+    pick = final[0]
+    found = None
+    for other in final[1:]:
+        is_as_good = margin(pick, other).is_noise
+        bytes_to_beat = pick.bytes_each / 2 if found is None else found.bytes_each
+        if is_as_good and other.bytes_each < bytes_to_beat:
+            found = other
+    return found
+
+
+def _rising(final: Sequence[Trial], full_rounds: int) -> Trial | None:
+    """Who is heading further than the first."""
+    furthest = max(final, key=lambda trial: trial.sign * heading(trial, full_rounds))
+    pick = final[0]
+    ahead = pick.sign * (heading(furthest, full_rounds) - heading(pick, full_rounds))
+    return furthest if ahead > 0 else None
+
+
+def plain(value: Any) -> Any:
+    """A word as JSON has it; of what was made in Python, what it is."""
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return f"<{type(value).__name__}>"
+
+
+def command(wish: Wish, pick: Trial) -> str:
+    """What runs the choice in full, to be pasted."""
+    fit = next(fit for fit in wish.chosen if fit.method == pick.method)
+    settings = list(fit.settings)
+    if fit.spends_budget:
+        assert wish.budget is not None
+        settings.append(f"budget={RESERVE * wish.budget:.0f}B")
+    given = {**wish.words, "rounds": wish.rounds, "finetune": (pick.epochs,)}
+    if not pick.epochs:
+        given.pop("finetune")
+    if isinstance(wish.base.data, Federation):
+        return _in_python(pick.method, given, settings)
+    words = ["fedgrove", "run", pick.method]
+    for word, value in given.items():
+        if word == "standardise":
+            words += [] if value else ["--no-standardise"]
+        elif value is True:
+            words.append(f"--{word.replace('_', '-')}")
+        elif value is not False:
+            is_list = isinstance(value, list | tuple)
+            text = ",".join(map(str, value)) if is_list else str(value)
+            words += [f"--{word.replace('_', '-')}", text]
+    for setting in settings:
+        words += ["--set", setting]
+    return " ".join(shlex.quote(word) for word in words)
+
+
+def _in_python(method: str, given: Mapping[str, Any], settings: Sequence[str]) -> str:
+    """The same for data that were made in Python."""
+    words = [repr(method), "data=..."]
+    for word, value in given.items():
+        if word != "data":
+            words.append(f"{word}={plain(value)!r}")
+    if settings:
+        words.append(f"set={list(settings)!r}")
+    return f"fedgrove.run({', '.join(words)})"
+
+
+# ---- for a terminal ------------------------------------------------------------------------------
+
+
+def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
+    """Print all of it; of a plan, who would be tried."""
+    if "would_try" in found:
+        print_text(
+            f"would try {', '.join(found['would_try'])}: {found['trial_rounds']} rounds each, of "
+            f"{found['full_rounds']} in full, on one seed; then those that go on, on "
+            f"{len(found['seeds'])} seeds"
+        )
+        _print_left_out(found["left_out"])
+        return
+    print_table(_columns(found), [_cells(row, found) for row in found["rows"]], None, "--json")
+    print_text(
+        f"scores: {found['metric']} on validation data after {found['trial_rounds']} rounds, with "
+        f"the model that a client would use; bytes: of one client in all {found['full_rounds']} "
+        "rounds, both ways, by what the trial took; seconds: all seeds"
+    )
+    _print_left_out(found["left_out"])
+    print()
+    print_text(found["sentence"])
+    cost = found["cost"]
+    share = cost["rounds"] / cost["rounds_in_full"]
+    print_text(
+        f"The trials took {duration(cost['seconds'])}: {cost['rounds']:,} rounds, "
+        f"{100 * share:.0f} % of the {cost['rounds_in_full']:,} of running all of them in full."
+    )
+    if "hindsight" in found:
+        print()
+        _print_hindsight(found)
+    print()
+    # Whole, so that it can be pasted.
+    print(found["command"])
+    if path is not None:
+        print(path)
+    if found.get("page"):
+        print(f"Page: {found['page']}")
+
+
+def _print_left_out(left_out: Mapping[str, str]) -> None:
+    if not left_out:
+        return
+    # Many may be left out for one reason.
+    names_of: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        names_of.setdefault(why, []).append(name)
+    print_text("left out:")
+    for why, names in names_of.items():
+        print_text(f"- {', '.join(names)}: {why}")
+
+
+def _columns(found: Mapping[str, Any]) -> list[Column]:
+    percent = "\n%" if found["share"] else ""
+    columns = [
+        Column("method", is_name=True),
+        Column("seeds", 1),
+        Column("tuned\nepochs", 2),
+        Column(f"{found['metric']}{percent}"),
+        Column("worst\ntenth"),
+        Column("bytes of\na client"),
+        Column("model\nkB", 3),
+        Column("seconds", 4),
+    ]
+    if found["budget"] is not None:
+        columns.insert(6, Column("of the\nbudget", 1))
+    return columns
+
+
+def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    is_pick = row["method"] == found["pick"]
+    cells = [
+        f"{row['method']} *" if is_pick else row["method"],
+        str(len(row["seeds"])),
+        str(row["epochs"]),
+        _score(row["score"], found),
+        _score(row["worst_tenth"], found),
+        size(row["bytes_each"]),
+        "-" if row["model_bytes"] is None else kilobytes(row["model_bytes"]),
+        f"{row['seconds']:.1f}",
+    ]
+    if found["budget"] is not None:
+        cells.insert(6, f"{100 * row['bytes_each'] / found['budget']:.3g} %")
+    return cells
+
+
+def _score(value: float, found: Mapping[str, Any]) -> str:
+    return f"{100 * value:.1f}" if found["share"] else f"{value:.4g}"
+
+
+def _print_hindsight(found: Mapping[str, Any]) -> None:
+    back = found["hindsight"]
+    percent = " %" if found["share"] else ""
+    columns = [
+        Column("in full, on test data", is_name=True),
+        Column("tuned\nepochs"),
+        Column(f"{found['metric']}{percent}"),
+        Column("bytes of\na client"),
+    ]
+    has_budget = found["budget"] is not None
+    if has_budget:
+        columns.append(Column("within\nbudget", 1))
+    rows = []
+    for row in back["rows"]:
+        cells = [
+            row["method"],
+            str(row["epochs"]),
+            _score(row["test"], found),
+            size(row["bytes_each"]),
+        ]
+        if has_budget:
+            cells.append("yes" if row["within_budget"] else "no")
+        rows.append(cells)
+    print_table(columns, rows)
+    if "best" not in back:
+        print_text("None of them was within the budget in full.")
+        return
+    factor = 100 if found["share"] else 1
+    error = back["behind_error"]
+    spread_of = "" if error is None else f" ± {factor * error:.2g}"
+    unit = " points" if found["share"] else ""
+    share = found["cost"]["seconds"] / back["seconds"]
+    print_text(
+        f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full, "
+        f"{factor * back['behind']:.2g}{spread_of}{unit} behind the best in hindsight, "
+        f"{back['best']}; finding it took {100 * share:.0f} % of the "
+        f"{duration(back['seconds'])} of all in full."
+    )
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+def validation_of(line: Mapping[str, Any]) -> float | None:
+    """The mean over clients on validation data, of a line of metrics.jsonl."""
+    if "tasks" not in line:
+        return line.get("validation_mean")
+    known = [task for task in line["tasks"].values() if task["validation_mean"] is not None]
+    clients = sum(task["clients"] for task in known)
+    if not clients:
+        return None
+    total = math.fsum(task["clients"] * task["validation_mean"] for task in known)
+    return float(total / clients)
+
+
+def write_page(
+    ends: Mapping[str, Result | Failure],
+    trials: Sequence[Trial],
+    found: Mapping[str, Any],
+    folder: Path,
+) -> str:
+    """Those that were tried on all seeds, by validation scores; the path, or "" without one."""
+    lengths = {methods.label_of(trial.method): trial.epochs for trial in trials}
+    runs = []
+    for name, end in ends.items():
+        label = label_of(name)
+        if isinstance(end, Failure) or label not in lengths:
+            continue
+        summary = on_validation(end.summary, lengths[label])
+        lines = [_line_on_validation(line) for line in end.folder.metrics_to_show()]
+        runs.append(Compared(str(folder / name), summary, lines))
+    notes = [
+        "All scores on this page are of validation data; no test example had a part in it.",
+        f"To run the choice in full: {found['command']}",
+        *(f"{name} was left out: {why}" for name, why in found["left_out"].items()),
+    ]
+    path = folder / PAGE
+    try:
+        title = f"Which method? {found['pick']}"
+        compare_page(runs, title, found["sentence"], notes).write(path)
+    # Whatever is wrong with the page, the choice is as good without.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
+        return ""
+    return str(path)
+
+
+def on_validation(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:
+    """A summary whose scores are those of validation data, after so many epochs."""
+    values = list(summary["validation_clients"][str(epochs)].values())
+    metric = summary.get("metric") or "accuracy"
+    more_is_better = bool(summary.get("more_is_better", True))
+    figures = spread(values, metric, more_is_better)
+    kept = {key: value for key, value in summary.items() if key != "tasks"}
+    return {
+        **kept,
+        **figures,
+        "metric": metric,
+        "finetune": {str(epochs): figures},
+        f"{metric}_clients": summary["validation_clients"][str(epochs)],
+    }
+
+
+def _line_on_validation(line: Mapping[str, Any]) -> dict[str, Any]:
+    metric = line.get("metric", "accuracy")
+    mean = validation_of(line)
+    kept = {key: value for key, value in line.items() if key != f"{metric}_mean"}
+    return kept if mean is None else {**kept, f"{metric}_mean": mean}

@@ -1,0 +1,140 @@
+"""Who is tried, and why others are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedgrove as fg
+from fedgrove import data, methods
+from fedgrove.choosing.candidates import CANDIDATES, size
+from fedgrove.choosing.choose import wished
+from fedgrove.errors import InputError
+
+WORDS = {"data": "digits", "clients": 4, "cohort": 2, "finetune": (0,)}
+
+
+def tried(
+    budget: str | None = None, names: list[str] | None = None, **words: object
+) -> tuple[list[str], dict[str, str]]:
+    wish = wished(
+        {**WORDS, **words},
+        budget=budget,
+        names=names,
+        rounds=10,
+        seeds=1,
+        trial=None,
+        data_dir=None,
+    )
+    return [fit.method for fit in wish.chosen], dict(wish.left_out)
+
+
+def profile(path: Path, memory: int) -> str:
+    lines = ["client,up,down,speed,memory", f"0,5,5,10,{memory}"]
+    lines += [f"{k},5,5,10,1000000000" for k in (1, 2, 3)]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_the_list_names_methods_that_there_are() -> None:
+    for candidate in CANDIDATES:
+        method = methods.make(candidate.method)
+        assert candidate.about
+        if candidate.fitting:
+            key = candidate.fitting.partition("=")[0]
+            assert hasattr(method, key)
+
+
+def test_without_a_budget_or_small_devices() -> None:
+    names, left_out = tried()
+    assert names[:4] == ["local", "fedavg", "ditto", "fedchar"]
+    assert {"stc", "ca-afp", "adfedwcp", "fedlayerprune", "grove"} <= set(names)
+    assert sorted(left_out) == ["fedapta", "fedbn", "heterofl"]
+    assert left_out["fedbn"] == "it is made for nets with norm layers, and here are none."
+
+
+def test_a_net_with_norm_layers() -> None:
+    assert "fedbn" in tried(net="bn-cnn2")[0]
+
+
+def test_a_budget_leaves_out_who_cannot_keep_to_it() -> None:
+    # fedavg on digits sends 8 bytes for each of 8,970 parameters, in 5 of 10 rounds: 359 kB, less
+    # heads. ca-afp may be coded to half of what its paper counts.
+    names, left_out = tried(budget="300kB")
+    assert "fedavg" not in names
+    assert "ditto" not in names
+    assert left_out["fedavg"] == (
+        "a client would send and receive at least 359 kB in 10 rounds; the budget is 300 kB."
+    )
+    assert "local" in names
+    assert "stc" in names
+    assert "grove" in names
+    assert "fedavg" in tried(budget="400kB")[0]
+
+
+def test_grove_spends_what_its_own_shares_would_not_fit_in() -> None:
+    def grove(budget: str) -> object:
+        wish = wished(
+            WORDS, budget=budget, names=["grove"], rounds=10, seeds=1, trial=None, data_dir=None
+        )
+        recipe = wish.federations.recipe(wish.base)
+        return wish.chosen[0].made((), recipe, wish.budget, share=0.5)
+
+    assert grove("1MB") == methods.Grove()
+    # 9 tenths of 5 kB, and half of that in half of the rounds.
+    assert grove("5kB") == methods.Grove(budget="2250B")
+
+
+def test_small_devices_leave_out_who_needs_the_whole_net(tmp_path: Path) -> None:
+    names, left_out = tried(profile=profile(tmp_path / "devices.csv", 100_000))
+    assert names == ["heterofl", "fedapta", "grove"]
+    assert "1 of 4 devices have less memory" in left_out["fedavg"]
+
+
+def test_who_says_that_it_fits_devices_does(tmp_path: Path) -> None:
+    file = profile(tmp_path / "devices.csv", 100_000)
+    for candidate in CANDIDATES:
+        if candidate.fitting is None:
+            continue
+        result = fg.run(
+            candidate.method,
+            data="digits",
+            clients=4,
+            rounds=1,
+            epochs=1,
+            profile=file,
+            engine="serial",
+            progress=False,
+        )
+        own = result.summary["density_clients"]
+        assert own["0"] < min(own[k] for k in "123"), candidate.method
+
+
+def test_what_the_user_asked_for_is_tried_though_it_be_idle() -> None:
+    assert tried(names=["fedbn", "heterofl"]) == (["fedbn", "heterofl"], {})
+
+
+def test_a_method_says_itself_what_it_cannot() -> None:
+    names, left_out = tried(data="rooms")
+    assert "adfedwcp" not in names
+    assert left_out["adfedwcp"].startswith("adfedwcp weighs layers by imprinting, which needs cl")
+    assert "fedavg" in names
+
+
+def test_tasks() -> None:
+    mixed = fg.load("digits", clients=2), fg.load("digits:turned", clients=2)
+    both = data.mix({"straight": mixed[0], "turned": mixed[1]})
+    words = {"data": both, "finetune": (0,)}
+    wish = wished(words, budget=None, names=None, rounds=4, seeds=1, trial=None, data_dir=None)
+    assert "fedapta" in [fit.method for fit in wish.chosen]
+
+
+def test_metrics_that_have_no_mean() -> None:
+    both = data.mix({"rooms": fg.load("rooms", clients=2), "tags": fg.load("tags", clients=2)})
+    with pytest.raises(InputError, match="have no mean that methods could be ranked by"):
+        tried(data=both, clients=None, cohort=None)
+
+
+def test_sizes() -> None:
+    assert [size(n) for n in (999, 1000, 8e6, 1.25e9)] == ["999 B", "1 kB", "8 MB", "1.25 GB"]

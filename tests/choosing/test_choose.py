@@ -1,0 +1,230 @@
+"""Trials that are really trained, on tiny data, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+import fedgrove as fg
+from fedgrove.choosing.choose import Choice
+from fedgrove.choosing.decision import Trial, go_on
+from fedgrove.choosing.words import command, on_validation, sentence, validation_of
+from fedgrove.cli import main
+from fedgrove.errors import InputError
+from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.scoring import spread
+
+TINY: dict[str, Any] = {
+    "data": "digits",
+    "clients": 3,
+    "cohort": 1,
+    "rounds": 4,
+    "trial": 2,
+    "epochs": 1,
+    "batch": 64,
+    "finetune": (0, 1),
+    "methods": ["local", "fedavg", "stc", "ditto", "grove"],
+    "seeds": 2,
+    "engine": "serial",
+    "progress": False,
+}
+
+
+@pytest.fixture(scope="session")
+def chosen(tmp_path_factory: pytest.TempPathFactory) -> Choice:
+    out = tmp_path_factory.mktemp("chosen") / "choice"
+    return fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
+
+
+def test_the_pick_has_the_best_validation_score_of_the_longer_trial(chosen: Choice) -> None:
+    assert chosen.path is not None
+    rows = {row["method"]: row for row in chosen.rows}
+    last = [row for row in chosen.rows if row["went_on"]]
+    assert chosen.pick == max(last, key=lambda row: row["score"])["method"]
+    # Worked out once more from the run folders: the mean over clients, then over seeds.
+    for name in [row["method"] for row in last]:
+        by_length: dict[str, list[float]] = {}
+        for seed in (0, 1):
+            sweep = "first" if seed == 0 else "second"
+            summary = RunFolder(chosen.path / sweep / f"{name}-s{seed}").summary
+            assert summary is not None
+            for length, clients in summary["validation_clients"].items():
+                by_length.setdefault(length, []).append(sum(clients.values()) / len(clients))
+            # What is used is not what tables of runs report.
+            assert summary["validation"] == 0.2
+        best = max(by_length, key=lambda length: sum(by_length[length]))
+        assert rows[name]["epochs"] == int(best)
+        assert rows[name]["score"] == pytest.approx(sum(by_length[best]) / 2, abs=1e-6)
+
+
+def test_test_scores_have_no_part_in_it(chosen: Choice) -> None:
+    # Every score that the rule saw is one of a validation example, and of no other.
+    assert chosen.path is not None
+    for trial in chosen.trials:
+        for (seed, client), value in trial.clients.items():
+            sweep = "first" if seed == 0 else "second"
+            summary = RunFolder(chosen.path / sweep / f"{trial.method}-s{seed}").summary
+            assert summary is not None
+            assert summary["validation_clients"][str(trial.epochs)][str(client)] == value
+
+
+def test_who_takes_too_much_is_measured_or_known(chosen: Choice) -> None:
+    # 8 bytes of 8,970 parameters, in 4 / 3 of 4 rounds.
+    assert "at least 95.7 kB in 4 rounds" in chosen.left_out["fedavg"]
+    assert "ditto" in chosen.left_out
+    assert {row["method"] for row in chosen.rows} == {"local", "stc", "grove"}
+    assert all(row["bytes_each"] <= 60_000 for row in chosen.rows)
+
+
+def test_the_first_trial_decides_who_goes_on(chosen: Choice) -> None:
+    assert chosen.path is not None
+    went_on = {row["method"] for row in chosen.rows if row["went_on"]}
+    second = {path.name.rpartition("-s")[0] for path in (chosen.path / "second").glob("*-s1")}
+    assert second == went_on
+    cost = chosen.found["cost"]
+    # Two rounds of three methods on a seed, of those that went on on the other; against four of
+    # three on both.
+    assert cost["rounds"] == 2 * (3 + len(went_on))
+    assert cost["rounds_in_full"] == 2 * 4 * 3
+
+
+def test_hindsight_is_on_test_data(chosen: Choice) -> None:
+    assert chosen.path is not None
+    back = chosen.found["hindsight"]
+    best = back["rows"][0]
+    means = []
+    for seed in (0, 1):
+        summary = RunFolder(chosen.path / "full" / f"{best['method']}-s{seed}").summary
+        assert summary is not None
+        assert summary["rounds"] == 4
+        # As the command that is printed has it.
+        assert summary["validation"] == 0.1
+        means.append(summary["finetune"][str(best["epochs"])]["accuracy_mean"])
+    assert best["test"] == pytest.approx(sum(means) / 2, abs=1e-6)
+    assert back["behind"] == pytest.approx(best["test"] - back["pick_test"], abs=1e-6)
+    assert back["behind"] >= 0
+
+
+def test_the_command_runs(chosen: Choice, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    words = shlex.split(chosen.command)
+    assert words[:3] == ["fedgrove", "run", chosen.pick]
+    monkeypatch.chdir(tmp_path)
+    assert main([*words[1:], "--dry-run", "--json"]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert (config["run"]["rounds"], config["run"]["cohort"]) == (4, 1)
+
+
+def test_the_same_call_goes_on_and_trains_nothing_twice(chosen: Choice) -> None:
+    assert chosen.path is not None
+    stamp = (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns
+    again = fg.choose(**TINY, budget="60kB", out=chosen.path)
+    assert again.pick == chosen.pick
+    assert again.rows == chosen.rows
+    assert (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns == stamp
+    with pytest.raises(InputError, match="holds another choice"):
+        fg.choose(**TINY, out=chosen.path)
+
+
+def test_the_page_shows_validation_scores(chosen: Choice) -> None:
+    assert chosen.path is not None
+    page = (chosen.path / "report.html").read_text()
+    assert f"Take {chosen.pick}" in page
+    assert "All scores on this page are of validation data" in page
+
+
+def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    chosen.table()
+    out = capsys.readouterr().out
+    assert f"{chosen.pick} *" in out
+    assert "Take " in out
+    assert "behind the best in hindsight" in " ".join(out.split())
+    assert chosen.command in out
+    table = [line for line in out.splitlines() if not line.startswith("fedgrove run")]
+    assert max(len(line) for line in table if str(chosen.path) not in line) <= 80
+
+
+def test_figures_of_a_summary_on_validation_data() -> None:
+    summary = {
+        "metric": "accuracy",
+        "accuracy_mean": 0.99,
+        "validation_clients": {"0": {"0": 0.5, "1": 0.7}, "3": {"0": 0.1, "1": 0.1}},
+    }
+    found = on_validation(summary, 0)
+    assert found["accuracy_mean"] == pytest.approx(0.6)
+    assert found["accuracy_worst"] == spread([0.5, 0.7])["accuracy_worst"]
+    assert validation_of({"validation_mean": 0.5}) == 0.5
+    # 3 clients at .5 and 1 at .9: .6; a task nobody of which has validation data does not count.
+    tasks = {
+        "a": {"clients": 3, "validation_mean": 0.5},
+        "b": {"clients": 1, "validation_mean": 0.9},
+        "c": {"clients": 9, "validation_mean": None},
+    }
+    assert validation_of({"tasks": tasks}) == pytest.approx(0.6)
+
+
+def test_data_made_in_python(tmp_path: Path) -> None:
+    federation = fg.load("digits", clients=3, validation=0.2)
+    words = {**TINY, "data": federation, "methods": ["local", "fedavg"], "seeds": 1}
+    del words["clients"]
+    found = fg.choose(**words, out=tmp_path / "choice")
+    assert found.command.startswith(f"fedgrove.run('{found.pick}', data=..., ")
+
+
+def test_an_error_is_better_if_less(tmp_path: Path) -> None:
+    words = {**TINY, "data": "rooms", "methods": ["local", "fedavg"]}
+    found = fg.choose(**words, out=tmp_path / "choice")
+    last = [row for row in found.rows if row["went_on"]]
+    assert found.pick == min(last, key=lambda row: row["score"])["method"]
+
+
+def test_what_the_sentence_says() -> None:
+    def made(method: str, score: float, sent: float, half: int = 0, at_half: float = 0.0) -> Trial:
+        clients = {(seed, k): score + 0.01 * k for seed in (0, 1) for k in (0, 1, 2)}
+        return Trial(method, 10, 0, clients, score, half, at_half, bytes_each=sent)
+
+    class Asked:
+        rounds = 40
+        budget = 8e6
+
+    asked: Any = Asked()
+    far = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.6, 3e6)], True)
+    assert far.startswith("Take a: 81.0 % on validation data after 10 of 40 rounds; a client sends")
+    assert "of a budget of 8 MB" in far
+    assert "20.0 ± 0.0 points ahead of b" in far
+    assert "which is clear." in far
+    near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], True)
+    assert "either may be the better" in near
+    assert "b is within the noise of it and takes 100 kB" in near
+    rising = sentence(asked, [made("a", 0.8, 1), made("b", 0.7, 1, 5, 0.6)], True)
+    assert "b was still gaining when its trial ended" in rising
+    assert go_on([made("a", 0.8, 1), made("b", 0.7, 1)], 40) == ["a", "b"]
+
+
+def test_commands_are_quoted() -> None:
+    class Fit:
+        method = "grove"
+        settings = ()
+        spends_budget = True
+
+    class Base:
+        data = "my data.csv"
+
+    class Asked:
+        chosen = (Fit(),)
+        budget = 1000.0
+        rounds = 5
+        words = MappingProxyType({"data": "my data.csv", "finetune": (0, 3), "standardise": False})
+        base = Base()
+
+    asked: Any = Asked()
+    pick = Trial("grove", 5, 3, {}, 0.0)
+    assert command(asked, pick) == (
+        "fedgrove run grove --data 'my data.csv' --finetune 3 --no-standardise --rounds 5 "
+        "--set budget=900B"
+    )
