@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.conftest import make_run, play, small, tensors
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
 
+from fedgrove import methods, trees
 from fedgrove.core import Train
+from fedgrove.engines import Serial
+from fedgrove.engines.batched import convolution
+from fedgrove.engines.batched.engine import Batched
+from fedgrove.engines.batched.steps import Stack, train_stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.nets import Net
 from fedgrove.parts import local
@@ -91,6 +98,56 @@ def test_maxima_and_their_gradient(shape: Any, window: Any) -> None:
     (expected_dx,) = torch.autograd.grad(expected, one, dy)
     (dx,) = torch.autograd.grad(mine, other, dy)
     assert torch.equal(dx, expected_dx)
+
+
+class Halves:
+    """What :class:`GraphCache` does, without graphs: steps of clients in sizes that are halved.
+
+    So some of the clients of a step may be done already, and must stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self.was_partly_done = False
+
+    def train(self, stack: Stack, key: object) -> Any:
+        assert stack.in_place
+
+        def advance(active: int, ragged: bool) -> None:
+            size = len(stack.hyperparameters)
+            while size // 2 >= active:
+                size //= 2
+            self.was_partly_done |= size > active
+            stack.advance(size, size == active, ragged)
+
+        return train_stack(stack, advance)
+
+
+METHODS = ["fedavg", "fedprox", "ditto", "fedbn", "fixedprune", "ca-afp", "grove"]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a card runs tests/contracts/test_batched.py")
+@pytest.mark.parametrize("net", ["mlp", "har-cnn", "bn-cnn2"])
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("optimiser", [Adam(1e-2, eps=1e-3), SGD(0.05, momentum=0.9)], ids=str)
+def test_a_card_would_give_what_serial_gives(
+    name: str, net: str, optimiser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is done on a card but graphs, interpreted on a CPU: three rounds, in float64."""
+    if name not in methods.names():
+        pytest.skip(f"there is no {name}")
+    method = replace(small(name), local=LocalTraining(2, 8, optimiser))
+    sizes = (12, 9, 17, 10, 5)
+    run = make_run(method, tmp_path / "serial", net=net, sizes=sizes, cohort=5)
+    expected = play(run, Serial())
+    monkeypatch.setattr(convolution, "on_card", lambda x: True)
+    monkeypatch.setattr(convolution, "has_triton", lambda: True)
+    engine = Batched()
+    halves = Halves()
+    monkeypatch.setattr(engine, "_graph_cache", halves)
+    run = make_run(method, tmp_path / "batched", net=net, sizes=sizes, cohort=5)
+    found = play(run, engine)
+    assert halves.was_partly_done
+    assert trees.distance(tensors(expected), tensors(found)) < 1e-9
 
 
 OPTIMISERS = [

@@ -42,6 +42,11 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, paddi
     return y
 
 
+def on_card(x: Tensor) -> bool:
+    """Whether x is where our kernels run; a test may say so of a CPU, and have them interpreted."""
+    return x.is_cuda
+
+
 @cache
 def has_triton() -> bool:
     """Whether kernels can be compiled for this card: tried once, with a small one.

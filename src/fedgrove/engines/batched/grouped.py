@@ -25,7 +25,6 @@ from ...nets import Net
 from ...nets.norms import native
 from ...trees import Tree
 from . import convolution, ragged
-from .convolution import has_triton
 from .linear import linear
 
 
@@ -40,7 +39,7 @@ def forward(
     clients, examples, channels = x.shape[:3]
     side_by_side = x.transpose(0, 1).reshape(examples, clients * channels, *x.shape[3:])
     # The layout that the card's matrix units read without another copy.
-    if side_by_side.dim() == 4 and side_by_side.is_cuda:
+    if side_by_side.dim() == 4 and convolution.on_card(side_by_side):
         side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
     with _GroupedMode(clients, weight) as mode, native():
         logits: Tensor = net.run(tree, side_by_side, train)
@@ -96,7 +95,7 @@ class _GroupedMode(TorchFunctionMode):
             return self._side_by_side(y)
         is_plain = groups == 1 and not isinstance(padding, str) and _pair(dilation) == (1, 1)
         # In float64, which is for comparisons, and on a CPU there is one way only.
-        if is_plain and input.is_cuda and weight.dtype != torch.float64:
+        if is_plain and convolution.on_card(input) and weight.dtype != torch.float64:
             return convolution.convolve(input, weight, bias, _pair(stride), _pair(padding))
         bias = None if bias is None else bias.flatten()
         # (K, O, C, kh, kw) as (K·O, C, kh, kw): K times the groups, each with its client's filters.
@@ -143,7 +142,8 @@ class _GroupedMode(TorchFunctionMode):
         window = _pair(kernel_size)
         is_side_by_side = not stride or _pair(stride) == window
         is_plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode
-        if is_side_by_side and is_plain and input.is_cuda and has_triton():
+        can_pool = convolution.on_card(input) and convolution.has_triton()
+        if is_side_by_side and is_plain and can_pool:
             # Slow to import, and only where torch was built for a card.
             from . import pooling
 

@@ -23,8 +23,7 @@ from ...core import Batch, Carry
 from ...nets import Net, Output
 from ...parts import local
 from ...trees import Tree
-from . import grouped
-from .convolution import has_triton
+from . import convolution, grouped
 from .device_data import DeviceSplit
 from .templates import from_template
 
@@ -195,10 +194,10 @@ class Stack:
 
     def _can_step_in_place(self) -> bool:
         """Whether the optimiser's kernels can take its step (:mod:`.fused`)."""
-        if not self.use_grouped or not self.hyperparameters.is_cuda:
+        if not self.use_grouped or not convolution.on_card(self.hyperparameters):
             return False
         # What is frozen is left to the pure form, which puts it back.
-        if not has_triton() or local.frozen_names(self.stage, self.carry):
+        if not convolution.has_triton() or local.frozen_names(self.stage, self.carry):
             return False
         # Slow to import, and only where torch was built for a card.
         from . import fused
