@@ -6,9 +6,12 @@ import gc
 
 import pytest
 import torch
+from torch import nn
 
 from fedgrove import trees, twins
 from fedgrove.core import Packet, Report, Task
+from fedgrove.nets import Net
+from fedgrove.parts import gate
 from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.gate import Ruler, lengths_of
 
@@ -180,3 +183,42 @@ def test_trees_of_two_types_are_not_joined() -> None:
     joined = trees.joined(LIKE)
     assert trees.vector(joined) is not None
     assert trees.equal(joined, LIKE)
+
+
+def test_what_batch_norm_writes_ends_a_twin() -> None:
+    """Torch does not count it, so the net does: an Edit may adapt statistics to a client."""
+    net = Net(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)), (1, 2, 2))
+    tree = trees.joined(net.params())
+    vector = vector_of(tree)
+    twins.keep(vector._base, torch.zeros(vector.numel()))
+    x = torch.randn(4, 1, 2, 2)
+    net.run(tree, x, train=False)
+    assert twins.of(vector) is not None
+    net.run(tree, x, train=True)
+    assert twins.of(vector) is None
+
+
+def test_clients_that_were_sent_something_else_each_are_measured_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+    lengths_of_rows = gate._lengths_of_rows
+
+    def counted(rows: torch.Tensor, sent: torch.Tensor | None) -> list[float]:
+        measured.append(len(rows))
+        return lengths_of_rows(rows, sent)
+
+    monkeypatch.setattr(gate, "_lengths_of_rows", counted)
+    here = torch.zeros(4, 5)
+    twins.keep(here, torch.ones(4, 5))
+    ruler = Ruler()
+    for tree in clients(here):
+        ruler.take_next()
+        own = Packet({k: v.clone() for k, v in LIKE.items()})
+        lengths_of(Report(0, {"model": Packet(tree)}), Task(0, {"model": own}), ruler)
+    assert measured == [1, 1, 1, 1]
+    # Nothing was sent to any: the first alone, and then all at once.
+    for tree in clients(here):
+        ruler.take_next()
+        lengths_of(Report(0, {"own": Packet(tree)}), Task(0), ruler)
+    assert measured == [1, 1, 1, 1, 1, 4]

@@ -8,7 +8,7 @@ side was written to since, the CPU's numbers are read.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from typing import NamedTuple
 
 import torch
@@ -36,15 +36,23 @@ def keep(here: Tensor, there: Tensor) -> None:
     """Remember that two tensors, contiguous and no views, hold the same numbers.
 
     Torch counts what is written into a tensor or a view of it, and of either side one write ends
-    it. What is written behind torch's back (through ``.data`` or ``.numpy()``) is not counted.
+    it. What is written behind torch's back (through ``.data`` or ``.numpy()``, or by torch's own
+    fused optimisers) is not counted. Nor is what BatchNorm writes: :class:`fedgrove.nets.Net` says
+    so, by :func:`end`.
     """
     if here._base is not None:
         raise ValueError("a twin belongs to a tensor that owns its memory, and this is a view")
-    if there.is_cuda:
-        room = SHARE * torch.cuda.get_device_properties(there.device).total_memory
-        if there.nbytes + held() > room:
-            return
+    if not _has_room(there.nbytes, there.device):
+        return
     _twins[here] = Twin(there, here._version, there._version)
+
+
+def _has_room(more: int, device: torch.device) -> bool:
+    """Whether twins may take so many bytes more on a device."""
+    if device.type != "cuda":
+        return True
+    room = SHARE * torch.cuda.get_device_properties(device).total_memory
+    return more + held() <= room
 
 
 def held() -> int:
@@ -55,6 +63,15 @@ def held() -> int:
 def forget() -> None:
     """Let all go, where memory is short."""
     _twins.clear()
+
+
+def end(tensors: Iterable[Tensor]) -> None:
+    """These were written to, and torch did not count it: their twins are none any more."""
+    if not _twins:
+        return
+    for tensor in tensors:
+        owner = tensor if tensor._base is None else tensor._base
+        _twins.pop(owner, None)
 
 
 def of(tensor: Tensor) -> Tensor | None:
@@ -94,6 +111,9 @@ def brought(tensor: Tensor, device: torch.device) -> Tensor | None:
     found = of(tensor)
     owner = tensor._base
     if found is None and owner is not None and owner.dim() == 1 and owner.dtype == tensor.dtype:
+        # Asked first: where there is none, every leaf would take the whole vector along in vain.
+        if not _has_room(owner.nbytes, device):
+            return None
         keep(owner, owner.detach().to(device, copy=True))
         found = of(tensor)
     if found is None or found.device.type != device.type:

@@ -258,13 +258,15 @@ def test_what_is_counted_is_what_torch_computes(method, tmp_path: Path) -> None:
     A Measure that takes gradients and does not say so with ``passes`` shows here.
     """
     engine = Counting()
-    play(make_run(method, tmp_path, net="bn-cnn2", rounds=2), engine)
+    # Per-sample gradients become grouped convolutions, of which torch's counter multiplies every group's input with every
+    # group's gradient: FedLayerPrune, which takes them, is counted on a net without convolutions.
+    net = "mlp" if methods.name_of(method) == "fedlayerprune" else "bn-cnn2"
+    play(make_run(method, tmp_path, net=net, rounds=2), engine)
     assert engine.shares
     assert min(engine.shares) > 0.8
     # Imprinting also multiplies embeddings with prototypes, a tenth of a pass of so small a net; pFed1BS projects all
-    # parameters in every step. Of a grouped convolution, which per-sample gradients become, torch's counter multiplies
-    # every group's input with every group's gradient.
-    most = {"adfedwcp": 1.1, "pfed1bs": 1.6, "fedlayerprune": 1.5}.get(methods.name_of(method), 1.0)
+    # parameters in every step.
+    most = {"adfedwcp": 1.1, "pfed1bs": 1.6}.get(methods.name_of(method), 1.0)
     assert max(engine.shares) <= most
 
 

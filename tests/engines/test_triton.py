@@ -132,7 +132,11 @@ METHODS = ["fedavg", "fedprox", "ditto", "fedbn", "fixedprune", "ca-afp", "grove
 def test_a_card_would_give_what_serial_gives(
     name: str, net: str, optimiser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that is done on a card but graphs, interpreted on a CPU: three rounds, in float64."""
+    """What is done on a card, interpreted on a CPU: three rounds, in float64.
+
+    But for graphs, and for convolutions, which in float64 are the library's: test_kernels.py has a
+    network in float32.
+    """
     if name not in methods.names():
         pytest.skip(f"there is no {name}")
     method = replace(small(name), local=LocalTraining(2, 8, optimiser))

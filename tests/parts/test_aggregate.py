@@ -242,3 +242,11 @@ def test_long_vectors_are_added_part_by_part() -> None:
     for tree, weight in zip(forest, weights, strict=True):
         total = total + weight * tree["w"].double()
     assert torch.equal(mean["w"], (total / 15.0).float())
+
+
+def test_a_leaf_of_another_shape_is_refused() -> None:
+    mean = WeightedMean().start({"w": torch.zeros(2, 3)})
+    mean.add({"w": torch.ones(2, 3)}, 1, {"w": torch.ones(2, 3, dtype=torch.bool)})
+    with pytest.raises(ValueError, match=r"w has shape \(3, 2\); the trees before have \(2, 3\)"):
+        mean.add({"w": torch.ones(3, 2)}, 1, {"w": torch.ones(3, 2, dtype=torch.bool)})
+    assert mean.value()["w"].tolist() == [[1.0] * 3] * 2

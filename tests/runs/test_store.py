@@ -322,14 +322,19 @@ def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
         Memory(tmp_path / "memory").read(0, version)
 
 
-def test_a_memory_that_was_changed_in_place_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_into_a_memory_at_hand_is_not_read_again(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    version = memory.write(3, 0, "train", {"own": {"w": torch.tensor([1.0, 2.0])}})
-    at_hand = memory.read(3, version)["own"]["w"]
-    # The same tensor: the file was not read.
-    assert memory.read(3, version)["own"]["w"] is at_hand
-    at_hand.add_(1)
+    own = torch.tensor([1.0, 2.0])
+    version = memory.write(3, 0, "train", {"own": {"w": own}})
+    # Without a file, it is still at hand.
+    path = tmp_path / memory_file(3, version)
+    data = path.read_bytes()
+    path.unlink()
+    # Behind torch's back too: it is a copy.
+    own.numpy()[0] = 9.0
+    memory.read(3, version)["own"]["w"].numpy()[0] = 8.0
     assert memory.read(3, version)["own"]["w"].tolist() == [1.0, 2.0]
+    path.write_bytes(data)
     # Another process has nothing at hand, and reads the file.
     other = pickle.loads(pickle.dumps(memory))
     assert other.read(3, version)["own"]["w"].tolist() == [1.0, 2.0]

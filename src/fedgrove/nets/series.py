@@ -57,7 +57,8 @@ def _is_faster_at_once(conv: nn.Conv2d, drop: nn.Module, x: Tensor) -> bool:
         conv.weight.data_ptr()
     except RuntimeError:
         return False
-    return conv.padding[1] == conv.weight.shape[3] // 2
+    is_odd = conv.weight.shape[3] % 2 == 1
+    return is_odd and conv.padding[1] == conv.weight.shape[3] // 2
 
 
 class _ConvPoolReluDrop(torch.autograd.Function):

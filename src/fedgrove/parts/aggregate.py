@@ -108,6 +108,11 @@ class WeightedSums:
                 # Masked values need not be 0, nor even finite: replace them, do not multiply.
                 values = leaf.masked_fill(~kept, 0)
             if name in self._sums:
+                if leaf.shape != self._sums[name].shape:
+                    raise ValueError(
+                        f"{name} has shape {tuple(leaf.shape)}; the trees before have "
+                        f"{tuple(self._sums[name].shape)}"
+                    )
                 _add_scaled(self._sums[name].view(-1), values.reshape(-1), weight)
             else:
                 self._sums[name] = _scaled(values.reshape(-1), weight).view(leaf.shape)

@@ -283,6 +283,10 @@ def lengths_of(report: Report, task: Task, ruler: Ruler | None = None) -> Length
     return lengths
 
 
+NOTHING: Mapping[str, Tensor] = {}
+"""One for all packets that nothing was sent for: it is recognised by its id."""
+
+
 class Change(NamedTuple):
     """How long a change of some leaves is."""
 
@@ -309,6 +313,7 @@ class Ruler:
         # Of all rows of a stack at once, by their address and what they are compared with; the rows
         # are held with it: the address is then no one else's.
         self._of_stacks: dict[tuple[int, int, tuple[str, ...]], tuple[Tensor, list[float]]] = {}
+        self._seen: set[tuple[int, int, tuple[str, ...]]] = set()
         # By the id of a packet: those of the report at hand only, since a cohort may be large.
         self._changes: dict[int, tuple[Packet, dict[str, Change]]] = {}
 
@@ -319,7 +324,7 @@ class Ruler:
     def changes(self, packet: Packet, sent: Packet | None) -> Mapping[str, Change]:
         """What a packet changes: its weights, under "", and running statistics, if it has any."""
         if id(packet) not in self._changes:
-            before = {} if sent is None else sent.values
+            before = NOTHING if sent is None else sent.values
             changes = {}
             for kind, names in _names_by_kind(packet).items():
                 length = self._change_on_card(packet.values, before, names)
@@ -352,10 +357,14 @@ class Ruler:
         rows, row = found
         key = (rows.data_ptr(), id(before), names)
         if key not in self._of_stacks:
-            # For all clients of the stack, also where few of them were sent this: to ask a card
-            # takes longer than its answer.
             self._held[id(before)] = before
             sent = self._sent_on_card(before, names, rows.device)
+            if key not in self._seen:
+                # Every client may have been sent something else: then each row is measured once.
+                self._seen.add(key)
+                return _lengths_of_rows(rows[row : row + 1], sent)[0]
+            # For all clients of the stack, also where few of them were sent this: to ask a card
+            # takes longer than its answer.
             if len(self._of_stacks) == STACKS_ON_CARD:
                 del self._of_stacks[next(iter(self._of_stacks))]
             self._of_stacks[key] = (rows, _lengths_of_rows(rows, sent))

@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import Any
 
 from safetensors import SafetensorError
@@ -36,9 +36,9 @@ def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
 
     With ``sync`` it is on the disk before it has its name: a power cut leaves it whole too.
     """
-    # A worker that outlives its killed server may still write the same file: each process has a
-    # name of its own for it.
-    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    # A worker that outlives its killed server may still write the same file, and an engine writes
+    # in threads: each has a name of its own for it.
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
             file.write(data)
@@ -249,14 +249,14 @@ RECENT_BYTES = 1 << 26
 
 
 class _Recent:
-    """The trees that were written or read last, by file; a file's name holds its checksum.
+    """The trees that were written or first read last, by file; a file's name holds its checksum.
 
     Reading a file back, with its checksum, takes as long as writing it, and the clients of a small
     federation come again in every other round.
     """
 
     def __init__(self) -> None:
-        self._trees: dict[str, tuple[Tree, list[int]]] = {}
+        self._trees: dict[str, Tree] = {}
         self._used = 0
         # An engine may write for several clients at once.
         self._lock = Lock()
@@ -266,28 +266,29 @@ class _Recent:
         return _Recent, ()
 
     def get(self, name: str) -> Tree | None:
-        """The tree of a file, unless somebody has changed it since."""
+        """A copy of the tree of a file: whoever gets it may write into it."""
         with self._lock:
-            tree, versions = self._trees.get(name, (None, []))
-            if tree is None or [leaf._version for leaf in tree.values()] != versions:
-                return None
-            return tree
+            tree = self._trees.get(name)
+        return None if tree is None else _copy(tree)
 
     def add(self, name: str, tree: Tree) -> None:
         """Keep a tree, and let those go that were kept for longest if all take too much."""
-        if any(leaf.is_inference() for leaf in tree.values()):
-            # Such tensors do not tell whether they were changed.
-            return
+        # A copy: the client's own may be written to after that.
+        own = _copy(tree)
         with self._lock:
             self._drop(name)
-            self._trees[name] = (tree, [leaf._version for leaf in tree.values()])
-            self._used += _size(tree)
+            self._trees[name] = own
+            self._used += _size(own)
             while self._used > RECENT_BYTES:
                 self._drop(next(iter(self._trees)))
 
     def _drop(self, name: str) -> None:
         if name in self._trees:
-            self._used -= _size(self._trees.pop(name)[0])
+            self._used -= _size(self._trees.pop(name))
+
+
+def _copy(tree: Tree) -> Tree:
+    return {name: leaf.clone() for name, leaf in tree.items()}
 
 
 def _size(tree: Tree) -> int:

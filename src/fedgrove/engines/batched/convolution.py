@@ -93,12 +93,12 @@ class _Convolve(torch.autograd.Function):
         ctx.weight_type = weight.dtype
         ctx.bias_type = None if bias is None else bias.dtype
 
-        def few(clients: int) -> tuple[Any, ...]:
+        def arguments_of(clients: int) -> tuple[Any, ...]:
             own_bias = None if bias is None else bias[:clients]
             share = clients / len(weight)
             return (_few(x, share), packed[:clients], own_bias, stride, padding)
 
-        return _run("forward", few, len(weight))
+        return _run("forward", arguments_of, len(weight))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -106,14 +106,14 @@ class _Convolve(torch.autograd.Function):
         x, packed = ctx.saved_tensors
         dy = grads[0].to(x.dtype).contiguous(memory_format=torch.channels_last)
 
-        def few(clients: int) -> tuple[Any, ...]:
+        def arguments_of(clients: int) -> tuple[Any, ...]:
             share = clients / len(packed)
             return (_few(dy, share), _few(x, share), packed[:clients], *ctx.geometry)
 
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = _run("input_gradient", few, len(packed))
-        dw = _run("weight_gradient", few, len(packed))
+            dx = _run("input_gradient", arguments_of, len(packed))
+        dw = _run("weight_gradient", arguments_of, len(packed))
         if dw.dtype != ctx.weight_type or not dw.is_contiguous():
             # Cast and laid out as the tree has it in one kernel.
             dw = torch.empty(dw.shape, dtype=ctx.weight_type, device=dw.device).copy_(dw)
@@ -138,9 +138,9 @@ def _few(images: Tensor, share: float) -> Tensor:
     return images[:, :channels].contiguous(memory_format=torch.channels_last)
 
 
-def _run(name: str, few: Callable[[int], tuple[Any, ...]], clients: int) -> Tensor:
-    """A pass in its fastest way; ``few`` gives the pass's arguments for the first clients."""
-    arguments = few(clients)
+def _run(name: str, arguments_of: Callable[[int], tuple[Any, ...]], clients: int) -> Tensor:
+    """A pass in its fastest way; ``arguments_of(n)`` are its arguments for the first n clients."""
+    arguments = arguments_of(clients)
     key = (name, min(clients, TIMED_CLIENTS), *_shape_key(arguments, clients))
     if key not in _fastest:
         # Not on a CPU, nor while a graph is captured; the choice is then left to a later call.
@@ -148,7 +148,7 @@ def _run(name: str, few: Callable[[int], tuple[Any, ...]], clients: int) -> Tens
         if not can_time:
             result: Tensor = getattr(library, name)(*arguments)
             return result
-        sample = few(min(clients, TIMED_CLIENTS))
+        sample = arguments_of(min(clients, TIMED_CLIENTS))
         _fastest[key] = fastest([(way, getattr(way, name)) for way in ways()], sample)
     result = getattr(_fastest[key], name)(*arguments)
     return result
@@ -178,8 +178,9 @@ def fastest(
     for way, function in candidates:
         try:
             milliseconds = _milliseconds(function, arguments)
-        except (RuntimeError, ValueError) as error:
-            # It cannot do this shape, or has too little memory for it.
+        except Exception as error:
+            # It cannot do this shape, or has too little memory for it. (Triton's errors are no
+            # RuntimeErrors.)
             failure = error
             continue
         if milliseconds < least:

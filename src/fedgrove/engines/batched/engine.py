@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -278,7 +278,10 @@ class Batched:
     # ---- stage by stage --------------------------------------------------------------------------
 
     def _run_chunk(self, jobs: Sequence[Job]) -> None:
+        # Kernels of ours run on the card in use, whatever their tensors are on.
+        in_use = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
         with (
+            in_use,
             preserved_rng(self._device),
             precision_context(self._device, self.precision),
             warnings.catch_warnings(),
@@ -692,7 +695,8 @@ def clients_that_fit(per_client: int, free: int, share: float = MEMORY_SHARE) ->
 def seed_device(device: torch.device, seed: int) -> None:
     """Dropout of a stack draws in an order of its own, but always the same."""
     if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
     torch.default_generator.manual_seed(seed)
 
 

@@ -37,7 +37,7 @@ def _sgd(
     weight_decay,
     numbers,
     mask_row,
-    column,
+    number_stride,
     HAS_MOMENTUM: tl.constexpr,
     HAS_DECAY: tl.constexpr,
     HAS_MASK: tl.constexpr,
@@ -60,10 +60,10 @@ def _sgd(
     if HAS_SCALE:
         gradient = gradient * tl.load(scale + client)
     if HAS_DECAY:
-        gradient = gradient + tl.load(weight_decay + client * column) * weight
+        gradient = gradient + tl.load(weight_decay + client * number_stride) * weight
     if HAS_MOMENTUM:
         velocity = tl.load(v + at, mask=here)
-        gradient = tl.load(momentum + client * column) * velocity + gradient
+        gradient = tl.load(momentum + client * number_stride) * velocity + gradient
         tl.store(v + at, gradient, mask=here)
     tl.store(w + at, weight - tl.load(lr + client) * gradient, mask=here)
 
@@ -86,7 +86,7 @@ def _adam(
     correction2,
     numbers,
     mask_row,
-    column,
+    number_stride,
     HAS_DECAY: tl.constexpr,
     HAS_MASK: tl.constexpr,
     HAS_ACTIVE: tl.constexpr,
@@ -108,12 +108,12 @@ def _adam(
     if HAS_SCALE:
         gradient = gradient * tl.load(scale + client)
     if HAS_DECAY:
-        gradient = gradient + tl.load(weight_decay + client * column) * weight
-    b1 = tl.load(beta1 + client * column)
-    b2 = tl.load(beta2 + client * column)
+        gradient = gradient + tl.load(weight_decay + client * number_stride) * weight
+    b1 = tl.load(beta1 + client * number_stride)
+    b2 = tl.load(beta2 + client * number_stride)
     first = b1 * tl.load(m + at, mask=here) + (1 - b1) * gradient
     second = b2 * tl.load(v + at, mask=here) + (1 - b2) * gradient * gradient
-    root = tl.sqrt(second / tl.load(correction2 + client)) + tl.load(eps + client * column)
+    root = tl.sqrt(second / tl.load(correction2 + client)) + tl.load(eps + client * number_stride)
     step = tl.load(lr + client) * (first / tl.load(correction1 + client)) / root
     tl.store(m + at, first, mask=here)
     tl.store(v + at, second, mask=here)

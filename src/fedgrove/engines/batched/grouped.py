@@ -27,6 +27,9 @@ from ...trees import Tree
 from . import convolution, ragged
 from .linear import linear
 
+MOST_PLACES = 64
+"""In a pooling window, for our kernel; it is written out place by place."""
+
 
 def forward(
     net: Net, tree: Mapping[str, Tensor], x: Tensor, train: bool, weight: Tensor | None = None
@@ -100,7 +103,11 @@ class _GroupedMode(TorchFunctionMode):
         bias = None if bias is None else bias.flatten()
         # (K, O, C, kh, kw) as (K·O, C, kh, kw): K times the groups, each with its client's filters.
         weight = weight.flatten(0, 1)
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups * self.clients)
+        y = F.conv2d(input, weight, bias, stride, padding, dilation, groups * self.clients)
+        if convolution.on_card(y):
+            # In float64 a card gives channels first: `supports` must see what training will see.
+            return y.contiguous(memory_format=torch.channels_last)
+        return y
 
     def _batch_norm(
         self,
@@ -143,7 +150,9 @@ class _GroupedMode(TorchFunctionMode):
         is_side_by_side = not stride or _pair(stride) == window
         is_plain = _pair(padding) == (0, 0) and _pair(dilation) == (1, 1) and not ceil_mode
         can_pool = convolution.on_card(input) and convolution.has_triton()
-        if is_side_by_side and is_plain and can_pool:
+        # The place of a maximum is kept as a small number.
+        is_small = window[0] * window[1] <= MOST_PLACES
+        if is_side_by_side and is_plain and is_small and can_pool:
             # Slow to import, and only where torch was built for a card.
             from . import pooling
 
@@ -170,9 +179,10 @@ class _GroupedMode(TorchFunctionMode):
         return self._split_clients(x)
 
     def _view(self, x: Tensor, *shape: Any) -> Tensor:
-        if x.dim() != 4:
+        # With channels last in memory a view of an image, or of a part of one, may need a copy.
+        is_other_type = len(shape) == 1 and isinstance(shape[0], torch.dtype)
+        if is_other_type:
             return x.view(*shape)
-        # With channels last in memory a view of an image may need a copy.
         return x.reshape(*shape)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -253,7 +263,7 @@ def supports(net: Net, x: Tensor) -> bool:
     except torch.OutOfMemoryError:
         # A RuntimeError too, but it says nothing about the network.
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError):
+    except Exception:  # of whatever kind: in code that is not ours, or in a compiler
         return False
 
 

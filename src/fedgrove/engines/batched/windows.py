@@ -38,7 +38,9 @@ def input_gradient(dy: Tensor, x: Tensor, weight: Tensor, stride: Pair, padding:
     """
     clients, _, kh, kw, depth = weight.shape
     if stride != (1, 1) or padding[0] >= kh or padding[1] >= kw:
-        raise ValueError("windows give the gradient of the input for a stride of 1 only")
+        raise ValueError(
+            "windows give the gradient of images for a stride of 1 and less padding than kernel"
+        )
     mirrored = weight.flip(2, 3).permute(0, 4, 2, 3, 1).reshape(clients, depth, -1)
     full_padding = (kh - 1 - padding[0], kw - 1 - padding[1])
     windows, size = _windows(dy, clients, (kh, kw), (1, 1), full_padding)
