@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 from typer.core import TyperGroup
 
 from ..errors import EngineError, InputError, check, together, unknown
@@ -49,6 +50,8 @@ class Commands(TyperGroup):
             raise EngineError(str(stop) or "interrupted before anything was trained.") from stop
 
 
+# Some versions of typer escape the brackets around defaults for rich, which our help does not use.
+typer.core.HAS_RICH = False
 app = typer.Typer(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False)
 Chosen = Annotated[
     str | None,
