@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 
 import fedgrove as fg
 from fedgrove.choosing.choose import Choice
@@ -125,6 +126,10 @@ def test_the_same_call_goes_on_and_trains_nothing_twice(chosen: Choice) -> None:
     again = fg.choose(**TINY, budget="60kB", out=chosen.path)
     assert again.pick == chosen.pick
     assert again.rows == chosen.rows
+    # What was found in hindsight before is not lost.
+    kept = json.loads((chosen.path / "choice.json").read_text())["hindsight"]
+    assert kept == chosen.found["hindsight"]
+    assert again.found["hindsight"] == kept
     assert (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns == stamp
     with pytest.raises(InputError, match="holds another choice"):
         fg.choose(**TINY, out=chosen.path)
@@ -174,6 +179,28 @@ def test_data_made_in_python(tmp_path: Path) -> None:
     del words["clients"]
     found = fg.choose(**words, out=tmp_path / "choice")
     assert found.command.startswith(f"fedgrove.run('{found.pick}', data=..., ")
+
+
+def test_other_data_made_in_python_are_another_choice(tmp_path: Path) -> None:
+    words = {**TINY, "methods": ["local", "fedavg"], "seeds": 1, "rounds": 2, "finetune": (0,)}
+    del words["clients"]
+
+    def arrays(shift: float) -> dict[str, Any]:
+        x = torch.arange(80.0).reshape(20, 4) % 7 + shift
+        y = torch.arange(20) % 2
+        return {"ann": (x, y), "ben": (x + 1, y)}
+
+    words["net"] = torch.nn.Linear(4, 2)
+    words["out"] = tmp_path / "choice"
+    fg.choose(**{**words, "data": arrays(0)})
+    fg.choose(**{**words, "data": arrays(0)})
+    for data in (arrays(0.5), fg.load(arrays(0.5), validation=0.2)):
+        with pytest.raises(InputError, match="another"):
+            fg.choose(**{**words, "data": data})
+    with pytest.raises(InputError, match="another data set or net that was made in Python"):
+        fg.choose(**{**words, "data": arrays(0.5)})
+    with pytest.raises(InputError, match="another data set or net that was made in Python"):
+        fg.choose(**{**words, "data": arrays(0), "net": torch.nn.Linear(4, 2)})
 
 
 def test_an_error_is_better_if_less(tmp_path: Path) -> None:
