@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import fedgrove as fg
 from fedgrove.choosing.choose import Choice
 from fedgrove.choosing.decision import Trial, go_on
-from fedgrove.choosing.words import command, on_validation, sentence, validation_of
+from fedgrove.choosing.words import command, notes_of, on_validation, sentence, validation_of
 from fedgrove.cli import main
 from fedgrove.errors import InputError
 from fedgrove.runs.folder import RunFolder
@@ -140,6 +141,23 @@ def test_the_page_shows_validation_scores(chosen: Choice) -> None:
     page = (chosen.path / "report.html").read_text()
     assert f"Take {chosen.pick}" in page
     assert "All scores on this page are of validation data" in page
+    dropped = [row["method"] for row in chosen.rows if not row["went_on"]]
+    assert ("Tried on one seed, and not on this page" in page) == bool(dropped)
+
+
+def test_methods_that_one_seed_dropped_are_noted(chosen: Choice) -> None:
+    rows = [dict(row) for row in chosen.rows]
+    rows[-1] |= {"went_on": False, "score": 0.5}
+    note = f"Tried on one seed, and not on this page: {rows[-1]['method']} (50.0 %)."
+    assert note in notes_of({**chosen.found, "rows": rows})
+
+
+@pytest.mark.parametrize("verb", ["report", "watch", "compare"])
+def test_a_choice_is_no_run(chosen: Choice, verb: str, capsys: Any) -> None:
+    assert main([verb, str(chosen.path)]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "holds a choice between methods" in err
+    assert f"{chosen.path}/report.html is its page" in err
 
 
 def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:
@@ -148,7 +166,7 @@ def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:
     out = capsys.readouterr().out
     assert f"{chosen.pick} *" in out
     assert "Take " in out
-    assert "behind the best in hindsight" in " ".join(out.split())
+    assert "the best in hindsight" in " ".join(out.split())
     assert chosen.command in out
     table = [line for line in out.splitlines() if not line.startswith("fedgrove run")]
     assert max(len(line) for line in table if str(chosen.path) not in line) <= 80
@@ -179,6 +197,7 @@ def test_data_made_in_python(tmp_path: Path) -> None:
     del words["clients"]
     found = fg.choose(**words, out=tmp_path / "choice")
     assert found.command.startswith(f"fedgrove.run('{found.pick}', data=..., ")
+    assert "; one seed: not sure." in found.found["sentence"] or "noise" in found.found["sentence"]
 
 
 def test_other_data_made_in_python_are_another_choice(tmp_path: Path) -> None:
@@ -225,6 +244,13 @@ def test_what_the_sentence_says() -> None:
     assert "of a budget of 8 MB" in far
     assert "20.0 ± 0.0 points ahead of b" in far
     assert "which is clear." in far
+    one_seed = [made("a", 0.8, 2e6), made("b", 0.6, 3e6)]
+    one_seed = [
+        replace(t, clients={k: v for k, v in t.clients.items() if not k[0]}) for t in one_seed
+    ]
+    sure = sentence(asked, one_seed, True)
+    assert "20.0 ± 0.0 points ahead of b (paired over 3 clients of one seed); one seed: not" in sure
+    assert "clear" not in sure
     near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], True)
     assert "either may be the better" in near
     assert "b is within the noise of it and takes 100 kB" in near
@@ -248,10 +274,17 @@ def test_commands_are_quoted() -> None:
         rounds = 5
         words = MappingProxyType({"data": "my data.csv", "finetune": (0, 3), "standardise": False})
         base = Base()
+        running = MappingProxyType({"engine": "pool", "timeout": 3.0, "data_dir": Path("my sets")})
 
     asked: Any = Asked()
     pick = Trial("grove", 5, 3, {}, 0.0)
     assert command(asked, pick) == (
         "fedgrove run grove --data 'my data.csv' --finetune 3 --no-standardise --rounds 5 "
-        "--set budget=900B"
+        "--engine pool --timeout 3.0 --data-dir 'my sets' --set budget=900B"
+    )
+    # A net that was made in Python has no name: the call in Python then.
+    asked.words = {"data": "my data.csv", "net": torch.nn.Linear(1, 1)}
+    assert command(asked, pick) == (
+        "fedgrove.run('grove', data='my data.csv', net=..., rounds=5, finetune=[3], "
+        "engine='pool', timeout=3.0, data_dir='my sets', set=['budget=900B'])"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def test_a_table_a_sentence_and_a_command(here: Path, capsys: pytest.CaptureFixt
     assert "first trial: 2 runs of 2 rounds" in err
     assert "second trial: 2 runs of 2 rounds" in err
     (last,) = [line for line in out.splitlines() if line.startswith("fedgrove run ")]
-    assert last.endswith("--clients 3 --cohort 2 --epochs 1 --batch 64 --rounds 4")
+    assert last.endswith("--clients 3 --cohort 2 --epochs 1 --batch 64 --rounds 4 --engine serial")
     assert json.loads((here / "runs/choose-digits/choice.json").read_text())["state"] == "done"
     assert main(["resume", "runs/choose-digits"]) == 2
     assert "fedgrove choose ... --out runs/choose-digits" in capsys.readouterr().err
@@ -61,6 +62,19 @@ def test_a_dry_run_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]
     assert main(["choose", *words]) == 0
     assert "left out:\n- fedavg, ditto: a client would send" in capsys.readouterr().out
     assert list(here.iterdir()) == []
+
+
+def test_a_budget_too_small_for_grove_says_which_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*SMALL, "--rounds", "4", "--methods", "local,grove", "--dry-run", "--json", "--budget"]
+    assert main(["choose", *words, "1.4kB"]) == 0
+    why = json.loads(capsys.readouterr().out)["left_out"]["grove"]
+    assert "nine tenths of the budget of 1.4 kB" in why
+    enough = re.search(r"A budget of (\S+) would be enough", why)
+    assert enough is not None
+    assert main(["choose", *words, enough[1]]) == 0
+    assert "grove" in json.loads(capsys.readouterr().out)["would_try"]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ from ..runs.store import cannot_write, write_bytes
 from . import fingerprint
 from . import hindsight as looking_back
 from . import words as said
-from .candidates import Chosen, budget_of, fitting, size
+from .candidates import Chosen, budget_of, count, fitting, size
 from .decision import Trial, go_on, ranked
 
 FILE = "choice.json"
@@ -123,6 +123,8 @@ class Wish:
     federations: Federations
     net: Net
     clients: int
+    running: Mapping[str, Any] = field(default_factory=dict)
+    """Words on how it is run, which change nothing of the outcome, as ``engine``; those given."""
 
     def trials(self, names: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
         """A run for each method and seed, shorter than the full one."""
@@ -208,6 +210,15 @@ def choose(
     )
     if dry_run:
         return Choice(said.plan_of(wish), None)
+    running = {
+        "engine": None if engine == "auto" else engine,
+        "device": None if device == "auto" else device,
+        "precision": None if precision == "fp32" else precision,
+        "timeout": timeout,
+        "data_dir": data_dir,
+    }
+    given = {word: value for word, value in running.items() if value is not None}
+    wish = replace(wish, running=given)
     folder = _folder(wish, out)
     with _engine(engine, device, precision, timeout) as chosen:
         _begin(folder, wish)
@@ -482,9 +493,11 @@ def _train(
     """Train these as a sweep; how each run ended."""
     total = sum(experiment.rounds or 0 for experiment in experiments.values())
     if progress:
-        rounds = next(iter(experiments.values())).rounds
+        rounds = next(iter(experiments.values())).rounds or 0
         what = "in full" if folder.name == "full" else f"{folder.name} trial"
-        print(f"{what}: {len(experiments)} runs of {rounds} rounds", file=sys.stderr)
+        print(
+            f"{what}: {count(len(experiments), 'run')} of {count(rounds, 'round')}", file=sys.stderr
+        )
     run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=wish.federations)
     return sweeps.watched(folder, experiments, total, run, not progress)
 
@@ -508,7 +521,7 @@ def _judged(
         trial = trial_of(name, results, wish.trial, wish.rounds, wish.net)
         if wish.budget is not None and trial.bytes_each > wish.budget:
             left_out[name] = (
-                f"by its trial of {wish.trial} rounds a client would send and receive "
+                f"by its trial of {count(wish.trial, 'round')} a client would send and receive "
                 f"{size(trial.bytes_each)} in {wish.rounds}; the budget is {size(wish.budget)}."
             )
             continue
