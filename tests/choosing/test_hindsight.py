@@ -35,7 +35,8 @@ def ended(seed: int, accuracy: float) -> Any:
 
 
 def failure(why: str) -> Any:
-    return Failure(why, SimpleNamespace())  # type: ignore[arg-type]
+    folder: Any = SimpleNamespace()
+    return Failure(why, folder)
 
 
 def looked_back(**ends: Any) -> dict[str, Any]:

@@ -237,8 +237,9 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
         _print_left_out(found["left_out"])
         return
     print_table(_columns(found), [_cells(row, found) for row in found["rows"]], None, "--json")
+    length = count(found["trial_rounds"], "round")
     print_text(
-        f"scores: {found['metric']} on validation data after {count(found['trial_rounds'], 'round')}, "
+        f"scores: {found['metric']} on validation data after {length}, "
         "with the model that a client would use; bytes: of one client in all "
         f"{count(found['full_rounds'], 'round')}, both ways, by what the trial took; seconds: all "
         "seeds"
@@ -357,7 +358,8 @@ def in_hindsight(found: Mapping[str, Any]) -> str:
     if "behind" not in back:
         return (
             f"How good the choice, {back['pick']}, was cannot be said. Of those that were finished "
-            f"on all seeds {back['best']} was the best: {_score(back['best_test'], found)}{percent}."
+            f"on all seeds {back['best']} was the best: "
+            f"{_score(back['best_test'], found)}{percent}."
         )
     factor = 100 if found["share"] else 1
     error = back["behind_error"]

@@ -219,11 +219,11 @@ def share_within(exchange: Exchange, share: str | float | None, budget: str | No
                 "than that, or take a larger net."
             )
         needed = least * turns_of(start)
-        raise BudgetError(
+        sentence = (
             f"budget is {budget!r}; {cheapest} {needed / 1e3:.4g}kB for each client in "
-            f"{start.rounds} rounds. Give more than that, or take fewer rounds or a smaller cohort.",
-            needed,
+            f"{start.rounds} rounds. Give more than that, or take fewer rounds or a smaller cohort."
         )
+        raise BudgetError(sentence, needed)
     return share_for(exchange.bytes, target)
 
 
