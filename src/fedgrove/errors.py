@@ -241,9 +241,10 @@ def not_a_run(path: Path) -> InputError:
     """What is said of a folder that was given as that of a run, and is none."""
     if (path / "choice.json").is_file():
         page = path / "report.html"
+        where = f"{page} is its page" if page.is_file() else "it is not finished"
         return InputError(
             f"{path} is not a run folder: it holds a choice between methods (fedgrove choose), and "
-            f"{page} is its page; the runs are in its folders first, second and full."
+            f"{where}; the runs are in its folders first, second and full."
         )
     what = "has no config.toml" if path.is_dir() else "does not exist"
     return InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one.")

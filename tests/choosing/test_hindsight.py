@@ -65,7 +65,7 @@ def test_another_failed_on_one_seed() -> None:
     assert (back["best"], back["behind"], back["failed"]) == ("a", 0, {"b": "no."})
     # Finding it took 1 of 6 seconds: three runs of two were finished.
     assert in_hindsight(found) == (
-        "The choice was a: 60.0 % in full, it was the best in hindsight; finding it took 17 % of "
+        "The choice was a: 60.0 % in full; it was the best in hindsight; finding it took 17 % of "
         "the 6 s of all in full."
     )
 

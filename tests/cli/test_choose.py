@@ -17,6 +17,7 @@ import pytest
 from fedgrove import api
 from fedgrove.choosing.choose import choose
 from fedgrove.cli import main
+from fedgrove.cli.app import run as run_command
 from fedgrove.cli.choose import choose as command
 
 SMALL = ["--data", "digits", "--clients", "3", "--cohort", "2", "--epochs", "1", "--batch", "64"]
@@ -135,3 +136,12 @@ def test_it_takes_every_word_of_the_command() -> None:
     spelt = {"ctx", "json", "no_standardise"}
     known = set(inspect.signature(choose).parameters) | set(inspect.signature(api.run).parameters)
     assert set(inspect.signature(command).parameters) - spelt <= known
+
+
+def test_the_page_names_all_words_of_run_that_are_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    refused_words = page.split("Refused: ")[1].split("\n\n")[0]
+    named = set(re.findall(r"`--([a-z-]+)`", refused_words)) - {"methods", "seeds"}
+    ours = set(inspect.signature(command).parameters)
+    theirs = set(inspect.signature(run_command).parameters)
+    assert {word.replace("-", "_") for word in named} == theirs - ours - {"method", "preset"}

@@ -367,12 +367,12 @@ def in_hindsight(found: Mapping[str, Any]) -> str:
     unit = " points" if found["share"] else ""
     gap = f"{factor * abs(back['behind']):.2g}{spread_of}{unit}"
     if back["behind"] > 0:
-        judged = f"{gap} behind the best in hindsight, {back['best']}"
+        judged = f", {gap} behind the best in hindsight, {back['best']}"
     elif back["behind"] < 0:
         # Only one that took more than the trial said can be better than the best.
-        judged = f"{gap} ahead of the best that was within the budget, {back['best']}"
+        judged = f", {gap} ahead of the best that was within the budget, {back['best']}"
     else:
-        judged = "it was the best in hindsight"
+        judged = "; it was the best in hindsight"
     took = ""
     if back["seconds"]:
         share = found["cost"]["seconds"] / back["seconds"]
@@ -381,7 +381,7 @@ def in_hindsight(found: Mapping[str, Any]) -> str:
         )
         took += "full"
     return (
-        f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full, "
+        f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full"
         f"{judged}{took}."
     )
 
