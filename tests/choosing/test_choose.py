@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import fedgrove as fg
+from fedgrove.choosing import hindsight as looking_back
 from fedgrove.choosing.choose import Choice
 from fedgrove.choosing.decision import Trial, go_on
 from fedgrove.choosing.words import command, notes_of, on_validation, sentence, validation_of
@@ -134,6 +136,36 @@ def test_the_same_call_goes_on_and_trains_nothing_twice(chosen: Choice) -> None:
     assert (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns == stamp
     with pytest.raises(InputError, match="holds another choice"):
         fg.choose(**TINY, out=chosen.path)
+
+
+def test_a_choice_whose_full_run_is_damaged(chosen: Choice, tmp_path: Path, capsys: Any) -> None:
+    assert chosen.path is not None
+    out = tmp_path / "copy"
+    shutil.copytree(chosen.path, out)
+    (out / "full" / f"{chosen.pick}-s0" / "summary.json").write_text("{")
+    again = fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
+    again.table()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Take {chosen.pick}" in printed
+    assert f"{chosen.pick} failed in full: " in printed
+    assert list(again.found["hindsight"]["failed"]) == [chosen.pick]
+
+
+def test_hindsight_survives_an_interruption(
+    chosen: Choice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chosen.path is not None
+    out = tmp_path / "copy"
+    shutil.copytree(chosen.path, out)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(looking_back, "hindsight", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
+    kept = json.loads((out / "choice.json").read_text())["hindsight"]
+    assert kept == chosen.found["hindsight"]
 
 
 def test_the_page_shows_validation_scores(chosen: Choice) -> None:
