@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class FedgroveError(Exception):
@@ -13,6 +14,14 @@ class FedgroveError(Exception):
 
 class InputError(FedgroveError, ValueError):
     """A name, value or file that cannot be used. The command line prints it, exit code 2."""
+
+
+class BudgetError(InputError):
+    """A budget of bytes that is too small; ``needed`` is the least that would do."""
+
+    def __init__(self, sentence: str, needed: float = 0.0) -> None:
+        super().__init__(sentence)
+        self.needed = needed
 
 
 class InputErrors(InputError):
@@ -226,3 +235,16 @@ def shown(given: object) -> str:
         return f"a {type(given).__name__} {kind} of the shape {tuple(shape)}".replace("  ", " ")
     text = repr(given)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN].rstrip(', ')} ..."
+
+
+def not_a_run(path: Path) -> InputError:
+    """What is said of a folder that was given as that of a run, and is none."""
+    if (path / "choice.json").is_file():
+        page = path / "report.html"
+        where = f"{page} is its page" if page.is_file() else "it is not finished"
+        return InputError(
+            f"{path} is not a run folder: it holds a choice between methods (fedgrove choose), and "
+            f"{where}; the runs are in its folders first, second and full."
+        )
+    what = "has no config.toml" if path.is_dir() else "does not exist"
+    return InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one.")

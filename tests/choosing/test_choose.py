@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+import torch
 
 import fedgrove as fg
+from fedgrove.choosing import hindsight as looking_back
 from fedgrove.choosing.choose import Choice
 from fedgrove.choosing.decision import Trial, go_on
-from fedgrove.choosing.words import command, on_validation, sentence, validation_of
+from fedgrove.choosing.words import command, notes_of, on_validation, sentence, validation_of
 from fedgrove.cli import main
 from fedgrove.errors import InputError
 from fedgrove.runs.folder import RunFolder
@@ -125,9 +129,43 @@ def test_the_same_call_goes_on_and_trains_nothing_twice(chosen: Choice) -> None:
     again = fg.choose(**TINY, budget="60kB", out=chosen.path)
     assert again.pick == chosen.pick
     assert again.rows == chosen.rows
+    # What was found in hindsight before is not lost.
+    kept = json.loads((chosen.path / "choice.json").read_text())["hindsight"]
+    assert kept == chosen.found["hindsight"]
+    assert again.found["hindsight"] == kept
     assert (chosen.path / "first" / "local-s0" / "summary.json").stat().st_mtime_ns == stamp
     with pytest.raises(InputError, match="holds another choice"):
         fg.choose(**TINY, out=chosen.path)
+
+
+def test_a_choice_whose_full_run_is_damaged(chosen: Choice, tmp_path: Path, capsys: Any) -> None:
+    assert chosen.path is not None
+    out = tmp_path / "copy"
+    shutil.copytree(chosen.path, out)
+    (out / "full" / f"{chosen.pick}-s0" / "summary.json").write_text("{")
+    again = fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
+    again.table()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"Take {chosen.pick}" in printed
+    assert f"{chosen.pick} failed in full: " in printed
+    assert list(again.found["hindsight"]["failed"]) == [chosen.pick]
+
+
+def test_hindsight_survives_an_interruption(
+    chosen: Choice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chosen.path is not None
+    out = tmp_path / "copy"
+    shutil.copytree(chosen.path, out)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(looking_back, "hindsight", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fg.choose(**TINY, budget="60kB", hindsight=True, out=out)
+    kept = json.loads((out / "choice.json").read_text())["hindsight"]
+    assert kept == chosen.found["hindsight"]
 
 
 def test_the_page_shows_validation_scores(chosen: Choice) -> None:
@@ -135,6 +173,23 @@ def test_the_page_shows_validation_scores(chosen: Choice) -> None:
     page = (chosen.path / "report.html").read_text()
     assert f"Take {chosen.pick}" in page
     assert "All scores on this page are of validation data" in page
+    dropped = [row["method"] for row in chosen.rows if not row["went_on"]]
+    assert ("Tried on one seed, and not on this page" in page) == bool(dropped)
+
+
+def test_methods_that_one_seed_dropped_are_noted(chosen: Choice) -> None:
+    rows = [dict(row) for row in chosen.rows]
+    rows[-1] |= {"went_on": False, "score": 0.5}
+    note = f"Tried on one seed, and not on this page: {rows[-1]['method']} (50.0 %)."
+    assert note in notes_of({**chosen.found, "rows": rows})
+
+
+@pytest.mark.parametrize("verb", ["report", "watch", "compare"])
+def test_a_choice_is_no_run(chosen: Choice, verb: str, capsys: Any) -> None:
+    assert main([verb, str(chosen.path)]) == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "holds a choice between methods" in err
+    assert f"{chosen.path}/report.html is its page" in err
 
 
 def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:
@@ -143,7 +198,7 @@ def test_the_table(chosen: Choice, capsys: Any, monkeypatch: Any) -> None:
     out = capsys.readouterr().out
     assert f"{chosen.pick} *" in out
     assert "Take " in out
-    assert "behind the best in hindsight" in " ".join(out.split())
+    assert "the best in hindsight" in " ".join(out.split())
     assert chosen.command in out
     table = [line for line in out.splitlines() if not line.startswith("fedgrove run")]
     assert max(len(line) for line in table if str(chosen.path) not in line) <= 80
@@ -174,6 +229,29 @@ def test_data_made_in_python(tmp_path: Path) -> None:
     del words["clients"]
     found = fg.choose(**words, out=tmp_path / "choice")
     assert found.command.startswith(f"fedgrove.run('{found.pick}', data=..., ")
+    assert "of one seed)" in found.found["sentence"]
+
+
+def test_other_data_made_in_python_are_another_choice(tmp_path: Path) -> None:
+    words = {**TINY, "methods": ["local", "fedavg"], "seeds": 1, "rounds": 2, "finetune": (0,)}
+    del words["clients"]
+
+    def arrays(shift: float) -> dict[str, Any]:
+        x = torch.arange(80.0).reshape(20, 4) % 7 + shift
+        y = torch.arange(20) % 2
+        return {"ann": (x, y), "ben": (x + 1, y)}
+
+    words["net"] = torch.nn.Linear(4, 2)
+    words["out"] = tmp_path / "choice"
+    fg.choose(**{**words, "data": arrays(0)})
+    fg.choose(**{**words, "data": arrays(0)})
+    for data in (arrays(0.5), fg.load(arrays(0.5), validation=0.2)):
+        with pytest.raises(InputError, match="another"):
+            fg.choose(**{**words, "data": data})
+    with pytest.raises(InputError, match="another data set or net that was made in Python"):
+        fg.choose(**{**words, "data": arrays(0.5)})
+    with pytest.raises(InputError, match="another data set or net that was made in Python"):
+        fg.choose(**{**words, "data": arrays(0), "net": torch.nn.Linear(4, 2)})
 
 
 def test_an_error_is_better_if_less(tmp_path: Path) -> None:
@@ -198,6 +276,13 @@ def test_what_the_sentence_says() -> None:
     assert "of a budget of 8 MB" in far
     assert "20.0 ± 0.0 points ahead of b" in far
     assert "which is clear." in far
+    one_seed = [made("a", 0.8, 2e6), made("b", 0.6, 3e6)]
+    one_seed = [
+        replace(t, clients={k: v for k, v in t.clients.items() if not k[0]}) for t in one_seed
+    ]
+    sure = sentence(asked, one_seed, True)
+    assert "20.0 ± 0.0 points ahead of b (paired over 3 clients of one seed); one seed: not" in sure
+    assert "clear" not in sure
     near = sentence(asked, [made("a", 0.8, 2e6), made("b", 0.8, 1e5)], True)
     assert "either may be the better" in near
     assert "b is within the noise of it and takes 100 kB" in near
@@ -221,10 +306,17 @@ def test_commands_are_quoted() -> None:
         rounds = 5
         words = MappingProxyType({"data": "my data.csv", "finetune": (0, 3), "standardise": False})
         base = Base()
+        running = MappingProxyType({"engine": "pool", "timeout": 3.0, "data_dir": Path("my sets")})
 
     asked: Any = Asked()
     pick = Trial("grove", 5, 3, {}, 0.0)
     assert command(asked, pick) == (
         "fedgrove run grove --data 'my data.csv' --finetune 3 --no-standardise --rounds 5 "
-        "--set budget=900B"
+        "--engine pool --timeout 3.0 --data-dir 'my sets' --set budget=900B"
+    )
+    # A net that was made in Python has no name: the call in Python then.
+    asked.words = {"data": "my data.csv", "net": torch.nn.Linear(1, 1)}
+    assert command(asked, pick) == (
+        "fedgrove.run('grove', data='my data.csv', net=..., rounds=5, finetune=[3], "
+        "engine='pool', timeout=3.0, data_dir='my sets', set=['budget=900B'])"
     )

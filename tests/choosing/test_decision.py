@@ -105,6 +105,15 @@ def test_a_lead_on_one_seed_of_two_is_not_clear() -> None:
     assert found.lead > 2 * found.error
     assert found.seeds_ahead == 1
     assert not found.is_clear
+    # On half of the seeds it is behind: not even likely.
+    assert found.is_noise
+
+
+def test_one_seed_is_never_clear() -> None:
+    found = margin(trial("a", 0.9), trial("b", 0.5))
+    assert (found.seeds, found.seeds_ahead) == (1, 1)
+    assert found.is_one_seed
+    assert not found.is_clear
     assert not found.is_noise
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from fedgrove import api
 from fedgrove.choosing.choose import choose
 from fedgrove.cli import main
+from fedgrove.cli.app import run as run_command
 from fedgrove.cli.choose import choose as command
 
 SMALL = ["--data", "digits", "--clients", "3", "--cohort", "2", "--epochs", "1", "--batch", "64"]
@@ -46,7 +48,7 @@ def test_a_table_a_sentence_and_a_command(here: Path, capsys: pytest.CaptureFixt
     assert "first trial: 2 runs of 2 rounds" in err
     assert "second trial: 2 runs of 2 rounds" in err
     (last,) = [line for line in out.splitlines() if line.startswith("fedgrove run ")]
-    assert last.endswith("--clients 3 --cohort 2 --epochs 1 --batch 64 --rounds 4")
+    assert last.endswith("--clients 3 --cohort 2 --epochs 1 --batch 64 --rounds 4 --engine serial")
     assert json.loads((here / "runs/choose-digits/choice.json").read_text())["state"] == "done"
     assert main(["resume", "runs/choose-digits"]) == 2
     assert "fedgrove choose ... --out runs/choose-digits" in capsys.readouterr().err
@@ -61,6 +63,19 @@ def test_a_dry_run_trains_nothing(here: Path, capsys: pytest.CaptureFixture[str]
     assert main(["choose", *words]) == 0
     assert "left out:\n- fedavg, ditto: a client would send" in capsys.readouterr().out
     assert list(here.iterdir()) == []
+
+
+def test_a_budget_too_small_for_grove_says_which_would_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*SMALL, "--rounds", "4", "--methods", "local,grove", "--dry-run", "--json", "--budget"]
+    assert main(["choose", *words, "1.4kB"]) == 0
+    why = json.loads(capsys.readouterr().out)["left_out"]["grove"]
+    assert "nine tenths of the budget of 1.4 kB" in why
+    enough = re.search(r"A budget of (\S+) would be enough", why)
+    assert enough is not None
+    assert main(["choose", *words, enough[1]]) == 0
+    assert "grove" in json.loads(capsys.readouterr().out)["would_try"]
 
 
 @pytest.mark.parametrize(
@@ -121,3 +136,12 @@ def test_it_takes_every_word_of_the_command() -> None:
     spelt = {"ctx", "json", "no_standardise"}
     known = set(inspect.signature(choose).parameters) | set(inspect.signature(api.run).parameters)
     assert set(inspect.signature(command).parameters) - spelt <= known
+
+
+def test_the_page_names_all_words_of_run_that_are_refused() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text()
+    refused_words = page.split("Refused: ")[1].split("\n\n")[0]
+    named = set(re.findall(r"`--([a-z-]+)`", refused_words)) - {"methods", "seeds"}
+    ours = set(inspect.signature(command).parameters)
+    theirs = set(inspect.signature(run_command).parameters)
+    assert {word.replace("-", "_") for word in named} == theirs - ours - {"method", "preset"}

@@ -6,6 +6,7 @@ reason. Here stand only the bytes and memory that a person has, and whom it woul
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ..config.experiment import Experiment, Federations, with_settings
 from ..config.grid import has_setting
 from ..config.plan import Plan, plan
 from ..core import AnyMethod, bytes_of_paper
-from ..errors import InputError
+from ..errors import BudgetError, InputError
 from ..parts.byte_budget import parse_size
 from ..parts.local import LocalTraining
 from ..problems import Tasks
@@ -200,15 +201,30 @@ def _within(
     if has_setting(method, "budget=1B", recipe) and each > RESERVE * budget:
         fit = replace(fit, spends_budget=True)
         # Refuses what is below its cheapest message.
-        plan(replace(base, method=fit.made(common, recipe, budget)), Path(), federations)
+        try:
+            plan(replace(base, method=fit.made(common, recipe, budget)), Path(), federations)
+        except BudgetError as error:
+            return fit, _needs_more(error.needed, budget, run.rounds)
         return fit, ""
     least = each if isinstance(method.codec, Dense) else SHORTEST_CODE * each
     if least > budget:
         return fit, (
-            f"a client would send and receive at least {size(least)} in {run.rounds} rounds; the "
-            f"budget is {size(budget)}."
+            f"a client would send and receive at least {size(least)} in "
+            f"{count(run.rounds, 'round')}; the budget is {size(budget)}."
         )
     return fit, ""
+
+
+def _needs_more(needed: float, budget: float, rounds: int) -> str:
+    """Why the budget is too small for a method that spends it, and which one would do."""
+    # Two steps up: a trial's share of it is rounded to bytes too.
+    enough = 10 * (math.floor(needed / RESERVE / 10) + 2)
+    return (
+        f"it is given nine tenths of the budget of {size(budget)}, since runs land within a tenth "
+        f"of it: {size(RESERVE * budget)}; its cheapest messages take {size(needed)} for each "
+        f"client in {count(rounds, 'round')}. A budget of {enough / 1000:.2f}kB would be enough, "
+        "or fewer rounds or a smaller cohort."
+    )
 
 
 def budget_of(text: str | None) -> float | None:
@@ -221,9 +237,24 @@ def size(n: float) -> str:
 
     >>> size(8e6), size(160_400), size(96)
     ('8 MB', '160 kB', '96 B')
+    >>> size(999_900), size(12_345e9)
+    ('999.9 kB', '12345 GB')
     """
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if n >= unit:
-            digits = 3 if n < 1000 * unit else 4
-            return f"{n / unit:.{digits}g} {name}"
+        if n < unit:
+            continue
+        in_units = n / unit
+        if in_units < 999.5:
+            return f"{in_units:.3g} {name}"
+        # Three digits would be 1e+03.
+        return f"{in_units:.1f}".removesuffix(".0") + f" {name}"
     return f"{n:.0f} B"
+
+
+def count(n: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "seed"), count(1200, "round")
+    ('1 seed', '1,200 rounds')
+    """
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"

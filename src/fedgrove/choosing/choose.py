@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from .. import engines, methods
 from ..config import sweep as sweeps
 from ..config.experiment import (
@@ -47,9 +49,10 @@ from ..problems import Tasks
 from ..runs.folder import RunFolder, fresh_name
 from ..runs.result import Failure, Result
 from ..runs.store import cannot_write, write_bytes
+from . import fingerprint
 from . import hindsight as looking_back
 from . import words as said
-from .candidates import Chosen, budget_of, fitting, size
+from .candidates import Chosen, budget_of, count, fitting, size
 from .decision import Trial, go_on, ranked
 
 FILE = "choice.json"
@@ -120,6 +123,8 @@ class Wish:
     federations: Federations
     net: Net
     clients: int
+    running: Mapping[str, Any] = field(default_factory=dict)
+    """Words on how it is run, which change nothing of the outcome, as ``engine``; those given."""
 
     def trials(self, names: Sequence[str], seeds: Sequence[int]) -> dict[str, Experiment]:
         """A run for each method and seed, shorter than the full one."""
@@ -205,6 +210,15 @@ def choose(
     )
     if dry_run:
         return Choice(said.plan_of(wish), None)
+    running = {
+        "engine": None if engine == "auto" else engine,
+        "device": None if device == "auto" else device,
+        "precision": None if precision == "fp32" else precision,
+        "timeout": timeout,
+        "data_dir": data_dir,
+    }
+    given = {word: value for word, value in running.items() if value is not None}
+    wish = replace(wish, running=given)
     folder = _folder(wish, out)
     with _engine(engine, device, precision, timeout) as chosen:
         _begin(folder, wish)
@@ -319,8 +333,14 @@ def _check_can_be_judged(run: Any) -> None:
 def _asked(wish: Wish) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
     words = {word: said.plain(value) for word, value in wish.words.items()}
+    prints = {}
+    if isinstance(wish.base.data, Federation):
+        prints["data"] = fingerprint.of_data(wish.base.data)
+    if isinstance(wish.base.net, nn.Module):
+        prints["net"] = fingerprint.of_net(wish.base.net)
     return {
         **words,
+        **({"fingerprints": prints} if prints else {}),
         "budget": wish.budget_text,
         "methods": [fit.method for fit in wish.chosen],
         "rounds": wish.rounds,
@@ -347,12 +367,22 @@ def _folder(wish: Wish, out: str | Path | None) -> Path:
         asked = json.loads((folder / FILE).read_text())["asked"]
     except (ValueError, KeyError, OSError):
         raise InputError(f"{folder / FILE} cannot be read; give another folder.") from None
-    if asked != _asked(wish):
+    wanted = _asked(wish)
+    if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
+        raise InputError(
+            f"{folder} holds a choice for another data set or net that was made in Python, and "
+            "nothing is overwritten; give another out, or what was given before to go on."
+        )
+    if asked != wanted:
         raise InputError(
             f"{folder} holds another choice, and nothing is overwritten; give another --out, or "
             "the same words as before to go on."
         )
     return folder
+
+
+def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {word: value for word, value in asked.items() if word != "fingerprints"}
 
 
 def _begin(folder: Path, wish: Wish) -> None:
@@ -427,6 +457,10 @@ def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsig
     found = said.found_of(wish, trials, len(later), left_out, cost)
     page = said.write_page(ends, trials[: len(later)], found, folder)
     found = {"asked": _asked(wish), "state": "done", "page": page, **found}
+    before = _hindsight_before(folder, found)
+    if before is not None:
+        # Full runs are dear: what they said stays until they are looked at again.
+        found["hindsight"] = before
     _write(folder, found)
     if with_hindsight:
         whole = _train(wish.in_full(), folder / "full", wish, engine, progress)
@@ -435,6 +469,18 @@ def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsig
         )
         _write(folder, found)
     return Choice(found, folder, trials)
+
+
+def _hindsight_before(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What an earlier call found in hindsight of the same choice."""
+    try:
+        before = json.loads((folder / FILE).read_text())
+    except (ValueError, OSError):
+        return None
+    if any(before.get(word) != found[word] for word in ("asked", "pick", "epochs")):
+        return None
+    kept = before.get("hindsight")
+    return kept if isinstance(kept, dict) else None
 
 
 def _train(
@@ -447,9 +493,11 @@ def _train(
     """Train these as a sweep; how each run ended."""
     total = sum(experiment.rounds or 0 for experiment in experiments.values())
     if progress:
-        rounds = next(iter(experiments.values())).rounds
+        rounds = next(iter(experiments.values())).rounds or 0
         what = "in full" if folder.name == "full" else f"{folder.name} trial"
-        print(f"{what}: {len(experiments)} runs of {rounds} rounds", file=sys.stderr)
+        print(
+            f"{what}: {count(len(experiments), 'run')} of {count(rounds, 'round')}", file=sys.stderr
+        )
     run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=wish.federations)
     return sweeps.watched(folder, experiments, total, run, not progress)
 
@@ -473,7 +521,7 @@ def _judged(
         trial = trial_of(name, results, wish.trial, wish.rounds, wish.net)
         if wish.budget is not None and trial.bytes_each > wish.budget:
             left_out[name] = (
-                f"by its trial of {wish.trial} rounds a client would send and receive "
+                f"by its trial of {count(wish.trial, 'round')} a client would send and receive "
                 f"{size(trial.bytes_each)} in {wish.rounds}; the budget is {size(wish.budget)}."
             )
             continue

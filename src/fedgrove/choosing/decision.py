@@ -117,14 +117,20 @@ class Margin:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is more than noise would give, and so on every seed."""
+        """Whether it is more than noise would give, and so on every one of several seeds."""
         is_large = self.error is not None and self.lead > CLEAR * self.error
-        return is_large and self.seeds_ahead == self.seeds
+        return is_large and self.seeds_ahead == self.seeds and not self.is_one_seed
+
+    @property
+    def is_one_seed(self) -> bool:
+        """Whether another seed might say something else: clients of one seed share a model."""
+        return self.seeds <= 1
 
     @property
     def is_noise(self) -> bool:
-        """Whether it is not even one standard error."""
-        return self.error is None or self.lead <= self.error
+        """Whether it is not even one standard error, or not there on most of the seeds."""
+        is_on_most = 2 * self.seeds_ahead > self.seeds
+        return self.error is None or self.lead <= self.error or not is_on_most
 
 
 def margin(trial: Trial, other: Trial) -> Margin:

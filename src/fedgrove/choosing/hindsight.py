@@ -21,14 +21,17 @@ def hindsight(
     """The methods in full, the best first, and how far from it the choice is.
 
     Each method is taken at the fine-tuning that serves it best on test data, so that the best in
-    hindsight is as good as it can be; the choice at the one that it came with.
+    hindsight is as good as it can be; the choice at the one that it came with. A method of which a
+    run failed has no place among the others, whose means are over all seeds: it is listed.
     """
     sign = 1 if more_is_better else -1
     scores: dict[tuple[str, int], dict[int, float]] = {}
     sent: dict[str, list[float]] = {}
     seconds = 0.0
+    failed: dict[str, str] = {}
     for name, end in ends.items():
         if isinstance(end, Failure):
+            failed.setdefault(label_of(name), end.why)
             continue
         summary = end.summary
         label = label_of(name)
@@ -41,6 +44,8 @@ def hindsight(
             )
     rows: list[dict[str, Any]] = []
     for label, taken in sent.items():
+        if label in failed:
+            continue
         own = {length: by_seed for (of, length), by_seed in scores.items() if of == label}
         best = max(own, key=lambda length: (sign * _mean(own[length]), -length))
         each = math.fsum(taken) / len(taken)
@@ -55,9 +60,19 @@ def hindsight(
         )
     rows.sort(key=lambda row: -sign * row["test"])
     fitting = [row for row in rows if row["within_budget"]]
+    looked_at = {
+        "rows": rows,
+        "failed": failed,
+        "pick": found["pick"],
+        "seconds": round(seconds, 1),
+    }
     if not fitting:
-        return {"rows": rows, "seconds": round(seconds, 1)}
+        return looked_at
     best_row = fitting[0]
+    looked_at["best"] = best_row["method"]
+    looked_at["best_test"] = best_row["test"]
+    if found["label"] in failed:
+        return looked_at
     picked = scores[(found["label"], found["epochs"])]
     best_scores = scores[(best_row["method"], best_row["epochs"])]
     gaps = [sign * (best_scores[seed] - picked[seed]) for seed in picked]
@@ -65,13 +80,10 @@ def hindsight(
     if len(gaps) > 1:
         error = round(statistics.stdev(gaps) / math.sqrt(len(gaps)), 6)
     return {
-        "rows": rows,
-        "best": best_row["method"],
-        "pick": found["pick"],
+        **looked_at,
         "pick_test": round(_mean(picked), 6),
         "behind": round(math.fsum(gaps) / len(gaps), 6),
         "behind_error": error,
-        "seconds": round(seconds, 1),
     }
 
 

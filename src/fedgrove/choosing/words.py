@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import methods
-from ..data import Federation
 from ..errors import FolderWarning
 from ..report.compare_page import Compared, compare_page
 from ..report.fit import Column, print_table, print_text
@@ -19,7 +18,7 @@ from ..report.tables import duration, kilobytes
 from ..runs.page import FILE as PAGE
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
-from .candidates import RESERVE, size
+from .candidates import RESERVE, count, size
 from .decision import Margin, Trial, heading, margin
 
 if TYPE_CHECKING:
@@ -99,13 +98,15 @@ def sentence(wish: Wish, final: Sequence[Trial], is_share: bool) -> str:
 
     tuning = ""
     if pick.epochs:
-        tuning = f" with {pick.epochs} epochs of fine-tuning on the device"
-    spent = f"; a client sends and receives {size(pick.bytes_each)} in {wish.rounds} rounds"
+        tuning = f" with {count(pick.epochs, 'epoch')} of fine-tuning on the device"
+    spent = (
+        f"; a client sends and receives {size(pick.bytes_each)} in {count(wish.rounds, 'round')}"
+    )
     if wish.budget is not None:
         spent += f", of a budget of {size(wish.budget)}"
     parts = [
         f"Take {pick.method}{tuning}: {shown(pick.score)} on validation data after {pick.rounds} "
-        f"of {wish.rounds} rounds{spent}."
+        f"of {count(wish.rounds, 'round')}{spent}."
     ]
     if len(final) > 1:
         parts.append(_lead(margin(pick, final[1]), final[1].method, is_share))
@@ -129,14 +130,19 @@ def _lead(lead: Margin, other: str, is_share: bool) -> str:
     unit = " points" if is_share else ""
     digits = ".1f" if is_share else ".3g"
     error = "" if lead.error is None else f" ± {factor * lead.error:{digits}}"
+    seeds = f"all seeds; ahead on {lead.seeds_ahead} of {lead.seeds}"
+    if lead.is_one_seed:
+        seeds = "one seed"
     measured = (
         f"It is {factor * lead.lead:{digits}}{error}{unit} ahead of {other} (paired over "
-        f"{lead.clients} clients of all seeds; ahead on {lead.seeds_ahead} of {lead.seeds})"
+        f"{count(lead.clients, 'client')} of {seeds})"
     )
     if lead.is_clear:
         return f"{measured}, which is clear."
     if lead.is_noise:
         return f"{measured}, which is within the noise: either may be the better."
+    if lead.is_one_seed:
+        return f"{measured}; one seed: not sure."
     return f"{measured}, which is likely, not certain."
 
 
@@ -181,7 +187,9 @@ def command(wish: Wish, pick: Trial) -> str:
     given = {**wish.words, "rounds": wish.rounds, "finetune": (pick.epochs,)}
     if not pick.epochs:
         given.pop("finetune")
-    if isinstance(wish.base.data, Federation):
+    given |= wish.running
+    # Data, a net or an engine that were made in Python have no word on a command line.
+    if any(_is_object(value) for value in given.values()):
         return _in_python(pick.method, given, settings)
     words = ["fedgrove", "run", pick.method]
     for word, value in given.items():
@@ -198,12 +206,17 @@ def command(wish: Wish, pick: Trial) -> str:
     return " ".join(shlex.quote(word) for word in words)
 
 
+def _is_object(value: Any) -> bool:
+    """Whether it was made in Python, and is no word."""
+    return not isinstance(value, str | int | float | bool | list | tuple | Path)
+
+
 def _in_python(method: str, given: Mapping[str, Any], settings: Sequence[str]) -> str:
-    """The same for data that were made in Python."""
-    words = [repr(method), "data=..."]
+    """The same where something was made in Python; ``...`` stands for what was given."""
+    words = [repr(method)]
     for word, value in given.items():
-        if word != "data":
-            words.append(f"{word}={plain(value)!r}")
+        text = "..." if _is_object(value) else repr(plain(value))
+        words.append(f"{word}={text}")
     if settings:
         words.append(f"set={list(settings)!r}")
     return f"fedgrove.run({', '.join(words)})"
@@ -215,18 +228,21 @@ def _in_python(method: str, given: Mapping[str, Any], settings: Sequence[str]) -
 def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     """Print all of it; of a plan, who would be tried."""
     if "would_try" in found:
+        seeds = len(found["seeds"])
+        then = f"; then those that go on, on {seeds} seeds" if seeds > 1 else ""
         print_text(
-            f"would try {', '.join(found['would_try'])}: {found['trial_rounds']} rounds each, of "
-            f"{found['full_rounds']} in full, on one seed; then those that go on, on "
-            f"{len(found['seeds'])} seeds"
+            f"would try {', '.join(found['would_try'])}: {count(found['trial_rounds'], 'round')} "
+            f"each, of {found['full_rounds']} in full, on one seed{then}"
         )
         _print_left_out(found["left_out"])
         return
     print_table(_columns(found), [_cells(row, found) for row in found["rows"]], None, "--json")
+    length = count(found["trial_rounds"], "round")
     print_text(
-        f"scores: {found['metric']} on validation data after {found['trial_rounds']} rounds, with "
-        f"the model that a client would use; bytes: of one client in all {found['full_rounds']} "
-        "rounds, both ways, by what the trial took; seconds: all seeds"
+        f"scores: {found['metric']} on validation data after {length}, "
+        "with the model that a client would use; bytes: of one client in all "
+        f"{count(found['full_rounds'], 'round')}, both ways, by what the trial took; seconds: all "
+        "seeds"
     )
     _print_left_out(found["left_out"])
     print()
@@ -234,13 +250,15 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     cost = found["cost"]
     share = cost["rounds"] / cost["rounds_in_full"]
     print_text(
-        f"The trials took {duration(cost['seconds'])}: {cost['rounds']:,} rounds, "
+        f"The trials took {duration(cost['seconds'])}: {count(cost['rounds'], 'round')}, "
         f"{100 * share:.0f} % of the {cost['rounds_in_full']:,} of running all of them in full."
     )
     if "hindsight" in found:
         print()
         _print_hindsight(found)
     print()
+    if "=..." in found["command"]:
+        print_text("In Python, with what was given in place of each ...:")
     # Whole, so that it can be pasted.
     print(found["command"])
     if path is not None:
@@ -322,20 +340,49 @@ def _print_hindsight(found: Mapping[str, Any]) -> None:
         if has_budget:
             cells.append("yes" if row["within_budget"] else "no")
         rows.append(cells)
-    print_table(columns, rows)
+    if rows:
+        print_table(columns, rows)
+    for name, why in back.get("failed", {}).items():
+        print_text(f"{name} failed in full: {why}")
+    print_text(in_hindsight(found))
+
+
+def in_hindsight(found: Mapping[str, Any]) -> str:
+    """How good the choice was in the end, in a sentence."""
+    back = found["hindsight"]
+    if not back["rows"]:
+        return "None of them could be finished in full."
     if "best" not in back:
-        print_text("None of them was within the budget in full.")
-        return
+        return "None of them was within the budget in full."
+    percent = " %" if found["share"] else ""
+    if "behind" not in back:
+        return (
+            f"How good the choice, {back['pick']}, was cannot be said. Of those that were finished "
+            f"on all seeds {back['best']} was the best: "
+            f"{_score(back['best_test'], found)}{percent}."
+        )
     factor = 100 if found["share"] else 1
     error = back["behind_error"]
     spread_of = "" if error is None else f" ± {factor * error:.2g}"
     unit = " points" if found["share"] else ""
-    share = found["cost"]["seconds"] / back["seconds"]
-    print_text(
-        f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full, "
-        f"{factor * back['behind']:.2g}{spread_of}{unit} behind the best in hindsight, "
-        f"{back['best']}; finding it took {100 * share:.0f} % of the "
-        f"{duration(back['seconds'])} of all in full."
+    gap = f"{factor * abs(back['behind']):.2g}{spread_of}{unit}"
+    if back["behind"] > 0:
+        judged = f", {gap} behind the best in hindsight, {back['best']}"
+    elif back["behind"] < 0:
+        # Only one that took more than the trial said can be better than the best.
+        judged = f", {gap} ahead of the best that was within the budget, {back['best']}"
+    else:
+        judged = "; it was the best in hindsight"
+    took = ""
+    if back["seconds"]:
+        share = found["cost"]["seconds"] / back["seconds"]
+        took = (
+            f"; finding it took {100 * share:.0f} % of the {duration(back['seconds'])} of all in "
+        )
+        took += "full"
+    return (
+        f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full"
+        f"{judged}{took}."
     )
 
 
@@ -370,21 +417,33 @@ def write_page(
         summary = on_validation(end.summary, lengths[label])
         lines = [_line_on_validation(line) for line in end.folder.metrics_to_show()]
         runs.append(Compared(str(folder / name), summary, lines))
-    notes = [
-        "All scores on this page are of validation data; no test example had a part in it.",
-        f"To run the choice in full: {found['command']}",
-        *(f"{name} was left out: {why}" for name, why in found["left_out"].items()),
-    ]
     path = folder / PAGE
     try:
         title = f"Which method? {found['pick']}"
-        compare_page(runs, title, found["sentence"], notes).write(path)
+        compare_page(runs, title, found["sentence"], notes_of(found)).write(path)
     # Whatever is wrong with the page, the choice is as good without.
     except Exception as error:
         reason = str(error) or type(error).__name__
         warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
         return ""
     return str(path)
+
+
+def notes_of(found: Mapping[str, Any]) -> list[str]:
+    """What the page says beside the scores, with a word on each method that it does not show."""
+    notes = [
+        "All scores on this page are of validation data; no test example had a part in it.",
+        f"To run the choice in full: {found['command']}",
+    ]
+    unit = " %" if found["share"] else ""
+    dropped = []
+    for row in found["rows"]:
+        if not row["went_on"]:
+            dropped.append(f"{row['method']} ({_score(row['score'], found)}{unit})")
+    if dropped:
+        notes.append(f"Tried on one seed, and not on this page: {', '.join(dropped)}.")
+    notes += [f"{name} was left out: {why}" for name, why in found["left_out"].items()]
+    return notes
 
 
 def on_validation(summary: Mapping[str, Any], epochs: int) -> dict[str, Any]:

@@ -142,8 +142,8 @@ def choose(
 ) -> None:
     """Try the methods that fit for a few rounds; say which to take and why, by validation data.
 
-    --budget and --profile rule out who cannot keep to them; each is told with a sentence. The last
-    line is the command that runs the choice in full.
+    --budget and --profile rule out who cannot keep to them; each is told with a sentence. Below
+    the table stand the choice, why, and the command that runs it in full.
     """
     load_torch(quiet=json)
     from ..choosing import choose as library

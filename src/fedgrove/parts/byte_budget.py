@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import trees
 from ..core import Packet, Report, Settings, Start, Task
-from ..errors import InputError, check
+from ..errors import BudgetError, InputError, check
 from ..seeds import torch_rng
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
@@ -219,10 +219,11 @@ def share_within(exchange: Exchange, share: str | float | None, budget: str | No
                 "than that, or take a larger net."
             )
         needed = least * turns_of(start)
-        raise InputError(
+        sentence = (
             f"budget is {budget!r}; {cheapest} {needed / 1e3:.4g}kB for each client in "
             f"{start.rounds} rounds. Give more than that, or take fewer rounds or a smaller cohort."
         )
+        raise BudgetError(sentence, needed)
     return share_for(exchange.bytes, target)
 
 

@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core import Packet
-from ..errors import DamageError, FedgroveError, FolderWarning, InputError
+from ..errors import DamageError, FedgroveError, FolderWarning, InputError, not_a_run
 from ..parts.gate import is_plain_name
 from ..trees import Digests, Tree
 from ..wire.held import Held
@@ -109,10 +109,7 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """A folder that holds a run."""
         if not (path / "config.toml").is_file():
-            what = "has no config.toml" if path.is_dir() else "does not exist"
-            raise InputError(
-                f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one."
-            )
+            raise not_a_run(path)
         return cls(path)
 
     def _inside(self, name: str) -> Path:

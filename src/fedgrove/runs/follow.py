@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, not_a_run
 from ..report.live import Look
 from ..report.progress import score_of
 from .lock import check_free
@@ -44,10 +44,7 @@ class Follower:
 
     def __init__(self, path: Path, take: Take = ignore) -> None:
         if not (path / "config.toml").is_file():
-            what = "has no config.toml" if path.is_dir() else "does not exist"
-            raise InputError(
-                f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one."
-            )
+            raise not_a_run(path)
         self.path = path
         self._hand_on = take
         words = _words(path / "config.toml")
