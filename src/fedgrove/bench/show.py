@@ -389,7 +389,7 @@ def write_scale_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         cores.append(Series(line, x, [row["cpu"] for row in own], colour))
     page = Page("fedgrove bench scale")
     page.paragraph(
-        "Registered clients, of which as many take part in every round. Times are those of a "
+        "Registered clients; the same number of them takes part in every round. Times are those of a "
         "round after the first.",
         small="On cores: the seconds for which the processes had a core, whatever else ran.",
     )
