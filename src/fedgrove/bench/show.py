@@ -389,8 +389,8 @@ def write_scale_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         cores.append(Series(line, x, [row["cpu"] for row in own], colour))
     page = Page("fedgrove bench scale")
     page.paragraph(
-        "Registered clients; the same number of them takes part in every round. Times are those of a "
-        "round after the first.",
+        "Registered clients; the same number of them takes part in every round. Times are those of "
+        "a round after the first.",
         small="On cores: the seconds for which the processes had a core, whatever else ran.",
     )
     x_title = "registered clients"
