@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,22 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedgrove import engines, methods, trees
-from fedgrove.core import Lost, Packet, Task
+from fedgrove.core import Batch, Carry, Lost, Packet, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
-from fedgrove.engines.batched.graphs import STEPS_MULTIPLE
+from fedgrove.engines.batched.graphs import STEPS_MULTIPLE, CapturedStack, GraphCache
 from fedgrove.engines.batched.stacking import joined_rows, split_rows, trees_of_clients
 from fedgrove.engines.batched.steps import BatchPlan, Stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import InputError
-from fedgrove.nets import Net, build
+from fedgrove.nets import Net, Output, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.parts.objective import CrossEntropy, Proximal
+from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run
+from fedgrove.trees import Tree
 
 CPU = torch.device("cpu")
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -61,13 +62,52 @@ def test_a_plan_of_nothing_has_no_steps() -> None:
 
 def test_a_plan_grows_without_changing() -> None:
     plan = BatchPlan.of([[torch.arange(5)]], 2, [0], torch.float32, CPU)
-    roomy = plan.with_room(16)
-    assert roomy.row.shape == (1, 16, 2)
-    assert torch.equal(roomy.row[:, :3], plan.row)
+    roomy = plan.with_room(2, 16)
+    assert roomy.row.shape == (2, 16, 2)
+    assert torch.equal(roomy.row[:1, :3], plan.row)
     assert float(roomy.weight[:, 3:].sum()) == 0
-    roomy.load(BatchPlan.of([[torch.tensor([4, 3])]], 2, [7], torch.float32, CPU))
-    assert roomy.row[0, 0].tolist() == [11, 10]
-    assert roomy.steps.tolist() == [1]
+    assert roomy.steps.tolist() == [3, 0]
+    loaded = roomy.loaded(BatchPlan.of([[torch.tensor([4, 3])]], 2, [7], torch.float32, CPU))
+    assert loaded.row is roomy.row
+    assert loaded.row[0, 0].tolist() == [11, 10]
+    assert loaded.steps.tolist() == [1, 0]
+    assert loaded.counts.tolist() == [1]
+    assert loaded.sizes.tolist() == [[2]]
+
+
+def test_a_captured_stack_serves_fewer_clients_and_more_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is captured here, but all else is as on a card.
+
+    Seven clients and then eight share a stack that has room for eight, of which some are always
+    done before others.
+    """
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(CapturedStack, "_capture", lambda self, size, all_active, ragged: None)
+    monkeypatch.setattr(GraphCache, "_memory_is_short", lambda self: False)
+    made: list[int] = []
+    make_room = Stack.make_room
+
+    def noted(self: Stack, clients: int, multiple: int) -> None:
+        made.append(clients)
+        make_room(self, clients, multiple)
+
+    monkeypatch.setattr(Stack, "make_room", noted)
+    run = make_run(
+        methods.FedAvg(local=LocalTraining(1, 4, Adam(1e-2, eps=1e-3))),
+        tmp_path,
+        sizes=(20, 13, 24, 17, 9, 8, 30, 11),
+        cohort=8,
+    )
+    engine = Batched()
+    engine._graph_cache = GraphCache()
+    for count in (7, 8, 5):
+        tasks = [Task(k, {"model": Packet(run.params)}) for k in list(run.infos)[:count]]
+        expected = list(reports(run, Serial(), tasks))
+        for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
+            assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+    assert made == [8, 5]
 
 
 def test_floats_become_slots_and_a_zero_stays() -> None:
@@ -414,6 +454,53 @@ def test_a_graph_of_the_last_step_reads_nothing_behind_the_plan(tmp_path: Path) 
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
 
 
+@dataclass(frozen=True)
+class Branching(Objective):
+    """Cross-entropy, with a branch on data that vmap cannot take."""
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        loss, aux = CrossEntropy()(out, params, batch, carry)
+        return (loss if loss > 0 else 2 * loss), aux
+
+
+@dataclass(frozen=True)
+class Copying(Objective):
+    """Cross-entropy, with a number from the CPU in every step, which no graph can capture."""
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        loss, aux = CrossEntropy()(out, params, batch, carry)
+        return loss * torch.tensor([1.0], device=batch.x.device)[0], aux
+
+
+@pytest.mark.parametrize(
+    ("device", "objective"),
+    [
+        ("cpu", Branching()),
+        pytest.param("cuda", Branching(), marks=CUDA),
+        pytest.param("cuda", Copying(), marks=CUDA),
+    ],
+)
+def test_work_that_cannot_be_stacked_or_captured_counts_once(
+    device: str, objective: Objective, tmp_path: Path
+) -> None:
+    """It ends as on the serial engine, and computes as much."""
+    local = LocalTraining(2, 8, SGD(0.1))
+    run = make_run(methods.FedAvg(objective=objective, local=local), tmp_path)
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    expected = list(reports(run, Serial(), tasks))
+    engine = Batched(device)
+    for _ in range(2):
+        for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
+            assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+            assert mine.macs == alone.macs
+    is_stacked = isinstance(objective, Copying)
+    assert (engine.notes(run) == []) == is_stacked
+
+
 def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> None:
     """Three runs in one stack; the second one's learning rate is far too large."""
     rates = (0.1, 1e300, 0.05)
@@ -469,5 +556,5 @@ def test_rows_of_a_stack_are_each_clients_tree_and_one_vector() -> None:
         vector = trees.vector(tree)
         assert vector is not None
         assert vector.data_ptr() == row.data_ptr()
-    assert len(trees_of_clients({}, 3)) == 3
-    assert trees.identical(trees_of_clients(stacked, 3)[2], forest[2])
+    assert len(trees_of_clients({}, [0, 0, 0])) == 3
+    assert trees.identical(trees_of_clients(stacked, [0, 0, 0])[2], forest[2])

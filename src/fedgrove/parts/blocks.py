@@ -85,7 +85,8 @@ def chosen(scores: Tensor, blocks: Sequence[Cut], budget: float) -> Tensor:
     fit is passed over, and smaller ones behind it may still be taken. Pure: it may be mapped over
     clients.
     """
-    sizes = torch.tensor(sizes_of(blocks), dtype=torch.float64, device=scores.device)
+    # Made on the device: a captured step may copy nothing to it.
+    sizes = torch.cat([_sizes_on(scores.device, cut) for cut in blocks])
     comes_first = torch.zeros(len(sizes), dtype=torch.bool, device=scores.device)
     for cut in blocks:
         comes_first[cut.first] = True
@@ -101,6 +102,12 @@ def chosen(scores: Tensor, blocks: Sequence[Cut], budget: float) -> Tensor:
         room = room - torch.where(fits, ordered[place], 0.0)
         taken.append(fits)
     return torch.zeros_like(comes_first).scatter(0, order, torch.stack(taken))
+
+
+def _sizes_on(device: torch.device, cut: Cut) -> Tensor:
+    sizes = torch.full((cut.count,), cut.size, dtype=torch.float64, device=device)
+    sizes[-1] = cut.sizes[-1]
+    return sizes
 
 
 def blocks_in(blocks: Sequence[Cut]) -> range:

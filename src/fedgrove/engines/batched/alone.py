@@ -95,13 +95,17 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=rounding, atol=rounding)
 
 
-def run_alone(job: Job, number: int) -> None:
-    """A Train or Measure stage of one client, as the serial engine does it: to the bit."""
+def run_alone(job: Job, number: int) -> int:
+    """A Train or Measure stage of one client, as the serial engine does it: to the bit.
+
+    What it computed, in multiply-accumulates, is for the caller to count.
+    """
     place, stage = job.work.stages[number]
     assert isinstance(stage, Train | Measure)
     try:
         with one_thread():
             job.carry, per_example = worked(job.run, stage, job.carry, job.client, place)
-            job.macs += per_example * examples_seen(job.run, stage, job.client)
     except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)
+        return 0
+    return per_example * examples_seen(job.run, stage, job.client)

@@ -97,7 +97,6 @@ from .stacking import (
     split_into_stacks,
     stack_carries,
     stack_hyperparameters,
-    to_cpu,
     training_passes,
     trees_of_clients,
     width_adapters,
@@ -113,6 +112,7 @@ from .steps import (
     train_stack,
 )
 from .templates import from_template, to_template
+from .transfers import to_cpu
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
@@ -312,7 +312,7 @@ class Batched:
         # An objective may call any of the method's networks.
         if not all(self._stacks(net) for net in jobs[0].run.nets.values()):
             for job in jobs:
-                run_alone(job, number)
+                job.macs += run_alone(job, number)
             return
         for stack in split_into_stacks(jobs, stage):
             # Possible duplicates side by side, so that they come into the same stack and are
@@ -359,13 +359,14 @@ class Batched:
         if isinstance(failure, EngineError) or not isinstance(failure, Exception):
             job.lost = crashed(job.task, failure)
             return
+        # What it computes was counted when the stack was made.
         run_alone(job, number)
         if job.lost is None:
             self._not_stacked[job.work.key, number] = explained(failure)
             self._note_unstacked(job, number)
 
     def _run_unstacked(self, job: Job, number: int) -> None:
-        """A stage that vmap cannot run."""
+        """A stage that vmap cannot run; it was counted when the stack was made."""
         run_alone(job, number)
         self._note_unstacked(job, number)
 
@@ -472,10 +473,14 @@ class Batched:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_reserved(self._device)
+        allocated_before = torch.cuda.memory_allocated(self._device)
         try:
             with preserved_rng(self._device):
                 run_stage(few, number, steps=2)
-            taken = torch.cuda.max_memory_reserved(self._device) - before
+            reserved = torch.cuda.max_memory_reserved(self._device) - before
+            # Small trees may find room in what was reserved before.
+            allocated = torch.cuda.max_memory_allocated(self._device) - allocated_before
+            taken = max(reserved, allocated)
         finally:
             self._graph_cache = kept_cache
             torch.cuda.synchronize(self._device)
@@ -561,9 +566,10 @@ class Batched:
             graph_key = (net_key, template, stack.shape_key, addresses)
             trained = self._graph_cache.train(stack, graph_key)
 
+        runs = [id(job.run) for job in trained_jobs]
         trees_by_name = {}
         for name, tree in trained.items():
-            trees_by_name[name] = trees_of_clients(tree, len(trained_jobs))
+            trees_by_name[name] = trees_of_clients(tree, runs)
         row_of = {place: row for row, place in enumerate(trained_places)}
         for adapter, job, leader in zip(adapters, jobs, leaders, strict=True):
             row = row_of[leader]
@@ -594,7 +600,7 @@ class Batched:
 
         total: Tree = {}
         for step in range(plan.row.shape[1]):
-            with torch.no_grad():
+            with torch.no_grad(), no_trials():
                 # The batch has no name: it is freed before the next one is gathered.
                 values = vmap(measure_one, randomness="different")(
                     hyperparameters, carry, plan.batch(data, slice(None), step)
@@ -722,6 +728,21 @@ def precision_context(device: torch.device, precision: str) -> Iterator[None]:
         matmul.allow_tf32 = matmul_tf32_before
         cudnn.allow_tf32 = cudnn_tf32_before
         cudnn.benchmark = benchmark_before
+
+
+@contextmanager
+def no_trials() -> Iterator[None]:
+    """Have cuDNN take the kernel that it thinks best, and not try all of them first.
+
+    For a few batches a trial takes longer than it saves, and every number of clients is a new one.
+    """
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark
+    cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 @contextmanager

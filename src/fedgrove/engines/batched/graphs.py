@@ -24,20 +24,24 @@ MIN_FREE_SHARE = 1 / 3
 STEPS_MULTIPLE = 16
 """Captured plans have room for a multiple of so many steps: cohorts with a few steps more or less
 share a graph."""
+ROOMS = (
+    *(1, 2, 3, 4, 5, 6, 8),
+    *(10, 12, 15, 20, 25, 30, 40, 50, 60, 80),
+    *(100, 120, 150, 200, 250, 300, 400, 500),
+)
+"""Captured stacks have room for so many clients: groups that gain or lose a few share a graph. The
+numbers that people choose for a cohort are among them, so that most rooms are full."""
 
 
 class CapturedStack:
     """A stack whose steps are graphs: one for all clients, and smaller ones as clients finish."""
 
     def __init__(self, stack: Stack) -> None:
-        self.stack = stack
         # Trees that all clients share are one row expanded. Every round copies its own trees in, so
-        # each client needs a row that can be written.
-        for tree in stack.carry.values():
-            tree.update(
-                {k: v.clone(memory_format=torch.contiguous_format) for k, v in tree.items()}
-            )
-        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
+        # each client needs a row that can be written, which this makes too.
+        stack.make_room(room_for(len(stack.hyperparameters)), STEPS_MULTIPLE)
+        self.stack = stack
+        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph | None] = {}
         # One memory pool for all graphs of the stack: they never run at the same time.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -51,9 +55,17 @@ class CapturedStack:
         key = (size, all_active, ragged)
         if key not in self._graphs:
             self._graphs[key] = self._capture(size, all_active, ragged)
-        self._graphs[key].replay()
+        graph = self._graphs[key]
+        if graph is None:
+            self.stack.advance(size, all_active, ragged)
+        else:
+            graph.replay()
 
-    def _capture(self, size: int, all_active: bool, ragged: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, size: int, all_active: bool, ragged: bool) -> torch.cuda.CUDAGraph | None:
+        """A step as a graph; None if it does what cannot be captured, such as to ask for a number.
+
+        A user's objective may. Where it fails otherwise, the warm-up says so first.
+        """
         stack = self.stack
         # The warm-up below really trains: what it changes is put back afterwards. A leaf of aux is
         # in this list if the objective begins with it (`Objective.begin`).
@@ -74,11 +86,17 @@ class CapturedStack:
         torch.cuda.current_stream().wait_stream(stream)
 
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            stack.advance(size, all_active, ragged)
+        was_captured = True
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                stack.advance(size, all_active, ragged)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            was_captured = False
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)
-        return graph
+        return graph if was_captured else None
 
 
 class GraphCache:
@@ -90,24 +108,40 @@ class GraphCache:
     def train(self, stack: Stack, key: Hashable) -> Carry:
         """All steps of a stack, in the buffers of a captured one of the same ``key`` if any."""
         # Taken out and put in again below, so that the order is that of last use.
+        key = (room_for(len(stack.hyperparameters)), key)
         captured = self._captured.pop(key, None)
         steps = stack.plan.row.shape[1]
-        if captured is None or captured.stack.plan.row.shape[1] < steps:
-            stack.plan = stack.plan.with_room(STEPS_MULTIPLE)
-            captured = CapturedStack(stack)
-        else:
+        if captured is not None and captured.stack.plan.row.shape[1] >= steps:
             captured.stack.load(stack)
-        self._captured[key] = captured
-        # The last one, which is about to be used, always stays.
+            self._captured[key] = captured
+        else:
+            captured = CapturedStack(stack)
+            self._captured[key] = captured
+            self._drop_oldest()
+        return train_stack(captured.stack, captured.advance)
+
+    def _drop_oldest(self) -> None:
+        """Leave room for others; the last one, which is about to be used, always stays."""
         while len(self._captured) > 1 and (
             len(self._captured) > MAX_CAPTURED or self._memory_is_short()
         ):
             del self._captured[next(iter(self._captured))]
             torch.cuda.empty_cache()
-        return train_stack(captured.stack, captured.advance)
 
     def _memory_is_short(self) -> bool:
         """Whether too little memory is free, counting what torch has reserved and does not use."""
         free, total = torch.cuda.mem_get_info()
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return free + unused < MIN_FREE_SHARE * total
+
+
+def room_for(clients: int) -> int:
+    """How many clients a captured stack of so many has room for.
+
+    It follows from their number alone: dropout draws other bits in a stack of another size, and
+    must draw the same whatever was captured before.
+
+    >>> [room_for(clients) for clients in (7, 10, 101, 501)]
+    [8, 10, 120, 501]
+    """
+    return next((room for room in ROOMS if room >= clients), clients)

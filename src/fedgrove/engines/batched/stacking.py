@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from ...runs.run import Run
 from ...trees import Tree
 from ..work import crashed, examples_seen, macs_per_example
 from .steps import Passes
+from .transfers import stacks_to_device, to_cpu, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,66 +152,103 @@ def stack_hyperparameters(
     rows = [job.work.templates[number][1] for job in jobs]
     template = jobs[0].work.templates[number][0]
     dtype = next(iter(jobs[0].run.params.values())).dtype
-    return template, torch.tensor(rows, dtype=dtype, device=device).view(len(jobs), -1)
+    values = to_device(torch.tensor(rows, dtype=dtype), device)
+    return template, values.view(len(jobs), -1)
 
 
 def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
     """All trees, one row per carry; the carries have the same names and shapes."""
     stacked: Carry = {}
+    waiting: list[tuple[str, str, Rows]] = []
     # By name: a client that remembers a tree has it in another place than one that was sent it, and
     # a graph that was captured for one order would not be found for the other.
     for name in sorted(carries[0]):
         stacked[name] = {}
         for leaf in carries[0][name]:
-            stacked[name][leaf] = _stack_leaf([carry[name][leaf] for carry in carries], device)
+            rows = Rows.of([carry[name][leaf] for carry in carries])
+            there = _already_there(rows.distinct, device)
+            if there is None:
+                waiting.append((name, leaf, rows))
+                # Its place among the leaves.
+                stacked[name][leaf] = rows.distinct[0]
+            else:
+                stacked[name][leaf] = rows.spread(there)
+    moved = stacks_to_device([rows.distinct for _, _, rows in waiting], device)
+    for (name, leaf, rows), there in zip(waiting, moved, strict=True):
+        stacked[name][leaf] = rows.spread(there)
     return stacked
 
 
-def _stack_leaf(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Rows on the device; a leaf that many carries share is moved once."""
-    distinct: list[Tensor] = []
-    places: dict[int, int] = {}
-    rows: list[int] = []
-    for leaf in leaves:
-        if id(leaf) not in places:
-            places[id(leaf)] = len(distinct)
-            distinct.append(leaf)
-        rows.append(places[id(leaf)])
-    moved = _moved(distinct, device)
-    # A broadcast model takes the memory of one row, until something is written into it.
-    if len(distinct) == 1:
-        return moved.expand(len(leaves), *moved.shape[1:])
-    if len(distinct) == len(leaves):
-        return moved
-    return moved[torch.tensor(rows, device=device)]
+class Rows(NamedTuple):
+    """A leaf of many carries, of which some may share one tensor."""
+
+    distinct: list[Tensor]
+    places: list[int]
+    """For each carry, which of them is its own."""
+
+    @classmethod
+    def of(cls, leaves: Sequence[Tensor]) -> Rows:
+        """The leaves of all carries; one that many share is there once."""
+        distinct: list[Tensor] = []
+        place_of: dict[int, int] = {}
+        places: list[int] = []
+        for leaf in leaves:
+            if id(leaf) not in place_of:
+                place_of[id(leaf)] = len(distinct)
+                distinct.append(leaf)
+            places.append(place_of[id(leaf)])
+        return cls(distinct, places)
+
+    def spread(self, stacked: Tensor) -> Tensor:
+        """One row per carry, from one per distinct leaf."""
+        carries = len(self.places)
+        # A broadcast model takes the memory of one row, until something is written into it.
+        if len(self.distinct) == 1:
+            return stacked.expand(carries, *stacked.shape[1:])
+        if len(self.distinct) == carries:
+            return stacked
+        return stacked[to_device(torch.tensor(self.places), stacked.device)]
 
 
-def _moved(leaves: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Leaves on the device, stacked."""
-    on_device: list[Tensor] = []
+def _already_there(leaves: Sequence[Tensor], device: torch.device) -> Tensor | None:
+    """The leaves' twins on a card, stacked; None where one has none."""
+    if device.type != "cuda":
+        return None
+    found: list[Tensor] = []
     for leaf in leaves:
-        twin = twins.brought(leaf, device) if device.type == "cuda" else None
+        twin = twins.brought(leaf, device)
         if twin is None:
-            # One copy for all of them.
-            return torch.stack(tuple(leaves)).to(device)
-        on_device.append(twin)
-    return torch.stack(on_device)
+            return None
+        found.append(twin)
+    return torch.stack(found)
 
 
-def trees_of_clients(stacked: Tree, clients: int) -> list[Tree]:
-    """Each client's row of a stacked tree, on the CPU.
+def trees_of_clients(stacked: Tree, owners: Sequence[int]) -> list[Tree]:
+    """Each client's row of a stacked tree, on the CPU; ``owners`` says which run each belongs to.
 
-    What comes from a card comes in one copy, and stays there too, as its twin: then the leaves of a
-    client are views of one vector, of which gate and mean read the twin.
+    What comes from a card comes in one copy for each run, and stays there too, as its twin: then
+    the leaves of a client are views of one vector, of which gate and mean read the twin. A copy for
+    each, since what a run measures for one of its clients it measures for all rows at once.
     """
+    clients = len(owners)
     types = {leaf.dtype for leaf in stacked.values()}
     on_card = any(leaf.is_cuda for leaf in stacked.values())
     if not on_card or len(types) > 1:
         return trees.unstack(to_cpu(stacked), clients)
     there = joined_rows(stacked)
-    here = to_cpu({"": there})[""]
-    twins.keep(here, there)
-    return split_rows(here, stacked)
+    rows_by_run: dict[int, list[int]] = {}
+    for row, owner in enumerate(owners):
+        rows_by_run.setdefault(owner, []).append(row)
+    order = [row for rows in rows_by_run.values() for row in rows]
+    if len(rows_by_run) > 1:
+        there = there[to_device(torch.tensor(order), there.device)]
+    parts = torch.split(there, [len(rows) for rows in rows_by_run.values()])
+    own_trees: dict[int, Tree] = {}
+    copies = to_cpu({str(number): part for number, part in enumerate(parts)})
+    for rows, here, part in zip(rows_by_run.values(), copies.values(), parts, strict=True):
+        twins.keep(here, part)
+        own_trees.update(zip(rows, split_rows(here, stacked), strict=True))
+    return [own_trees[row] for row in range(clients)]
 
 
 def joined_rows(stacked: Tree) -> Tensor:
@@ -225,20 +263,8 @@ def split_rows(rows: Tensor, stacked: Tree) -> list[Tree]:
     sizes = [leaf[0].numel() for leaf in stacked.values()]
     views: Tree = {}
     for (name, leaf), columns in zip(stacked.items(), torch.split(rows, sizes, 1), strict=True):
-        views[name] = columns.view(leaf.shape)
+        views[name] = columns.view(clients, *leaf.shape[1:])
     return trees.unstack(views, clients)
-
-
-def to_cpu(tree: Tree) -> Tree:
-    """The tree on the CPU, copied through pinned memory: all leaves under way, then one wait."""
-    if not any(v.is_cuda for v in tree.values()):
-        return tree
-    pinned: Tree = {}
-    for leaf, value in tree.items():
-        pinned[leaf] = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        pinned[leaf].copy_(value, non_blocking=True)
-    torch.cuda.synchronize()
-    return pinned
 
 
 # ---- clients whose masks remove whole channels ---------------------------------------------------

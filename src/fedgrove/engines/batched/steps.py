@@ -26,6 +26,7 @@ from ...trees import Tree
 from . import convolution, grouped
 from .device_data import DeviceSplit
 from .templates import from_template
+from .transfers import to_device
 
 Passes = Sequence[Tensor]
 """A client's passes over its data, each the indices of its examples in order."""
@@ -53,6 +54,10 @@ class BatchPlan(NamedTuple):
     """(K, S): the batch's number within its pass."""
     steps: Tensor
     """(K,): how many steps the client does."""
+    counts: np.ndarray
+    """(K,): the same, on the CPU, which need not wait for the device to know what comes next."""
+    sizes: np.ndarray
+    """(K, S): how many examples a batch has, on the CPU."""
 
     @classmethod
     def of(
@@ -95,14 +100,22 @@ class BatchPlan(NamedTuple):
                 size[client, end - 1] -= batches * width - n
                 position[client, start:end] = np.arange(batches)
                 start = end
-        weight = np.arange(width) < size[..., None]
-        row = index + np.array(offsets).reshape(-1, 1, 1)
+        # In one copy, of whole numbers; the rest is worked out on the device.
+        parts = (index, position, size, steps, np.array(offsets))
+        there = to_device(torch.from_numpy(np.concatenate([p.ravel() for p in parts])), device)
+        flat = torch.split(there, [part.size for part in parts])
+        index_there, position_there, size_there, steps_there, offsets_there = (
+            values.view(part.shape) for values, part in zip(flat, parts, strict=True)
+        )
+        weight = torch.arange(width, device=device) < size_there[..., None]
         return cls(
-            row=torch.from_numpy(row).to(device),
-            index=torch.from_numpy(index).to(device),
-            weight=torch.from_numpy(weight).to(device).to(dtype),
-            position=torch.from_numpy(position).to(device),
-            steps=torch.from_numpy(steps).to(device),
+            row=index_there + offsets_there.view(-1, 1, 1),
+            index=index_there,
+            weight=weight.to(dtype),
+            position=position_there,
+            steps=steps_there,
+            counts=steps,
+            sizes=size,
         )
 
     def batch(self, data: DeviceSplit, clients: Any, step: Any, width: int | None = None) -> Batch:
@@ -127,33 +140,40 @@ class BatchPlan(NamedTuple):
             weight=self.weight[:, :most],
             position=self.position[:, :most],
             steps=self.steps.clamp(max=most),
+            counts=self.counts.clip(max=most),
+            sizes=self.sizes[:, :most],
         )
 
-    def with_room(self, multiple: int) -> BatchPlan:
-        """The same plan in tensors that hold more steps, up to the next multiple."""
-        more = -self.row.shape[1] % multiple
+    def with_room(self, clients: int, multiple: int) -> BatchPlan:
+        """The same plan in tensors that hold more clients, and steps up to the next multiple."""
+        more_clients = clients - self.row.shape[0]
+        more_steps = -self.row.shape[1] % multiple
 
         def padded(values: Tensor) -> Tensor:
-            padding = torch.zeros_like(values[:, :1]).repeat_interleave(more, 1)
-            return torch.cat([values, padding], 1)
+            # From the last dimension to the first, as `pad` wants it.
+            behind = [0, 0] * (values.dim() - 2) + [0, more_steps, 0, more_clients]
+            return torch.nn.functional.pad(values, behind)
 
-        return BatchPlan(
+        return self._replace(
             row=padded(self.row),
             index=padded(self.index),
             weight=padded(self.weight),
             position=padded(self.position),
-            steps=self.steps,
+            # A client that is none does no step.
+            steps=torch.nn.functional.pad(self.steps, [0, more_clients]),
         )
 
-    def load(self, other: BatchPlan) -> None:
-        """Copy another plan in, which may have fewer steps; the tensors stay where they are."""
+    def loaded(self, other: BatchPlan) -> BatchPlan:
+        """Another plan, which may have fewer clients and steps, in the tensors of this one."""
+        clients, steps = other.row.shape[:2]
         # What lies behind its last step is stale, and never read: `steps` says where to stop.
-        n = other.row.shape[1]
-        self.row[:, :n].copy_(other.row)
-        self.index[:, :n].copy_(other.index)
-        self.weight[:, :n].copy_(other.weight)
-        self.position[:, :n].copy_(other.position)
-        self.steps.copy_(other.steps)
+        self.row[:clients, :steps].copy_(other.row)
+        self.index[:clients, :steps].copy_(other.index)
+        self.weight[:clients, :steps].copy_(other.weight)
+        self.position[:clients, :steps].copy_(other.position)
+        self.steps.zero_()
+        self.steps[:clients].copy_(other.steps)
+        return self._replace(counts=other.counts, sizes=other.sizes)
 
 
 class Stack:
@@ -206,36 +226,55 @@ class Stack:
 
     @property
     def shape_key(self) -> tuple[Any, ...]:
-        """What a graph depends on beside the stage: clients, width of a batch, shapes of trees.
+        """What a graph depends on beside the stage: the width of a batch, and a client's trees.
 
-        Not the number of steps, for which a captured plan has room.
+        Not the numbers of clients and steps, for which a captured stack has room.
         """
         shapes = []
         for name, tree in self.carry.items():
             leaves = []
             for leaf, value in tree.items():
-                leaves.append((leaf, tuple(value.shape)))
+                leaves.append((leaf, tuple(value.shape[1:])))
             # Tuples throughout: the key of a graph must be hashable.
             shapes.append((name, tuple(leaves)))
-        clients, _, width = self.plan.row.shape
-        return (clients, width, tuple(shapes))
+        return (self.plan.row.shape[2], tuple(shapes))
 
     @property
     def updated_names(self) -> tuple[str, ...]:
         """The trees of the carry that a step changes."""
         return (self.stage.end, local.OPTIMISER, "aux")
 
+    def make_room(self, clients: int, multiple: int) -> None:
+        """Hold so many clients, and steps up to the next multiple, in tensors of its own.
+
+        The rows behind the last client are copies of it, and do no step.
+        """
+        more = clients - len(self.hyperparameters)
+
+        def rows(values: Tensor) -> Tensor:
+            behind = values[-1:].expand(more, *values.shape[1:])
+            return torch.cat([values, behind])
+
+        self.hyperparameters = rows(self.hyperparameters)
+        for tree in self.carry.values():
+            tree.update({k: rows(v) for k, v in tree.items()})
+        self.plan = self.plan.with_room(clients, multiple)
+
     def load(self, other: Stack) -> None:
         """Start again with another stack's contents, in the buffers that a captured graph uses."""
+        clients = len(other.hyperparameters)
+        buffers = [self.hyperparameters[:clients]]
+        contents = [other.hyperparameters]
         for name, tree in self.carry.items():
             for leaf, value in tree.items():
                 if leaf in other.carry[name]:
-                    value.copy_(other.carry[name][leaf])
+                    buffers.append(value[:clients])
+                    contents.append(other.carry[name][leaf])
                 else:
                     # An objective added it to aux in an earlier round; this one has yet to begin.
                     value.zero_()
-        self.hyperparameters.copy_(other.hyperparameters)
-        self.plan.load(other.plan)
+        torch._foreach_copy_(buffers, contents)
+        self.plan = self.plan.loaded(other.plan)
         self.step.zero_()
 
     def advance(self, count: int, all_active: bool = False, ragged: bool = False) -> None:
@@ -387,7 +426,8 @@ class Stack:
 
     def result(self) -> Carry:
         """What the stage leaves behind."""
-        return {self.stage.end: self.carry[self.stage.end], "aux": self.carry["aux"]}
+        left = {self.stage.end: self.carry[self.stage.end], "aux": self.carry["aux"]}
+        return select_clients(left, slice(len(self.plan.counts)))
 
 
 def select_clients(carry: Carry, clients: Any) -> Carry:
@@ -405,14 +445,13 @@ def expand_flags(flags: Tensor, like: Tensor) -> Tensor:
 
 def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None) -> Carry:
     """All steps of a stack; ``advance(active, ragged)``, if given, replaces ``stack.advance``."""
-    # Read from the device once, not in every step.
-    steps = stack.plan.steps.tolist()
-    is_full = stack.plan.weight.bool().all(2).tolist()
+    counts = stack.plan.counts
+    is_full = stack.plan.sizes == stack.plan.row.shape[2]
     # The first client has the most steps.
-    most_steps = steps[0] if steps else 0
+    most_steps = int(counts[0]) if len(counts) else 0
     for step in range(most_steps):
-        active = sum(n > step for n in steps)
-        all_full = all(is_full[client][step] for client in range(active))
+        active = int((counts > step).sum())
+        all_full = bool(is_full[:active, step].all())
         # Only BatchNorm looks across a batch; elsewhere an example of weight 0 changes nothing.
         ragged = stack.net.layout.batch_norm and not all_full
         if ragged and not stack.use_grouped:
@@ -426,9 +465,8 @@ def train_stack(stack: Stack, advance: Callable[[int, bool], None] | None = None
 
 def _advance_by_batch_size(stack: Stack, step: int) -> None:
     """Under vmap BatchNorm takes no weights: only batches of equal size step together."""
-    sizes = stack.plan.weight[:, step].sum(1).long().tolist()
     clients_by_size: dict[int, list[int]] = {}
-    for client, size in enumerate(sizes):
+    for client, size in enumerate(stack.plan.sizes[:, step].tolist()):
         if size:
             clients_by_size.setdefault(size, []).append(client)
     for size in sorted(clients_by_size):
