@@ -27,6 +27,7 @@ from ..engines.pool.engine import cores
 from ..runs.admission import Admission
 from ..runs.rounds import draw_cohort, plan
 from ..runs.run import Run
+from ..seeds import threads_for
 from . import pfl
 from .plain_loop import PlainLoop
 from .scenes import Scene, scene_of, seeded, setting
@@ -95,7 +96,9 @@ def _engine_round(engine: Engine, run: Run) -> TrainRound:
         # The new state is dropped: every round starts from the same model.
         stream = engine.map((run, task) for task in tasks)
         answers = ((task, answer) for (_, task), answer in stream)
-        run.method.fold(state, Admission(run, tasks).reports(answers))
+        # As in a run.
+        with threads_for(run.net.layout.size):
+            run.method.fold(state, Admission(run, tasks).reports(answers))
 
     return train_round
 
@@ -258,17 +261,20 @@ def _train_together(runs: list[Run], engine: Engine) -> None:
     planned: list[tuple[Run, Any, list[Task]]] = []
     jobs: list[tuple[Run, Task]] = []
     for run in runs:
-        state = run.method.init(run.start)
+        # Every round starts from the same model.
+        state = run.initial_state
         tasks = plan(run, state)
         planned.append((run, state, tasks))
         for task in tasks:
             jobs.append((run, task))
     stream = engine.map(jobs)
-    # Answers come in job order: the next len(tasks) of them belong to this run.
-    for run, state, tasks in planned:
-        answers = ((task, answer) for (_, task), answer in islice(stream, len(tasks)))
-        run.method.fold(state, Admission(run, tasks).reports(answers))
-    # islice stops at a run's last report without asking for more, and an engine cleans up only when
-    # it is asked for more than there is.
-    for _ in stream:
-        pass
+    # As in a run.
+    with threads_for(runs[0].net.layout.size):
+        # Answers come in job order: the next len(tasks) of them belong to this run.
+        for run, state, tasks in planned:
+            answers = ((task, answer) for (_, task), answer in islice(stream, len(tasks)))
+            run.method.fold(state, Admission(run, tasks).reports(answers))
+        # islice stops at a run's last report without asking for more, and an engine cleans up only
+        # when it is asked for more than there is.
+        for _ in stream:
+            pass

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
+from ..seeds import threads_for
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from . import fits, privacy
@@ -344,19 +345,21 @@ def share(
 
     stream = _Stream(engine.map(jobs()))
     unserved = deque(tasks_of.items())
-    while unserved and not stream.broken:
-        member, tasks = unserved[0]
-        later = [other.run for other, _ in unserved if other is not member]
-        part = stream.part(member.run, tasks, later)
-        try:
-            take(member, tasks, part)
-        except FAILURES as error:
-            if stream.broken and len(tasks_of) > 1:
-                # The map's failure, not this member's: it gets another try below.
-                break
-            member.error = error
-        unserved.popleft()
-        stream.drain(part)
+    largest = max((member.run.net.layout.size for member in members), default=0)
+    with threads_for(largest):
+        while unserved and not stream.broken:
+            member, tasks = unserved[0]
+            later = [other.run for other, _ in unserved if other is not member]
+            part = stream.part(member.run, tasks, later)
+            try:
+                take(member, tasks, part)
+            except FAILURES as error:
+                if stream.broken and len(tasks_of) > 1:
+                    # The map's failure, not this member's: it gets another try below.
+                    break
+                member.error = error
+            unserved.popleft()
+            stream.drain(part)
     for member, _ in unserved:
         member.attempt(member.roll_back)
         if member.error is None:
