@@ -91,9 +91,11 @@ from .graphs import GraphCache
 from .stacking import (
     Job,
     Work,
+    adapters_in_full_width,
     carry_shapes,
     data_and_seed,
     find_duplicates,
+    is_little_work,
     split_into_stacks,
     stack_carries,
     stack_hyperparameters,
@@ -314,7 +316,7 @@ class Batched:
             for job in jobs:
                 job.macs += run_alone(job, number)
             return
-        for stack in split_into_stacks(jobs, stage):
+        for stack in split_into_stacks(jobs, stage, on_card=self._device.type == "cuda"):
             # Possible duplicates side by side, so that they come into the same stack and are
             # trained once.
             stack.sort(key=data_and_seed)
@@ -438,7 +440,8 @@ class Batched:
     def _memory_key(self, jobs: Sequence[Job], number: int) -> Any:
         """Work, stage, width and trees: stacks that agree in these take equal memory per client."""
         job = jobs[0]
-        return (job.work.key, number, width_class(job.thin), carry_shapes(job.carry))
+        widest = max(width_class(each.thin) for each in jobs)
+        return (job.work.key, number, widest, carry_shapes(job.carry))
 
     def _bytes_per_client(self, run_stage: StackedStage, jobs: Sequence[Job], number: int) -> int:
         """The memory that torch takes from the device while a few clients do the first steps.
@@ -522,7 +525,10 @@ class Batched:
         # Most steps first: the clients that still have steps to do are then always the first rows.
         jobs = sorted(jobs, key=lambda job: -count_steps(passes[id(job)], batch_size))
 
-        adapters = width_adapters(jobs, stage.net)
+        if self._device.type == "cuda" and is_little_work(jobs, stage):
+            adapters = adapters_in_full_width(jobs, stage.net)
+        else:
+            adapters = width_adapters(jobs, stage.net)
         common = adapters[0].common
         net = full_net if common is None else common.net
         template, hyperparameters = stack_hyperparameters(jobs, number, self._device)

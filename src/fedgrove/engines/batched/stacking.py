@@ -17,7 +17,7 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ..work import crashed, examples_seen, macs_per_example
+from ..work import crashed, examples_seen, macs_per_example, pass_of
 from .steps import Passes
 from .transfers import stacks_to_device, to_cpu, to_device
 
@@ -62,31 +62,62 @@ ALIGNMENT = 8
 """Parts of wide layers are multiples of so many channels, which is what matrix units take."""
 
 
-def split_into_stacks(jobs: Sequence[Job], stage: Train | Measure) -> list[list[Job]]:
+LITTLE_WORK = 1 << 34
+"""Multiply-accumulates of a step of all clients: a card that has no more to do waits for the next
+kernel most of the time. One stack in full width then takes less time than several narrow ones, and
+need not be cut to size before nor widened after."""
+
+
+def split_into_stacks(
+    jobs: Sequence[Job], stage: Train | Measure, on_card: bool = False
+) -> list[list[Job]]:
     """Jobs whose trees have the same names and shapes, and whose smaller nets are about as wide.
 
-    Sets every job's ``thin`` for this stage, and counts what it will compute. A job whose carry
-    holds something else than trees is lost.
+    On a card networks of any width go together where they are small. Sets every job's ``thin`` for
+    this stage, and counts what it will compute. A job whose carry holds something else than trees
+    is lost.
     """
-    stacks: dict[Any, list[Job]] = {}
+    any_width: dict[Any, list[Job]] = {}
     # By id: many clients hold the same tree.
     shapes: dict[int, Any] = {}
     for job in jobs:
         try:
-            key = _stack_key(job, stage, shapes)
+            job.thin = _thin(job, stage)
+            key = carry_shapes(job.carry, shapes)
             job.macs += _macs(job, stage)
         except Exception as error:
             job.lost = crashed(job.task, error)
             continue
-        stacks.setdefault(key, []).append(job)
+        any_width.setdefault(key, []).append(job)
+    stacks: list[list[Job]] = []
+    for together in any_width.values():
+        if on_card and is_little_work(together, stage):
+            stacks.append(together)
+        else:
+            stacks += _by_width(together)
+    return stacks
+
+
+def _thin(job: Job, stage: Train | Measure) -> Thin | None:
+    """The smaller net that a stage can train in place of the masked one."""
+    if not isinstance(stage, Train):
+        return None
+    return structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
+
+
+def _by_width(jobs: Sequence[Job]) -> list[list[Job]]:
+    stacks: dict[int, list[Job]] = {}
+    for job in jobs:
+        stacks.setdefault(width_class(job.thin), []).append(job)
     return list(stacks.values())
 
 
-def _stack_key(job: Job, stage: Train | Measure, shapes: dict[int, Any]) -> tuple[Any, ...]:
-    job.thin = None
-    if isinstance(stage, Train):
-        job.thin = structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
-    return (carry_shapes(job.carry, shapes), width_class(job.thin))
+def is_little_work(jobs: Sequence[Job], stage: Train | Measure) -> bool:
+    """Whether a step of all these clients, in full width, is less than fills a card."""
+    net = jobs[0].run.nets[stage.net]
+    batches, _ = pass_of(net, stage)
+    macs = len(jobs) * batches.size * macs_per_example(net, stage, None)
+    return macs <= LITTLE_WORK
 
 
 def _macs(job: Job, stage: Train | Measure) -> int:
@@ -302,6 +333,11 @@ class WidthAdapter:
         return {name: self.own.settled(tree) for name, tree in trained.items()}
 
 
+def adapters_in_full_width(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAdapter]:
+    """All networks as they are, masked."""
+    return [WidthAdapter(job.run.nets[net_name], None, job.thin) for job in jobs]
+
+
 def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAdapter]:
     """The nets to train in place of the masked ones: layer by layer as wide as the widest needs.
 
@@ -309,7 +345,7 @@ def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAd
     that keeps fewer channels trains some that it lacks, masked. If one keeps all, or rounding leads
     there, all train in full width.
     """
-    full_width = [WidthAdapter(job.run.nets[net_name], None, job.thin) for job in jobs]
+    full_width = adapters_in_full_width(jobs, net_name)
     thin_nets: list[Thin] = []
     for job in jobs:
         if job.thin is None:
