@@ -25,6 +25,21 @@ class Twin(NamedTuple):
     there: Tensor
     version: int
     version_there: int
+    stream: torch.cuda.Stream | None
+    """The card's queue in which they were written; None: on no card."""
+    written: torch.cuda.Event | None
+    """When they had been."""
+
+    def here_and_now(self) -> Tensor:
+        """The numbers, for what is launched next, in whatever queue that is."""
+        if self.stream is None or self.written is None:
+            return self.there
+        queue = torch.cuda.current_stream(self.there.device)
+        if queue != self.stream:
+            queue.wait_event(self.written)
+            # Their memory is given to no one else before this queue is done with it.
+            self.there.record_stream(queue)
+        return self.there
 
 
 # By the tensor that owns the memory, of which leaves are views. Weak: a twin goes with the last of
@@ -44,7 +59,12 @@ def keep(here: Tensor, there: Tensor) -> None:
         raise ValueError("a twin belongs to a tensor that owns its memory, and this is a view")
     if not _has_room(there.nbytes, there.device):
         return
-    _twins[here] = Twin(there, here._version, there._version)
+    stream = None
+    written = None
+    if there.is_cuda:
+        stream = torch.cuda.current_stream(there.device)
+        written = stream.record_event()
+    _twins[here] = Twin(there, here._version, there._version, stream, written)
 
 
 def _has_room(more: int, device: torch.device) -> bool:
@@ -77,13 +97,21 @@ def end(tensors: Iterable[Tensor]) -> None:
 def of(tensor: Tensor) -> Tensor | None:
     """The twin of a tensor, or of the part that a view shows; None where there is none."""
     owner = tensor if tensor._base is None else tensor._base
+    there = _current(owner, tensor)
+    if there is None:
+        return None
+    begin = tensor.storage_offset() - owner.storage_offset()
+    return there.view(-1)[begin : begin + tensor.numel()].view(tensor.shape)
+
+
+def _current(owner: Tensor, part: Tensor) -> Tensor | None:
+    """All of a twin, if there is one of this part's owner that is still the same."""
     twin = _twins.get(owner)
-    if twin is None or not tensor.is_contiguous() or tensor.dtype != twin.there.dtype:
+    if twin is None or not part.is_contiguous() or part.dtype != twin.there.dtype:
         return None
     if owner._version != twin.version or twin.there._version != twin.version_there:
         return None
-    begin = tensor.storage_offset() - owner.storage_offset()
-    return twin.there.view(-1)[begin : begin + tensor.numel()].view(tensor.shape)
+    return twin.here_and_now()
 
 
 def row_of(vector: Tensor) -> tuple[Tensor, int] | None:
@@ -92,14 +120,15 @@ def row_of(vector: Tensor) -> tuple[Tensor, int] | None:
     The rows are cut to the columns that the vector spans.
     """
     owner = vector if vector._base is None else vector._base
-    if of(vector) is None or owner.dim() != 2:
+    there = _current(owner, vector)
+    if there is None or owner.dim() != 2:
         return None
     width = owner.shape[1]
     begin = vector.storage_offset() - owner.storage_offset()
     column = begin % width
     if column + vector.numel() > width:
         return None
-    return _twins[owner].there[:, column : column + vector.numel()], begin // width
+    return there[:, column : column + vector.numel()], begin // width
 
 
 def brought(tensor: Tensor, device: torch.device) -> Tensor | None:
@@ -114,7 +143,9 @@ def brought(tensor: Tensor, device: torch.device) -> Tensor | None:
         # Asked first: where there is none, every leaf would take the whole vector along in vain.
         if not _has_room(owner.nbytes, device):
             return None
-        keep(owner, owner.detach().to(device, copy=True))
+        # Pinned: the CPU does not wait for all that was launched before.
+        pinned = owner.detach().pin_memory() if device.type == "cuda" else owner.detach()
+        keep(owner, pinned.to(device, copy=True, non_blocking=True))
         found = of(tensor)
     if found is None or found.device.type != device.type:
         return None

@@ -20,7 +20,7 @@ from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.graphs import STEPS_MULTIPLE, CapturedStack, GraphCache
-from fedgrove.engines.batched.stacking import joined_rows, split_rows, trees_of_clients
+from fedgrove.engines.batched.stacking import bring_back, joined_rows, split_rows
 from fedgrove.engines.batched.steps import BatchPlan, Stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import InputError
@@ -454,6 +454,58 @@ def test_a_graph_of_the_last_step_reads_nothing_behind_the_plan(tmp_path: Path) 
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
 
 
+def test_parts_take_turns_and_answers_come_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a card: the next part is begun before the last one is asked for its answers."""
+    run = make_run(
+        methods.FedAvg(local=LocalTraining(1, 8, SGD(0.1))),
+        tmp_path,
+        sizes=(20, 13, 24, 17, 9, 11, 8),
+        cohort=7,
+    )
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    expected = list(reports(run, Serial(), tasks))
+    events: list[str] = []
+    begin = Batched._begin
+    answers_of = Batched._answers
+
+    def in_twos(self: Batched, stream: Any) -> Any:
+        jobs = list(stream)
+        yield from (jobs[i : i + 2] for i in range(0, len(jobs), 2))
+
+    def noted_begin(self: Batched, jobs: Any, works: Any) -> Any:
+        events.append(f"begin {jobs[0][1].to}")
+        return begin(self, jobs, works)
+
+    def noted_answers(self: Batched, part: Any, sent: Any) -> Any:
+        events.append(f"answer {part.jobs[0].task.to}")
+        yield from answers_of(self, part, sent)
+
+    monkeypatch.setattr(Batched, "_parts", in_twos)
+    monkeypatch.setattr(Batched, "_begin", noted_begin)
+    monkeypatch.setattr(Batched, "_answers", noted_answers)
+    found = list(reports(run, Batched(chunk=4), tasks))
+    assert [report.of for report in found] == [report.of for report in expected]
+    for mine, alone in zip(found, expected, strict=True):
+        assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
+    # Four clients at most are under way.
+    assert " ".join(events) == (
+        "begin 0 begin 2 answer 0 begin 4 answer 2 begin 6 answer 4 answer 6"
+    )
+
+
+def test_runs_that_may_begin_alike_are_not_parted(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path / "a")
+    other_seed = make_run(methods.FedAvg(), tmp_path / "b", seed=1)
+    other_seed = replace(other_seed, federation=run.federation)
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    one = [(run, task) for task in tasks]
+    assert not batched_engine.may_be_duplicates(one)
+    assert not batched_engine.may_be_duplicates(one + [(other_seed, task) for task in tasks])
+    assert batched_engine.may_be_duplicates(one + one)
+
+
 @dataclass(frozen=True)
 class Branching(Objective):
     """Cross-entropy, with a branch on data that vmap cannot take."""
@@ -550,11 +602,11 @@ def test_rows_of_a_stack_are_each_clients_tree_and_one_vector() -> None:
     stacked = {"w": torch.arange(12.0).view(3, 2, 2), "b": torch.tensor([20.0, 21.0, 22.0])}
     rows = joined_rows(stacked)
     assert rows[1].tolist() == [4.0, 5.0, 6.0, 7.0, 21.0]
-    forest = split_rows(rows, stacked)
+    forest = split_rows(rows, {name: leaf[0] for name, leaf in stacked.items()})
     assert trees.identical(trees.stack(forest), stacked)
     for row, tree in zip(rows, forest, strict=True):
         vector = trees.vector(tree)
         assert vector is not None
         assert vector.data_ptr() == row.data_ptr()
-    assert len(trees_of_clients({}, [0, 0, 0])) == 3
-    assert trees.identical(trees_of_clients(stacked, [0, 0, 0])[2], forest[2])
+    assert len(bring_back({}, [0, 0, 0]).trees()) == 3
+    assert trees.identical(bring_back(stacked, [0, 1, 0]).trees()[2], forest[2])

@@ -2,8 +2,9 @@
 
 How an exchange runs through this package:
 
-1. :meth:`Batched.map` takes the jobs (a run and a task each) in chunks. ``_start_job`` reads what
-   the client remembers and makes its carry.
+1. :meth:`Batched.map` takes the jobs (a run and a task each) in parts. ``_start_job`` reads what
+   the client remembers and makes its carry. On a card two parts take turns: where a generator
+   below yields, the card is at work for it, and the CPU goes on with the other.
 2. ``_group_by_work`` groups the jobs that do the same stages on the same network, whatever run they
    belong to. Learning rates, pulls and other floats may differ (:mod:`.templates`), as may masks,
    data and seeds.
@@ -13,7 +14,7 @@ How an exchange runs through this package:
    into memory, and ``_run_or_halve`` runs the stage, on either half of the stack if the memory does
    not suffice after all. A client whose work raises an error is lost, and nobody else
    (``_run_or_lose``).
-4. ``_train`` brings the clients to a common width (``width_adapters``), stacks their carries
+4. ``_launch_training`` brings the clients to a common width (``width_adapters``), stacks their carries
    (``stack_carries``), leaves out jobs that would end the same (``find_duplicates``), finds the
    examples on the device (:mod:`.device_data`) and lays them out in batches (``BatchPlan``).
 5. ``train_stack`` (:mod:`.steps`) then calls ``Stack.advance`` step by step; on CUDA
@@ -21,9 +22,9 @@ How an exchange runs through this package:
    network in grouped kernels (:mod:`.grouped`, with :mod:`.convolution` on a card and
    :mod:`.ragged` for BatchNorm on short batches), or under ``torch.func.vmap`` where grouped
    kernels would not give the same result.
-6. ``_train`` brings the results back to the CPU (``trees_of_clients``, which leaves a twin on the
-   card for gate and mean) and to full width, each into its job's carry.
-   ``_measure`` does the like for a Measure stage: always under ``vmap``, without graphs.
+6. ``bring_back`` has the results copied to the CPU, and leaves a twin on the card for gate and
+   mean; ``Results.take`` puts them, in full width, each into its job's carry. ``_measure`` does the
+   like for a Measure stage: always under ``vmap``, without graphs.
 7. ``_finish_job`` writes what the client remembers, counts bytes, and makes the report.
 
 Short batches are padded with weight 0. A client that has done its steps is frozen: Adam would keep
@@ -34,12 +35,13 @@ differ, is trained once.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -90,8 +92,11 @@ from .finishing import in_order
 from .graphs import GraphCache
 from .stacking import (
     Job,
+    Returning,
+    WidthAdapter,
     Work,
     adapters_in_full_width,
+    bring_back,
     carry_shapes,
     data_and_seed,
     find_duplicates,
@@ -100,7 +105,6 @@ from .stacking import (
     stack_carries,
     stack_hyperparameters,
     training_passes,
-    trees_of_clients,
     width_adapters,
     width_class,
 )
@@ -114,12 +118,14 @@ from .steps import (
     train_stack,
 )
 from .templates import from_template, to_template
-from .transfers import to_cpu
+from .transfers import Copies, start_to_cpu
 
 Precision = Literal["fp32", "tf32", "bf16"]
 
 PROBE_CLIENTS = 16
 """Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
+WORTH_HALVING = 64
+"""Clients that a card trains in two halves: with fewer, two trainings take longer than is saved."""
 MEMORY_SHARE = 0.5
 """The share of the free memory that a stack may take; the rest is for other stacks' graphs."""
 
@@ -160,29 +166,57 @@ class Batched:
         # By verb.
         self._why_not_stacked: WeakKeyDictionary[Run, dict[str, str]] = WeakKeyDictionary()
         self._stack_sizes: dict[Any, int] = {}
+        self._stream: torch.cuda.Stream | None = None
         self._graph_cache: GraphCache | None = None
         if self.graphs and self._device.type == "cuda":
             self._graph_cache = GraphCache()
 
     def map(self, jobs: Iterable[CoreJob]) -> Iterator[tuple[CoreJob, Answer]]:
-        """Do the jobs, chunk by chunk; answers come in job order."""
-        stream = iter(jobs)
+        """Do the jobs, part by part; answers come in job order.
+
+        While a card trains one part, the CPU prepares the next and finishes the one before.
+        """
         sent = BroadcastCosts()
         works: dict[tuple[int, str], Work] = {}
-        while True:
-            chunk: list[Job] = []
-            for run, task in islice(stream, self.chunk):
-                chunk.append(self._start_job(run, task, works))
-            if not chunk:
-                return
-            sent_before = _versions(chunk)
-            self._run_chunk(chunk)
-            _check_versions(sent_before)
-            for job, (answer, up) in in_order(chunk, partial(self._finish_job, sent=sent)):
-                if self.count_bytes:
-                    # Here, in the order of the jobs: what a client holds decides what it is sent.
-                    answer = with_cost(job.run, job.task, answer, sent, up)
-                yield (job.run, job.task), answer
+        under_way: deque[Part] = deque()
+        for core_jobs in self._parts(iter(jobs)):
+            clients = sum(len(part.jobs) for part in under_way)
+            while under_way and clients + len(core_jobs) > self.chunk:
+                clients -= len(under_way[0].jobs)
+                yield from self._answers(under_way.popleft(), sent)
+            under_way.append(self._begin(core_jobs, works))
+        while under_way:
+            yield from self._answers(under_way.popleft(), sent)
+
+    def _parts(self, stream: Iterator[CoreJob]) -> Iterator[list[CoreJob]]:
+        """The jobs in chunks; on a card those of many clients in halves, which take turns."""
+        while chunk := list(islice(stream, self.chunk)):
+            takes_turns = self._device.type == "cuda" and len(chunk) >= WORTH_HALVING
+            if takes_turns and not may_be_duplicates(chunk):
+                half = -(-len(chunk) // 2)
+                yield chunk[:half]
+                yield chunk[half:]
+            else:
+                yield chunk
+
+    def _begin(self, core_jobs: Sequence[CoreJob], works: dict[tuple[int, str], Work]) -> Part:
+        """Start some jobs; on a card their first training is then under way."""
+        jobs = [self._start_job(run, task, works) for run, task in core_jobs]
+        part = Part(jobs, _versions(jobs), self._run_groups(jobs))
+        with self._in_place():
+            next(part.steps, None)
+        return part
+
+    def _answers(self, part: Part, sent: BroadcastCosts) -> Iterator[tuple[CoreJob, Answer]]:
+        """The answers of a part, once all its stages are done."""
+        with self._in_place():
+            to_the_end(part.steps)
+        _check_versions(part.sent_before)
+        for job, (answer, up) in in_order(part.jobs, partial(self._finish_job, sent=sent)):
+            if self.count_bytes:
+                # Here, in the order of the jobs: what a client holds decides what it is sent.
+                answer = with_cost(job.run, job.task, answer, sent, up)
+            yield (job.run, job.task), answer
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
         """A job with its first carry; ``works`` holds what was looked up for earlier jobs."""
@@ -279,35 +313,58 @@ class Batched:
 
     # ---- stage by stage --------------------------------------------------------------------------
 
-    def _run_chunk(self, jobs: Sequence[Job]) -> None:
-        # Kernels of ours run on the card in use, whatever their tensors are on.
-        in_use = torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """On the engine's device, in its precision; torch's generators stay as they were."""
         with (
-            in_use,
+            self._queue(),
             preserved_rng(self._device),
             precision_context(self._device, self.precision),
             warnings.catch_warnings(),
         ):
             # A call that vmap has no rule for, as in attention, it loops over clients, and says so.
             warnings.filterwarnings("ignore", message=".*performance drop")
-            for group in self._group_by_work(jobs):
-                self._run_stages(group)
+            yield
 
-    def _run_stages(self, jobs: Sequence[Job]) -> None:
+    @contextmanager
+    def _queue(self) -> Iterator[None]:
+        """What is launched goes into a queue of the card's that only training uses.
+
+        So the server's questions about one part's results need not wait until the next is trained.
+        """
+        if self._device.type != "cuda":
+            yield
+            return
+        # Kernels of ours run on the card in use, whatever their tensors are on.
+        with torch.cuda.device(self._device):
+            if self._stream is None:
+                self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            # What it is sent may still be on its way.
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                yield
+
+    # Generators from here on: where they yield, a card is at work, and the CPU is free.
+
+    def _run_groups(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """All stages of jobs of any kind."""
+        return in_turns([self._run_stages(group) for group in self._group_by_work(jobs)])
+
+    def _run_stages(self, jobs: Sequence[Job]) -> Iterator[None]:
         """All stages of jobs that share their work; a job that is lost on the way stops there."""
         for number, (_, stage) in enumerate(jobs[0].work.stages):
             jobs_left = [job for job in jobs if job.lost is None]
             if isinstance(stage, Train):
-                self._run_stacked(self._train, jobs_left, number, stage)
+                yield from self._run_stacked(self._train, jobs_left, number, stage)
             elif isinstance(stage, Measure):
-                self._run_stacked(self._measure, jobs_left, number, stage)
+                yield from self._run_stacked(self._measure, jobs_left, number, stage)
             else:
                 for job in jobs_left:
                     _run_alone(job, number)
 
     def _run_stacked(
         self, run_stage: StackedStage, jobs: Sequence[Job], number: int, stage: Train | Measure
-    ) -> None:
+    ) -> Iterator[None]:
         """A Train or Measure stage, in as few stacks as shapes and memory allow."""
         if not jobs:
             return
@@ -316,16 +373,18 @@ class Batched:
             for job in jobs:
                 job.macs += run_alone(job, number)
             return
+        parts = []
         for stack in split_into_stacks(jobs, stage, on_card=self._device.type == "cuda"):
             # Possible duplicates side by side, so that they come into the same stack and are
             # trained once.
             stack.sort(key=data_and_seed)
             while stack:
                 size = self._stack_size(run_stage, stack, number)
-                self._run_or_lose(run_stage, stack[:size], number)
+                parts.append(self._run_or_lose(run_stage, stack[:size], number))
                 stack = stack[size:]
+        yield from in_turns(parts)
 
-    def _run_or_lose(self, run_stage: StackedStage, jobs: list[Job], number: int) -> None:
+    def _run_or_lose(self, run_stage: StackedStage, jobs: list[Job], number: int) -> Iterator[None]:
         """A stage on a stack; where it fails, on either half of it, until those at fault are alone.
 
         Only they are lost.
@@ -336,7 +395,7 @@ class Batched:
             return
         carries = [job.carry for job in jobs]
         try:
-            self._run_or_halve(run_stage, jobs, number)
+            yield from self._run_or_halve(run_stage, jobs, number)
             return
         except CLIENT_FAILURES as error:
             if len(jobs) == 1:
@@ -348,8 +407,8 @@ class Batched:
         for job, carry in zip(jobs, carries, strict=True):
             job.carry = carry
         half = len(jobs) // 2
-        self._run_or_lose(run_stage, jobs[:half], number)
-        self._run_or_lose(run_stage, jobs[half:], number)
+        yield from self._run_or_lose(run_stage, jobs[:half], number)
+        yield from self._run_or_lose(run_stage, jobs[half:], number)
 
     def _try_unstacked(self, job: Job, number: int, failure: BaseException) -> None:
         """A stage that failed on a stack of one: lost, unless the serial engine can do it.
@@ -466,7 +525,7 @@ class Batched:
         self._graph_cache = None
         try:
             with preserved_rng(self._device):
-                run_stage([replace(job) for job in few], number, steps=1)
+                to_the_end(run_stage([replace(job) for job in few], number, steps=1))
         finally:
             self._graph_cache = kept_cache
         # Graphs captured here go to a cache of their own, and are freed with it.
@@ -479,7 +538,7 @@ class Batched:
         allocated_before = torch.cuda.memory_allocated(self._device)
         try:
             with preserved_rng(self._device):
-                run_stage(few, number, steps=2)
+                to_the_end(run_stage(few, number, steps=2))
             reserved = torch.cuda.max_memory_reserved(self._device) - before
             # Small trees may find room in what was reserved before.
             allocated = torch.cuda.max_memory_allocated(self._device) - allocated_before
@@ -491,10 +550,12 @@ class Batched:
         # Rounded up.
         return -(-taken // len(few))
 
-    def _run_or_halve(self, run_stage: StackedStage, jobs: list[Job], number: int) -> None:
+    def _run_or_halve(
+        self, run_stage: StackedStage, jobs: list[Job], number: int
+    ) -> Iterator[None]:
         """A stage on a stack; where the device has too little memory, on either half of it."""
         try:
-            run_stage(jobs, number)
+            yield from run_stage(jobs, number)
             return
         except torch.OutOfMemoryError:
             if len(jobs) == 1:
@@ -510,13 +571,20 @@ class Batched:
         half = len(jobs) // 2
         # Kept, so that the next round need not find out again.
         self._stack_sizes[self._memory_key(jobs, number)] = half
-        self._run_or_halve(run_stage, jobs[:half], number)
-        self._run_or_halve(run_stage, jobs[half:], number)
+        yield from self._run_or_halve(run_stage, jobs[:half], number)
+        yield from self._run_or_halve(run_stage, jobs[half:], number)
 
     # ---- the stages that stack -------------------------------------------------------------------
 
-    def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
+    def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """A Train stage on a stack: all its steps, or only the first ones."""
+        # A function of its own, of which nothing is left while a card is at work but the results.
+        results = self._launch_training(jobs, number, steps)
+        yield
+        results.take()
+
+    def _launch_training(self, jobs: list[Job], number: int, steps: int | None) -> Results:
+        """Lay a stack out and launch its steps, and the copies of what they end with."""
         stage = jobs[0].work.stages[number][1]
         assert isinstance(stage, Train)
         full_net = jobs[0].run.nets[stage.net]
@@ -573,17 +641,19 @@ class Batched:
             trained = self._graph_cache.train(stack, graph_key)
 
         runs = [id(job.run) for job in trained_jobs]
-        trees_by_name = {}
-        for name, tree in trained.items():
-            trees_by_name[name] = trees_of_clients(tree, runs)
+        returning = {name: bring_back(tree, runs) for name, tree in trained.items()}
         row_of = {place: row for row, place in enumerate(trained_places)}
-        for adapter, job, leader in zip(adapters, jobs, leaders, strict=True):
-            row = row_of[leader]
-            result = {name: rows[row] for name, rows in trees_by_name.items()}
-            job.carry = {**job.carry, **adapter.widen(result)}
+        rows = [row_of[leader] for leader in leaders]
+        return Results(jobs, rows, returning, adapters)
 
-    def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
+    def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """A Measure stage on a stack: f over stacked batches, summed."""
+        results = self._launch_measuring(jobs, number, steps)
+        yield
+        results.take()
+
+    def _launch_measuring(self, jobs: list[Job], number: int, steps: int | None) -> Measured:
+        """Launch all batches of a Measure stage, and the copy of their sums."""
         stage = jobs[0].work.stages[number][1]
         assert isinstance(stage, Measure)
         net = jobs[0].run.nets[stage.net]
@@ -617,11 +687,8 @@ class Batched:
                 values[k] = torch.where(expand_flags(has_batch, v), v, torch.zeros_like(v))
             total = trees.map(torch.add, total, values) if total else values
 
-        sums = trees.unstack(to_cpu(total), len(jobs))
-        for job, (examples,), result in zip(jobs, passes, sums, strict=True):
-            # As in every engine: without examples, an empty tree and not zeros.
-            measured = result if len(examples) else {}
-            job.carry = {**job.carry, stage.name: measured}
+        counts = [len(examples) for (examples,) in passes]
+        return Measured(jobs, stage.name, counts, start_to_cpu(total))
 
     def _use_grouped(self, net_key: Any, net: Net, plan: BatchPlan, data: DeviceSplit) -> bool:
         """Whether this network can be run in grouped kernels; tried once per network."""
@@ -648,6 +715,73 @@ class Batched:
             offset = data.offsets[id(job.client.data)]
             offsets.append(min(offset, last_row))
         return offsets
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Jobs that are under way at once."""
+
+    jobs: list[Job]
+    sent_before: list[tuple[Tensor, int]]
+    """The tensors that they were sent, each with how often it had been written to."""
+    steps: Iterator[None]
+    """Their stages."""
+
+
+class Results(NamedTuple):
+    """What the jobs of a Train stage end with, on its way to the CPU."""
+
+    jobs: list[Job]
+    rows: list[int]
+    """The row that is each job's; jobs that end the same share one."""
+    returning: dict[str, Returning]
+    adapters: list[WidthAdapter]
+
+    def take(self) -> None:
+        """Into the jobs' carries, in full width."""
+        trees_by_name = {name: tree.trees() for name, tree in self.returning.items()}
+        for job, row, adapter in zip(self.jobs, self.rows, self.adapters, strict=True):
+            result = {name: forest[row] for name, forest in trees_by_name.items()}
+            job.carry = {**job.carry, **adapter.widen(result)}
+
+
+class Measured(NamedTuple):
+    """The sums of a Measure stage, on their way to the CPU."""
+
+    jobs: list[Job]
+    name: str
+    examples: list[int]
+    copies: Copies
+
+    def take(self) -> None:
+        """Into the jobs' carries."""
+        sums = trees.unstack(self.copies.wait(), len(self.jobs))
+        for job, examples, result in zip(self.jobs, self.examples, sums, strict=True):
+            # As in every engine: without examples, an empty tree and not zeros.
+            job.carry = {**job.carry, self.name: result if examples else {}}
+
+
+def to_the_end(steps: Iterator[None]) -> None:
+    """Go on, and wait where there is something to wait for."""
+    for _ in steps:
+        pass
+
+
+def in_turns(works: Sequence[Iterator[None]]) -> Iterator[None]:
+    """Each up to where it waits for a card, and then each to its end."""
+    for steps in works:
+        next(steps, None)
+    yield
+    for steps in works:
+        to_the_end(steps)
+
+
+def may_be_duplicates(jobs: Sequence[CoreJob]) -> bool:
+    """Whether runs that begin alike have the same clients: these should come into one stack."""
+    seen = set()
+    for run, task in jobs:
+        seen.add((id(run.federation), task.to, run.seed))
+    return len(seen) < len(jobs)
 
 
 def stacks(stage: Stage) -> TypeGuard[Train | Measure]:
@@ -689,7 +823,7 @@ def _run_alone(job: Job, number: int) -> None:
 class StackedStage(Protocol):
     """A stage on a stack of jobs: all its steps, or only the first ones."""
 
-    def __call__(self, jobs: list[Job], number: int, steps: int | None = None) -> None:
+    def __call__(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """Do it; the jobs' carries take the result."""
 
 

@@ -19,7 +19,7 @@ from ...runs.run import Run
 from ...trees import Tree
 from ..work import crashed, examples_seen, macs_per_example, pass_of
 from .steps import Passes
-from .transfers import stacks_to_device, to_cpu, to_device
+from .transfers import Copies, stacks_to_device, start_to_cpu, to_device
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,32 +254,52 @@ def _already_there(leaves: Sequence[Tensor], device: torch.device) -> Tensor | N
     return torch.stack(found)
 
 
-def trees_of_clients(stacked: Tree, owners: Sequence[int]) -> list[Tree]:
-    """Each client's row of a stacked tree, on the CPU; ``owners`` says which run each belongs to.
+class Returning(NamedTuple):
+    """The rows of a stacked tree on their way to the CPU, the rows of a run together."""
+
+    like: Tree
+    """A client's tree; only its names and shapes count."""
+    rows_by_run: list[list[int]]
+    """Which rows are a run's."""
+    parts: list[Tensor]
+    """They are the twins of what arrives, in the same order."""
+    copies: Copies
+
+    def trees(self) -> list[Tree]:
+        """Each client's own tree, once all are there."""
+        here = self.copies.wait()
+        if not self.parts:
+            return trees.unstack(here, sum(map(len, self.rows_by_run)))
+        own: dict[int, Tree] = {}
+        for rows, part, copy in zip(self.rows_by_run, self.parts, here.values(), strict=True):
+            twins.keep(copy, part)
+            own.update(zip(rows, split_rows(copy, self.like), strict=True))
+        return [own[row] for row in range(len(own))]
+
+
+def bring_back(stacked: Tree, owners: Sequence[int]) -> Returning:
+    """Each client's row of a stacked tree to the CPU; ``owners`` says which run each belongs to.
 
     What comes from a card comes in one copy for each run, and stays there too, as its twin: then
     the leaves of a client are views of one vector, of which gate and mean read the twin. A copy for
-    each, since what a run measures for one of its clients it measures for all rows at once.
+    each run, since what it measures for one of its clients it measures for all rows at once.
     """
-    clients = len(owners)
-    types = {leaf.dtype for leaf in stacked.values()}
-    on_card = any(leaf.is_cuda for leaf in stacked.values())
-    if not on_card or len(types) > 1:
-        return trees.unstack(to_cpu(stacked), clients)
-    there = joined_rows(stacked)
     rows_by_run: dict[int, list[int]] = {}
     for row, owner in enumerate(owners):
         rows_by_run.setdefault(owner, []).append(row)
-    order = [row for rows in rows_by_run.values() for row in rows]
-    if len(rows_by_run) > 1:
-        there = there[to_device(torch.tensor(order), there.device)]
-    parts = torch.split(there, [len(rows) for rows in rows_by_run.values()])
-    own_trees: dict[int, Tree] = {}
-    copies = to_cpu({str(number): part for number, part in enumerate(parts)})
-    for rows, here, part in zip(rows_by_run.values(), copies.values(), parts, strict=True):
-        twins.keep(here, part)
-        own_trees.update(zip(rows, split_rows(here, stacked), strict=True))
-    return [own_trees[row] for row in range(clients)]
+    rows = list(rows_by_run.values())
+    like = {name: leaf[0] for name, leaf in stacked.items()}
+    types = {leaf.dtype for leaf in stacked.values()}
+    on_card = any(leaf.is_cuda for leaf in stacked.values())
+    if not on_card or len(types) > 1:
+        return Returning(like, rows, [], start_to_cpu(stacked))
+    there = joined_rows(stacked)
+    if len(rows) > 1:
+        order = torch.tensor([row for own in rows for row in own])
+        there = there[to_device(order, there.device)]
+    parts = torch.split(there, [len(own) for own in rows])
+    copies = start_to_cpu({str(number): part for number, part in enumerate(parts)})
+    return Returning(like, rows, list(parts), copies)
 
 
 def joined_rows(stacked: Tree) -> Tensor:
@@ -288,14 +308,13 @@ def joined_rows(stacked: Tree) -> Tensor:
     return torch.cat([leaf.unsqueeze(-1).flatten(1) for leaf in stacked.values()], 1)
 
 
-def split_rows(rows: Tensor, stacked: Tree) -> list[Tree]:
-    """The trees again whose leaves :func:`joined_rows` joined, as views of the rows."""
-    clients = len(rows)
-    sizes = [leaf[0].numel() for leaf in stacked.values()]
+def split_rows(rows: Tensor, like: Tree) -> list[Tree]:
+    """The clients' trees again that :func:`joined_rows` joined, as views of the rows."""
+    sizes = [leaf.numel() for leaf in like.values()]
     views: Tree = {}
-    for (name, leaf), columns in zip(stacked.items(), torch.split(rows, sizes, 1), strict=True):
-        views[name] = columns.view(clients, *leaf.shape[1:])
-    return trees.unstack(views, clients)
+    for (name, leaf), columns in zip(like.items(), torch.split(rows, sizes, 1), strict=True):
+        views[name] = columns.view(len(rows), *leaf.shape)
+    return trees.unstack(views, len(rows))
 
 
 # ---- clients whose masks remove whole channels ---------------------------------------------------

@@ -7,6 +7,7 @@ program stands still until then. From pinned memory it is queued like a kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,13 +46,28 @@ def stacks_to_device(stacks: Sequence[Sequence[Tensor]], device: torch.device) -
     return [there[place] for place in range(len(stacks))]
 
 
-def to_cpu(tree: Tree) -> Tree:
-    """The tree on the CPU: all leaves under way, then one wait."""
+class Copies(NamedTuple):
+    """A tree on its way to the CPU."""
+
+    tree: Tree
+    done: torch.cuda.Event | None
+    """When it has arrived; None: it is there."""
+
+    def wait(self) -> Tree:
+        """The tree, once it is there."""
+        if self.done is not None:
+            self.done.synchronize()
+        return self.tree
+
+
+def start_to_cpu(tree: Tree) -> Copies:
+    """Have a tree copied to the CPU; the CPU goes on."""
     if not any(v.is_cuda for v in tree.values()):
-        return tree
+        return Copies(tree, None)
     pinned: Tree = {}
     for leaf, value in tree.items():
         pinned[leaf] = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
         pinned[leaf].copy_(value, non_blocking=True)
-    torch.cuda.synchronize()
-    return pinned
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    return Copies(pinned, done)
