@@ -14,9 +14,9 @@ How an exchange runs through this package:
    into memory, and ``_run_or_halve`` runs the stage, on either half of the stack if the memory does
    not suffice after all. A client whose work raises an error is lost, and nobody else
    (``_run_or_lose``).
-4. ``_launch_training`` brings the clients to a common width (``width_adapters``), stacks their carries
-   (``stack_carries``), leaves out jobs that would end the same (``find_duplicates``), finds the
-   examples on the device (:mod:`.device_data`) and lays them out in batches (``BatchPlan``).
+4. ``_launch_training`` brings the clients to a common width (``width_adapters``), stacks their
+   carries (``stack_carries``), leaves out jobs that would end the same (``find_duplicates``), finds
+   the examples on the device (:mod:`.device_data`) and lays them out in batches (``BatchPlan``).
 5. ``train_stack`` (:mod:`.steps`) then calls ``Stack.advance`` step by step; on CUDA
    ``GraphCache.train`` (:mod:`.graphs`) has it replay captured graphs instead. A step runs the
    network in grouped kernels (:mod:`.grouped`, with :mod:`.convolution` on a card and
