@@ -19,13 +19,18 @@ from ..errors import DamageError
 
 FILE = "checksums.txt"
 SEAL = "sha256"
+Piece = bytes | memoryview
+"""A part of a file's content."""
 SHORT = 16
 """How many of the 64 hexadecimal digits a file's name holds: against accidents they are enough."""
 
 
-def digest(data: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def digest(*pieces: Piece) -> str:
+    """The SHA-256 of some bytes, of one piece or of several, in hexadecimal."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -85,9 +90,9 @@ def parsed(data: bytes, path: Path) -> Any:
 # ---- in the name ---------------------------------------------------------------------------------
 
 
-def named(stem: str, data: bytes) -> str:
+def named(stem: str, *pieces: Piece) -> str:
     """The name of a file of tensors: what is in it can be checked by its name."""
-    return f"{stem}.{digest(data)[:SHORT]}.safetensors"
+    return f"{stem}.{digest(*pieces)[:SHORT]}.safetensors"
 
 
 def read_named(folder: Path, name: str) -> bytes:
