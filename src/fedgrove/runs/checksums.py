@@ -113,7 +113,11 @@ def read_named(folder: Path, name: str) -> bytes:
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
     """A JSON file that holds its own checksum. All keys must be text."""
     body = json.dumps(content)
-    return (json.dumps({**content, SEAL: digest(body.encode())}, indent=indent) + "\n").encode()
+    seal = digest(body.encode())
+    if content and indent is None:
+        # The same text: what comes last stands before the closing brace.
+        return f'{body[:-1]}, "{SEAL}": "{seal}"}}\n'.encode()
+    return (json.dumps({**content, SEAL: seal}, indent=indent) + "\n").encode()
 
 
 def read_sealed(path: Path, new_keys: Collection[str] | None = None) -> dict[str, Any]:

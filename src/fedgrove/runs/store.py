@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
@@ -158,11 +158,17 @@ def divided(tree: Mapping[str, Tensor]) -> dict[str, Tree]:
 # ---- a method's state as JSON and tensors --------------------------------------------------------
 
 
-def freeze(value: Any, tensors: Tree, numbers: dict[int, str] | None = None) -> Any:
+def freeze(
+    value: Any,
+    tensors: Tree,
+    numbers: dict[int, str] | None = None,
+    file_of: Callable[[Mapping[Any, Any]], str | None] | None = None,
+) -> Any:
     """A state as plain JSON.
 
     Tensors go into ``tensors``, each once, and leave their number behind. ``numbers`` remembers
-    which tensor has which number, so that several calls share one ``tensors``.
+    which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
+    a mapping ``file_of`` may name a file that holds it, which is left behind instead.
     """
     numbers = {} if numbers is None else numbers
     if isinstance(value, Tensor):
@@ -172,20 +178,27 @@ def freeze(value: Any, tensors: Tree, numbers: dict[int, str] | None = None) -> 
     if dataclasses.is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
-            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers)
+            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, file_of)
         return {"fields": fields}
     if isinstance(value, Mapping):
         pairs = []
         for key, item in value.items():
             _refuse_dataclass(item)
-            pairs.append([freeze(key, tensors, numbers), freeze(item, tensors, numbers)])
+            file = None
+            if file_of is not None and isinstance(item, Mapping):
+                file = file_of(item)
+            if file is None:
+                frozen = freeze(item, tensors, numbers, file_of)
+            else:
+                frozen = {"file": file}
+            pairs.append([freeze(key, tensors, numbers), frozen])
         return {"pairs": pairs}
     # Named tuples would come back as plain ones, so the type must match exactly.
     if type(value) in (tuple, list):
         items = []
         for item in value:
             _refuse_dataclass(item)
-            items.append(freeze(item, tensors, numbers))
+            items.append(freeze(item, tensors, numbers, file_of))
         return {type(value).__name__: items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -205,23 +218,33 @@ def _not_allowed(value: Any) -> TypeError:
     )
 
 
-def thaw(frozen: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
-    """The state again. ``like``, the method's initial state, supplies the types."""
+def thaw(
+    frozen: Any,
+    tensors: Mapping[str, Tensor],
+    like: Any = None,
+    read: Callable[[str], Tree] | None = None,
+) -> Any:
+    """The state again. ``like``, the method's initial state, supplies the types.
+
+    ``read`` gives the tree of a file that :func:`freeze` left behind.
+    """
     if not isinstance(frozen, dict):
         return frozen
     # One key says what it is: nothing is evaluated.
     ((kind, body),) = frozen.items()
     if kind == "tensor":
         return tensors[body]
+    if kind == "file" and read is not None:
+        return read(body)
     if kind == "fields":
         _check_fields(body, like)
         fields = {}
         for name, value in body.items():
-            fields[name] = thaw(value, tensors, getattr(like, name))
+            fields[name] = thaw(value, tensors, getattr(like, name), read)
         return dataclasses.replace(like, **fields)
     if kind == "pairs":
-        return {thaw(key, tensors): thaw(value, tensors) for key, value in body}
-    items = [thaw(value, tensors) for value in body]
+        return {thaw(key, tensors): thaw(value, tensors, None, read) for key, value in body}
+    items = [thaw(value, tensors, None, read) for value in body]
     return tuple(items) if kind == "tuple" else items
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -88,15 +89,20 @@ class TensorFile:
 
     def tree(self) -> Tree:
         """The tensors again, in new memory that the caller may write to."""
-        # One copy for all: theirs are parts of it.
+        # One copy for all, of which each is a part.
         body = torch.from_numpy(self.body.copy())
         leaves: Tree = {}
-        for place in self.places:
-            if place.begin == place.end:
-                leaves[place.name] = torch.empty(place.shape, dtype=place.dtype)
+        for dtype, places in groupby(self.places, lambda place: place.dtype):
+            alike = list(places)
+            begin, end = alike[0].begin, alike[-1].end
+            if begin == end:
+                leaves |= {place.name: torch.empty(place.shape, dtype=dtype) for place in alike}
                 continue
-            part = body[place.begin : place.end]
-            leaves[place.name] = part.view(place.dtype).view(place.shape)
+            vector = body[begin:end].view(dtype)
+            width = dtype.itemsize
+            for place in alike:
+                part = vector[(place.begin - begin) // width : (place.end - begin) // width]
+                leaves[place.name] = part.view(place.shape)
         return {name: leaves[name] for name in self.names}
 
 
