@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
@@ -132,7 +132,7 @@ class Chainable(ABC):
 
     def measured(self, packet: Packet) -> list[Measured]:
         """The sizes of a packet's values, tensor by tensor, which :meth:`cost_with` needs."""
-        allow = _allow(self)
+        allow = _measuring(self)
         _check_packet(packet)
         mask = packet.mask or {}
         found = []
@@ -149,7 +149,7 @@ class Chainable(ABC):
 
         Those take the same whatever the receiver holds, and only masks are written here.
         """
-        return _cost_with(measured, packet, known, _allow(self))
+        return _cost_with(measured, packet, known, _measuring(self))
 
     def decode(
         self,
@@ -334,6 +334,13 @@ def explain(data: bytes, known: Known | None = None) -> tuple[Line, ...]:
 @lru_cache(maxsize=64)
 def _allow(codec: Chainable) -> Allow:
     return codec.allow
+
+
+@lru_cache(maxsize=64)
+def _measuring(codec: Chainable) -> Allow:
+    """The same, for tools that need not write what they can measure."""
+    allow = codec.allow
+    return replace(allow, tools=replace(allow.tools, measure=True))
 
 
 def refers_to_masks(codec: Codec) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -47,6 +49,9 @@ SIGNED = {
 }
 
 
+Places = npt.NDArray[np.integer[Any]]
+
+
 @dataclass(frozen=True)
 class Allow:
     """What a codec may do to a tensor; ``a | b`` may do both.
@@ -69,6 +74,7 @@ class Allow:
             zstd=self.tools.zstd or other.tools.zstd,
             planes=self.tools.planes or other.tools.planes,
             slack=max(self.tools.slack, other.tools.slack),
+            measure=self.tools.measure or other.tools.measure,
         )
         return Allow(
             kept=self.kept or other.kept,
@@ -140,7 +146,7 @@ def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
     if bits is not None and allow.kept:
         value_form = ValueForm.KEPT
         # Taking by index is faster than words[bits].
-        words = words.take(bits.nonzero()[0])
+        words = words[bits.nonzero()[0]]
     elif bits is not None:
         # What the mask drops is +0 on the other side, whichever codec wrote it.
         words = np.where(bits, words, words.dtype.type(0))
@@ -376,7 +382,7 @@ def find_book(words: Words) -> tuple[Words, Bytes] | None:
         sample_was_everything = len(words) < SAMPLE
         if sample_was_everything:
             return book, index
-        missed = book.take(index) != words
+        missed = _taken(book, index.astype(np.int32)) != words
         if not missed.any():
             return book, index
         # The sample missed rare values: add them, all at once, and look again.
@@ -409,8 +415,19 @@ def _places(words: Words, book: Words) -> Bytes:
         if has_no_collision:
             table = np.zeros(1 << 16, np.uint8)
             table[slots] = np.arange(len(book), dtype=np.uint8)
-            return table.take(_slot(words, key))
+            return _taken(table, _slot(words, key))
     return np.minimum(np.searchsorted(book, words), len(book) - 1).astype(np.uint8)
+
+
+def _taken(table: Words, places: Places) -> Words:
+    """The numbers at these places of a table."""
+    if places.itemsize < 4:
+        places = places.astype(np.int32)
+    # torch takes indices of four bytes as they are, where numpy first makes eight bytes of each.
+    signed = torch.from_numpy(places.view(SIGNED[places.itemsize]))
+    found = torch.index_select(torch.from_numpy(table.view(SIGNED[table.itemsize])), 0, signed)
+    taken: Words = found.numpy().view(table.dtype)
+    return taken
 
 
 def _slot(words: Words, key: int) -> Words:
