@@ -326,6 +326,16 @@ def test_a_checkpoint_of_before_there_were_checksums_is_refused(tmp_path: Path) 
         folder.restore(run)
 
 
+def test_a_checkpoint_of_before_trees_had_files_can_be_read(tmp_path: Path) -> None:
+    folder, run = three_rounds(tmp_path / "run")
+    old = manifest(folder, "latest.json") | {"format": 2}
+    for key in ("sha256", "trees"):
+        del old[key]
+    (folder.path / "checkpoint/latest.json").write_bytes(sealed(old))
+    state, _ = folder.restore(run)
+    assert state.round == 3
+
+
 def test_a_finished_folder_of_before_there_were_checksums_can_be_read(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg(), rounds=1)
     summary = train_alone(Member(run, folder, 0), Serial())

@@ -166,6 +166,20 @@ def test_a_digest_is_computed_once_for_the_same_tensors(monkeypatch: pytest.Monk
     assert held.digest({"b": mask["w"], "w": mask["b"]}) != held.digest(mask)
 
 
+def test_a_digest_follows_what_is_written_into_a_mask() -> None:
+    held = Held()
+    mask = drawn(0)
+    before = held.digest(mask)
+    name = next(iter(mask))
+    mask[name].logical_not_()
+    assert held.digest(mask) == digest_of(mask) != before
+    with torch.inference_mode():
+        uncounted = {name: kept.clone() for name, kept in mask.items()}
+        before = held.digest(uncounted)
+        uncounted[name].logical_not_()
+        assert held.digest(uncounted) == digest_of(uncounted) != before
+
+
 def test_a_digest_is_never_that_of_a_mask_which_is_gone() -> None:
     """Tensors that are freed leave their ids to others."""
     held = Held()

@@ -19,13 +19,18 @@ from ..errors import DamageError
 
 FILE = "checksums.txt"
 SEAL = "sha256"
+Piece = bytes | memoryview
+"""A part of a file's content."""
 SHORT = 16
 """How many of the 64 hexadecimal digits a file's name holds: against accidents they are enough."""
 
 
-def digest(data: bytes) -> str:
-    """The SHA-256 of some bytes, in hexadecimal."""
-    return hashlib.sha256(data).hexdigest()
+def digest(*pieces: Piece) -> str:
+    """The SHA-256 of some bytes, of one piece or of several, in hexadecimal."""
+    found = hashlib.sha256()
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -85,9 +90,9 @@ def parsed(data: bytes, path: Path) -> Any:
 # ---- in the name ---------------------------------------------------------------------------------
 
 
-def named(stem: str, data: bytes) -> str:
+def named(stem: str, *pieces: Piece) -> str:
     """The name of a file of tensors: what is in it can be checked by its name."""
-    return f"{stem}.{digest(data)[:SHORT]}.safetensors"
+    return f"{stem}.{digest(*pieces)[:SHORT]}.safetensors"
 
 
 def read_named(folder: Path, name: str) -> bytes:
@@ -108,7 +113,11 @@ def read_named(folder: Path, name: str) -> bytes:
 def sealed(content: Mapping[str, Any], indent: int | None = None) -> bytes:
     """A JSON file that holds its own checksum. All keys must be text."""
     body = json.dumps(content)
-    return (json.dumps({**content, SEAL: digest(body.encode())}, indent=indent) + "\n").encode()
+    seal = digest(body.encode())
+    if content and indent is None:
+        # The same text: what comes last stands before the closing brace.
+        return f'{body[:-1]}, "{SEAL}": "{seal}"}}\n'.encode()
+    return (json.dumps({**content, SEAL: seal}, indent=indent) + "\n").encode()
 
 
 def read_sealed(path: Path, new_keys: Collection[str] | None = None) -> dict[str, Any]:

@@ -22,8 +22,10 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +56,35 @@ from .store import (
     write_bytes,
     write_named,
 )
+from .tree_files import STEM, TreeFiles
 
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
-FORMAT = 2
-"""Of checkpoints: raised when a manifest changes; those of another format are refused. Before there
-was a format, files had no checksums."""
+FORMAT = 3
+"""Of checkpoints: raised when a manifest changes. Before there was a format, files had no
+checksums."""
+READABLE = (2, FORMAT)
+"""Formats that are read; others are refused. In 2 no tree had a file of its own."""
 SYNC_EVERY = 10.0
 """Seconds: a checkpoint is forced to the disk, which takes a while, no more often than this.
 
 Only such a one is kept as the previous one. So a power cut, after which newer files may be empty,
 costs no more than these seconds and a round.
 """
+
+
+@dataclass(frozen=True)
+class _Committed:
+    """What a manifest says, as text: what it was made from may change."""
+
+    text: bytes
+    synced: bool
+    files: set[str]
+    """Those that it names."""
+
+    @staticmethod
+    def of(manifest: Mapping[str, Any]) -> _Committed:
+        return _Committed(checksums.sealed(manifest), manifest["synced"], _files_of(manifest))
 
 
 class RunFolder:
@@ -75,6 +94,9 @@ class RunFolder:
         self.path = path
         self._synced_at = -SYNC_EVERY
         self._model_digests: dict[str, str] = {}
+        self._trees = TreeFiles()
+        # The latest manifest and the previous one, where this process wrote them.
+        self._committed: tuple[_Committed | None, _Committed | None] = (None, None)
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
@@ -226,16 +248,19 @@ class RunFolder:
 
     def save(self, run: Run, state: Any, attempt: int = 0) -> None:
         """Commit a state, what clients remember and hold, and the metrics so far, all at once."""
+        checkpoint = self._checkpoint
+        try:
+            checkpoint.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(checkpoint, error) from None
         tensors: Tree = {}
         # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
-        frozen_state = freeze(state, tensors, numbers)
+        self._trees.start()
+        file_of = partial(self._trees.file_of, folder=checkpoint)
+        frozen_state = freeze(state, tensors, numbers, file_of)
         frozen_held = freeze(run.held.state(), tensors, numbers)
         lines = self._lines()
-        try:
-            self._checkpoint.mkdir(exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self._checkpoint, error) from None
         stem = f"state.{len(lines):06d}"
         self._commit(
             {
@@ -245,7 +270,8 @@ class RunFolder:
                 "lengths": run.lengths.by_kind,
                 "state": frozen_state,
                 "held": frozen_held,
-                "tensors": write_named(self._checkpoint, stem, tensors),
+                "tensors": write_named(checkpoint, stem, tensors),
+                "trees": self._trees.names,
                 **_versions(run.memory),
                 "lines": len(lines),
                 "metrics": digest(b"".join(lines)),
@@ -254,45 +280,56 @@ class RunFolder:
 
     def _commit(self, content: Mapping[str, Any]) -> None:
         """Make a manifest the latest one; all that it names is written."""
-        old = self._manifest_or_none(self._latest)
-        previous = self._manifest_or_none(self._previous)
+        old, previous = self._committed
+        if old is None:
+            old = self._read_committed(self._latest)
+            previous = self._read_committed(self._previous)
         is_due = time.monotonic() - self._synced_at >= SYNC_EVERY
-        new = {"format": FORMAT, "synced": is_due, **content}
+        new = _Committed.of({"format": FORMAT, "synced": is_due, **content})
         if is_due:
-            self._sync(new, [m for m in (old, previous) if m is not None and m["synced"]])
+            on_disk = [known.files for known in (old, previous) if known and known.synced]
+            self._sync(new.files.difference(*on_disk))
+        # Until all is written, nobody knows what is there.
+        self._committed = (None, None)
         # From this rename on the new checkpoint counts.
-        write_bytes(self._latest, checksums.sealed(new), sync=is_due)
-        if old is not None and (old["synced"] or previous is None):
+        write_bytes(self._latest, new.text, sync=is_due)
+        if old is not None and (old.synced or previous is None):
             # After the other, or for a moment both would be the same, and one damage too many.
             previous = old
-            write_bytes(self._previous, checksums.sealed(old), sync=True)
+            write_bytes(self._previous, old.text, sync=True)
             sync(self._checkpoint)
         # What no manifest names can go now.
-        self._delete_all_but(_files_of(new) | _files_of(previous))
+        self._delete_all_but(new.files | (previous.files if previous else set()))
+        self._committed = (new, previous)
 
-    def _sync(self, new: Mapping[str, Any], on_disk: list[dict[str, Any]]) -> None:
-        """Force a checkpoint to the disk, but for the files of those that are there already."""
-        names = _files_of(new)
-        for manifest in on_disk:
-            names -= _files_of(manifest)
+    def _read_committed(self, path: Path) -> _Committed | None:
+        manifest = self._manifest_or_none(path)
+        return None if manifest is None else _Committed.of(manifest)
+
+    def _sync(self, names: Iterable[str]) -> None:
+        """Force a checkpoint to the disk; ``names``: of its files those that are not there yet."""
+        checkpoint = self._checkpoint
         for name in sorted(names):
-            sync(self._checkpoint / name)
+            sync(checkpoint / name)
         if self._metrics_path.exists():
             sync(self._metrics_path)
-        sync(self._checkpoint)
+        sync(checkpoint)
         sync(self.path)
         self._synced_at = time.monotonic()
 
     def _delete_all_but(self, names: set[str]) -> None:
         """Delete what a killed process left behind, and what only an older manifest named."""
-        left_over = [*self._checkpoint.glob("state.*"), *self._checkpoint.glob("client-*")]
-        left_over += self._checkpoint.glob(f"*{PARTIAL}")
+        checkpoint = self._checkpoint
+        left_over = []
+        for name in os.listdir(checkpoint) if checkpoint.is_dir() else ():
+            is_ours = name.startswith(("state.", "client-", f"{STEM}."))
+            if (is_ours and name not in names) or name.endswith(PARTIAL):
+                left_over.append(checkpoint / name)
         left_over += self.path.glob(f"*{PARTIAL}")
         for path in left_over:
-            if path.name not in names:
-                # Something else may have deleted it; and it does no harm.
-                with suppress(OSError):
-                    path.unlink()
+            # Something else may have deleted it; and it does no harm.
+            with suppress(OSError):
+                path.unlink()
 
     def restore(self, run: Run) -> tuple[Any, int]:
         """Take the run back to its last checkpoint: its state and the attempt at the next exchange.
@@ -303,6 +340,8 @@ class RunFolder:
         too; metrics of rounds that did not count are cut off.
         """
         manifest = self._settle()
+        self._trees.forget()
+        self._committed = (None, None)
         # A run that was used before may hold what was never committed.
         run.memory.files.clear()
         run.lengths.by_kind.clear()
@@ -316,7 +355,8 @@ class RunFolder:
             tensors = read_named(self._checkpoint, manifest["tensors"])
             run.held.restore(thaw(manifest["held"], tensors))
             run.lengths.by_kind.update(manifest["lengths"])
-            state = thaw(manifest["state"], tensors, like=run.initial_state)
+            read = partial(read_named, self._checkpoint)
+            state = thaw(manifest["state"], tensors, run.initial_state, read)
             return state, int(manifest["attempt"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, FedgroveError):
@@ -416,10 +456,11 @@ class RunFolder:
     def _manifest(self, path: Path) -> dict[str, Any]:
         manifest = checksums.read_sealed(path, new_keys=("format", "synced"))
         format = manifest.get("format", 1)
-        if format != FORMAT:
+        if format not in READABLE:
+            formats = " and ".join(map(str, READABLE))
             raise InputError(
                 f"{path} is a checkpoint of format {format}; this version of fedgrove reads format "
-                f"{FORMAT}. Resume the run with the version that wrote it, or start it again."
+                f"{formats}. Resume the run with the version that wrote it, or start it again."
             )
         if not _is_whole(manifest):
             raise damaged(path, "it does not describe a checkpoint")
@@ -554,6 +595,9 @@ def _is_whole(manifest: Mapping[str, Any]) -> bool:
     memory = manifest.get("memory")
     if not isinstance(memory, dict) or not isinstance(manifest.get("tensors"), str):
         return False
+    trees = manifest.get("trees", [])
+    if not isinstance(trees, list) or not all(isinstance(name, str) for name in trees):
+        return False
     names_versions = all(
         client.isdecimal() and isinstance(version, str) and is_plain_name(version)
         for client, version in memory.items()
@@ -568,7 +612,7 @@ def _files_of(manifest: Mapping[str, Any] | None) -> set[str]:
     """The names of the files of a checkpoint."""
     if manifest is None:
         return set()
-    names = {manifest["tensors"]}
+    names = {manifest["tensors"], *manifest.get("trees", ())}
     for client, version in manifest["memory"].items():
         names.add(memory_file(client, version))
     return names

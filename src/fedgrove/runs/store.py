@@ -11,21 +11,22 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import EngineError, InputError
 from ..parts.gate import is_plain_name
 from ..trees import Tree
 from . import checksums
-from .checksums import damaged
+from .checksums import Piece, damaged
+from .tensor_file import TensorFile
 
 PARTIAL = ".part"
 """How the name of a file ends that is being written."""
@@ -36,12 +37,18 @@ def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
 
     With ``sync`` it is on the disk before it has its name: a power cut leaves it whole too.
     """
+    write_pieces(path, (data,), sync)
+
+
+def write_pieces(path: Path, pieces: Iterable[Piece], sync: bool = False) -> None:
+    """The same for a file that is given in pieces, which need not be joined."""
     # A worker that outlives its killed server may still write the same file, and an engine writes
     # in threads: each has a name of its own for it.
     partial = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}{PARTIAL}")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            for piece in pieces:
+                file.write(piece)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
@@ -85,18 +92,7 @@ _ADVICE = {
 
 def tree_bytes(tree: Mapping[str, Tensor]) -> bytes:
     """Named tensors as the content of one safetensors file."""
-    return _bytes_of(_copied(tree))
-
-
-def _copied(tree: Mapping[str, Tensor]) -> Tree:
-    # Leaves may be views of one flat vector, which safetensors refuses: each gets its own storage.
-    return {name: leaf.detach().clone().contiguous() for name, leaf in tree.items()}
-
-
-def _bytes_of(leaves: Tree) -> bytes:
-    # safetensors sorts names; their order, on which sums depend to the bit, goes into the metadata.
-    # One key only: it writes several in no fixed order, and the same run must give the same bytes.
-    return save(leaves, metadata={"order": json.dumps(list(leaves))})
+    return b"".join(TensorFile.of(tree).pieces)
 
 
 def tree_of(data: bytes, path: Path) -> Tree:
@@ -127,10 +123,10 @@ def write_named(folder: Path, stem: str, tree: Mapping[str, Tensor], current: st
 
     The ``current`` file is left as it is where the tree is the same.
     """
-    data = tree_bytes(tree)
-    name = checksums.named(stem, data)
+    file = TensorFile.of(tree)
+    name = checksums.named(stem, *file.pieces)
     if name != current:
-        write_bytes(folder / name, data)
+        write_pieces(folder / name, file.pieces)
     return name
 
 
@@ -162,11 +158,17 @@ def divided(tree: Mapping[str, Tensor]) -> dict[str, Tree]:
 # ---- a method's state as JSON and tensors --------------------------------------------------------
 
 
-def freeze(value: Any, tensors: Tree, numbers: dict[int, str] | None = None) -> Any:
+def freeze(
+    value: Any,
+    tensors: Tree,
+    numbers: dict[int, str] | None = None,
+    file_of: Callable[[Mapping[Any, Any]], str | None] | None = None,
+) -> Any:
     """A state as plain JSON.
 
     Tensors go into ``tensors``, each once, and leave their number behind. ``numbers`` remembers
-    which tensor has which number, so that several calls share one ``tensors``.
+    which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
+    a mapping ``file_of`` may name a file that holds it, which is left behind instead.
     """
     numbers = {} if numbers is None else numbers
     if isinstance(value, Tensor):
@@ -176,20 +178,27 @@ def freeze(value: Any, tensors: Tree, numbers: dict[int, str] | None = None) -> 
     if dataclasses.is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
-            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers)
+            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, file_of)
         return {"fields": fields}
     if isinstance(value, Mapping):
         pairs = []
         for key, item in value.items():
             _refuse_dataclass(item)
-            pairs.append([freeze(key, tensors, numbers), freeze(item, tensors, numbers)])
+            file = None
+            if file_of is not None and isinstance(item, Mapping):
+                file = file_of(item)
+            if file is None:
+                frozen = freeze(item, tensors, numbers, file_of)
+            else:
+                frozen = {"file": file}
+            pairs.append([freeze(key, tensors, numbers), frozen])
         return {"pairs": pairs}
     # Named tuples would come back as plain ones, so the type must match exactly.
     if type(value) in (tuple, list):
         items = []
         for item in value:
             _refuse_dataclass(item)
-            items.append(freeze(item, tensors, numbers))
+            items.append(freeze(item, tensors, numbers, file_of))
         return {type(value).__name__: items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -209,23 +218,33 @@ def _not_allowed(value: Any) -> TypeError:
     )
 
 
-def thaw(frozen: Any, tensors: Mapping[str, Tensor], like: Any = None) -> Any:
-    """The state again. ``like``, the method's initial state, supplies the types."""
+def thaw(
+    frozen: Any,
+    tensors: Mapping[str, Tensor],
+    like: Any = None,
+    read: Callable[[str], Tree] | None = None,
+) -> Any:
+    """The state again. ``like``, the method's initial state, supplies the types.
+
+    ``read`` gives the tree of a file that :func:`freeze` left behind.
+    """
     if not isinstance(frozen, dict):
         return frozen
     # One key says what it is: nothing is evaluated.
     ((kind, body),) = frozen.items()
     if kind == "tensor":
         return tensors[body]
+    if kind == "file" and read is not None:
+        return read(body)
     if kind == "fields":
         _check_fields(body, like)
         fields = {}
         for name, value in body.items():
-            fields[name] = thaw(value, tensors, getattr(like, name))
+            fields[name] = thaw(value, tensors, getattr(like, name), read)
         return dataclasses.replace(like, **fields)
     if kind == "pairs":
-        return {thaw(key, tensors): thaw(value, tensors) for key, value in body}
-    items = [thaw(value, tensors) for value in body]
+        return {thaw(key, tensors): thaw(value, tensors, None, read) for key, value in body}
+    items = [thaw(value, tensors, None, read) for value in body]
     return tuple(items) if kind == "tuple" else items
 
 
@@ -249,14 +268,14 @@ RECENT_BYTES = 1 << 26
 
 
 class _Recent:
-    """The trees that were written or first read last, by file; a file's name holds its checksum.
+    """What was written or first read last, by file; a file's name holds its checksum.
 
     Reading a file back, with its checksum, takes as long as writing it, and the clients of a small
     federation come again in every other round.
     """
 
     def __init__(self) -> None:
-        self._trees: dict[str, Tree] = {}
+        self._files: dict[str, TensorFile] = {}
         self._used = 0
         # An engine may write for several clients at once.
         self._lock = Lock()
@@ -268,31 +287,21 @@ class _Recent:
     def get(self, name: str) -> Tree | None:
         """A copy of the tree of a file: whoever gets it may write into it."""
         with self._lock:
-            tree = self._trees.get(name)
-        return None if tree is None else _copy(tree)
+            file = self._files.get(name)
+        return None if file is None else file.tree()
 
-    def add(self, name: str, tree: Tree) -> None:
-        """Keep a tree, and let those go that were kept for longest if all take too much."""
-        # A copy: the client's own may be written to after that.
-        own = _copy(tree)
+    def add(self, name: str, file: TensorFile) -> None:
+        """Keep a file, and let those go that were kept for longest if all take too much."""
         with self._lock:
             self._drop(name)
-            self._trees[name] = own
-            self._used += _size(own)
+            self._files[name] = file
+            self._used += file.size
             while self._used > RECENT_BYTES:
-                self._drop(next(iter(self._trees)))
+                self._drop(next(iter(self._files)))
 
     def _drop(self, name: str) -> None:
-        if name in self._trees:
-            self._used -= _size(self._trees.pop(name))
-
-
-def _copy(tree: Tree) -> Tree:
-    return {name: leaf.clone() for name, leaf in tree.items()}
-
-
-def _size(tree: Tree) -> int:
-    return sum(leaf.nbytes for leaf in tree.values())
+        if name in self._files:
+            self._used -= self._files.pop(name).size
 
 
 class Memory:
@@ -322,7 +331,7 @@ class Memory:
         tree = self._recent.get(name)
         if tree is None:
             tree = read_named(self.folder, name)
-            self._recent.add(name, tree)
+            self._recent.add(name, TensorFile.of(tree))
         return divided(tree)
 
     def write(
@@ -334,17 +343,16 @@ class Memory:
         current: str | None = None,
     ) -> str:
         """Write a new version and return its name; it never overwrites another one."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise cannot_write(self.folder, error) from None
-        tree = _copied(joined(forest))
-        data = _bytes_of(tree)
-        version = version_of(round, verb, checksums.digest(data))
+        file = TensorFile.of(joined(forest))
+        version = version_of(round, verb, checksums.digest(*file.pieces))
         if version != current:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise cannot_write(self.folder, error) from None
             name = memory_file(client, version)
-            write_bytes(self.folder / name, data)
-            self._recent.add(name, tree)
+            write_pieces(self.folder / name, file.pieces)
+            self._recent.add(name, file)
         return version
 
     def has(self, client: int, version: str) -> bool:

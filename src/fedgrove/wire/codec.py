@@ -8,8 +8,8 @@ The container says which form was taken, so any codec reads what any other wrote
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Protocol
@@ -21,8 +21,8 @@ from torch import Tensor
 from ..core import Packet
 from ..errors import InputError, NotHeld, WireError, check
 from ..trees import Mask
-from .container import DIGEST, MaskForm, pack, unpack
-from .forms import Allow, Leaf, read_leaf, to_bits, write_leaf
+from .container import DIGEST, Entry, MaskForm, ValueForm, pack, packed_size, unpack
+from .forms import Allow, read_leaf, to_bits, write_body, write_leaf, write_mask
 from .streams import Chunks, Tools, size
 
 COSTS = ("values", "mask", "codebook", "indices", "scores", "header")
@@ -38,6 +38,15 @@ class Encoded:
 
     data: bytes
     cost: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the values of a tensor take, by part, and their forms."""
+
+    form: ValueForm
+    mask: MaskForm
+    sizes: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -106,11 +115,41 @@ class Chainable(ABC):
         return _encode(packet, known, _allow(self))
 
     def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
-        """What :meth:`encode` spends, by part.
+        """What :meth:`encode` spends, by part; the bytes are not joined.
 
         A codec that can tell without encoding overrides this.
         """
-        return self.encode(packet, known).cost
+        if not self.writes_as_measured:
+            return self.encode(packet, known).cost
+        return self.cost_with(self.measured(packet), packet, known)
+
+    @property
+    def writes_as_measured(self) -> bool:
+        """Whether :meth:`measured` and :meth:`cost_with` tell what :meth:`encode` spends."""
+        # A subclass may encode in another way, or know its cost without measuring.
+        kind = type(self)
+        return kind.encode is Chainable.encode and kind.cost is Chainable.cost
+
+    def measured(self, packet: Packet) -> list[Measured]:
+        """The sizes of a packet's values, tensor by tensor, which :meth:`cost_with` needs."""
+        allow = _measuring(self)
+        _check_packet(packet)
+        mask = packet.mask or {}
+        found = []
+        for name, value in packet.values.items():
+            body = write_body(value, mask.get(name), allow)
+            sizes = {part: size(chunks) for part, chunks in body.streams.items()}
+            found.append(Measured(body.form, body.mask, sizes))
+        return found
+
+    def cost_with(
+        self, measured: Sequence[Measured], packet: Packet, known: Known | None
+    ) -> Mapping[str, int]:
+        """What :meth:`encode` spends on a packet whose values were measured.
+
+        Those take the same whatever the receiver holds, and only masks are written here.
+        """
+        return _cost_with(measured, packet, known, _measuring(self))
 
     def decode(
         self,
@@ -166,7 +205,7 @@ class Dense(Chainable):
         """
         # A subclass may encode in another way, so that the shapes say nothing.
         if type(self) is not Dense:
-            return super().cost(packet, known)
+            return self.encode(packet, known).cost
         _check_packet(packet)
         mask = packet.mask or {}
         shapes = []
@@ -297,6 +336,13 @@ def _allow(codec: Chainable) -> Allow:
     return codec.allow
 
 
+@lru_cache(maxsize=64)
+def _measuring(codec: Chainable) -> Allow:
+    """The same, for tools that need not write what they can measure."""
+    allow = codec.allow
+    return replace(allow, tools=replace(allow.tools, measure=True))
+
+
 def refers_to_masks(codec: Codec) -> bool:
     """Whether a codec can refer to a mask that its receiver holds; one of your own may."""
     return not isinstance(codec, Chainable) or _allow(codec).known
@@ -305,31 +351,58 @@ def refers_to_masks(codec: Codec) -> bool:
 def _encode(packet: Packet, known: Known | None, allow: Allow) -> Encoded:
     _check_packet(packet)
     mask = packet.mask or {}
-    leaves: list[Leaf] = []
+    entries: list[Entry] = []
+    sizes: list[Mapping[str, int]] = []
     body: Chunks = []
-    refers_to_held = False
     for name, value in packet.values.items():
         leaf = write_leaf(name, value, mask.get(name), _held(known, name, value.shape), allow)
-        leaves.append(leaf)
+        entries.append(leaf.entry)
         for chunks in leaf.streams.values():
             body += chunks
-        if leaf.entry.mask in (MaskForm.SAME, MaskForm.FLIPS):
-            refers_to_held = True
-    # The digest takes 8 bytes, and is sent only where a mask refers to it.
-    digest = None
-    if known is not None and refers_to_held:
-        digest = known.digest
-    entries = [leaf.entry for leaf in leaves]
-    data = pack(entries, body, packet.mask is not None, digest)
-    return Encoded(data, _cost(leaves, len(data)))
+        sizes.append({part: size(chunks) for part, chunks in leaf.streams.items()})
+    data = pack(entries, body, packet.mask is not None, _digest(entries, known))
+    return Encoded(data, _cost(entries, sizes, len(data)))
 
 
-def _cost(leaves: list[Leaf], total: int) -> dict[str, int]:
+def _cost_with(
+    measured: Sequence[Measured], packet: Packet, known: Known | None, allow: Allow
+) -> Mapping[str, int]:
+    mask = packet.mask or {}
+    entries: list[Entry] = []
+    sizes: list[Mapping[str, int]] = []
+    body = 0
+    for (name, value), of_values in zip(packet.values.items(), measured, strict=True):
+        form = of_values.mask
+        parts = of_values.sizes
+        kept = mask.get(name)
+        if kept is not None:
+            form, chunks = write_mask(kept, _held(known, name, value.shape), allow)
+            parts = {"mask": size(chunks), **parts}
+        entries.append(Entry(name, value.dtype, tuple(value.shape), form, of_values.form))
+        sizes.append(parts)
+        body += sum(parts.values())
+    total = packed_size(entries, body, packet.mask is not None, _digest(entries, known))
+    return _cost(entries, sizes, total)
+
+
+def _digest(entries: Sequence[Entry], known: Known | None) -> bytes | None:
+    """The digest, which takes 8 bytes and is sent only where a mask refers to it."""
+    if known is None or not any(entry.mask in _REFERRING for entry in entries):
+        return None
+    return known.digest
+
+
+_REFERRING = (MaskForm.SAME, MaskForm.FLIPS)
+
+
+def _cost(
+    entries: Sequence[Entry], sizes: Sequence[Mapping[str, int]], total: int
+) -> dict[str, int]:
     cost = dict.fromkeys(COSTS, 0)
-    for leaf in leaves:
-        is_scores = leaf.entry.name.split(".", 1)[0] == "scores"
-        for part, chunks in leaf.streams.items():
-            cost["scores" if is_scores else part] += size(chunks)
+    for entry, parts in zip(entries, sizes, strict=True):
+        is_scores = entry.name.split(".", 1)[0] == "scores"
+        for part, count in parts.items():
+            cost["scores" if is_scores else part] += count
     cost["header"] = total - sum(cost.values())
     return cost
 

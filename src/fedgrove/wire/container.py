@@ -25,6 +25,8 @@ MAGIC = b"fgrv"
 VERSION = 1
 # Bytes of the digest that names the mask a receiver holds.
 DIGEST = 8
+# Bytes of the checksum at the end.
+CHECKSUM = 4
 
 # The flags, which are added up in one byte.
 # The packet has masks.
@@ -138,6 +140,23 @@ def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | No
 
     ``known``: the digest of the mask that the receiver holds, if an entry refers to it.
     """
+    head = _head(entries, masked, known)
+    # The body is joined once, at the end: it may be hundreds of megabytes.
+    chunks = [head, *body]
+    checksum = 0
+    for chunk in chunks:
+        checksum = zlib.crc32(chunk, checksum)
+    chunks.append(struct.pack("<I", checksum))
+    return b"".join(chunks)
+
+
+def packed_size(entries: Sequence[Entry], body: int, masked: bool, known: bytes | None) -> int:
+    """How many bytes :func:`pack` makes of a body of so many."""
+    return len(_head(entries, masked, known)) + body + CHECKSUM
+
+
+def _head(entries: Sequence[Entry], masked: bool, known: bytes | None) -> bytes:
+    """All that comes before the body."""
     check(
         len(entries) <= MAX_TENSORS, "the number of tensors", len(entries), f"at most {MAX_TENSORS}"
     )
@@ -155,15 +174,7 @@ def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | No
         flags |= SHORT_INDEX
     if known is not None:
         flags |= HAS_KNOWN
-    head = MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(entries)) + index
-
-    # The body is joined once, at the end: it may be hundreds of megabytes.
-    chunks = [head, *body]
-    checksum = 0
-    for chunk in chunks:
-        checksum = zlib.crc32(chunk, checksum)
-    chunks.append(struct.pack("<I", checksum))
-    return b"".join(chunks)
+    return MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(entries)) + index
 
 
 # The packets of a run have the same index and differ only in their numbers.

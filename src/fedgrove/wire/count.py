@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from ..core import SCORING_VERBS, Packet, Report, Task
 from ..trees import Mask
 from . import message
-from .codec import Codec, Encoded, Known, digest_of, refers_to_masks
+from .codec import Chainable, Codec, Encoded, Known, Measured, digest_of, refers_to_masks
 from .held import Held
 from .message import Cost
 
@@ -54,12 +54,32 @@ class _LastPackets(Generic[T]):
         return made.result()
 
 
+class _Sizes(_LastPackets[list[Measured]]):
+    """What the values of the last packets sent take."""
+
+    def of(self, codec: Chainable, packet: Packet) -> list[Measured]:
+        """What the values of a packet take, to any receiver."""
+        return self._of(packet, None, lambda packet, known: codec.measured(packet))
+
+
 class BroadcastCosts(_LastPackets[Cost]):
     """The cost of the last packets sent: all that a simulation needs."""
 
+    def __init__(self, most: int = 64) -> None:
+        super().__init__(most)
+        self._sizes = _Sizes(most)
+
     def cost(self, codec: Codec, packet: Packet, known: Known | None) -> Cost:
         """The cost of a packet to a receiver that holds ``known``."""
-        return self._of(packet, known, codec.cost)
+        if packet.mask is None or not isinstance(codec, Chainable) or not codec.writes_as_measured:
+            return self._of(packet, known, codec.cost)
+        # Receivers hold different masks, and are sent the same values.
+        written = codec
+
+        def cost_of(packet: Packet, known: Known | None) -> Cost:
+            return written.cost_with(self._sizes.of(written, packet), packet, known)
+
+        return self._of(packet, known, cost_of)
 
 
 class BroadcastBytes(_LastPackets[Encoded]):
@@ -103,6 +123,18 @@ def count_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> Co
     cost = message.measure(message.task_head(task), task.send, packet_cost)
     _note(task, codec, held)
     return cost
+
+
+def prepare_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> None:
+    """Do ahead what :func:`count_down` will have to do, in any thread and in any order.
+
+    What a client holds by then may be something else. Then this was in vain, and no more.
+    """
+    known = known_of_task(task, codec, held)
+    for name, packet in task.send.items():
+        sent.cost(codec, packet, known[name])
+    for name in noted(task, codec):
+        held.prepare(task.send[name].mask)
 
 
 def write_down(

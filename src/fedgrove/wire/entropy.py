@@ -17,6 +17,7 @@ from typing import Any
 import constriction
 import numpy as np
 import numpy.typing as npt
+import torch
 import zstandard
 
 from ..errors import WireError
@@ -30,6 +31,8 @@ LEVEL = 1
 BIT_SCALE = 16
 # ... and the 256 bytes that eight such bits can make get frequencies that sum to 2^22.
 BYTE_SCALE = 22
+# From so many bytes on, torch counts faster than numpy.
+MANY = 1 << 13
 # How many ones each byte has.
 ONES = np.array([b.bit_count() for b in range(256)])
 
@@ -92,6 +95,15 @@ class Cursor:
                     raise WireError(f"{what} is {value}; at most {limit} is allowed.")
                 return value
         raise WireError(f"{what} is longer than 63 bits.")
+
+
+def count_bytes(x: Bytes) -> Counts:
+    """How often each of the 256 bytes occurs."""
+    if len(x) < MANY:
+        return np.bincount(x, minlength=256)
+    # torch counts bytes as they are, where numpy first makes eight bytes of each.
+    counts: Counts = torch.bincount(torch.from_numpy(x), minlength=256).numpy()
+    return counts
 
 
 def varint(value: int) -> bytes:
@@ -266,9 +278,22 @@ def write_ans(symbols: Bytes, f: Counts) -> bytes:
     # The coder sees only the symbols that occur, by their rank: one with frequency 0 would still
     # take a share of the probabilities.
     used = np.flatnonzero(f)
+    return _write(_ranks(symbols, used), _model(f[used]))
+
+
+def ans_size(symbols: Bytes, f: Counts) -> int:
+    """How many bytes :func:`write_ans` takes."""
+    used = np.flatnonzero(f)
+    return _written_size(_ranks(symbols, used), _model(f[used]))
+
+
+def _ranks(symbols: Bytes, used: Counts) -> npt.NDArray[np.int32]:
+    ranks_are_symbols = used[-1] == len(used) - 1
+    if ranks_are_symbols:
+        return symbols.astype(np.int32)
     rank = np.zeros(256, np.int32)
     rank[used] = np.arange(len(used), dtype=np.int32)
-    return _write(rank.take(symbols), _model(f[used]))
+    return rank.take(symbols)
 
 
 def write_bit_ans(packed: Bytes, ones: int) -> bytes:
@@ -276,12 +301,26 @@ def write_bit_ans(packed: Bytes, ones: int) -> bytes:
     return _write(packed.astype(np.int32), _bit_model(ones))
 
 
-def _write(ranks: npt.NDArray[np.int32], model: Any) -> bytes:
+def bit_ans_size(packed: Bytes, ones: int) -> int:
+    """How many bytes :func:`write_bit_ans` takes."""
+    return _written_size(packed.astype(np.int32), _bit_model(ones))
+
+
+def _coded(ranks: npt.NDArray[np.int32], model: Any) -> Any:
     # The coder is a stack: written in reverse, the symbols are read in order.
     coder = constriction.stream.stack.AnsCoder()
     coder.encode_reverse(ranks, model)
-    words: npt.NDArray[np.uint32] = coder.get_compressed().astype("<u4")
+    return coder
+
+
+def _write(ranks: npt.NDArray[np.int32], model: Any) -> bytes:
+    words: npt.NDArray[np.uint32] = _coded(ranks, model).get_compressed().astype("<u4")
     return varint(len(words)) + words.tobytes()
+
+
+def _written_size(ranks: npt.NDArray[np.int32], model: Any) -> int:
+    words: int = _coded(ranks, model).num_words()
+    return len(varint(words)) + 4 * words
 
 
 def read_ans(cursor: Cursor, n: int, f: Counts, what: str) -> Bytes:

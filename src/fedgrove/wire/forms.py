@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -47,6 +49,9 @@ SIGNED = {
 }
 
 
+Places = npt.NDArray[np.integer[Any]]
+
+
 @dataclass(frozen=True)
 class Allow:
     """What a codec may do to a tensor; ``a | b`` may do both.
@@ -69,6 +74,7 @@ class Allow:
             zstd=self.tools.zstd or other.tools.zstd,
             planes=self.tools.planes or other.tools.planes,
             slack=max(self.tools.slack, other.tools.slack),
+            measure=self.tools.measure or other.tools.measure,
         )
         return Allow(
             kept=self.kept or other.kept,
@@ -88,6 +94,18 @@ class Leaf:
     streams: Mapping[str, Chunks]
 
 
+@dataclass(frozen=True)
+class Body:
+    """The values of a tensor as they are written, which is the same whatever its receiver holds.
+
+    With the places of its zeros, where those of a tensor without a mask are left out.
+    """
+
+    form: ValueForm
+    streams: Mapping[str, Chunks]
+    mask: MaskForm = MaskForm.NONE
+
+
 def write_leaf(
     name: str, value: Tensor, mask: Tensor | None, held: Tensor | None, allow: Allow
 ) -> Leaf:
@@ -95,31 +113,40 @@ def write_leaf(
 
     ``held``: the mask that the receiver holds. A tensor without elements has no streams.
     """
-    shape = tuple(value.shape)
-    if value.numel() == 0:
-        form_of_nothing = MaskForm.NONE if mask is None else MaskForm.BITS
-        return Leaf(Entry(name, value.dtype, shape, form_of_nothing), {})
+    body = write_body(value, mask, allow)
+    form = body.mask
+    streams = body.streams
+    if mask is not None:
+        form, chunks = write_mask(mask, held, allow)
+        if value.numel():
+            # The order of the streams is the order of the body: the mask first, so that the reader
+            # knows how many values follow.
+            streams = {"mask": chunks, **streams}
+    return Leaf(Entry(name, value.dtype, tuple(value.shape), form, body.form), streams)
 
-    # The order of the streams is the order of the body: the mask first, so that the reader knows
-    # how many values follow.
+
+def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
+    """The values of one tensor, of which a codec may leave out what the mask drops."""
+    if value.numel() == 0:
+        return Body(ValueForm.FULL, {})
     streams: dict[str, Chunks] = {}
     words = to_words(value)
     bits: Bits | None = None
     mask_form = MaskForm.NONE
     if mask is not None:
         bits = to_bits(mask)
-        held_bits = None if held is None else to_bits(held)
-        mask_form, streams["mask"] = _write_mask(bits, shape, held_bits, allow)
-    elif allow.zeros and value.dtype != torch.bool and _worth_dropping(words):
-        bits = words != 0
-        mask_form = MaskForm.ZEROS
-        streams["mask"] = write_bits(bits, allow.tools)
+    elif allow.zeros and value.dtype != torch.bool:
+        kept = int(np.count_nonzero(words))
+        if _worth_dropping(words, len(words) - kept):
+            bits = words != 0
+            mask_form = MaskForm.ZEROS
+            streams["mask"] = write_bits(bits, allow.tools, kept)
 
     value_form = ValueForm.FULL
     if bits is not None and allow.kept:
         value_form = ValueForm.KEPT
         # Taking by index is faster than words[bits].
-        words = words[np.flatnonzero(bits)]
+        words = words[bits.nonzero()[0]]
     elif bits is not None:
         # What the mask drops is +0 on the other side, whichever codec wrote it.
         words = np.where(bits, words, words.dtype.type(0))
@@ -135,7 +162,7 @@ def write_leaf(
         else:
             value_form = ValueForm.BOOK
             streams.update(book)
-    return Leaf(Entry(name, value.dtype, shape, mask_form, value_form), streams)
+    return Body(value_form, streams, mask_form)
 
 
 def read_leaf(entry: Entry, cursor: Cursor, held: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -190,26 +217,31 @@ def to_bits(mask: Tensor) -> Bits:
 # ---- masks ---------------------------------------------------------------------------------------
 
 
-def _write_mask(
-    bits: Bits, shape: tuple[int, ...], held: Bits | None, allow: Allow
-) -> tuple[MaskForm, Chunks]:
+def write_mask(mask: Tensor, held: Tensor | None, allow: Allow) -> tuple[MaskForm, Chunks]:
     """The mask by element, by channel or by change, whichever its counts say will be smallest."""
-    if not allow.known:
-        held = None
+    if mask.numel() == 0:
+        return MaskForm.BITS, []
+    bits = to_bits(mask)
+    flips: Bits | None = None
+    changed = 0
+    if held is not None and allow.known:
+        # Most masks come back as the very tensors that were sent.
+        if held is mask:
+            return MaskForm.SAME, []
+        flips = bits != to_bits(held)
+        changed = int(np.count_nonzero(flips))
+        if changed == 0:
+            return MaskForm.SAME, []
     ones = int(np.count_nonzero(bits))
     channels = None
     if allow.channels:
-        channels = _channels(bits, shape, ones)
-    if channels is None and held is None:
+        channels = _channels(bits, tuple(mask.shape), ones)
+    if channels is None and flips is None:
         return MaskForm.BITS, write_bits(bits, allow.tools, ones)
 
     # For each form its streams of bits, and how many of them are ones.
     candidates = {MaskForm.BITS: [(bits, ones)]}
-    if held is not None:
-        flips = bits != held
-        changed = int(np.count_nonzero(flips))
-        if changed == 0:
-            return MaskForm.SAME, []
+    if flips is not None:
         candidates[MaskForm.FLIPS] = [(flips, changed)]
     if channels is not None:
         rows, columns = channels
@@ -290,13 +322,12 @@ def _guess(ones: int, n: int, tools: Tools) -> float:
     return plain
 
 
-def _worth_dropping(words: Words) -> bool:
+def _worth_dropping(words: Words, zeros: int) -> bool:
     """Whether leaving out the zeros of a tensor without a mask saves more than their bitmap costs.
 
     With less than a sixteenth of zeros the gain is not worth the time.
     """
     n = len(words)
-    zeros = n - int(np.count_nonzero(words))
     bitmap = n // 8 + 2
     return words.itemsize > 1 and 16 * zeros >= n and zeros * words.itemsize > bitmap
 
@@ -351,7 +382,7 @@ def find_book(words: Words) -> tuple[Words, Bytes] | None:
         sample_was_everything = len(words) < SAMPLE
         if sample_was_everything:
             return book, index
-        missed = book.take(index) != words
+        missed = _taken(book, index.astype(np.int32)) != words
         if not missed.any():
             return book, index
         # The sample missed rare values: add them, all at once, and look again.
@@ -384,8 +415,19 @@ def _places(words: Words, book: Words) -> Bytes:
         if has_no_collision:
             table = np.zeros(1 << 16, np.uint8)
             table[slots] = np.arange(len(book), dtype=np.uint8)
-            return table.take(_slot(words, key))
+            return _taken(table, _slot(words, key))
     return np.minimum(np.searchsorted(book, words), len(book) - 1).astype(np.uint8)
+
+
+def _taken(table: Words, places: Places) -> Words:
+    """The numbers at these places of a table."""
+    if places.itemsize < 4:
+        places = places.astype(np.int32)
+    # torch takes indices of four bytes as they are, where numpy first makes eight bytes of each.
+    signed = torch.from_numpy(places.view(SIGNED[places.itemsize]))
+    found = torch.index_select(torch.from_numpy(table.view(SIGNED[table.itemsize])), 0, signed)
+    taken: Words = found.numpy().view(table.dtype)
+    return taken
 
 
 def _slot(words: Words, key: int) -> Words:

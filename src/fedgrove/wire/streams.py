@@ -20,6 +20,9 @@ from .entropy import (
     Bytes,
     Cursor,
     Method,
+    ans_size,
+    bit_ans_size,
+    count_bytes,
     deflate,
     entropy_bytes,
     flag_bytes,
@@ -45,7 +48,8 @@ class Tools:
 
     ``slack``: by what share a stream of ``long`` bytes or more may be larger if it then decodes
     faster. With any slack, numbers of less than ``short`` bytes stay raw, and byte planes are left
-    to zstandard, which takes a fraction of the entropy coder's time.
+    to zstandard, which takes a fraction of the entropy coder's time. ``measure``: only the lengths
+    of streams are wanted; of what would take time to write they have a stand-in of its length.
     """
 
     ans: bool = False
@@ -54,11 +58,12 @@ class Tools:
     slack: float = 0.0
     long: int = 1 << 13
     short: int = 1 << 11
+    measure: bool = False
 
 
 def size(chunks: Chunks) -> int:
     """How many bytes the chunks hold."""
-    return sum(len(c) for c in chunks)
+    return sum(map(len, chunks))
 
 
 # ---- bytes ---------------------------------------------------------------------------------------
@@ -88,15 +93,21 @@ def write_symbols(x: Bytes, k: int, tools: Tools) -> Chunks:
     """
     if len(x) == 0 or k < 2:
         return []
-    best = _smallest(x, _pack(x, _whole_bits(k)), tools, tools.ans)
+    whole_bits = _whole_bits(k)
+    packed = _pack(x, whole_bits)
+    best = _smallest(x, packed, tools, tools.ans)
     # `best` was chosen beside raw symbols of 1, 2, 4 or 8 bits. The raw form has 3, 5, 6 or 7 where
     # that is enough, so it may win after all.
     bits = (k - 1).bit_length()
     best_is_raw = best[0][0] == Method.RAW
     raw_is_smaller = 1 + _packed_size(len(x), bits) < size(best)
-    if best_is_raw or raw_is_smaller:
-        return _raw(_pack(x, bits))
-    return best
+    if not best_is_raw and not raw_is_smaller:
+        return best
+    if bits == whole_bits:
+        return _raw(packed)
+    if tools.measure:
+        return _stand_in(Method.RAW, _packed_size(len(x), bits))
+    return _raw(_pack(x, bits))
 
 
 def read_symbols(cursor: Cursor, n: int, k: int, what: str) -> Bytes:
@@ -137,8 +148,11 @@ def write_bits(x: Bits, tools: Tools, ones: int | None = None) -> Chunks:
     if tools.ans and ans_guess * (1 + _slack(len(packed), tools)) < size(best):
         # The reader refuses 0, and 2^16 does not fit in two bytes.
         f = min(max(round(ones / n * (1 << BIT_SCALE)), 1), (1 << BIT_SCALE) - 1)
-        head = bytes([Method.ANS]) + f.to_bytes(2, "little")
-        best = min(best, [head, write_bit_ans(packed, f)], key=size)
+        if tools.measure:
+            coded = _stand_in(Method.ANS, 2 + bit_ans_size(packed, f))
+        else:
+            coded = [bytes([Method.ANS]) + f.to_bytes(2, "little"), write_bit_ans(packed, f)]
+        best = min(best, coded, key=size)
     return best
 
 
@@ -175,13 +189,18 @@ def write_values(x: Words, tools: Tools) -> Chunks:
         # The entropy coder gains only where all bytes follow one distribution, which the high and
         # low bytes of wider numbers do not.
         return _smallest(raw, raw, tools, tools.ans and x.itemsize == 1)
-    planes = np.ascontiguousarray(raw.reshape(-1, x.itemsize).T)
     split: Chunks = [bytes([Method.PLANES])]
     # On planes the entropy coder would save a fiftieth of the tensor, and take ten times as long to
     # write and three times as long to read: only without slack.
     ans = tools.ans and not tools.slack
-    for plane in planes:
-        if _noise(plane):
+    for i in range(x.itemsize):
+        plane = raw[i :: x.itemsize]
+        is_noise = _noise(plane)
+        if is_noise and tools.measure:
+            split += _stand_in(Method.RAW, len(plane))
+            continue
+        plane = plane.copy()
+        if is_noise:
             split += _raw(plane)
         else:
             split += _smallest(plane, plane, tools, ans)
@@ -209,6 +228,12 @@ def _raw(x: Bytes) -> Chunks:
     return [bytes([Method.RAW]), x.data]
 
 
+def _stand_in(method: Method, length: int) -> Chunks:
+    """A stream of so many bytes behind its method, for tools that only measure."""
+    # The same byte again and again: it takes no memory, and no container can be made of it.
+    return [bytes([method]), np.ndarray((length,), np.uint8, buffer=b"\0", strides=(0,)).data]
+
+
 def _framed_or_raw(packed: Bytes) -> Chunks:
     """One zstandard frame, or the raw bytes where that gains nothing."""
     frame = deflate(packed.data)
@@ -234,11 +259,16 @@ def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool) -> Chunks:
     # The coder is slow, so it runs only where its size, which the counts give away, would win: the
     # entropy, about two bytes for each frequency in the table, and nine for method, scale, number
     # of words, and what the last word does not use.
-    counts = np.bincount(x, minlength=256)
+    counts = count_bytes(x)
     guess = entropy_bytes(counts) + 2 * int(np.count_nonzero(counts)) + 9
     if guess * (1 + _slack(len(x), tools)) < size(best):
         f = frequencies(counts)
-        best = min(best, [bytes([Method.ANS]), table_bytes(f), write_ans(x, f)], key=size)
+        table = table_bytes(f)
+        if tools.measure:
+            coded = _stand_in(Method.ANS, len(table) + ans_size(x, f))
+        else:
+            coded = [bytes([Method.ANS]), table, write_ans(x, f)]
+        best = min(best, coded, key=size)
     return best
 
 
@@ -270,7 +300,7 @@ def _noise(x: Bytes) -> bool:
         return False
     sample = x[:: len(x) >> 10]
     m = len(sample)
-    counts = np.bincount(sample)
+    counts = count_bytes(sample)
     # Ordered pairs that agree: sum c (c - 1) = sum c^2 - m, out of m (m - 1). The 8 % are for
     # chance.
     agreeing = int(counts @ counts) - m
@@ -314,16 +344,23 @@ def _pack(x: Bytes, bits: int) -> Bytes:
     """``bits`` bits each, the first symbol in the lowest bits."""
     if bits == 8:
         return x
+    if bits == 1:
+        return np.packbits(x, bitorder="little")
     if 8 % bits:
         flags = np.unpackbits(x[:, None], axis=1, count=bits, bitorder="little")
         return np.packbits(flags.reshape(-1), bitorder="little")
-    # Where symbols do not straddle bytes, shifting is faster than going through single bits.
+    # Where symbols do not straddle bytes, those of a byte are one wider number, and shifting them
+    # together is faster than going through single bits.
     per_byte = 8 // bits
-    packed = np.zeros(_packed_size(len(x), bits), np.uint8)
-    for i in range(per_byte):
-        piece = x[i::per_byte]
-        packed[: len(piece)] |= piece << np.uint8(i * bits)
-    return packed
+    left_over = -len(x) % per_byte
+    if left_over:
+        x = np.concatenate([x, np.zeros(left_over, np.uint8)])
+    wide = np.ascontiguousarray(x).view(f"<u{per_byte}")
+    packed = wide.copy()
+    for i in range(1, per_byte):
+        packed |= wide >> wide.dtype.type(i * (8 - bits))
+    # The lowest byte has them all.
+    return packed.astype(np.uint8)
 
 
 def _unpack(packed: Bytes, n: int, bits: int) -> Bytes:

@@ -71,7 +71,7 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts
+from ...wire.count import BroadcastCosts, prepare_down
 from ..work import (
     CLIENT_FAILURES,
     all_remembered,
@@ -245,10 +245,8 @@ class Batched:
         answer = self._answer_of(job)
         if not self.count_bytes:
             return answer, None
-        for packet in job.task.send.values():
-            # What a mask costs depends on what the client holds by then: `with_cost` counts it.
-            if packet.mask is None:
-                sent.cost(job.run.method.codec, packet, None)
+        # Only prepared: what a client holds by then decides, and `with_cost` counts it.
+        prepare_down(job.task, job.run.method.codec, job.run.held, sent)
         if isinstance(answer, Lost):
             return answer, None
         return answer, cost_up(job.run, job.task, answer)

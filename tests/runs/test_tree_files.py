@@ -1,0 +1,119 @@
+"""Tests of fedgrove.runs.tree_files: a tree that stays is written once, and one that changed anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.runs.test_folder import Killed, kill_after, manifest, started
+from torch import Tensor
+
+from fedgrove import methods
+from fedgrove.engines import Serial
+from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.lockstep import Member, train_alone
+from fedgrove.runs.store import Memory, freeze, read_named, thaw
+from fedgrove.runs.tree_files import LEAST, TreeFiles
+from fedgrove.wire.held import Held
+
+
+def large(value: float) -> dict[str, Tensor]:
+    return {"w": torch.full((LEAST // 4,), value), "b": torch.full((2,), value)}
+
+
+def written(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_tree_that_stays_is_written_once(tmp_path: Path) -> None:
+    files = TreeFiles()
+    tree = large(1.0)
+    files.start()
+    name = files.file_of(tree, tmp_path)
+    assert name is not None
+    assert files.names == [name]
+    assert written(tmp_path) == {name}
+    (tmp_path / name).unlink()
+    # The very tensors, in another mapping: it is not even looked at.
+    files.start()
+    assert files.file_of(dict(tree), tmp_path) == name
+    assert written(tmp_path) == set()
+
+
+def test_what_was_written_to_is_written_anew(tmp_path: Path) -> None:
+    files = TreeFiles()
+    tree = large(1.0)
+    files.start()
+    first = files.file_of(tree, tmp_path)
+    tree["b"][0] = 7.0
+    files.start()
+    second = files.file_of(tree, tmp_path)
+    assert first != second
+    assert second is not None
+    assert read_named(tmp_path, second)["b"].tolist() == [7.0, 1.0]
+    assert files.names == [second]
+
+
+def test_what_the_last_checkpoint_did_not_hold_is_written_anew(tmp_path: Path) -> None:
+    files = TreeFiles()
+    tree = large(1.0)
+    files.start()
+    name = files.file_of(tree, tmp_path)
+    assert name is not None
+    files.start()
+    # Deleted, since no manifest names it.
+    (tmp_path / name).unlink()
+    files.start()
+    assert files.file_of(tree, tmp_path) == name
+    assert written(tmp_path) == {name}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"w": torch.ones(LEAST // 4 - 1)},
+        {"w": torch.ones(LEAST), "n": 1.0},
+        {1: torch.ones(LEAST)},
+        {},
+    ],
+    ids=["small", "other", "numbers", "empty"],
+)
+def test_what_is_small_or_no_tree_goes_elsewhere(value: Any, tmp_path: Path) -> None:
+    assert TreeFiles().file_of(value, tmp_path) is None
+    assert written(tmp_path) == set()
+
+
+def test_only_a_tree_among_others_is_apart(tmp_path: Path) -> None:
+    files = TreeFiles()
+    files.start()
+    tensors: dict[str, Tensor] = {}
+    state = {"models": {0: large(0.0), 1: large(1.0)}, "vector": torch.ones(2)}
+    frozen = freeze(state, tensors, file_of=lambda tree: files.file_of(tree, tmp_path))
+    assert len(tensors) == 1
+    assert len(files.names) == 2
+    again = thaw(json.loads(json.dumps(frozen)), tensors, read=lambda n: read_named(tmp_path, n))
+    assert again["models"][1]["w"].tolist() == state["models"][1]["w"].tolist()
+    assert list(again["models"][0]) == ["w", "b"]
+
+
+def test_a_run_that_was_cut_short_goes_on_from_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgrove.runs.tree_files.LEAST", 1)
+    whole, run = started(tmp_path / "whole", methods.IFCA(clusters=2))
+    train_alone(Member(run, whole, 1), Serial())
+    folder, run = started(tmp_path / "cut", methods.IFCA(clusters=2))
+    with pytest.raises(Killed):
+        train_alone(Member(run, folder, 1, kill_after(3)), Serial())
+    names = manifest(folder, "latest.json")["trees"]
+    assert names
+    again = replace(run, memory=Memory(folder.path / "checkpoint"), held=Held())
+    train_alone(Member(again, RunFolder.open(folder.path), 1), Serial())
+    last = manifest(folder, "latest.json")
+    assert last["trees"] == manifest(whole, "latest.json")["trees"]
+    on_disk = {n for n in written(folder.path / "checkpoint") if n.startswith("tree.")}
+    assert on_disk == {*last["trees"], *manifest(folder, "previous.json")["trees"]}
