@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 Tree = dict[str, Tensor]
 Mask = dict[str, Tensor]
@@ -53,10 +56,75 @@ def masked(tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
     result: Tree = {}
     for name, value in tree.items():
         if name in mask:
-            result[name] = value.masked_fill(~mask[name], 0)
+            result[name] = where(mask[name], value)
         else:
             result[name] = value
     return result
+
+
+def where(mask: Tensor, value: Tensor, other: Tensor | float = 0.0) -> Tensor:
+    """``value`` where the mask is true, and ``other`` elsewhere, in the type of ``value``.
+
+    To the bit what ``torch.where`` and ``masked_fill`` give.
+
+    >>> where(torch.tensor([True, False]), torch.tensor([-2.0, torch.nan]))
+    tensor([-2.,  0.])
+    """
+    is_quick = mask.shape == value.shape and mask.dtype == torch.bool and _are_plain(mask, value)
+    if isinstance(other, Tensor):
+        is_alike = other.shape == value.shape and other.dtype == value.dtype
+        if not is_quick or not is_alike or not _are_plain(other):
+            return torch.where(mask, value, other)
+    elif not is_quick:
+        return value.masked_fill(~mask, other)
+    # On a CPU torch.where and masked_fill decide number by number, and a core cannot guess a mask's
+    # next bit: ten to twenty times as long as a product. One of floats would keep signs and NaN;
+    # bits that are read as whole numbers become 0 or stay as they are.
+    word = WORDS[value.dtype.itemsize]
+    bits = value.view(word)
+    if isinstance(other, Tensor):
+        other_bits = other.view(word)
+        return (((bits ^ other_bits) * mask) ^ other_bits).view(value.dtype)
+    if other == 0 and math.copysign(1.0, other) > 0:
+        return (bits * mask).view(value.dtype)
+    # A number as wide as the tensor's: one bit pattern for all.
+    fill = torch.tensor(other, dtype=value.dtype).view(word)
+    return (((bits ^ fill) * mask) ^ fill).view(value.dtype)
+
+
+def chosen(value: Tensor, mask: Tensor) -> Tensor:
+    """The numbers of a tensor where a mask of its shape is true, as a vector: ``value[mask]``.
+
+    >>> chosen(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[True, False], [False, True]]))
+    tensor([1., 4.])
+    """
+    if not _are_plain(mask, value) or mask.shape != value.shape:
+        return value[mask]
+    return value.reshape(-1).index_select(0, places(mask))
+
+
+def places(mask: Tensor) -> Tensor:
+    """Where a mask is true, as numbers of the places of its vector.
+
+    >>> places(torch.tensor([[False, True], [True, False]]))
+    tensor([1, 2])
+    """
+    if not _are_plain(mask):
+        return mask.reshape(-1).nonzero().flatten()
+    # numpy counts first and has no branch for each place: four to eight times as fast as torch.
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+
+
+def _are_plain(*tensors: Tensor) -> bool:
+    """Whether tensors are numbers in this machine's memory and nothing else.
+
+    Not on a card, nor under ``torch.func``, nor where a gradient is wanted.
+    """
+    for tensor in tensors:
+        is_usual = type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad
+        if not is_usual or is_functorch_wrapped_tensor(tensor):
+            return False
+    return True
 
 
 def digest(tree: Mapping[str, Tensor]) -> bytes:

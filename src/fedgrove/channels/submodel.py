@@ -134,7 +134,7 @@ def infilled(packet: Packet, model: Tree, groups: Sequence[ChannelGroup]) -> Tre
     whole: Tree = {}
     for name, leaf in packet.values.items():
         if name in mask:
-            leaf = torch.where(mask[name], leaf, model[name])
+            leaf = trees.where(mask[name], leaf, model[name])
         whole[name] = leaf
     return whole
 
@@ -216,7 +216,7 @@ def travels(layout: Layout, head: bool) -> list[str]:
 
 def holds_submodel(net: Net, head: bool) -> Holds:
     """What a client sends of its sub-model: what is shared, under a mask of its own."""
-    shared = trees.pick(net.params(), travels(net.layout, head))
+    shared = trees.pick(net.blank(), travels(net.layout, head))
     return Holds({"model": Form.of(shared, "own")})
 
 
@@ -287,6 +287,6 @@ def recovered(carry: Carry, client: Client) -> Tree:
     model: Tree = {}
     for name, leaf in carry["tuned"].items():
         if name in mask:
-            leaf = torch.where(mask[name], leaf, before[name])
+            leaf = trees.where(mask[name], leaf, before[name])
         model[name] = leaf
     return model

@@ -328,7 +328,7 @@ class AdFedWCP:
             names += _numbered(layers_of(net.layout))
         if self.scores and net.problem.kind == CLASSES.kind:
             names.append("accuracy")
-        return Holds({"model": Form.of(net.params())}, dict.fromkeys(names, (0.0, 1.0)))
+        return Holds({"model": Form.of(net.blank())}, dict.fromkeys(names, (0.0, 1.0)))
 
     # ---- what is told of it ----------------------------------------------------------------------
 

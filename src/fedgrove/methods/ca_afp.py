@@ -44,7 +44,6 @@ from ..core import (
     Carry,
     Client,
     Edit,
-    Form,
     Give,
     Holds,
     Measure,
@@ -638,13 +637,13 @@ def start_from_reference(carry: Carry, client: Client) -> Carry:
 def holds_update(task: Task, net: Net) -> Holds:
     """The update in 16 bits, prunable weights first."""
     names = dict.fromkeys((*net.layout.prunable, *net.layout.params))
-    return Holds({"update": Form.of(Half()(trees.pick(net.params(), names)))})
+    return Holds({"update": Half().form(trees.pick(net.blank(), names))})
 
 
 def update_and_evidence(task: Task, net: Net) -> Holds:
     """The update, and a vote for every prunable weight: none is pruned yet."""
-    weights = trees.flat(trees.pick(net.params(), net.layout.prunable))
-    votes_of_all = evidence_form(torch.ones_like(weights).bool(), grow=0)
+    every_weight = torch.ones(net.layout.prunable_size, dtype=torch.bool)
+    votes_of_all = evidence_form(every_weight, grow=0)
     return Holds({**holds_update(task, net).packets, "evidence": votes_of_all})
 
 

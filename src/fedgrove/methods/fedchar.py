@@ -28,7 +28,6 @@ from ..core import (
     Carry,
     Client,
     Edit,
-    Form,
     Give,
     Holds,
     Outcome,
@@ -199,4 +198,4 @@ def send_update(carry: Carry, client: Client) -> Outcome:
 
 def holds_update(task: Task, net: Net) -> Holds:
     """The parameters in 16 bits."""
-    return Holds({"update": Form.of(Half()(trees.pick(net.params(), net.layout.params)))})
+    return Holds({"update": Half().form(trees.pick(net.blank(), net.layout.params))})

@@ -336,7 +336,7 @@ class FedLayerPrune:
         metrics = {}
         if self.rates.measures is not None:
             metrics = dict.fromkeys(_numbered(net.layout.prunable), (0.0, math.inf))
-        return Holds({"model": Form.of(net.params(), "own")}, metrics)
+        return Holds({"model": Form.of(net.blank(), "own")}, metrics)
 
     def _holds_with_scores(self, task: Task, net: Net) -> Holds:
         """And a score for every prunable weight."""
@@ -443,7 +443,7 @@ def _where_kept(kept: Mask, now: Tree, before: Tree) -> Tree:
     """What is known now where anybody kept it, and before where nobody did."""
     model = dict(now)
     for name, mask in kept.items():
-        model[name] = torch.where(mask, now[name], before[name])
+        model[name] = trees.where(mask, now[name], before[name])
     return model
 
 

@@ -110,7 +110,7 @@ class FedPAQ:
 
     def _holds(self, task: Task, net: Net) -> Holds:
         """What :meth:`_send` sends."""
-        params = net.params()
+        params = net.blank()
         packets = {"update": Form.of(trees.pick(params, net.layout.params))}
         if net.layout.buffers:
             packets["statistics"] = Form.of(trees.pick(params, net.layout.buffers))

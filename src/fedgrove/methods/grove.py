@@ -710,7 +710,7 @@ class Grove:
     def _holds(self, task: Task, net: Net) -> Holds:
         """What :meth:`_give` gives."""
         weights, names = self._names(net.layout)
-        params = net.params()
+        params = net.blank()
         masks = [packet.mask for packet in task.send.values() if packet.mask]
         mask = masks[0] if masks else None
         packet = "change" if self.codes_up else "model"
@@ -718,8 +718,9 @@ class Grove:
         if names:
             packets["statistics"] = Form.of(trees.pick(params, names))
         if self._gives_evidence(net.layout):
-            head = trees.flat(trees.pick(params, net.layout.head))
-            packets["evidence"] = Form.of({"scores.head": head})
+            head = trees.pick(params, net.layout.head)
+            dtype = next(iter(head.values())).dtype
+            packets["evidence"] = Form({"scores.head": (dtype, (trees.size(head),))})
         return Holds(packets, optional={"better": (-1.0, 1.0), "tried": (0.0, 1e9)})
 
 

@@ -104,7 +104,7 @@ class IFCA:
 
     def _model_and_choice(self, task: Task, net: Net) -> Holds:
         """A trained model, and which of those sent it was."""
-        return Holds({"model": Form.of(net.params())}, {"group": (0, self.clusters - 1)})
+        return Holds({"model": Form.of(net.blank())}, {"group": (0, self.clusters - 1)})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""

@@ -349,7 +349,7 @@ class Fusion:
 
 def whole_model_and_choice(task: Task, net: Net) -> Holds:
     """The whole model under a mask of the client's own, and which of the models sent it chose."""
-    return Holds({"model": Form.of(net.params(), "own")}, {"group": (0, len(task.send) - 1)})
+    return Holds({"model": Form.of(net.blank(), "own")}, {"group": (0, len(task.send) - 1)})
 
 
 def keep_and_report_choice(carry: Carry, client: Client) -> Outcome:

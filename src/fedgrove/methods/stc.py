@@ -237,7 +237,7 @@ class STC:
     def _holds(self, task: Task, net: Net) -> Holds:
         """What :meth:`_give` gives."""
         weights, names = self._names(net.layout)
-        params = net.params()
+        params = net.blank()
         packet = "model" if self.codes_up.is_off else "update"
         packets = {packet: Form.of(trees.pick(params, weights))}
         if names:

@@ -80,6 +80,7 @@ class Net:
         self._head = None if head is None else module.get_submodule(head.name)
         self._nets: Mapping[str, Net] | None = None
         self._whole = whole
+        self._blank: Tree = {}
 
     @property
     def whole(self) -> Net:
@@ -104,6 +105,22 @@ class Net:
     def params(self) -> Tree:
         """The module's own parameters, then its float buffers: detached copies."""
         return {name: t.detach().clone() for name, t in tensors_of(self.module).items()}
+
+    def blank(self) -> Tree:
+        """The names, types and shapes of :meth:`params` without any numbers.
+
+        For whoever only wants to know what a tree looks like, as for each report: nothing is
+        copied. (The tensors are on torch's device "meta".)
+        """
+        like = {name: owner[key] for name, owner, key in self._slots}
+        # A module may have been moved to another type.
+        is_known = bool(self._blank) and all(
+            self._blank[name].dtype == t.dtype for name, t in like.items()
+        )
+        if not is_known:
+            names = tensors_of(self.module)
+            self._blank = {name: torch.empty_like(names[name], device="meta") for name in names}
+        return dict(self._blank)
 
     def constants(self) -> Tree:
         """What stays in the module because it is frozen: detached copies.

@@ -106,7 +106,7 @@ class WeightedSums:
             values = leaf
             if kept is not None:
                 # Masked values need not be 0, nor even finite: replace them, do not multiply.
-                values = leaf.masked_fill(~kept, 0)
+                values = trees.where(kept, leaf)
             if name in self._sums:
                 if leaf.shape != self._sums[name].shape:
                     raise ValueError(
@@ -166,8 +166,8 @@ class WeightedSums:
                 continue
             somebody_has_it = weight > 0
             # Where nobody has it, divide by 1 instead of 0 and take the previous value.
-            quotient = self._sums[name] / torch.where(somebody_has_it, weight, 1.0)
-            mean[name] = torch.where(somebody_has_it, quotient.to(old.dtype), old)
+            quotient = self._sums[name] / trees.where(somebody_has_it, weight, 1.0)
+            mean[name] = trees.where(somebody_has_it, quotient.to(old.dtype), old)
         return mean
 
     def _whole_mean(self, previous: Mapping[str, Tensor]) -> Tree | None:
@@ -225,7 +225,8 @@ def _more(total: float | Tensor, weight: float, kept: Tensor | None) -> float | 
     """The weight of a leaf with one client more, who has it where ``kept``, or all of it."""
     if kept is None:
         return total + float(weight)
-    return total + kept.double() * weight
+    # As bytes, which become doubles three times as fast as booleans; the product is exact.
+    return kept.view(torch.uint8).double().mul_(weight).add_(total)
 
 
 # ---- what all rules share ------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def settled(gradient: Tensor) -> Tensor:
     tensor([1., 0.])
     """
     rounding = 16 * torch.finfo(gradient.dtype).eps * gradient.abs().max()
-    return torch.where(gradient.abs() > rounding, gradient, 0.0)
+    return trees.where(gradient.abs() > rounding, gradient)
 
 
 def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
@@ -78,11 +78,11 @@ def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
     tensor([0., 4.], dtype=torch.bfloat16)
     """
     gradient = settled(gradient)
-    values: Tree = {"scores.signs": gradient[mask].sign().to(torch.int8)}
+    values: Tree = {"scores.signs": trees.chosen(gradient, mask).sign().to(torch.int8)}
     if grow:
-        outside = gradient[~mask]
+        outside = trees.chosen(gradient, ~mask)
         # Zeros mark the rest: the codec writes few bytes for them, and no positions are needed.
-        largest = torch.where(best(outside.abs(), grow), outside, 0.0)
+        largest = trees.where(best(outside.abs(), grow), outside)
         values["scores.grow"] = largest.to(torch.bfloat16)
     return Packet(values)
 
@@ -110,7 +110,9 @@ class Gather:
     """
 
     def __init__(self, model: Tensor, mask: Tensor) -> None:
-        self._mask = mask
+        # Looked up once for all reports: a search takes longer than to add them.
+        self._inside = trees.places(mask)
+        self._outside = trees.places(~mask)
         # Doubles: the variance is a small difference of two large sums.
         self._model = model.double()
         self._moved = torch.zeros_like(self._model)
@@ -131,15 +133,15 @@ class Gather:
         self._moved += moved
         self._squares += moved * moved
         self._reports += 1
-        active = int(self._mask.sum())
+        active = len(self._inside)
         signs = evidence.get("scores.signs")
         # A vote is -1, 0 or 1: a client cannot count more than once by sending larger numbers.
         if signs is not None and signs.shape == (active,) and bool((signs.abs() <= 1).all()):
-            self._signs[self._mask] += signs.double()
+            self._signs.index_add_(0, self._inside, signs.double())
             self._votes += 1
         grow = evidence.get("scores.grow")
-        if grow is not None and grow.shape == (len(self._mask) - active,):
-            self._grow[~self._mask] += grow.double()
+        if grow is not None and grow.shape == (len(self._outside),):
+            self._grow.index_add_(0, self._outside, grow.double())
 
     def since(self, before: Mapping[str, Tensor]) -> Sums:
         """These sums added to those ``before``, which may be empty."""

@@ -225,7 +225,8 @@ def _refuses_mask(packet: Packet, form: Form) -> str | None:
         if kept.dtype != torch.bool or tuple(kept.shape) != form.tensors[name][1]:
             return f"a mask of {kept.dtype} and shape {tuple(kept.shape)} in {name}."
         # What lies outside a mask is not sent, so it must not count where nothing is sent either.
-        if bool(packet.values[name].masked_fill(kept, 0).any()):
+        # (As booleans, true is more than false.)
+        if bool((packet.values[name].bool() > kept).any()):
             return f"values outside its mask in {name}."
     return None
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import UnfitError, check
 from ..nets.layout import Layout
 from ..trees import Mask
@@ -60,7 +61,7 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
     tensor([False, False,  True])
     """
     if among is not None:
-        score = torch.where(among, score, -torch.inf)
+        score = trees.where(among, score, -torch.inf)
     if n <= 0:
         return torch.zeros_like(score, dtype=torch.bool)
     if n >= score.numel():
@@ -69,12 +70,12 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
         # A threshold, as a full sort would take twenty times as long.
         threshold = _nth_largest(score, n)
         mask = score >= threshold
-        if int(mask.sum()) > n:
+        if int(mask.count_nonzero()) > n:
             # Not topk, which decides ties as it likes: those at the threshold are taken in order,
             # which gives the same mask on every machine.
             above = score > threshold
             tied = mask & ~above
-            room = n - int(above.sum())
+            room = n - int(above.count_nonzero())
             mask = above | (tied & (tied.cumsum(0) <= room))
     if among is not None:
         # Fewer than n places may be allowed, or have a score of -inf themselves.

@@ -58,7 +58,7 @@ def send_sparse(carry: Carry, client: Client) -> Outcome:
 
 def model_with_own_mask(task: Task, net: Net) -> Holds:
     """The whole model, under a mask that the client found."""
-    return Holds({"model": Form.of(net.params(), "own")})
+    return Holds({"model": Form.of(net.blank(), "own")})
 
 
 def holds_update(task: Task, net: Net) -> Holds:

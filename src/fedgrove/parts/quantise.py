@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
+from ..core import Form
 from ..errors import InputError, check, unknown
 from ..trees import Tree
 from .mask import best
@@ -86,6 +87,14 @@ class Half:
         """The tree in sixteen bits."""
         return _map_floats(tree, lambda x: x.to(WIDTHS[self.kind]))
 
+    def form(self, tree: Mapping[str, Tensor]) -> Form:
+        """What a packet of a tree like this looks like in sixteen bits."""
+        tensors = {}
+        for name, leaf in tree.items():
+            dtype = WIDTHS[self.kind] if leaf.is_floating_point() else leaf.dtype
+            tensors[name] = (dtype, tuple(leaf.shape))
+        return Form(tensors)
+
 
 @dataclass(frozen=True)
 class Uniform:
@@ -142,7 +151,7 @@ class TopK:
 
     def _layer(self, x: Tensor) -> Tensor:
         kept = max(1, round(self.density * x.numel()))
-        return torch.where(largest(x, kept), x, 0.0)
+        return trees.where(largest(x, kept), x)
 
 
 @dataclass(frozen=True)

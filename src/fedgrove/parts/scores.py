@@ -24,8 +24,8 @@ def scores_packet(scores: Mapping[str, Tensor]) -> Packet:
 
 def scores_form(net: Net) -> Form:
     """What :func:`scores_packet` makes of a score for every prunable weight."""
-    weights = trees.pick(net.params(), net.layout.prunable)
-    return Form.of(scores_packet(weights).values)
+    weights = trees.pick(net.blank(), net.layout.prunable)
+    return Half("bfloat16").form({PREFIX + name: leaf for name, leaf in weights.items()})
 
 
 def scores_of(packet: Packet) -> Tree:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import check
 from ..trees import Tree
 from .quantise import Scope, check_scope, largest, map_scope
@@ -54,10 +55,13 @@ class SparseTernary:
     def _vector(self, x: Tensor) -> Tensor:
         kept = largest(x, max(1, round(self.share * x.numel())))
         if not self.ternary:
-            return torch.where(kept, x, 0.0)
+            return trees.where(kept, x)
+        # Few are kept: those alone are looked at.
+        places = trees.places(kept)
+        values = x.reshape(-1).index_select(0, places)
         # In double precision: in the vector's own, a sum of many values would lose digits.
-        mean = x[kept].double().abs().mean().to(x.dtype)
-        return torch.where(kept, x.sign() * mean, 0.0)
+        mean = values.double().abs().mean().to(x.dtype)
+        return torch.zeros_like(x).view(-1).index_copy_(0, places, values.sign() * mean).view_as(x)
 
 
 def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:
@@ -74,12 +78,12 @@ def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor]
         return coder(change)
     inside = {}
     for name, leaf in change.items():
-        inside[name] = leaf[mask[name]] if name in mask else leaf
+        inside[name] = trees.chosen(leaf, mask[name]) if name in mask else leaf
     sent = coder(inside)
     for name, leaf in change.items():
         if name in mask:
             wide = torch.zeros_like(leaf)
-            wide[mask[name]] = sent[name]
+            wide.view(-1).index_copy_(0, trees.places(mask[name]), sent[name])
             sent[name] = wide
     return sent
 

