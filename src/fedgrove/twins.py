@@ -9,7 +9,7 @@ side was written to since, the CPU's numbers are read.
 from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -19,26 +19,31 @@ SHARE = 1 / 8
 """Of a card's memory: twins take no more, since training needs it."""
 
 
-class Twin(NamedTuple):
+@dataclass(eq=False)
+class Twin:
     """The same numbers elsewhere, and how often either side had been written to when they were."""
 
     there: Tensor
     version: int
     version_there: int
-    stream: torch.cuda.Stream | None
-    """The card's queue in which they were written; None: on no card."""
-    written: torch.cuda.Event | None
-    """When they had been."""
+    written: torch.cuda.Event | None = None
+    """When a card had written them; None: they were there when this was made."""
+    served: set[int] = field(default_factory=set)
+    """The queues of the card, by number, that know of them."""
 
-    def here_and_now(self) -> Tensor:
-        """The numbers, for what is launched next, in whatever queue that is."""
-        if self.stream is None or self.written is None:
+    def for_now(self) -> Tensor:
+        """The numbers for what is launched next, in whatever queue of a card that is."""
+        if not self.there.is_cuda:
             return self.there
-        queue = torch.cuda.current_stream(self.there.device)
-        if queue != self.stream:
-            queue.wait_event(self.written)
+        # The same as current_stream(...).cuda_stream, but quick: this is asked for every client.
+        number = torch._C._cuda_getCurrentRawStream(self.there.get_device())
+        if number not in self.served:
+            queue = torch.cuda.current_stream(self.there.device)
+            if self.written is not None:
+                queue.wait_event(self.written)
             # Their memory is given to no one else before this queue is done with it.
             self.there.record_stream(queue)
+            self.served.add(number)
         return self.there
 
 
@@ -47,8 +52,10 @@ class Twin(NamedTuple):
 _twins: MutableMapping[Tensor, Twin] = WeakTensorKeyDictionary()
 
 
-def keep(here: Tensor, there: Tensor) -> None:
+def keep(here: Tensor, there: Tensor, is_written: bool = False) -> None:
     """Remember that two tensors, contiguous and no views, hold the same numbers.
+
+    ``is_written``: a card has written its side already, and no one need wait for it.
 
     Torch counts what is written into a tensor or a view of it, and of either side one write ends
     it. What is written behind torch's back (through ``.data`` or ``.numpy()``, or by torch's own
@@ -59,12 +66,10 @@ def keep(here: Tensor, there: Tensor) -> None:
         raise ValueError("a twin belongs to a tensor that owns its memory, and this is a view")
     if not _has_room(there.nbytes, there.device):
         return
-    stream = None
     written = None
-    if there.is_cuda:
-        stream = torch.cuda.current_stream(there.device)
-        written = stream.record_event()
-    _twins[here] = Twin(there, here._version, there._version, stream, written)
+    if there.is_cuda and not is_written:
+        written = torch.cuda.current_stream(there.device).record_event()
+    _twins[here] = Twin(there, here._version, there._version, written)
 
 
 def _has_room(more: int, device: torch.device) -> bool:
@@ -111,7 +116,7 @@ def _current(owner: Tensor, part: Tensor) -> Tensor | None:
         return None
     if owner._version != twin.version or twin.there._version != twin.version_there:
         return None
-    return twin.here_and_now()
+    return twin.for_now()
 
 
 def row_of(vector: Tensor) -> tuple[Tensor, int] | None:

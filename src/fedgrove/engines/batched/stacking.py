@@ -272,7 +272,8 @@ class Returning(NamedTuple):
             return trees.unstack(here, sum(map(len, self.rows_by_run)))
         own: dict[int, Tree] = {}
         for rows, part, copy in zip(self.rows_by_run, self.parts, here.values(), strict=True):
-            twins.keep(copy, part)
+            # It was copied from.
+            twins.keep(copy, part, is_written=True)
             own.update(zip(rows, split_rows(copy, self.like), strict=True))
         return [own[row] for row in range(len(own))]
 
