@@ -62,6 +62,9 @@ ALIGNMENT = 8
 """Parts of wide layers are multiples of so many channels, which is what matrix units take."""
 
 
+FEW_MODELS = 4
+"""So many distinct trees of a name are taken for models that the server sends: one, or one for each
+group."""
 LITTLE_WORK = 1 << 34
 """Multiply-accumulates of a step of all clients: a card that has no more to do waits for the next
 kernel most of the time. One stack in full width then takes less time than several narrow ones, and
@@ -245,10 +248,13 @@ def _already_there(leaves: Sequence[Tensor], device: torch.device) -> Tensor | N
     """The leaves' twins on a card, stacked; None where one has none."""
     if device.type != "cuda":
         return None
+    # What goes to many clients is brought there and stays. What each has for itself is not: all of
+    # them take one copy if they go together.
+    are_shared = len(leaves) <= FEW_MODELS
     found: list[Tensor] = []
     for leaf in leaves:
-        twin = twins.brought(leaf, device)
-        if twin is None:
+        twin = twins.brought(leaf, device) if are_shared else twins.of(leaf)
+        if twin is None or twin.device.type != device.type:
             return None
         found.append(twin)
     return torch.stack(found)
