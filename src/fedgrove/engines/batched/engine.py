@@ -88,7 +88,7 @@ from . import grouped
 from .alone import can_stack, run_alone
 from .convolution import has_triton
 from .device_data import DeviceData, DeviceSplit
-from .finishing import in_order
+from .finishing import begin_meanwhile, in_order
 from .graphs import GraphCache
 from .stacking import (
     Job,
@@ -176,7 +176,8 @@ class Batched:
 
         While a card trains one part, the CPU prepares the next and finishes the one before.
         """
-        sent = BroadcastCosts()
+        # Of all clients that are under way: their costs are looked up ahead.
+        sent = BroadcastCosts(most=max(1, self.chunk))
         works: dict[tuple[int, str], Work] = {}
         under_way: deque[Part] = deque()
         for core_jobs in self._parts(iter(jobs)):
@@ -184,7 +185,7 @@ class Batched:
             while under_way and clients + len(core_jobs) > self.chunk:
                 clients -= len(under_way[0].jobs)
                 yield from self._answers(under_way.popleft(), sent)
-            under_way.append(self._begin(core_jobs, works))
+            under_way.append(self._begin(core_jobs, works, sent))
         while under_way:
             yield from self._answers(under_way.popleft(), sent)
 
@@ -199,12 +200,19 @@ class Batched:
             else:
                 yield chunk
 
-    def _begin(self, core_jobs: Sequence[CoreJob], works: dict[tuple[int, str], Work]) -> Part:
+    def _begin(
+        self,
+        core_jobs: Sequence[CoreJob],
+        works: dict[tuple[int, str], Work],
+        sent: BroadcastCosts,
+    ) -> Part:
         """Start some jobs; on a card their first training is then under way."""
         jobs = [self._start_job(run, task, works) for run, task in core_jobs]
         part = Part(jobs, _versions(jobs), self._run_groups(jobs))
         with self._in_place():
             next(part.steps, None)
+        if self.count_bytes and self._device.type == "cuda":
+            begin_meanwhile(jobs, partial(_prepare_costs, sent=sent))
         return part
 
     def _answers(self, part: Part, sent: BroadcastCosts) -> Iterator[tuple[CoreJob, Answer]]:
@@ -246,7 +254,7 @@ class Batched:
         if not self.count_bytes:
             return answer, None
         # Only prepared: what a client holds by then decides, and `with_cost` counts it.
-        prepare_down(job.task, job.run.method.codec, job.run.held, sent)
+        _prepare_costs(job, sent)
         if isinstance(answer, Lost):
             return answer, None
         return answer, cost_up(job.run, job.task, answer)
@@ -785,6 +793,11 @@ def may_be_duplicates(jobs: Sequence[CoreJob]) -> bool:
 def stacks(stage: Stage) -> TypeGuard[Train | Measure]:
     """Whether a stage runs stacked: Edit and Give run for one client at a time."""
     return isinstance(stage, Train | Measure)
+
+
+def _prepare_costs(job: Job, sent: BroadcastCosts) -> None:
+    """Find out what it costs to send a job its task, if all goes as it seems."""
+    prepare_down(job.task, job.run.method.codec, job.run.held, sent)
 
 
 def _versions(jobs: Sequence[Job]) -> list[tuple[Tensor, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -24,6 +24,21 @@ AHEAD = 4 * THREADS
 """So many clients are finished before they are asked for."""
 
 T = TypeVar("T")
+
+
+def begin_meanwhile(jobs: Sequence[Job], prepare: Callable[[Job], object]) -> None:
+    """Have ``prepare`` called for each job in threads, where that saves time; no one waits for it.
+
+    It only does ahead what is asked for later: what it raises is raised there.
+    """
+    costly = [job for job in jobs if _is_costly(job)]
+    if THREADS == 1 or not costly:
+        return
+    threads = ThreadPoolExecutor(THREADS)
+    for job in costly:
+        threads.submit(prepare, job)
+    # They end when they are done.
+    threads.shutdown(wait=False)
 
 
 def in_order(jobs: list[Job], finish: Callable[[Job], T]) -> Iterator[tuple[Job, T]]:
