@@ -40,7 +40,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not INTERPRETED and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from fedgrove.engines.batched import fused, implicit, pooling  # noqa: E402
+from fedgrove.engines.batched import fused, implicit, normalising, pooling  # noqa: E402
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
@@ -98,6 +98,42 @@ def test_maxima_and_their_gradient(shape: Any, window: Any) -> None:
     (expected_dx,) = torch.autograd.grad(expected, one, dy)
     (dx,) = torch.autograd.grad(mine, other, dy)
     assert torch.equal(dx, expected_dx)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "affine"])
+@pytest.mark.parametrize("shape", [(2, 5, 1, 1), (3, 70, 7, 6), (2, 130, 16, 16)])
+def test_batch_norm_and_its_gradient(shape: Any, is_plain: bool, dtype: torch.dtype) -> None:
+    """As torch's; values far from 0, whose squares would hide the variance."""
+    draw = torch.Generator().manual_seed(0)
+    channels = shape[1]
+    x = (torch.randn(shape, generator=draw) + 30).to(dtype)
+    x = x.contiguous(memory_format=torch.channels_last).to(DEVICE)
+    scale = torch.rand(channels, generator=draw).to(DEVICE) + 0.5
+    bias = torch.randn(channels, generator=draw).to(DEVICE)
+    dy = torch.randn(shape, generator=draw).to(dtype).to(DEVICE)
+    results = []
+    for is_mine in (False, True):
+        # In float64: what both are measured with.
+        inputs = x.clone() if is_mine else x.double()
+        inputs.requires_grad_()
+        like = torch.float32 if is_mine else torch.float64
+        own_scale = scale.to(like, copy=True).requires_grad_()
+        own_bias = bias.to(like, copy=True).requires_grad_()
+        running = (torch.zeros_like(own_bias), torch.ones_like(own_bias))
+        running = (running[0].detach(), running[1].detach())
+        wanted = [inputs] if is_plain else [inputs, own_scale, own_bias]
+        affine = None if is_plain else (own_scale, own_bias)
+        if is_mine:
+            assert normalising.can_normalise(inputs, 0.1)
+            y = normalising.batch_norm(inputs, running, affine, 0.1, 1e-5)
+        else:
+            y = F.batch_norm(inputs, *running, *(affine or (None, None)), True, 0.1, 1e-5)
+        gradients = torch.autograd.grad(y, wanted, dy.to(y.dtype))
+        results.append([y.detach(), *running, *gradients])
+    rounding = 2e-2 if dtype == torch.bfloat16 else 2e-4
+    for expected, mine in zip(*results, strict=True):
+        torch.testing.assert_close(mine.double(), expected, rtol=rounding, atol=rounding)
 
 
 class Halves:
