@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -52,19 +52,6 @@ def one_thread() -> Iterator[None]:
     finally:
         if before != 1:
             torch.set_num_threads(before)
-
-
-SMALL = 1 << 20
-"""Parameters. What a server computes on a network with fewer takes one thread least time."""
-
-
-def threads_for(parameters: int) -> AbstractContextManager[None]:
-    """One torch thread for work on the trees of a small network, and as many as before on others.
-
-    Leaves of ten thousand numbers are done before a second thread has woken up, and threads that
-    wait for the next leaf keep cores from those that encode and train.
-    """
-    return one_thread() if parameters < SMALL else nullcontext()
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
-from ..seeds import threads_for
 from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
 from . import fits, privacy
@@ -27,6 +26,7 @@ from .purity import purity_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
 from .scoring import bytes_of_tasks, scores, summarise, task_names, untested, with_scores
+from .serving import serving
 
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl as it is written."""
@@ -346,7 +346,7 @@ def share(
     stream = _Stream(engine.map(jobs()))
     unserved = deque(tasks_of.items())
     largest = max((member.run.net.layout.size for member in members), default=0)
-    with threads_for(largest):
+    with serving(largest):
         while unserved and not stream.broken:
             member, tasks = unserved[0]
             later = [other.run for other, _ in unserved if other is not member]

@@ -34,8 +34,9 @@ def _sums(x, parts, rows, channels, rows_each, ROWS: tl.constexpr, CHANNELS: tl.
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     is_channel = channel < channels
     shift = tl.load(x + channel, mask=is_channel, other=0.0).to(tl.float32)
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    squares = tl.zeros((CHANNELS,), dtype=tl.float32)
+    # Row by row of a block, and together at the end: threads need not wait for each other before.
+    totals = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    squares = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     first = tl.program_id(1) * rows_each
     for start in range(first, tl.minimum(first + rows_each, rows), ROWS):
         row = start + tl.arange(0, ROWS)
@@ -43,11 +44,11 @@ def _sums(x, parts, rows, channels, rows_each, ROWS: tl.constexpr, CHANNELS: tl.
         place = row.to(tl.int64)[:, None] * channels + channel[None, :]
         value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
         value = tl.where(here, value - shift[None, :], 0.0)
-        total += tl.sum(value, 0)
-        squares += tl.sum(value * value, 0)
+        totals += value
+        squares += value * value
     part = parts + tl.program_id(1) * 2 * channels + channel
-    tl.store(part, total, mask=is_channel)
-    tl.store(part + channels, squares, mask=is_channel)
+    tl.store(part, tl.sum(totals, 0), mask=is_channel)
+    tl.store(part + channels, tl.sum(squares, 0), mask=is_channel)
 
 
 @triton.jit
@@ -131,8 +132,8 @@ def _gradient_sums(
     is_channel = channel < channels
     mean = tl.load(mean_of + channel, mask=is_channel, other=0.0)
     inverse_std = tl.load(inverse_std_of + channel, mask=is_channel, other=0.0)
-    total = tl.zeros((CHANNELS,), dtype=tl.float32)
-    products = tl.zeros((CHANNELS,), dtype=tl.float32)
+    totals = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    products = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     first = tl.program_id(1) * rows_each
     for start in range(first, tl.minimum(first + rows_each, rows), ROWS):
         row = start + tl.arange(0, ROWS)
@@ -140,11 +141,11 @@ def _gradient_sums(
         place = row.to(tl.int64)[:, None] * channels + channel[None, :]
         value = tl.load(x + place, mask=here, other=0.0).to(tl.float32)
         gradient = tl.load(dy + place, mask=here, other=0.0).to(tl.float32)
-        total += tl.sum(gradient, 0)
-        products += tl.sum(gradient * (value - mean[None, :]), 0)
+        totals += gradient
+        products += gradient * (value - mean[None, :])
     part = parts + tl.program_id(1) * 2 * channels + channel
-    tl.store(part, total, mask=is_channel)
-    tl.store(part + channels, products * inverse_std, mask=is_channel)
+    tl.store(part, tl.sum(totals, 0), mask=is_channel)
+    tl.store(part + channels, tl.sum(products, 0) * inverse_std, mask=is_channel)
 
 
 @triton.jit
