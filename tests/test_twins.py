@@ -106,6 +106,14 @@ def test_the_mean_reads_twins() -> None:
     assert mean.value()["b"].tolist() == [pytest.approx(1 / 3)]
 
 
+def test_the_length_of_what_was_sent_reads_twins() -> None:
+    here = torch.zeros(5)
+    twins.keep(here, torch.tensor([3.0, 0.0, 4.0, 0.0, 12.0]))
+    sent = Packet(trees.unflat(here, LIKE))
+    assert Ruler().length(sent) == 13.0
+    assert Ruler().length(sent, ("w",)) == 5.0
+
+
 def test_a_length_reads_twins() -> None:
     here = torch.zeros(1, 5)
     twins.keep(here, torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]]))

@@ -341,8 +341,11 @@ class Ruler:
         if key not in self._lengths:
             self._held[id(sent.values)] = sent.values
             chosen = sent.values if names is None else names
-            leaves = [sent.values[name] for name in chosen if name in sent.values]
-            self._lengths[key] = _length(part for leaf in leaves for part in _parts(leaf))
+            leaves = {name: sent.values[name] for name in chosen if name in sent.values}
+            length = _length_on_card(leaves)
+            if length is None:
+                length = _length(part for leaf in leaves.values() for part in _parts(leaf))
+            self._lengths[key] = length
         return self._lengths[key]
 
     def _change_on_card(
@@ -386,6 +389,13 @@ class Ruler:
                 del self._on_card[next(iter(self._on_card))]
             self._on_card[key] = twins.on(as_sent, device)
         return self._on_card[key]
+
+
+def _length_on_card(leaves: Mapping[str, Tensor]) -> float | None:
+    """How long leaves are that lie on a card as well; None where they do not."""
+    vector = trees.vector(leaves)
+    twin = None if vector is None or not vector.is_floating_point() else twins.of(vector)
+    return None if twin is None else _lengths_of_rows(twin.unsqueeze(0), None)[0]
 
 
 def _lengths_of_rows(rows: Tensor, sent: Tensor | None) -> list[float]:
