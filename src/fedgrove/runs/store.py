@@ -11,11 +11,12 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -28,8 +29,13 @@ from . import checksums
 from .checksums import Piece, damaged
 from .tensor_file import TensorFile
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 PARTIAL = ".part"
 """How the name of a file ends that is being written."""
+THREADS = 4
+"""So many files are read or written at once."""
 
 
 def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
@@ -74,6 +80,16 @@ def sync(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def all_at_once(do: Callable[[T], U], items: Collection[T]) -> list[U]:
+    """What ``do`` gives for each item, in a few threads: what a disk and checksums take is waited
+    for without Python's lock.
+    """
+    if len(items) < 2:
+        return [do(item) for item in items]
+    with ThreadPoolExecutor(min(THREADS, len(items))) as threads:
+        return list(threads.map(do, items))
 
 
 def cannot_write(path: Path, error: OSError) -> EngineError:
@@ -162,13 +178,13 @@ def freeze(
     value: Any,
     tensors: Tree,
     numbers: dict[int, str] | None = None,
-    file_of: Callable[[Mapping[Any, Any]], str | None] | None = None,
+    apart: Callable[[Mapping[Any, Any]], dict[str, str] | None] | None = None,
 ) -> Any:
     """A state as plain JSON.
 
     Tensors go into ``tensors``, each once, and leave their number behind. ``numbers`` remembers
     which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
-    a mapping ``file_of`` may name a file that holds it, which is left behind instead.
+    a mapping ``apart`` may say what is left behind instead: ``{"file": name}``.
     """
     numbers = {} if numbers is None else numbers
     if isinstance(value, Tensor):
@@ -178,19 +194,17 @@ def freeze(
     if dataclasses.is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
-            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, file_of)
+            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, apart)
         return {"fields": fields}
     if isinstance(value, Mapping):
         pairs = []
         for key, item in value.items():
             _refuse_dataclass(item)
-            file = None
-            if file_of is not None and isinstance(item, Mapping):
-                file = file_of(item)
-            if file is None:
-                frozen = freeze(item, tensors, numbers, file_of)
-            else:
-                frozen = {"file": file}
+            frozen: Any = None
+            if apart is not None and isinstance(item, Mapping):
+                frozen = apart(item)
+            if frozen is None:
+                frozen = freeze(item, tensors, numbers, apart)
             pairs.append([freeze(key, tensors, numbers), frozen])
         return {"pairs": pairs}
     # Named tuples would come back as plain ones, so the type must match exactly.
@@ -198,7 +212,7 @@ def freeze(
         items = []
         for item in value:
             _refuse_dataclass(item)
-            items.append(freeze(item, tensors, numbers, file_of))
+            items.append(freeze(item, tensors, numbers, apart))
         return {type(value).__name__: items}
     if value is None or isinstance(value, bool | int | float | str):
         return value
