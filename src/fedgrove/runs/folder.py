@@ -181,9 +181,10 @@ class RunFolder:
         return self._inside("metrics.jsonl")
 
     def _lines(self) -> list[bytes]:
-        if not self._metrics_path.exists():
+        path = self._metrics_path
+        if not path.exists():
             return []
-        return checksums.read(self._metrics_path).splitlines(keepends=True)
+        return checksums.read(path).splitlines(keepends=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One object per exchange so far."""
@@ -333,7 +334,8 @@ class RunFolder:
             with suppress(OSError):
                 path.unlink()
 
-        all_at_once(delete, left_over)
+        # A dozen are deleted before threads have started.
+        all_at_once(delete, left_over, least=16)
 
     def restore(self, run: Run) -> tuple[Any, int]:
         """Take the run back to its last checkpoint: its state and the attempt at the next exchange.

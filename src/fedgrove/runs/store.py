@@ -35,7 +35,7 @@ U = TypeVar("U")
 PARTIAL = ".part"
 """How the name of a file ends that is being written."""
 THREADS = 4
-"""So many files are read or written at once."""
+"""So many files are written or deleted at once."""
 
 
 def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
@@ -59,12 +59,12 @@ def write_pieces(path: Path, pieces: Iterable[Piece], sync: bool = False) -> Non
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        # Where it was renamed there is none any more.
+    except BaseException as error:
         with suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError):
+            raise cannot_write(path, error) from None
+        raise
 
 
 def sync(path: Path) -> None:
@@ -82,11 +82,12 @@ def sync(path: Path) -> None:
         raise cannot_write(path, error) from None
 
 
-def all_at_once(do: Callable[[T], U], items: Collection[T]) -> list[U]:
-    """What ``do`` gives for each item, in a few threads: what a disk and checksums take is waited
-    for without Python's lock.
+def all_at_once(do: Callable[[T], U], items: Collection[T], least: int = 4) -> list[U]:
+    """What ``do`` gives for each item, in a few threads where there are ``least`` or more.
+
+    What a disk and checksums take is waited for without Python's lock.
     """
-    if len(items) < 2:
+    if len(items) < least:
         return [do(item) for item in items]
     with ThreadPoolExecutor(min(THREADS, len(items))) as threads:
         return list(threads.map(do, items))
@@ -186,6 +187,9 @@ def freeze(
     which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
     a mapping ``apart`` may say what is left behind instead: ``{"file": name}``.
     """
+    # First what is most frequent: a state may hold a few numbers for every client.
+    if type(value) in _PLAIN:
+        return value
     numbers = {} if numbers is None else numbers
     if isinstance(value, Tensor):
         number = numbers.setdefault(id(value), str(len(tensors)))
@@ -214,14 +218,18 @@ def freeze(
             _refuse_dataclass(item)
             items.append(freeze(item, tensors, numbers, apart))
         return {type(value).__name__: items}
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str):
         return value
     raise _not_allowed(value)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str})
+"""Types that are JSON as they are."""
+
+
 def _refuse_dataclass(item: Any) -> None:
     """A dataclass inside a container is refused: :func:`thaw` could not tell its type."""
-    if dataclasses.is_dataclass(item):
+    if type(item) not in _PLAIN and dataclasses.is_dataclass(item):
         raise _not_allowed(item)
 
 

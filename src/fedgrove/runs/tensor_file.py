@@ -90,7 +90,7 @@ class TensorFile:
     def tree(self) -> Tree:
         """The tensors again, in new memory that the caller may write to."""
         # One copy for all, of which each is a part.
-        body = torch.from_numpy(self.body.copy())
+        body = torch.from_numpy(self.body).clone()
         leaves: Tree = {}
         for dtype, places in groupby(self.places, lambda place: place.dtype):
             alike = list(places)
