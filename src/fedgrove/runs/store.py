@@ -27,7 +27,7 @@ from ..parts.gate import is_plain_name
 from ..trees import Tree
 from . import checksums
 from .checksums import Piece, damaged
-from .tensor_file import TensorFile
+from .tensor_file import TensorFile, pieces_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -109,7 +109,7 @@ _ADVICE = {
 
 def tree_bytes(tree: Mapping[str, Tensor]) -> bytes:
     """Named tensors as the content of one safetensors file."""
-    return b"".join(TensorFile.of(tree).pieces)
+    return b"".join(pieces_of(tree))
 
 
 def tree_of(data: bytes, path: Path) -> Tree:
@@ -140,10 +140,10 @@ def write_named(folder: Path, stem: str, tree: Mapping[str, Tensor], current: st
 
     The ``current`` file is left as it is where the tree is the same.
     """
-    file = TensorFile.of(tree)
-    name = checksums.named(stem, *file.pieces)
+    pieces = pieces_of(tree)
+    name = checksums.named(stem, *pieces)
     if name != current:
-        write_pieces(folder / name, file.pieces)
+        write_pieces(folder / name, pieces)
     return name
 
 
