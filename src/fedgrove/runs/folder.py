@@ -45,7 +45,6 @@ from .run import Run
 from .store import (
     PARTIAL,
     Memory,
-    all_at_once,
     cannot_write,
     freeze,
     memory_file,
@@ -259,9 +258,9 @@ class RunFolder:
         # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
         self._trees.start()
-        frozen_state = freeze(state, tensors, numbers, self._trees.apart)
+        file_of = partial(self._trees.file_of, folder=checkpoint)
+        frozen_state = freeze(state, tensors, numbers, file_of)
         frozen_held = freeze(run.held.state(), tensors, numbers)
-        trees = self._trees.write(checkpoint)
         lines = self._lines()
         stem = f"state.{len(lines):06d}"
         self._commit(
@@ -273,7 +272,7 @@ class RunFolder:
                 "state": frozen_state,
                 "held": frozen_held,
                 "tensors": write_named(checkpoint, stem, tensors),
-                "trees": trees,
+                "trees": self._trees.names,
                 **_versions(run.memory),
                 "lines": len(lines),
                 "metrics": digest(b"".join(lines)),
@@ -328,14 +327,10 @@ class RunFolder:
             if (is_ours and name not in names) or name.endswith(PARTIAL):
                 left_over.append(checkpoint / name)
         left_over += self.path.glob(f"*{PARTIAL}")
-
-        def delete(path: Path) -> None:
+        for path in left_over:
             # Something else may have deleted it; and it does no harm.
             with suppress(OSError):
                 path.unlink()
-
-        # A dozen are deleted before threads have started.
-        all_at_once(delete, left_over, least=16)
 
     def restore(self, run: Run) -> tuple[Any, int]:
         """Take the run back to its last checkpoint: its state and the attempt at the next exchange.

@@ -11,12 +11,11 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load
@@ -29,13 +28,8 @@ from . import checksums
 from .checksums import Piece, damaged
 from .tensor_file import TensorFile, pieces_of
 
-T = TypeVar("T")
-U = TypeVar("U")
-
 PARTIAL = ".part"
 """How the name of a file ends that is being written."""
-THREADS = 4
-"""So many files are written or deleted at once."""
 
 
 def write_bytes(path: Path, data: bytes, sync: bool = False) -> None:
@@ -80,17 +74,6 @@ def sync(path: Path) -> None:
             os.close(descriptor)
     except OSError as error:
         raise cannot_write(path, error) from None
-
-
-def all_at_once(do: Callable[[T], U], items: Collection[T], least: int = 4) -> list[U]:
-    """What ``do`` gives for each item, in a few threads where there are ``least`` or more.
-
-    What a disk and checksums take is waited for without Python's lock.
-    """
-    if len(items) < least:
-        return [do(item) for item in items]
-    with ThreadPoolExecutor(min(THREADS, len(items))) as threads:
-        return list(threads.map(do, items))
 
 
 def cannot_write(path: Path, error: OSError) -> EngineError:
@@ -179,13 +162,13 @@ def freeze(
     value: Any,
     tensors: Tree,
     numbers: dict[int, str] | None = None,
-    apart: Callable[[Mapping[Any, Any]], dict[str, str] | None] | None = None,
+    file_of: Callable[[Mapping[Any, Any]], str | None] | None = None,
 ) -> Any:
     """A state as plain JSON.
 
     Tensors go into ``tensors``, each once, and leave their number behind. ``numbers`` remembers
     which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
-    a mapping ``apart`` may say what is left behind instead: ``{"file": name}``.
+    a mapping ``file_of`` may name a file that holds it, which is left behind instead.
     """
     # First what is most frequent: a state may hold a few numbers for every client.
     if type(value) in _PLAIN:
@@ -198,17 +181,19 @@ def freeze(
     if dataclasses.is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
-            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, apart)
+            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, file_of)
         return {"fields": fields}
     if isinstance(value, Mapping):
         pairs = []
         for key, item in value.items():
             _refuse_dataclass(item)
-            frozen: Any = None
-            if apart is not None and isinstance(item, Mapping):
-                frozen = apart(item)
-            if frozen is None:
-                frozen = freeze(item, tensors, numbers, apart)
+            file = None
+            if file_of is not None and isinstance(item, Mapping):
+                file = file_of(item)
+            if file is None:
+                frozen = freeze(item, tensors, numbers, file_of)
+            else:
+                frozen = {"file": file}
             pairs.append([freeze(key, tensors, numbers), frozen])
         return {"pairs": pairs}
     # Named tuples would come back as plain ones, so the type must match exactly.
@@ -216,7 +201,7 @@ def freeze(
         items = []
         for item in value:
             _refuse_dataclass(item)
-            items.append(freeze(item, tensors, numbers, apart))
+            items.append(freeze(item, tensors, numbers, file_of))
         return {type(value).__name__: items}
     if isinstance(value, int | float | str):
         return value

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .store import all_at_once, write_named
+from .store import write_named
 
 STEM = "tree"
 """How the names of these files begin."""
@@ -32,50 +32,36 @@ class TreeFiles:
     def __init__(self) -> None:
         self._now: dict[Key, Written] = {}
         self._before: dict[Key, Written] = {}
-        self._new: dict[Key, Mapping[str, Tensor]] = {}
-        self._named: list[tuple[Key, dict[str, str]]] = []
 
     def start(self) -> None:
         """Begin a checkpoint: what the one before it did not hold may have been deleted."""
         self._before = self._now
         self._now = {}
-        self._new = {}
-        self._named = []
 
     def forget(self) -> None:
         """The folder was changed."""
         self._now = {}
 
-    def apart(self, value: Mapping[Any, Any]) -> dict[str, str] | None:
-        """What stands for a tree in a frozen state; its file is named by :meth:`write`.
+    @property
+    def names(self) -> list[str]:
+        """The files of the checkpoint that was begun last, each once."""
+        return sorted({name for _, _, name in self._now.values()})
+
+    def file_of(self, value: Mapping[Any, Any], folder: Path) -> str | None:
+        """The name of a tree's file, which is written if it is new.
 
         None for what goes elsewhere: what is no tree, or too small.
         """
         if not is_large_tree(value):
             return None
         key = tuple((name, id(leaf)) for name, leaf in value.items())
-        found = self._before.get(key)
-        if found is not None and _is_unchanged(found, value):
-            self._now[key] = found
-        else:
-            self._new[key] = value
-        named = {"file": ""}
-        self._named.append((key, named))
-        return named
-
-    def write(self, folder: Path) -> list[str]:
-        """Write the trees that are new; the names of all files of the checkpoint, each once."""
-
-        def written(tree: Mapping[str, Tensor]) -> Written:
-            refs = tuple(weakref.ref(leaf) for leaf in tree.values())
-            versions = tuple(leaf._version for leaf in tree.values())
-            return refs, versions, write_named(folder, STEM, tree)
-
-        for key, done in zip(self._new, all_at_once(written, self._new.values()), strict=True):
-            self._now[key] = done
-        for key, named in self._named:
-            named["file"] = self._now[key][2]
-        return sorted({name for _, _, name in self._now.values()})
+        found = self._now.get(key) or self._before.get(key)
+        if found is None or not _is_unchanged(found, value):
+            refs = tuple(weakref.ref(leaf) for leaf in value.values())
+            versions = tuple(leaf._version for leaf in value.values())
+            found = (refs, versions, write_named(folder, STEM, value))
+        self._now[key] = found
+        return found[2]
 
 
 def is_large_tree(value: Mapping[Any, Any]) -> bool:
