@@ -125,18 +125,6 @@ def count_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> Co
     return cost
 
 
-def prepare_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> None:
-    """Do ahead what :func:`count_down` will have to do, in any thread and in any order.
-
-    What a client holds by then may be something else. Then this was in vain, and no more.
-    """
-    known = known_of_task(task, codec, held)
-    for name, packet in task.send.items():
-        sent.cost(codec, packet, known[name])
-    for name in noted(task, codec):
-        held.prepare(task.send[name].mask)
-
-
 def write_down(
     task: Task, codec: Codec, held: Held, sent: BroadcastBytes
 ) -> tuple[bytes, dict[str, bytes], Cost]:

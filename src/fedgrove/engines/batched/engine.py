@@ -24,7 +24,8 @@ How an exchange runs through this package:
 6. ``_train`` brings the results back to the CPU (``trees_of_clients``, which leaves a twin on the
    card for gate and mean) and to full width, each into its job's carry.
    ``_measure`` does the like for a Measure stage: always under ``vmap``, without graphs.
-7. ``_finish_job`` writes what the client remembers, counts bytes, and makes the report.
+7. ``_answer_of`` writes what the client remembers, and makes the report (:mod:`.finishing`); then
+   its bytes are counted.
 
 Short batches are padded with weight 0. A client that has done its steps is frozen: Adam would keep
 moving it. What several runs have in common, such as the rounds before their settings begin to
@@ -34,10 +35,9 @@ differ, is trained once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
@@ -55,7 +55,6 @@ from ...core import (
     Edit,
     Give,
     Info,
-    Lost,
     Measure,
     Report,
     Stage,
@@ -69,11 +68,10 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, prepare_down
+from ...wire.count import BroadcastCosts
 from ..work import (
     CLIENT_FAILURES,
     all_remembered,
-    cost_up,
     crashed,
     explained,
     given,
@@ -176,10 +174,10 @@ class Batched:
             sent_before = _versions(chunk)
             self._run_chunk(chunk)
             _check_versions(sent_before)
-            for job, (answer, up) in in_order(chunk, partial(self._finish_job, sent=sent)):
+            for job, answer in in_order(chunk, self._answer_of):
                 if self.count_bytes:
                     # Here, in the order of the jobs: what a client holds decides what it is sent.
-                    answer = with_cost(job.run, job.task, answer, sent, up)
+                    answer = with_cost(job.run, job.task, answer, sent)
                 yield (job.run, job.task), answer
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
@@ -202,20 +200,8 @@ class Batched:
             return Job(run, task, client, {}, works[work_key], lost=crashed(task, error))
         return Job(run, task, client, carry, works[work_key])
 
-    def _finish_job(
-        self, job: Job, sent: BroadcastCosts
-    ) -> tuple[Answer, Mapping[str, int] | Lost | None]:
-        """The answer, and what it costs; what the client remembers is written."""
-        answer = self._answer_of(job)
-        if not self.count_bytes:
-            return answer, None
-        # Only prepared: what a client holds by then decides, and `with_cost` counts it.
-        prepare_down(job.task, job.run.method.codec, job.run.held, sent)
-        if isinstance(answer, Lost):
-            return answer, None
-        return answer, cost_up(job.run, job.task, answer)
-
     def _answer_of(self, job: Job) -> Answer:
+        """The answer; what the client remembers is written."""
         if job.lost is not None:
             return job.lost
         outcome = job.outcome
