@@ -52,6 +52,7 @@ def test_threads_change_nothing(
 
 def test_an_error_is_raised_in_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finishing, "THREADS", 4)
+    monkeypatch.setattr(finishing, "WORTH_A_THREAD", 0)
     run = run_of(tmp_path)
     engine = Batched()
     packet = Packet({"w": torch.zeros(1)})

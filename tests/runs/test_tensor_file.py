@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
-from fedgrove.runs.tensor_file import WORDS, TensorFile
+from fedgrove.runs.tensor_file import WORDS, TensorFile, pieces_of
 
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
 names = st.text(st.characters(codec="utf-8"), max_size=6).filter(lambda n: n != "__metadata__")
@@ -26,8 +26,9 @@ def leaves(draw: st.DrawFn) -> Tensor:
 
 @given(st.dictionaries(names, leaves(), max_size=5))
 def test_the_bytes_are_those_of_the_library(tree: dict[str, Tensor]) -> None:
-    file = TensorFile.of(tree)
-    assert b"".join(file.pieces) == save(tree, metadata={"order": json.dumps(list(tree))})
+    expected = save(tree, metadata={"order": json.dumps(list(tree))})
+    assert b"".join(TensorFile.of(tree).pieces) == expected
+    assert b"".join(pieces_of(tree)) == expected
 
 
 @given(st.dictionaries(names, leaves(), max_size=5))
@@ -54,6 +55,8 @@ def test_it_is_a_copy_in_both_directions() -> None:
 def test_tensors_that_lie_in_another_order_are_written_by_row() -> None:
     transposed = torch.arange(6.0).view(2, 3).T
     assert TensorFile.of({"w": transposed}).tree()["w"].tolist() == transposed.tolist()
+    _, body = pieces_of({"w": transposed})
+    assert bytes(body) == transposed.contiguous().numpy().tobytes()
 
 
 def test_a_type_that_no_file_can_hold_is_refused() -> None:

@@ -29,46 +29,46 @@ def written(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+def file_of(files: TreeFiles, tree: Any, folder: Path) -> str | None:
+    """The file of the only tree of a checkpoint."""
+    files.start()
+    name = files.file_of(tree, folder)
+    assert files.names == ([] if name is None else [name])
+    return name
+
+
 def test_a_tree_that_stays_is_written_once(tmp_path: Path) -> None:
     files = TreeFiles()
     tree = large(1.0)
-    files.start()
-    name = files.file_of(tree, tmp_path)
+    name = file_of(files, tree, tmp_path)
     assert name is not None
-    assert files.names == [name]
     assert written(tmp_path) == {name}
     (tmp_path / name).unlink()
     # The very tensors, in another mapping: it is not even looked at.
-    files.start()
-    assert files.file_of(dict(tree), tmp_path) == name
+    assert file_of(files, dict(tree), tmp_path) == name
     assert written(tmp_path) == set()
 
 
 def test_what_was_written_to_is_written_anew(tmp_path: Path) -> None:
     files = TreeFiles()
     tree = large(1.0)
-    files.start()
-    first = files.file_of(tree, tmp_path)
+    first = file_of(files, tree, tmp_path)
     tree["b"][0] = 7.0
-    files.start()
-    second = files.file_of(tree, tmp_path)
+    second = file_of(files, tree, tmp_path)
     assert first != second
     assert second is not None
     assert read_named(tmp_path, second)["b"].tolist() == [7.0, 1.0]
-    assert files.names == [second]
 
 
 def test_what_the_last_checkpoint_did_not_hold_is_written_anew(tmp_path: Path) -> None:
     files = TreeFiles()
     tree = large(1.0)
-    files.start()
-    name = files.file_of(tree, tmp_path)
+    name = file_of(files, tree, tmp_path)
     assert name is not None
-    files.start()
+    assert file_of(files, {}, tmp_path) is None
     # Deleted, since no manifest names it.
     (tmp_path / name).unlink()
-    files.start()
-    assert files.file_of(tree, tmp_path) == name
+    assert file_of(files, tree, tmp_path) == name
     assert written(tmp_path) == {name}
 
 
@@ -83,7 +83,7 @@ def test_what_the_last_checkpoint_did_not_hold_is_written_anew(tmp_path: Path) -
     ids=["small", "other", "numbers", "empty"],
 )
 def test_what_is_small_or_no_tree_goes_elsewhere(value: Any, tmp_path: Path) -> None:
-    assert TreeFiles().file_of(value, tmp_path) is None
+    assert file_of(TreeFiles(), value, tmp_path) is None
     assert written(tmp_path) == set()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from fedgrove.wire.count import (
     count_up,
     known_of_report,
     known_of_task,
-    prepare_down,
 )
 from fedgrove.wire.held import Held
 from fedgrove.wire.message import read_report, read_task, write_report, write_task
@@ -109,30 +107,6 @@ def test_scoring_leaves_no_trace() -> None:
     after = held.state()
     assert after["clients"] == before["clients"]
     assert [row[:2] for row in after["bank"]] == [row[:2] for row in before["bank"]]
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=str)
-@settings(max_examples=30, deadline=None)
-@given(events=EVENTS, ahead=st.integers(1, 8))
-def test_what_was_prepared_in_threads_changes_no_count(codec: Any, events: Any, ahead: int) -> None:
-    # One packet for all who get it, as in a broadcast.
-    packets = [packet(number) for number in range(len(MASKS) + 1)]
-    tasks = [Task(client, {"model": packets[number]}) for client, _, number in events]
-    plain = Held()
-    expected = [count_down(task, codec, plain, BroadcastCosts()) for task in tasks]
-    held = Held()
-    sent = BroadcastCosts(most=4)
-    found = []
-    with ThreadPoolExecutor(4) as threads:
-        for begin in range(0, len(tasks), ahead):
-            part = tasks[begin : begin + ahead]
-            waiting = [threads.submit(prepare_down, t, codec, held, sent) for t in part]
-            for task, prepared in zip(part, waiting, strict=True):
-                prepared.result()
-                found.append(count_down(task, codec, held, sent))
-    assert found == expected
-    assert list(held.bank) == list(plain.bank)
-    assert held.digests == plain.digests
 
 
 def test_values_are_measured_once_for_receivers_that_hold_different_masks(

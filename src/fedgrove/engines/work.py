@@ -117,33 +117,16 @@ def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, T
     return replace(report, memory=version)
 
 
-def with_cost(
-    run: Run,
-    task: Task,
-    outcome: Answer,
-    broadcasts: BroadcastCosts,
-    up: Mapping[str, int] | Lost | None = None,
-) -> Answer:
-    """The answer with what its messages cost; a report that cannot be written is lost.
-
-    ``up``: what :func:`cost_up` gave, where it was asked before.
-    """
+def with_cost(run: Run, task: Task, outcome: Answer, broadcasts: BroadcastCosts) -> Answer:
+    """The answer with what its messages cost; a report that cannot be written is lost."""
     down = count_down(task, run.method.codec, run.held, broadcasts)
     if isinstance(outcome, Lost):
         return replace(outcome, cost={"down": down})
-    if up is None:
-        up = cost_up(run, task, outcome)
-    if isinstance(up, Lost):
-        return replace(up, cost={"down": down})
-    return replace(outcome, cost={"down": down, "up": up})
-
-
-def cost_up(run: Run, task: Task, report: Report) -> Mapping[str, int] | Lost:
-    """What a report costs, which depends on nothing that other clients do; or why it is lost."""
     try:
-        return count_up(task, report, run.method.codec, run.held)
+        up = count_up(task, outcome, run.method.codec, run.held)
     except Exception as error:
-        return unreadable(task, error)
+        return replace(unreadable(task, error), cost={"down": down})
+    return replace(outcome, cost={"down": down, "up": up})
 
 
 # ---- why a task is lost --------------------------------------------------------------------------

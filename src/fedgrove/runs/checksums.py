@@ -2,7 +2,7 @@
 
 ::
 
-    NAME.0123456789abcdef.safetensors    in the name: states, and what clients remember
+    NAME.0123456789abcdef.safetensors    in the name: states, their trees, what clients remember
     "sha256": "..."                      in the file: the manifests of checkpoints, sweep.json
     checksums.txt                        everything else; ``sha256sum -c`` reads it too
 """

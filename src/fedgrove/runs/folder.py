@@ -180,9 +180,10 @@ class RunFolder:
         return self._inside("metrics.jsonl")
 
     def _lines(self) -> list[bytes]:
-        if not self._metrics_path.exists():
+        path = self._metrics_path
+        if not path.exists():
             return []
-        return checksums.read(self._metrics_path).splitlines(keepends=True)
+        return checksums.read(path).splitlines(keepends=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """One object per exchange so far."""

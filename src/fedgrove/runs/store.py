@@ -26,7 +26,7 @@ from ..parts.gate import is_plain_name
 from ..trees import Tree
 from . import checksums
 from .checksums import Piece, damaged
-from .tensor_file import TensorFile
+from .tensor_file import TensorFile, pieces_of
 
 PARTIAL = ".part"
 """How the name of a file ends that is being written."""
@@ -53,12 +53,12 @@ def write_pieces(path: Path, pieces: Iterable[Piece], sync: bool = False) -> Non
                 file.flush()
                 os.fsync(file.fileno())
         os.replace(partial, path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        # Where it was renamed there is none any more.
+    except BaseException as error:
         with suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError):
+            raise cannot_write(path, error) from None
+        raise
 
 
 def sync(path: Path) -> None:
@@ -92,7 +92,7 @@ _ADVICE = {
 
 def tree_bytes(tree: Mapping[str, Tensor]) -> bytes:
     """Named tensors as the content of one safetensors file."""
-    return b"".join(TensorFile.of(tree).pieces)
+    return b"".join(pieces_of(tree))
 
 
 def tree_of(data: bytes, path: Path) -> Tree:
@@ -123,10 +123,10 @@ def write_named(folder: Path, stem: str, tree: Mapping[str, Tensor], current: st
 
     The ``current`` file is left as it is where the tree is the same.
     """
-    file = TensorFile.of(tree)
-    name = checksums.named(stem, *file.pieces)
+    pieces = pieces_of(tree)
+    name = checksums.named(stem, *pieces)
     if name != current:
-        write_pieces(folder / name, file.pieces)
+        write_pieces(folder / name, pieces)
     return name
 
 
@@ -170,6 +170,9 @@ def freeze(
     which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
     a mapping ``file_of`` may name a file that holds it, which is left behind instead.
     """
+    # First what is most frequent: a state may hold a few numbers for every client.
+    if type(value) in _PLAIN:
+        return value
     numbers = {} if numbers is None else numbers
     if isinstance(value, Tensor):
         number = numbers.setdefault(id(value), str(len(tensors)))
@@ -200,14 +203,18 @@ def freeze(
             _refuse_dataclass(item)
             items.append(freeze(item, tensors, numbers, file_of))
         return {type(value).__name__: items}
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str):
         return value
     raise _not_allowed(value)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str})
+"""Types that are JSON as they are."""
+
+
 def _refuse_dataclass(item: Any) -> None:
     """A dataclass inside a container is refused: :func:`thaw` could not tell its type."""
-    if dataclasses.is_dataclass(item):
+    if type(item) not in _PLAIN and dataclasses.is_dataclass(item):
         raise _not_allowed(item)
 
 

@@ -1,8 +1,8 @@
-"""Named tensors as a safetensors file, to the byte what its own library writes, in one copy.
+"""Named tensors as a safetensors file, to the byte what its own library writes, in no copy or one.
 
 That library copies each tensor several times on its way to the bytes, and spends more time on small
-ones than on their numbers. Here the bytes of all tensors are laid side by side once: they are
-hashed, written, and kept at hand from there.
+ones than on their numbers. Here tensors are hashed and written where they are; of those that are
+kept at hand the bytes are laid side by side once, and hashed and written from there.
 """
 
 from __future__ import annotations
@@ -56,6 +56,12 @@ class Place:
     end: int
 
 
+def pieces_of(tree: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """The content of a tree's file: the header, then the bytes of one tensor after another."""
+    header, places = _laid_out(_rows(tree))
+    return [header, *(_bytes_of(tree[place.name]).data for place in places)]
+
+
 @dataclass(frozen=True)
 class TensorFile:
     """The content of a file: its header, and the bytes of all tensors one after another."""
@@ -69,8 +75,7 @@ class TensorFile:
     @staticmethod
     def of(tree: Mapping[str, Tensor]) -> TensorFile:
         """A copy of a tree: what is written into its tensors later does not change it."""
-        rows = tuple((name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.items())
-        header, places = _laid_out(rows)
+        header, places = _laid_out(_rows(tree))
         body = np.empty(places[-1].end if places else 0, np.uint8)
         for place in places:
             if place.end > place.begin:
@@ -90,7 +95,7 @@ class TensorFile:
     def tree(self) -> Tree:
         """The tensors again, in new memory that the caller may write to."""
         # One copy for all, of which each is a part.
-        body = torch.from_numpy(self.body.copy())
+        body = torch.from_numpy(self.body).clone()
         leaves: Tree = {}
         for dtype, places in groupby(self.places, lambda place: place.dtype):
             alike = list(places)
@@ -104,6 +109,10 @@ class TensorFile:
                 part = vector[(place.begin - begin) // width : (place.end - begin) // width]
                 leaves[place.name] = part.view(place.shape)
         return {name: leaves[name] for name in self.names}
+
+
+def _rows(tree: Mapping[str, Tensor]) -> tuple[Row, ...]:
+    return tuple((name, leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.items())
 
 
 def _bytes_of(leaf: Tensor) -> Bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from threading import Lock
 from typing import Generic, TypeVar
 
@@ -125,16 +126,15 @@ def count_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> Co
     return cost
 
 
-def prepare_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> None:
-    """Do ahead what :func:`count_down` will have to do, in any thread and in any order.
+def look_up_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> None:
+    """Work out ahead what :func:`count_down` will ask for, if the client then holds what it does.
 
-    What a client holds by then may be something else. Then this was in vain, and no more.
+    What goes wrong here goes wrong there too, and is said there.
     """
-    known = known_of_task(task, codec, held)
-    for name, packet in task.send.items():
-        sent.cost(codec, packet, known[name])
-    for name in noted(task, codec):
-        held.prepare(task.send[name].mask)
+    with suppress(Exception):
+        known = known_of_task(task, codec, held)
+        for name, packet in task.send.items():
+            sent.cost(codec, packet, known[name])
 
 
 def write_down(

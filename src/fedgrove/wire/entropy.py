@@ -17,7 +17,6 @@ from typing import Any
 import constriction
 import numpy as np
 import numpy.typing as npt
-import torch
 import zstandard
 
 from ..errors import WireError
@@ -31,8 +30,6 @@ LEVEL = 1
 BIT_SCALE = 16
 # ... and the 256 bytes that eight such bits can make get frequencies that sum to 2^22.
 BYTE_SCALE = 22
-# From so many bytes on, torch counts faster than numpy.
-MANY = 1 << 13
 # How many ones each byte has.
 ONES = np.array([b.bit_count() for b in range(256)])
 
@@ -95,15 +92,6 @@ class Cursor:
                     raise WireError(f"{what} is {value}; at most {limit} is allowed.")
                 return value
         raise WireError(f"{what} is longer than 63 bits.")
-
-
-def count_bytes(x: Bytes) -> Counts:
-    """How often each of the 256 bytes occurs."""
-    if len(x) < MANY:
-        return np.bincount(x, minlength=256)
-    # torch counts bytes as they are, where numpy first makes eight bytes of each.
-    counts: Counts = torch.bincount(torch.from_numpy(x), minlength=256).numpy()
-    return counts
 
 
 def varint(value: int) -> bytes:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -47,9 +45,6 @@ SIGNED = {
     4: np.dtype("i4"),
     8: np.dtype("i8"),
 }
-
-
-Places = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -382,7 +377,7 @@ def find_book(words: Words) -> tuple[Words, Bytes] | None:
         sample_was_everything = len(words) < SAMPLE
         if sample_was_everything:
             return book, index
-        missed = _taken(book, index.astype(np.int32)) != words
+        missed = book.take(index) != words
         if not missed.any():
             return book, index
         # The sample missed rare values: add them, all at once, and look again.
@@ -415,19 +410,8 @@ def _places(words: Words, book: Words) -> Bytes:
         if has_no_collision:
             table = np.zeros(1 << 16, np.uint8)
             table[slots] = np.arange(len(book), dtype=np.uint8)
-            return _taken(table, _slot(words, key))
+            return table.take(_slot(words, key))
     return np.minimum(np.searchsorted(book, words), len(book) - 1).astype(np.uint8)
-
-
-def _taken(table: Words, places: Places) -> Words:
-    """The numbers at these places of a table."""
-    if places.itemsize < 4:
-        places = places.astype(np.int32)
-    # torch takes indices of four bytes as they are, where numpy first makes eight bytes of each.
-    signed = torch.from_numpy(places.view(SIGNED[places.itemsize]))
-    found = torch.index_select(torch.from_numpy(table.view(SIGNED[table.itemsize])), 0, signed)
-    taken: Words = found.numpy().view(table.dtype)
-    return taken
 
 
 def _slot(words: Words, key: int) -> Words:

@@ -94,11 +94,10 @@ class Held:
         self._holders: Counter[bytes] = Counter()
         self._recent: dict[Any, tuple[tuple[weakref.ref[Tensor], ...], bytes]] = {}
         self._open: dict[bytes, Known] = {}
-        self._prepared: dict[bytes, Contents] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled. Ids mean nothing in another process, so what goes by them stays here."""
-        return {**vars(self), "_recent": {}, "_open": {}, "_prepared": {}}
+        return {**vars(self), "_recent": {}, "_open": {}}
 
     def known(self, client: int, packet: str, mask: Mask) -> Known | None:
         """What a packet with this mask may refer to; None if it has to be sent whole."""
@@ -123,7 +122,7 @@ class Held:
 
         contents = self.bank.pop(digest, None)
         if contents is None:
-            contents = self._prepared.get(digest) or Contents.of(mask)
+            contents = Contents.of(mask)
             self._used += contents.bytes
         self.bank[digest] = contents
         self.room = max(self.room, contents.bytes_of_values)
@@ -131,18 +130,6 @@ class Held:
         while self._used > self.room and len(self.bank) > 1:
             oldest = next(iter(self.bank))
             self._used -= self.bank.pop(oldest).bytes
-
-    def prepare(self, mask: Mask | None) -> None:
-        """Write ahead what :meth:`note` will keep of a mask, in any thread."""
-        if mask is None:
-            return
-        digest = self.digest(mask)
-        if digest in self.bank or digest in self._prepared:
-            return
-        contents = Contents.of(mask)
-        with _RECENT_LOCK:
-            self._prepared[digest] = contents
-            _keep_last(self._prepared, RECENT)
 
     def forget(self, client: int) -> None:
         """Nobody knows what the client holds: its task or its answer was lost."""
@@ -184,14 +171,10 @@ class Held:
         contents = self.bank.get(digest)
         if contents is None:
             return None
-        known = self._open.get(digest)
-        if known is None:
-            known = Known(contents.mask(), digest)
-            # Several may be asked for at once.
-            with _RECENT_LOCK:
-                self._open[digest] = known
-                _keep_last(self._open, OPEN)
-        return known
+        if digest not in self._open:
+            self._open[digest] = Known(contents.mask(), digest)
+            _keep_last(self._open, OPEN)
+        return self._open[digest]
 
     # ---- in a checkpoint -------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ from .entropy import (
     Method,
     ans_size,
     bit_ans_size,
-    count_bytes,
     deflate,
     entropy_bytes,
     flag_bytes,
@@ -259,7 +258,7 @@ def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool) -> Chunks:
     # The coder is slow, so it runs only where its size, which the counts give away, would win: the
     # entropy, about two bytes for each frequency in the table, and nine for method, scale, number
     # of words, and what the last word does not use.
-    counts = count_bytes(x)
+    counts = np.bincount(x, minlength=256)
     guess = entropy_bytes(counts) + 2 * int(np.count_nonzero(counts)) + 9
     if guess * (1 + _slack(len(x), tools)) < size(best):
         f = frequencies(counts)
@@ -300,7 +299,7 @@ def _noise(x: Bytes) -> bool:
         return False
     sample = x[:: len(x) >> 10]
     m = len(sample)
-    counts = count_bytes(sample)
+    counts = np.bincount(sample)
     # Ordered pairs that agree: sum c (c - 1) = sum c^2 - m, out of m (m - 1). The 8 % are for
     # chance.
     agreeing = int(counts @ counts) - m

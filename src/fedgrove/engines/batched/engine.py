@@ -25,7 +25,8 @@ How an exchange runs through this package:
 6. ``bring_back`` has the results copied to the CPU, and leaves a twin on the card for gate and
    mean; ``Results.take`` puts them, in full width, each into its job's carry. ``_measure`` does the
    like for a Measure stage: always under ``vmap``, without graphs.
-7. ``_finish_job`` writes what the client remembers, counts bytes, and makes the report.
+7. ``_answer_of`` writes what the client remembers, and makes the report (:mod:`.finishing`); then
+   its bytes are counted.
 
 Short batches are padded with weight 0. A client that has done its steps is frozen: Adam would keep
 moving it. What several runs have in common, such as the rounds before their settings begin to
@@ -36,10 +37,9 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
@@ -57,7 +57,6 @@ from ...core import (
     Edit,
     Give,
     Info,
-    Lost,
     Measure,
     Report,
     Stage,
@@ -71,11 +70,10 @@ from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, prepare_down
+from ...wire.count import BroadcastCosts, look_up_down
 from ..work import (
     CLIENT_FAILURES,
     all_remembered,
-    cost_up,
     crashed,
     explained,
     given,
@@ -88,7 +86,7 @@ from . import grouped
 from .alone import can_stack, run_alone
 from .convolution import has_triton
 from .device_data import DeviceData, DeviceSplit
-from .finishing import begin_meanwhile, in_order
+from .finishing import in_order
 from .graphs import GraphCache
 from .stacking import (
     Job,
@@ -212,7 +210,9 @@ class Batched:
         with self._in_place():
             next(part.steps, None)
         if self.count_bytes and self._device.type == "cuda":
-            begin_meanwhile(jobs, partial(_prepare_costs, sent=sent))
+            # While the card is at work.
+            for job in jobs:
+                look_up_down(job.task, job.run.method.codec, job.run.held, sent)
         return part
 
     def _answers(self, part: Part, sent: BroadcastCosts) -> Iterator[tuple[CoreJob, Answer]]:
@@ -220,10 +220,10 @@ class Batched:
         with self._in_place():
             to_the_end(part.steps)
         _check_versions(part.sent_before)
-        for job, (answer, up) in in_order(part.jobs, partial(self._finish_job, sent=sent)):
+        for job, answer in in_order(part.jobs, self._answer_of):
             if self.count_bytes:
                 # Here, in the order of the jobs: what a client holds decides what it is sent.
-                answer = with_cost(job.run, job.task, answer, sent, up)
+                answer = with_cost(job.run, job.task, answer, sent)
             yield (job.run, job.task), answer
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:
@@ -246,20 +246,8 @@ class Batched:
             return Job(run, task, client, {}, works[work_key], lost=crashed(task, error))
         return Job(run, task, client, carry, works[work_key])
 
-    def _finish_job(
-        self, job: Job, sent: BroadcastCosts
-    ) -> tuple[Answer, Mapping[str, int] | Lost | None]:
-        """The answer, and what it costs; what the client remembers is written."""
-        answer = self._answer_of(job)
-        if not self.count_bytes:
-            return answer, None
-        # Only prepared: what a client holds by then decides, and `with_cost` counts it.
-        _prepare_costs(job, sent)
-        if isinstance(answer, Lost):
-            return answer, None
-        return answer, cost_up(job.run, job.task, answer)
-
     def _answer_of(self, job: Job) -> Answer:
+        """The answer; what the client remembers is written."""
         if job.lost is not None:
             return job.lost
         outcome = job.outcome
@@ -793,11 +781,6 @@ def may_be_duplicates(jobs: Sequence[CoreJob]) -> bool:
 def stacks(stage: Stage) -> TypeGuard[Train | Measure]:
     """Whether a stage runs stacked: Edit and Give run for one client at a time."""
     return isinstance(stage, Train | Measure)
-
-
-def _prepare_costs(job: Job, sent: BroadcastCosts) -> None:
-    """Find out what it costs to send a job its task, if all goes as it seems."""
-    prepare_down(job.task, job.run.method.codec, job.run.held, sent)
 
 
 def _versions(jobs: Sequence[Job]) -> list[tuple[Tensor, int]]:

@@ -1,44 +1,31 @@
-"""What is left to do for each client when its work is done, for several clients at once.
+"""What clients remember, written for several of them while the bytes of others are counted.
 
-What it remembers is written to its file, and the bytes of its report are counted: both are a few
-milliseconds of compression, checksums and copies, most of which leave Python's lock to others. The
-results come in the order of the jobs, and what depends on that order is not done here.
+A file is a millisecond of checksums, copies and waiting for the disk, in a few calls that leave
+Python's lock to others. Counting bytes is hundreds of short calls: threads that count take turns
+for the lock at each of them, which takes longer than one thread takes alone. So threads write ahead
+and whoever asks for the answers counts, in the order of the jobs.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from ...wire.codec import Chainable, Dense
+from torch import Tensor
+
 from .stacking import Job
 
-THREADS = min(8, os.cpu_count() or 1)
-WORTH_A_THREAD = 1 << 14
-"""Numbers in a network, from which on handing a client to a thread takes less than its work."""
+THREADS = min(3, os.cpu_count() or 1)
+WORTH_A_THREAD = 1 << 18
+"""Bytes that a client remembers, from which on handing it to a thread takes less than its work."""
 
 AHEAD = 4 * THREADS
 """So many clients are finished before they are asked for."""
 
 T = TypeVar("T")
-
-
-def begin_meanwhile(jobs: Sequence[Job], prepare: Callable[[Job], object]) -> None:
-    """Have ``prepare`` called for each job in threads, where that saves time; no one waits for it.
-
-    It only does ahead what is asked for later: what it raises is raised there.
-    """
-    costly = [job for job in jobs if _is_costly(job)]
-    if THREADS == 1 or not costly:
-        return
-    threads = ThreadPoolExecutor(THREADS)
-    for job in costly:
-        threads.submit(prepare, job)
-    # They end when they are done.
-    threads.shutdown(wait=False)
 
 
 def in_order(jobs: list[Job], finish: Callable[[Job], T]) -> Iterator[tuple[Job, T]]:
@@ -69,11 +56,13 @@ def in_order(jobs: list[Job], finish: Callable[[Job], T]) -> Iterator[tuple[Job,
 
 
 def _is_costly(job: Job) -> bool:
-    """Whether there is something to compress or to write, and enough of it."""
-    codec = job.run.method.codec
-    # A codec of the user's own may not be made for threads.
-    if not isinstance(codec, Chainable) or job.run.net.layout.size < WORTH_A_THREAD:
+    """Whether there is something to write, and enough of it."""
+    forest = getattr(job.outcome, "memory", None)
+    # What a client's work gives may be no trees at all; writing it says so.
+    if not isinstance(forest, Mapping):
         return False
-    # The size of a dense packet follows from its shapes.
-    compresses = type(codec) is not Dense
-    return compresses or bool(getattr(job.outcome, "memory", None))
+    size = 0
+    for tree in forest.values():
+        leaves = tree.values() if isinstance(tree, Mapping) else ()
+        size += sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+    return size >= WORTH_A_THREAD
