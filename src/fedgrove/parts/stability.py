@@ -175,7 +175,8 @@ def nearest_others(vectors: Tensor, labels: Tensor) -> Tensor:
     >>> nearest_others(rows, torch.tensor([0, 0, 0, 1]))
     tensor([0, 0, 1, 0])
     """
-    names, number = labels.unique(return_inverse=True)
+    names = torch.tensor(sorted(set(labels.tolist())))
+    number = torch.searchsorted(names, labels)
     members = number == torch.arange(len(names)).unsqueeze(1)
     # All labels at once: (labels, rows, numbers). Rows are many times tried, and short.
     totals = (vectors * members.unsqueeze(2).to(vectors.dtype)).sum(1)
@@ -184,4 +185,5 @@ def nearest_others(vectors: Tensor, labels: Tensor) -> Tensor:
     # Of its own label a row counts the others only.
     others = totals[number] - vectors
     cosines[number, torch.arange(len(vectors))] = (directions * normalize(others)).sum(1)
-    return names[cosines.argmax(0)]
+    nearest: Tensor = names[cosines.argmax(0)]
+    return nearest
