@@ -68,15 +68,20 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
         mask = torch.ones_like(score, dtype=torch.bool)
     else:
         # A threshold, as a full sort would take twenty times as long.
+        if among is not None and not score.is_floating_point():
+            # Of whole numbers none is -inf.
+            score = score.float()
         threshold = _threshold(score, n, among)
-        if among is not None:
-            # Places that are not allowed come behind all others.
+        inside = among
+        if among is not None and float(threshold) == -torch.inf:
+            # Places that are not allowed come behind all others, or are tied with the last.
             score = trees.where(among, score, -torch.inf)
-        mask = _compared(operator.ge, score, threshold)
+            inside = None
+        mask = _compared(operator.ge, score, threshold, inside)
         if int(mask.count_nonzero()) > n:
             # Not topk, which decides ties as it likes: those at the threshold are taken in order,
             # which gives the same mask on every machine.
-            above = _compared(operator.gt, score, threshold)
+            above = _compared(operator.gt, score, threshold, inside)
             tied = mask & ~above
             room = n - int(above.count_nonzero())
             mask = above | (tied & (tied.cumsum(0) <= room))
@@ -97,13 +102,17 @@ def _threshold(score: Tensor, n: int, among: Tensor | None) -> Tensor:
     return _nth_largest(allowed, n)
 
 
-def _compared(compare: Callable[[Any, Any], Any], score: Tensor, threshold: Tensor) -> Tensor:
-    """Where scores are above a threshold, or at it too."""
+def _compared(
+    compare: Callable[[Any, Any], Any], score: Tensor, threshold: Tensor, inside: Tensor | None
+) -> Tensor:
+    """Where scores are above a threshold, or at it too, within some places."""
+    above: Tensor
     if score.device.type != "cpu" or score.dtype == torch.bfloat16:
-        above: Tensor = compare(score, threshold)
-        return above
-    # A tenth of torch's time, which compares number by number; numpy has no bfloat16.
-    return torch.from_numpy(compare(score.detach().numpy(), threshold.numpy()))
+        above = compare(score, threshold)
+    else:
+        # A tenth of torch's time, which compares number by number; numpy has no bfloat16.
+        above = torch.from_numpy(compare(score.detach().numpy(), threshold.numpy()))
+    return above if inside is None else above & inside
 
 
 def _nth_largest(score: Tensor, n: int) -> Tensor:
