@@ -233,3 +233,55 @@ def test_layouts_agree_in_names_order_and_shapes() -> None:
     assert not trees.same_layout(A, {"b": A["b"], "w": A["w"]})
     assert not trees.same_layout(A, {"w": A["w"]})
     assert not trees.same_layout(A, {"w": A["w"].view(4), "b": A["b"]})
+
+
+# ---- numbers chosen by a mask --------------------------------------------------------------------
+
+ODD = (0.0, -0.0, math.nan, math.inf, -math.inf, 1.5, -2.0)
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def bits(tensor: torch.Tensor) -> list[int]:
+    return tensor.reshape(-1).view(trees.WORDS[tensor.dtype.itemsize]).tolist()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(ODD), st.booleans(), st.sampled_from(ODD)), min_size=1),
+    st.sampled_from(TYPES),
+    st.sampled_from(ODD),
+)
+def test_where_is_torch_where_to_the_bit(
+    rows: list[tuple[float, bool, float]], dtype: torch.dtype, fill: float
+) -> None:
+    """Zeros of either sign, NaN and infinity too, on either side of the mask."""
+    value = torch.tensor([one for one, _, _ in rows], dtype=dtype)
+    mask = torch.tensor([kept for _, kept, _ in rows])
+    other = torch.tensor([another for _, _, another in rows], dtype=dtype)
+    assert bits(trees.where(mask, value, other)) == bits(torch.where(mask, value, other))
+    assert bits(trees.where(mask, value, fill)) == bits(value.masked_fill(~mask, fill))
+    assert bits(trees.where(mask, value)) == bits(value.masked_fill(~mask, 0))
+    assert trees.chosen(value, mask).dtype == dtype
+    assert bits(trees.chosen(value, mask)) == bits(value[mask])
+    assert trees.places(mask).tolist() == mask.nonzero().flatten().tolist()
+
+
+def test_where_keeps_the_type_of_whole_numbers_and_takes_any_strides() -> None:
+    whole = torch.arange(6).view(2, 3)
+    mask = whole % 2 == 0
+    assert trees.where(mask, whole).tolist() == [[0, 0, 2], [0, 4, 0]]
+    assert trees.where(mask, whole).dtype == torch.int64
+    # Columns first: neither lies in memory as it is read.
+    assert trees.where(mask.T, whole.T).tolist() == [[0, 0], [0, 4], [2, 0]]
+    assert trees.chosen(whole.T, mask.T).tolist() == [0, 4, 2]
+
+
+def test_where_lets_gradients_and_vmap_through() -> None:
+    mask = torch.tensor([True, False])
+    weights = torch.tensor([2.0, 3.0], requires_grad=True)
+    trees.where(mask, weights * 5).sum().backward()
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [5.0, 0.0]
+    slope = torch.func.grad(lambda x: (trees.masked({"w": x}, {"w": mask})["w"] ** 2).sum())
+    assert slope(torch.tensor([2.0, 3.0])).tolist() == [4.0, 0.0]
+    rows = vmap(lambda x: trees.where(mask, x, -1.0))(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert rows.tolist() == [[1.0, -1.0], [3.0, -1.0]]

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 
 from fedgrove import nets, trees
+from fedgrove.core import Form
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.nets.net import channels_last
@@ -249,3 +250,11 @@ def test_recurrent_nets_follow_the_tree() -> None:
     assert (
         net.layout.macs == 5 * (3 * 4 * 2 + 3 * 4 * 4) + 4 * 3
     )  # five steps of three gates, then the head
+
+
+def test_a_blank_tree_looks_like_the_parameters_and_follows_their_type() -> None:
+    net = Net(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), (3,))
+    assert Form.of(net.blank()) == Form.of(net.params())
+    net.module.double()
+    assert Form.of(net.blank()) == Form.of(net.params())
+    assert net.blank()["0.weight"].dtype == torch.float64

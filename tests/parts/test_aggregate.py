@@ -199,7 +199,7 @@ def cohorts(draw: st.DrawFn) -> list[tuple[Tree, float, Mask | None]]:
         if draw(st.integers(0, 4)) == 0:
             del tree["b"]
         mask = None
-        if draw(st.integers(0, 4)) == 0:
+        if draw(st.booleans()):
             mask = {"w": torch.tensor(draw(st.lists(st.booleans(), min_size=4, max_size=4)))}
         cohort.append((tree, draw(st.floats(0.0, 100.0)), mask))
     return cohort

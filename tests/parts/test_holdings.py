@@ -35,6 +35,29 @@ def test_a_view_by_hand() -> None:
     assert holdings.next_view(held, 7, other, 0.5, mask)["w"].tolist() == [0.0, 0.0, -6.0, 1.0]
 
 
+def test_what_was_made_for_a_client_is_noted_only_as_it_was_made() -> None:
+    """Kept until its report is folded, and made anew of another model, share or mask."""
+    held = holdings.first({"w": torch.zeros(4)}, ALL, False)
+    model = {"w": torch.tensor([4.0, 2.0, 1.0, 1.0])}
+    sent = holdings.packets(held, 7, ALL, model, 0.5, None, {}, will_report=True)["change"]
+    assert held.sent[7].change is sent.values
+    # Half of four are two, mean 3; of another model others; a quarter is one; under a mask others.
+    other = {"w": torch.tensor([0.0, 0.0, 6.0, 8.0])}
+    mask = {"w": torch.tensor([False, False, True, True])}
+    for shown, share, kept, expected in (
+        (other, 0.5, None, [0.0, 0.0, 7.0, 7.0]),
+        (model, 0.25, None, [4.0, 0.0, 0.0, 0.0]),
+        (model, 0.5, mask, [0.0, 0.0, 1.0, 0.0]),
+        (model, 0.5, None, [3.0, 3.0, 0.0, 0.0]),
+    ):
+        holdings.packets(held, 7, ALL, model, 0.5, None, {}, will_report=True)
+        assert holdings.next_view(held, 7, shown, share, kept)["w"].tolist() == expected
+        assert not held.sent
+    # Whoever is only told of the model, as for its score, leaves nothing behind.
+    holdings.packets(held, 7, ALL, model, 0.5, None, {})
+    assert not held.sent
+
+
 def received(
     held: Holdings, client: int, group: int, memory: Carry, mask: Mask | None = None
 ) -> Tree:

@@ -209,3 +209,26 @@ def test_best_is_a_stable_sort(scores: list[float], n: int) -> None:
     expected[torch.argsort(score, descending=True, stable=True)[:n]] = True
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         assert torch.equal(best(score.to(dtype), n), expected)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 1.0, 2.0, -torch.inf, torch.nan]), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 13),
+)
+def test_best_among_places_is_best_where_all_others_are_last(
+    rows: list[tuple[float, bool]], n: int
+) -> None:
+    """Ties, too few places, scores of -inf and NaN: as with -inf at the places not allowed."""
+    score = torch.tensor([one for one, _ in rows])
+    among = torch.tensor([allowed for _, allowed in rows])
+    expected = best(score.masked_fill(~among, -torch.inf), n) & among
+    assert torch.equal(best(score, n, among=among), expected)
+
+
+def test_best_among_places_takes_whole_numbers() -> None:
+    among = torch.tensor([True, False, True, True])
+    assert best(torch.tensor([1, 9, 3, 2]), 2, among).tolist() == [False, False, True, True]

@@ -45,6 +45,16 @@ class Place:
         """``channel`` as a tensor."""
         return torch.tensor(self.channel)
 
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether entry ``i`` belongs to channel ``i``, as in most layers."""
+        return self.channel == tuple(range(len(self.channel)))
+
+    @cached_property
+    def has_others(self) -> bool:
+        """Whether there are entries that belong to no channel."""
+        return any(number < 0 for number in self.channel)
+
 
 @dataclass(frozen=True)
 class ChannelGroup:
@@ -91,7 +101,11 @@ def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> C
 
 def along(place: Place, kept: Tensor) -> Tensor:
     """Which entries along the place's dimension stay."""
+    if place.is_in_order and len(kept) == len(place.channel):
+        return kept
     channel = place.index.to(kept.device)
+    if not place.has_others:
+        return kept[channel]
     # Entries of no channel (-1) always stay; the clamp only keeps the look-up in range.
     return torch.where(channel < 0, True, kept[channel.clamp_min(0)])
 
@@ -135,14 +149,16 @@ def expand(
         if name not in shapes:
             continue
         shape = shapes[name]
-        device = next(iter(dims.values())).device
-        leaf = torch.ones(shape, dtype=torch.bool, device=device)
+        leaf: Tensor | None = None
         for dim, entries in dims.items():
             # As a column, row, ... that broadcasts along all other dimensions.
             view = [1] * len(shape)
             view[dim] = -1
-            leaf &= entries.view(view)
-        mask[name] = leaf
+            line = entries.view(view)
+            leaf = line if leaf is None else leaf & line
+        assert leaf is not None, f"{name} is reached in no dimension"
+        # A copy in any case: whoever gets the mask may write into it.
+        mask[name] = leaf.expand(shape).clone(memory_format=torch.contiguous_format)
     return mask
 
 

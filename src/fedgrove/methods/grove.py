@@ -317,11 +317,17 @@ class Grove:
         settings: Settings = {"up": state.up} if self.has_budget else {}
         tasks = []
         for client in cohort:
-            tasks.append(Task(client, self._send(state, client, known, sums), settings))
+            send = self._send(state, client, known, sums, will_report=True)
+            tasks.append(Task(client, send, settings))
         return tasks
 
     def _send(
-        self, state: State, client: int, known: Known, sums: holdings.Sums
+        self,
+        state: State,
+        client: int,
+        known: Known,
+        sums: holdings.Sums,
+        will_report: bool = False,
     ) -> Mapping[str, Packet]:
         group = state.groups.get(client, ALL)
         mask = self._mask(state, client, known)
@@ -329,7 +335,9 @@ class Grove:
         if not self.codes_down:
             send = {"model": masked_packet(trees.masked(model, mask or {}), mask)}
         else:
-            send = holdings.packets(state.holdings, client, group, model, state.down, mask, sums)
+            send = holdings.packets(
+                state.holdings, client, group, model, state.down, mask, sums, will_report
+            )
         if state.statistics[group]:
             send["statistics"] = Packet(state.statistics[group])
         return send

@@ -89,6 +89,8 @@ class WeightedSums:
         """The vector that the sums are views of, if the first tree was one."""
         self._weights: dict[str, float | Tensor] = {}
         """By leaf: one number while nobody's mask named it, then one per coordinate."""
+        self._whole_weights: Tensor | None = None
+        """The vector that these are views of, where masks came with trees that are vectors."""
 
     @torch.no_grad()
     def add(
@@ -101,6 +103,9 @@ class WeightedSums:
         if not mask and self._add_whole(tree, weight):
             return
         self._bring_sums_to_cpu()
+        if mask and self._add_whole_masked(tree, weight, mask):
+            return
+        self._whole_weights = None
         for name, leaf in tree.items():
             kept = None if mask is None else mask.get(name)
             values = leaf
@@ -137,9 +142,42 @@ class WeightedSums:
             _add_scaled(self._whole, twins.on(vector, self._whole.device), weight)
         else:
             return False
+        self._whole_weights = None
         for name in tree:
             self._weights[name] = _more(self._weights.get(name, 0.0), weight, None)
         return True
+
+    def _add_whole_masked(
+        self, tree: Mapping[str, Tensor], weight: float, mask: Mapping[str, Tensor]
+    ) -> bool:
+        """The same with the tree's mask as one vector beside it, on the CPU."""
+        is_first = not self._sums
+        if not is_first and (self._whole is None or not trees.same_layout(tree, self._sums)):
+            return False
+        vector = trees.vector(tree)
+        if vector is None or vector.device.type != "cpu":
+            return False
+        kept = _whole_mask(tree, mask)
+        # Masked values need not be 0, nor even finite: replace them, do not multiply.
+        values = trees.where(kept, vector)
+        if self._whole is None:
+            self._whole = _scaled(values, weight)
+            self._sums = trees.unflat(self._whole, tree)
+        else:
+            _add_scaled(self._whole, values, weight)
+        if self._whole_weights is None:
+            self._whole_weights = self._weights_of_each(tree)
+            self._weights = dict(trees.unflat(self._whole_weights, tree))
+        _add_scaled(self._whole_weights, kept.view(torch.uint8), weight)
+        return True
+
+    def _weights_of_each(self, tree: Mapping[str, Tensor]) -> Tensor:
+        """The weight of each coordinate so far, as one vector."""
+        parts = []
+        for name, leaf in tree.items():
+            weight = torch.as_tensor(self._weights.get(name, 0.0), dtype=torch.float64)
+            parts.append(weight.expand(leaf.shape).reshape(-1))
+        return torch.cat(parts)
 
     def _bring_sums_to_cpu(self) -> None:
         """What comes leaf by leaf is on the CPU."""
@@ -164,10 +202,7 @@ class WeightedSums:
                 quotient = _divided(self._sums[name].view(-1), weight, old.dtype)
                 mean[name] = quotient.view(old.shape)
                 continue
-            somebody_has_it = weight > 0
-            # Where nobody has it, divide by 1 instead of 0 and take the previous value.
-            quotient = self._sums[name] / trees.where(somebody_has_it, weight, 1.0)
-            mean[name] = trees.where(somebody_has_it, quotient.to(old.dtype), old)
+            mean[name] = _mean_or(old, self._sums[name], weight)
         return mean
 
     def _whole_mean(self, previous: Mapping[str, Tensor]) -> Tree | None:
@@ -175,6 +210,8 @@ class WeightedSums:
         if self._whole is None or not trees.same_layout(previous, self._sums):
             return None
         types = {old.dtype for old in previous.values()}
+        if self._whole_weights is not None and len(types) == 1:
+            return self._whole_masked_mean(previous, self._whole, self._whole_weights)
         weights = {weight for weight in self._weights.values() if isinstance(weight, float)}
         is_masked = any(isinstance(weight, Tensor) for weight in self._weights.values())
         if len(types) > 1 or len(weights) > 1 or is_masked:
@@ -183,6 +220,15 @@ class WeightedSums:
         # The next round's clients, and the gate, need it on the card again.
         here = twins.copied_back(there) if there.is_cuda else there
         return trees.unflat(here, previous)
+
+    def _whole_masked_mean(
+        self, previous: Mapping[str, Tensor], sums: Tensor, weights: Tensor
+    ) -> Tree:
+        """The mean as one vector, where nobody may have a coordinate."""
+        before = trees.vector(previous)
+        if before is None:
+            before = trees.flat(previous)
+        return trees.unflat(_mean_or(before, sums, weights), previous)
 
 
 # On a CPU part by part: whole copies in double precision would go through the memory several times.
@@ -214,11 +260,29 @@ def _divided(total: Tensor, weight: float, dtype: torch.dtype) -> Tensor:
     return quotient
 
 
+def _mean_or(old: Tensor, total: Tensor, weight: Tensor) -> Tensor:
+    """``total / weight`` where somebody has a coordinate, and the previous value elsewhere."""
+    somebody_has_it = weight > 0
+    # Where nobody has it, divide by 1 instead of 0.
+    quotient = total / trees.where(somebody_has_it, weight, 1.0)
+    return trees.where(somebody_has_it, quotient.to(old.dtype), old)
+
+
 def _pairs(a: Tensor, b: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     """Two vectors part by part; a card takes them whole."""
     if a.is_cuda or a.numel() <= CHUNK:
         return ((a, b),)
     return zip(torch.split(a, CHUNK), torch.split(b, CHUNK), strict=True)
+
+
+def _whole_mask(tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tensor:
+    """Where a client has the coordinates of a tree, as one vector."""
+    everywhere = torch.ones((), dtype=torch.bool)
+    parts = []
+    for name, leaf in tree.items():
+        kept = mask[name] if name in mask else everywhere.expand(leaf.shape)
+        parts.append(kept.reshape(-1))
+    return torch.cat(parts)
 
 
 def _more(total: float | Tensor, weight: float, kept: Tensor | None) -> float | Tensor:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +48,23 @@ class Holdings:
     left: dict[int, Tree]
     """With versions, by group: what of its model is not published yet, W_g - P_g."""
 
+    @cached_property
+    def sent(self) -> dict[int, Sent]:
+        """With views, by client: what was last made for it, until its report is folded.
+
+        Not part of the state: where it is not known it is made again.
+        """
+        return {}
+
+
+class Sent(NamedTuple):
+    """A change that was made for a client, and what it was made of, which says whether it fits."""
+
+    model: Tree
+    share: float
+    mask: Mask | None
+    change: Tree
+
 
 def first(model: Tree, group: int, has_versions: bool) -> Holdings:
     """All hold the initial model."""
@@ -66,13 +85,17 @@ def packets(
     share: float,
     mask: Mask | None,
     known: Sums,
+    will_report: bool = False,
 ) -> dict[str, Packet]:
     """What brings a client nearer to its group's model, under the mask of what it has of it.
 
-    ``known`` holds sums of missed updates that were made before, for others.
+    ``known`` holds sums of missed updates that were made before, for others. Of who ``will_report``
+    :func:`next_view` asks for the same again.
     """
     if holdings.published is None:
-        change = coded(share, trees.sub(model, _view(holdings, client)), mask)
+        change = _change(holdings, client, model, share, mask)
+        if will_report:
+            holdings.sent[client] = Sent(model, share, mask, change)
         return {CHANGE: masked_packet(change, mask)}
     send = dict(versions.packets(holdings.published, client, group, known))
     if not mask:
@@ -105,7 +128,10 @@ def next_view(
 ) -> Tree:
     """What a client holds that was sent :func:`packets`."""
     held = _view(holdings, client)
-    view = trees.map(torch.add, held, coded(share, trees.sub(model, held), mask))
+    change = _change(holdings, client, model, share, mask)
+    # A cohort may be large.
+    holdings.sent.pop(client, None)
+    view = trees.map(torch.add, held, change)
     return trees.masked(view, mask or {})
 
 
@@ -160,6 +186,22 @@ def thin(holdings: Holdings, group: int, mask: Mask) -> Holdings:
         return holdings
     left = {**holdings.left, group: trees.masked(holdings.left[group], mask)}
     return replace(holdings, left=left)
+
+
+def _change(holdings: Holdings, client: int, model: Tree, share: float, mask: Mask | None) -> Tree:
+    """The largest of what a client's view lacks."""
+    known = holdings.sent.get(client)
+    # States are never written into: what was made of the same objects is the same.
+    is_same = known is not None and known.model is model and known.share == share
+    if known is None or not is_same or not _same(known.mask, mask):
+        return coded(share, trees.sub(model, _view(holdings, client)), mask)
+    return known.change
+
+
+def _same(mask: Mask | None, other: Mask | None) -> bool:
+    if not mask or not other:
+        return not mask and not other
+    return mask is other or trees.equal(mask, other)
 
 
 def _view(holdings: Holdings, client: int) -> Tree:

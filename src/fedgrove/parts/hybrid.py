@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..channels.choice import FilterL2
 from ..channels.groups import ChannelGroup, Channels, expand
 from ..errors import check
@@ -106,9 +107,10 @@ def keep_channels(
 
     Channels that are gone already stay gone, and count. Every group keeps at least one.
     """
-    lengths = FilterL2()(weights, groups)
+    losing = loses_channels(groups, layout)
+    lengths = FilterL2()(weights, losing)
     channels: Channels = {}
-    for group in loses_channels(groups, layout):
+    for group in losing:
         alive = has_filters(group, mask)
         if not bool(alive.any()):
             continue
@@ -179,6 +181,8 @@ def without_empty_channels(
     with channels.
     """
     mask = dict(weights)
+    around: Mask = {}
+    before: Channels | None = None
     while True:
         channels: Channels = {}
         for group in groups:
@@ -186,10 +190,11 @@ def without_empty_channels(
             # A group that would lose all its channels is left as it is.
             if bool(alive.any()):
                 channels[group.name] = alive
-        around = expand(groups, shapes, channels)
-        closed = {name: kept & around.get(name, kept) for name, kept in mask.items()}
-        # Where a channel is gone, the filters that read it lose weights, and may be empty now.
-        if all(torch.equal(closed[name], mask[name]) for name in mask):
+        # Where a channel is gone, the filters that read it lose weights, and may be empty now. If
+        # none has become so, the mask is closed.
+        if before is not None and trees.equal(channels, before):
             vectors = {name: kept for name, kept in around.items() if name not in mask}
-            return {**closed, **vectors}
-        mask = closed
+            return {**mask, **vectors}
+        around = expand(groups, shapes, channels)
+        mask = {name: kept & around.get(name, kept) for name, kept in mask.items()}
+        before = channels
