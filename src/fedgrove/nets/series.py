@@ -138,7 +138,7 @@ class _TwoBlocks(torch.autograd.Function):
 class _Drop(NamedTuple):
     """What dropout does in a block: numbers with a noise up to ``highest`` go, others are scaled.
 
-    The scale is applied to the weights, of which there are few.
+    The scale costs nothing: what a convolution is computed from is scaled on the way, and its bias.
     """
 
     drops: bool
@@ -224,6 +224,10 @@ class _Memory:
         self.numbers = numbers
         self._divided: dict[_Sizes, _Arrays] = {}
 
+    def fits(self, sizes: _Sizes) -> bool:
+        """Whether arrays of these sizes have room."""
+        return sizes in self._divided or sizes.numbers <= len(self.numbers)
+
     def arrays(self, sizes: _Sizes) -> _Arrays:
         """The memory, divided for these sizes."""
         if sizes not in self._divided:
@@ -246,7 +250,7 @@ def _take_memory(sizes: _Sizes, dtype: torch.dtype) -> _Memory:
     except (KeyError, IndexError):
         # The first step, or one within another.
         memory = None
-    if memory is not None and len(memory.numbers) >= sizes.numbers:
+    if memory is not None and memory.fits(sizes):
         return memory
     return _Memory(torch.empty(sizes.numbers, dtype=dtype))
 
@@ -263,7 +267,6 @@ class _Arrays:
 
     def __init__(self, sizes: _Sizes, memory: Tensor) -> None:
         self.sizes = sizes
-        self.transforms = _transforms(memory.dtype)
         arrays: dict[str, Tensor] = {}
         start = 0
         for name, shape in sizes.shapes.items():
@@ -296,9 +299,12 @@ class _Arrays:
         by_phase = self.series.view(TILE, -1)
         self.block = by_phase[:, :-channels1]
         self.next_block = by_phase[:, channels1:]
-        self.inputs = arrays["inputs"]
-        self.kernels = arrays["kernels"]
-        self.products = arrays["products"]
+        self.inputs_by_point = arrays["inputs"]
+        self.inputs = arrays["inputs"].flatten(1)
+        self.kernels_by_point = arrays["kernels"]
+        self.kernels = arrays["kernels"].flatten(1)
+        self.products_by_point = arrays["products"]
+        self.products = arrays["products"].flatten(1)
         self.pairs2 = arrays["pairs2"].view(TILE, -1)
         self.first2, self.second2 = arrays["pairs2"].unbind(1)
         self.out = arrays["out"]
@@ -336,9 +342,9 @@ class _Arrays:
     def first_block(self, x: Tensor, weight: Tensor, bias: Tensor, drop: _Drop) -> None:
         """From the batch to the series in phases."""
         self.padded.zero_()
-        self.inside.copy_(x.transpose(1, 2))
+        torch.mul(x.transpose(1, 2), drop.scale, out=self.inside)
         self.windows_to.copy_(self.windows_from)
-        kernel = (weight * drop.scale).permute(3, 1, 2, 0).reshape(-1, len(weight))
+        kernel = weight.permute(3, 1, 2, 0).reshape(-1, len(weight))
         torch.mm(self.windows, kernel, out=self.pairs1)
         _pool(self.first1, self.second1, bias, drop, self.noise1, out=self.series)
         for part in self.outside:
@@ -346,14 +352,12 @@ class _Arrays:
 
     def second_block(self, weight: Tensor, bias: Tensor, drop: _Drop) -> Tensor:
         """From the series in phases to the output, (batch, channels, length)."""
-        kernel, block, next_block, outputs = self.transforms
-        plain = weight.reshape(-1, WIDTH).t()
-        torch.mm(kernel * drop.scale, plain, out=self.kernels.flatten(1))
-        inputs = self.inputs.flatten(1)
-        torch.mm(block.t(), self.block, out=inputs)
-        inputs.addmm_(next_block.t(), self.next_block)
-        torch.bmm(self.inputs, self.kernels.transpose(1, 2), out=self.products)
-        torch.mm(outputs.t(), self.products.flatten(1), out=self.pairs2)
+        kernel, block, next_block, outputs = _transforms(weight.dtype, drop.scale)
+        torch.mm(kernel, weight.reshape(-1, WIDTH).t(), out=self.kernels)
+        torch.mm(block.t(), self.block, out=self.inputs)
+        self.inputs.addmm_(next_block.t(), self.next_block)
+        torch.bmm(self.inputs_by_point, self.kernels_by_point.mT, out=self.products_by_point)
+        torch.mm(outputs.t(), self.products, out=self.pairs2)
         _pool(self.first2, self.second2, bias, drop, self.noise2, out=self.out)
         even, odd = self.out_of_examples.unbind(0)
         # In this way it is a copy of pieces; of the whole it would be one of single numbers.
@@ -362,8 +366,7 @@ class _Arrays:
 
     def second_gradients(self, grad: Tensor, drop: _Drop) -> tuple[Tensor, Tensor]:
         """Of the second block's weight and bias; that of the series is left in ``to_series``."""
-        kernel, block, next_block, outputs = self.transforms
-        _, channels2, channels1 = self.kernels.shape
+        kernel, block, next_block, outputs = _transforms(grad.dtype, drop.scale)
         tile_ends = 2 * (self.sizes.blocks - 1)
         if grad.shape[2] < tile_ends:
             grad = F.pad(grad, (0, tile_ends - grad.shape[2]))
@@ -371,23 +374,21 @@ class _Arrays:
         self.to_out_of_examples.copy_(grad.reshape(*grad.shape[:2], -1, 2).permute(3, 0, 2, 1))
         to_bias = _pool_backward(self.to_out, self.out, self.first2, self.second2)
 
-        to_products = self.products
-        torch.mm(outputs, self.pairs2, out=to_products.flatten(1))
-        to_kernels = torch.bmm(to_products.transpose(1, 2), self.inputs)
-        to_weight = to_kernels.flatten(1).t() @ (kernel * drop.scale)
-
-        to_inputs = self.inputs
-        torch.bmm(to_products, self.kernels, out=to_inputs)
-        torch.mm(block, to_inputs.flatten(1), out=self.to_block)
+        # The products become their gradients, and so do the inputs, once the kernels have theirs.
+        torch.mm(outputs, self.pairs2, out=self.products)
+        to_kernels = torch.bmm(self.products_by_point.mT, self.inputs_by_point)
+        torch.bmm(self.products_by_point, self.kernels_by_point, out=self.inputs_by_point)
+        torch.mm(block, self.inputs, out=self.to_block)
         self.to_last_block.zero_()
-        self.to_next_block.addmm_(next_block, to_inputs.flatten(1))
-        return to_weight.view(channels2, channels1, 1, WIDTH), to_bias * drop.scale
+        self.to_next_block.addmm_(next_block, self.inputs)
+        to_weight = to_kernels.flatten(1).t() @ kernel
+        return to_weight.view(len(to_bias), -1, 1, WIDTH), to_bias * drop.scale
 
     def first_gradients(self, drop: _Drop) -> tuple[Tensor, Tensor]:
         """Of the first block's weight and bias, after :meth:`second_gradients`."""
         to_bias = _pool_backward(self.to_series, self.series, self.first1, self.second1)
-        to_kernel = (self.pairs1.t() @ self.windows) * drop.scale
-        to_weight = to_kernel.view(len(to_kernel), WIDTH, -1).transpose(1, 2).unsqueeze(2)
+        to_kernel = self.windows.t() @ self.pairs1
+        to_weight = to_kernel.view(WIDTH, 1, -1, len(to_bias)).permute(3, 2, 1, 0)
         return to_weight, to_bias * drop.scale
 
 
@@ -445,7 +446,7 @@ class _Transforms(NamedTuple):
     """
 
     kernel: Tensor
-    """G, (8, 5)."""
+    """G, (8, 5), times the scale."""
     block: Tensor
     """The first half of B, (4, 8)."""
     next_block: Tensor
@@ -455,10 +456,11 @@ class _Transforms(NamedTuple):
 
 
 @cache
-def _transforms(dtype: torch.dtype) -> _Transforms:
+def _transforms(dtype: torch.dtype, scale: float) -> _Transforms:
+    """The matrices; with that of the kernel, all outputs are scaled."""
     interpolate = torch.linalg.inv(_evaluate(TILE + WIDTH - 1))
     return _Transforms(
-        kernel=_evaluate(WIDTH).to(dtype),
+        kernel=(_evaluate(WIDTH) * scale).to(dtype),
         block=interpolate[:TILE].to(dtype),
         next_block=interpolate[TILE:].to(dtype),
         outputs=_evaluate(TILE).to(dtype),
