@@ -119,6 +119,18 @@ def test_a_second_gradient_of_the_same_step_is_the_same(convs: Convs) -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_a_frozen_layer_has_no_gradient(convs: Convs) -> None:
+    x = a_batch(3, 16)
+    everything = torch.autograd.grad(at_once(convs, x).square().sum(), leaves_of(convs))
+    convs[0].requires_grad_(False)
+    moving = list(convs[1].parameters())
+    for create_graph in (False, True):
+        loss = at_once(convs, x).square().sum()
+        some = torch.autograd.grad(loss, moving, create_graph=create_graph)
+        for one, other in zip(some, everything[2:], strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_steps_do_not_overwrite_each_other(convs: Convs) -> None:
     """Two forward passes before their gradients; then batches of other sizes in their memory."""
     batches = [a_batch(6, 32), a_batch(6, 32)]

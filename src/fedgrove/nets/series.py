@@ -121,10 +121,12 @@ class _TwoBlocks(torch.autograd.Function):
         """The gradients of weights and biases."""
         x, *parameters = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # Somebody wants the gradient of this gradient.
+            # Somebody wants the gradient of this gradient. Frozen parameters have none.
             out = _step_by_step(x, parameters, ctx.sizes, ctx.seed, ctx.drops)
-            slow = torch.autograd.grad(out, parameters, grads[0], create_graph=True)
-            return None, *slow, None, None
+            moving = [value for value in parameters if value.requires_grad]
+            slow = iter(torch.autograd.grad(out, moving, grads[0], create_graph=True))
+            to_all = [next(slow) if value.requires_grad else None for value in parameters]
+            return None, *to_all, None, None
         if ctx.memory is None:
             # The same gradient once more, after the first has overwritten what it needs.
             ctx.memory = _take_memory(ctx.sizes, x.dtype)
