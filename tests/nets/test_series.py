@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedgrove.nets import build
 from fedgrove.nets.dropout import Dropout
-from fedgrove.nets.series import _evaluate, _is_faster_at_once, _spare, two_blocks
+from fedgrove.nets.series import _is_faster_at_once, _spare, two_blocks
 
 Convs = tuple[nn.Conv2d, nn.Conv2d]
 
@@ -65,12 +65,6 @@ def test_numbers_and_gradients_are_those_of_the_steps(
     theirs_back = torch.autograd.grad((theirs * weighting).sum(), leaves_of(convs))
     for one, other in zip(ours_back, theirs_back, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_a_tile_by_hand() -> None:
-    # 2 + 3 z at 0, 1, -1, 2, -2, 1/2, -1/2 and, of its highest power, at infinity.
-    values = _evaluate(2) @ torch.tensor([2.0, 3.0], dtype=torch.float64)
-    assert values.tolist() == [2, 5, -1, 8, -4, 3.5, 0.5, 3]
 
 
 def test_in_float32_it_is_nearly_as_exact() -> None:

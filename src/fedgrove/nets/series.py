@@ -2,10 +2,8 @@
 
 What the two blocks of ``har-cnn`` take in a training step, and what is done about it:
 
-- **Products**, most of them the second convolution's. By Winograd's algorithm (Lavin & Gray 2016,
-  Sec. 4, in one dimension) 4 neighbouring outputs of a kernel of width 5 come from 8 products
-  instead of 20, and so do both gradients. In float32 its outputs are off by 6e-7 of their size,
-  where plain sums are by 1e-7.
+- **Products**, most of them the second convolution's. By Winograd's algorithm it takes 8 instead of
+  20, and so do its gradients (:mod:`fedgrove.nets.winograd`).
 - **Passes over all numbers.** torch's pooling writes an index of 64 bits for every number and reads
   it again; ReLU, dropout and its scale go over the numbers once more each.
 - **Memory.** New memory has to be cleared by the operating system, and is in no cache. So all
@@ -15,15 +13,14 @@ What the two blocks of ``har-cnn`` take in a training step, and what is done abo
 Between the two convolutions the series lies in *phases*: (4, batch, blocks, channels), where phase
 q of block s is step 4 s + q. A tile, 4 neighbouring outputs, has 8 inputs, which are the phases of
 a block and of the next one: they are transformed where they lie, by plain products of matrices, and
-what is pooled in pairs lies in long stretches. The first two steps are the padding, zeros, and so
-are those after the end of the series. The last block of an example begins no tile; one is computed
+what is pooled in pairs lies in long stretches. The padding is part of it: the first two steps are
+zeros, and so are those after the end. The last block of an example begins no tile; one is computed
 there all the same, so that all lie in one stretch, and nobody reads it.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -31,15 +28,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .dropout import Dropout, Seed, draw_seed, is_plain, noise_of, zero_where
+from .winograd import POINTS, TILE, WIDTH, transforms
 
-WIDTH = 5
-"""Of the kernels."""
 PADDING = WIDTH // 2
 """Zeros on either side, which keep the length."""
-TILE = 4
-"""So many neighbouring outputs are computed together."""
-POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
-"""Where Winograd's algorithm evaluates polynomials; infinity is the last of the 8 points."""
 
 
 def two_blocks(
@@ -71,8 +63,9 @@ def _is_faster_at_once(conv1: nn.Conv2d, drop1: nn.Module, conv2: nn.Conv2d, x: 
     # other.
     if conv1.weight.dim() != 4 or conv1.weight.shape[1] != x.shape[1]:
         return False
-    # A mask may have left no channel, and a batch may be empty.
-    if not (x.numel() and conv1.weight.numel() and conv2.weight.numel()):
+    # A mask may have left no channel, and a batch may be empty; torch knows what to do.
+    is_empty = not (x.numel() and conv1.weight.numel() and conv2.weight.numel())
+    if is_empty or x.shape[2] < TILE:
         return False
     try:
         # What torch.func differentiates or maps over is no piece of memory. (It could be taught to
@@ -190,7 +183,6 @@ class _Sizes(NamedTuple):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The arrays, by name."""
-        points = len(POINTS) + 1
         noises = self.rows * self.channels1 + 2 * self.tiles * self.channels2
         return {
             "padded": (self.batch, 2 * TILE * self.blocks + WIDTH - 1, self.channels),
@@ -198,9 +190,9 @@ class _Sizes(NamedTuple):
             "pairs1": (2, self.rows, self.channels1),
             "series": (self.rows, self.channels1),
             "noise": (noises,),
-            "inputs": (points, self.tiles, self.channels1),
-            "kernels": (points, self.channels2, self.channels1),
-            "products": (points, self.tiles, self.channels2),
+            "inputs": (POINTS, self.tiles, self.channels1),
+            "kernels": (POINTS, self.channels2, self.channels1),
+            "products": (POINTS, self.tiles, self.channels2),
             "pairs2": (2, 2, self.tiles, self.channels2),
             "out": (2, self.tiles, self.channels2),
         }
@@ -264,7 +256,7 @@ def _give_back(memory: _Memory) -> None:
 class _Arrays:
     """The arrays of a step, and what is done with them.
 
-    Views are made here, once: in a step each would take as long as adding up a thousand numbers.
+    Views are made once and for all: in a step each would take as long as adding a thousand numbers.
     """
 
     def __init__(self, sizes: _Sizes, memory: Tensor) -> None:
@@ -354,7 +346,7 @@ class _Arrays:
 
     def second_block(self, weight: Tensor, bias: Tensor, drop: _Drop) -> Tensor:
         """From the series in phases to the output, (batch, channels, length)."""
-        kernel, block, next_block, outputs = _transforms(weight.dtype, drop.scale)
+        kernel, block, next_block, outputs = transforms(weight.dtype, drop.scale)
         torch.mm(kernel, weight.reshape(-1, WIDTH).t(), out=self.kernels)
         torch.mm(block.t(), self.block, out=self.inputs)
         self.inputs.addmm_(next_block.t(), self.next_block)
@@ -368,7 +360,7 @@ class _Arrays:
 
     def second_gradients(self, grad: Tensor, drop: _Drop) -> tuple[Tensor, Tensor]:
         """Of the second block's weight and bias; that of the series is left in ``to_series``."""
-        kernel, block, next_block, outputs = _transforms(grad.dtype, drop.scale)
+        kernel, block, next_block, outputs = transforms(grad.dtype, drop.scale)
         tile_ends = 2 * (self.sizes.blocks - 1)
         if grad.shape[2] < tile_ends:
             grad = F.pad(grad, (0, tile_ends - grad.shape[2]))
@@ -435,47 +427,6 @@ def _pool_backward(to_out: Tensor, out: Tensor, first: Tensor, ahead: Tensor) ->
     zero_where.grad_input(to_out, ahead, 0, grad_input=ahead)
     torch.sub(to_out, ahead, out=first)
     return to_out.flatten(0, -2).sum(0)
-
-
-# ---- Winograd's algorithm ------------------------------------------------------------------------
-
-
-class _Transforms(NamedTuple):
-    r"""Winograd's matrices: a tile is :math:`A^\top[(G g) \odot (B^\top d)]` of kernel and inputs.
-
-    The product of a polynomial with 4 coefficients and one with 5 has 8, and is known from its
-    values at 8 points: evaluate both, multiply, interpolate. A tile is that, transposed.
-    """
-
-    kernel: Tensor
-    """G, (8, 5), times the scale."""
-    block: Tensor
-    """The first half of B, (4, 8)."""
-    next_block: Tensor
-    """The second half of B, (4, 8)."""
-    outputs: Tensor
-    """A, (8, 4)."""
-
-
-@cache
-def _transforms(dtype: torch.dtype, scale: float) -> _Transforms:
-    """The matrices; with that of the kernel, all outputs are scaled."""
-    interpolate = torch.linalg.inv(_evaluate(TILE + WIDTH - 1))
-    return _Transforms(
-        kernel=(_evaluate(WIDTH) * scale).to(dtype),
-        block=interpolate[:TILE].to(dtype),
-        next_block=interpolate[TILE:].to(dtype),
-        outputs=_evaluate(TILE).to(dtype),
-    )
-
-
-def _evaluate(coefficients: int) -> Tensor:
-    """The values of a polynomial at all points, as a matrix times its coefficients."""
-    points = torch.tensor(POINTS, dtype=torch.float64)
-    powers = points[:, None] ** torch.arange(coefficients)
-    # At infinity only the highest power counts.
-    at_infinity = torch.eye(coefficients, dtype=torch.float64)[-1:]
-    return torch.cat([powers, at_infinity])
 
 
 # ---- the same in operations of torch's -----------------------------------------------------------
