@@ -113,6 +113,26 @@ def test_a_second_gradient_of_the_same_step_is_the_same(convs: Convs) -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_weight_that_only_meets_zeros_has_no_gradient(dtype: torch.dtype) -> None:
+    """Exactly none: Adam would make a whole step of a rest of rounding."""
+    first = a_conv(1, 1).to(dtype)
+    # A copy of the input; in the second block its middle, and what comes a step later.
+    first.weight.data = torch.tensor([0, 0, 1, 0, 0], dtype=dtype).view(1, 1, 1, 5)
+    second = a_conv(1, 1).to(dtype)
+    second.weight.data = torch.tensor([0, 0, 0.7, 0.3, 0], dtype=dtype).view(1, 1, 1, 5)
+    for conv in (first, second):
+        conv.bias.data.fill_(-0.01)  # type: ignore[union-attr]
+    # After the first pooling 0, .69, 0, 0, 0, ...: outputs are above 0 where its neighbour to the
+    # left and where it is itself; they are a pair, of which the second is larger. It sees .69 in
+    # the middle, and zeros left and right.
+    x = torch.zeros(3, 1, 32, dtype=dtype)
+    x[:, :, 2] = 0.7
+    out = at_once((first, second), x)
+    (to_weight,) = torch.autograd.grad(out.sum(), [second.weight])
+    assert to_weight.flatten().ne(0).tolist() == [False, False, True, False, False]
+
+
 def test_a_frozen_layer_has_no_gradient(convs: Convs) -> None:
     x = a_batch(3, 16)
     everything = torch.autograd.grad(at_once(convs, x).square().sum(), leaves_of(convs))

@@ -2,7 +2,8 @@
 
 (Lavin & Gray 2016, Sec. 4, in one dimension; plainly they take 20.) The products add up other
 numbers than the plain sums: with 64 channels in float32 the outputs are off by 6e-7 of their size,
-where plain sums are by 1e-7. More outputs at once would save little, and cost digits.
+where plain sums are by 1e-7. More outputs at once would save little, and cost digits. A sum whose
+terms are all 0 may come out as a rest of rounding, unless a whole tile or a whole kernel is 0.
 """
 
 from __future__ import annotations
