@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 from torch.func import grad
-from torch.optim.adam import adam
 
 from .. import trees
 from ..core import Batch, Batches, Carry, Client, Train
@@ -175,20 +174,21 @@ class Adam:
 
     def step_(self, w: Tensor, g: Tensor, state: Tree, lr: float) -> None:
         """One step in place: all of it in one pass over the vectors."""
-        adam(
+        state["t"] += 1
+        # What torch.optim.adam.adam ends in; for one vector its preparations take as long again.
+        torch._fused_adam_(
             [w],
             [g],
             [state["m"]],
             [state["v"]],
             [],
             [state["t"]],
-            fused=True,
-            amsgrad=False,
+            lr=lr,
             beta1=self.beta1,
             beta2=self.beta2,
-            lr=lr,
             weight_decay=self.weight_decay,
             eps=self.eps,
+            amsgrad=False,
             maximize=False,
         )
 

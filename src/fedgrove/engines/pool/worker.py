@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -61,6 +62,9 @@ def serve(
     except EngineError as error:
         pipe.send(Failed(str(error)))
         return
+    # All that is there now stays: the garbage collector need not look at it again and again, and
+    # where it does not, no page that is shared with the server has to be copied.
+    gc.freeze()
     try:
         # That it has started.
         pipe.send(None)
