@@ -34,7 +34,7 @@ def step_by_step(convs: Convs, x: Tensor) -> Tensor:
     images = x.unsqueeze(2)
     for conv in convs:
         images = F.max_pool2d(F.relu(conv(images)), (1, 2))
-    return images.squeeze(2)
+    return images
 
 
 def at_once(convs: Convs, x: Tensor, drop: nn.Module | None = None) -> Tensor:
