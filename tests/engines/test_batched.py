@@ -16,8 +16,8 @@ from torch.func import vmap
 from fedgrove import engines, methods, trees
 from fedgrove.core import Batch, Carry, Lost, Packet, Task
 from fedgrove.engines import Serial
+from fedgrove.engines.batched import convolution, grouped
 from fedgrove.engines.batched import engine as batched_engine
-from fedgrove.engines.batched import grouped
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.graphs import STEPS_MULTIPLE, CapturedStack, GraphCache
 from fedgrove.engines.batched.stacking import bring_back, joined_rows, split_rows
@@ -29,6 +29,7 @@ from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run
+from fedgrove.runs.serving import serving
 from fedgrove.trees import Tree
 
 CPU = torch.device("cpu")
@@ -493,6 +494,73 @@ def test_parts_take_turns_and_answers_come_in_order(
     assert " ".join(events) == (
         "begin 0 begin 2 answer 0 begin 4 answer 2 begin 6 answer 4 answer 6"
     )
+
+
+def test_an_abandoned_map_trains_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two parts are under way, and nobody asks for more than the first answer."""
+    run = make_run(methods.FedAvg(), tmp_path, sizes=(20, 13, 24, 17), cohort=4)
+    jobs = [(run, Task(k, {"model": Packet(run.params)})) for k in run.infos]
+    launched: list[int] = []
+    launch = Batched._launch_training
+
+    def noted(self: Batched, jobs: Any, number: int, steps: Any) -> Any:
+        launched.append(len(jobs))
+        return launch(self, jobs, number, steps)
+
+    monkeypatch.setattr(Batched, "_parts", lambda self, stream: iter([jobs[:2], jobs[2:]]))
+    monkeypatch.setattr(Batched, "_launch_training", noted)
+    answers = Batched().map(jobs)
+    next(answers)
+    before = torch.get_rng_state()
+    answers.close()
+    assert launched == [2, 2]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_on_a_cpu_has_the_threads_that_there_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the server, which asks for the answers, does with one."""
+    run = make_run(methods.FedAvg(), tmp_path)
+    threads: list[int] = []
+    train_stack = batched_engine.train_stack
+
+    def noted(stack: Stack) -> Any:
+        threads.append(torch.get_num_threads())
+        return train_stack(stack)
+
+    monkeypatch.setattr(batched_engine, "train_stack", noted)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        engine = Batched()
+        with serving(run.net.layout.size):
+            list(reports(run, engine, [Task(0, {"model": Packet(run.params)})]))
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [3]
+
+
+def test_a_norm_without_a_shift_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution, "on_card", lambda x: True)
+    monkeypatch.setattr(convolution, "has_triton", lambda: True)
+    x = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    scale = torch.tensor([1.0, 2.0, 3.0])
+    mine = grouped._batch_norm(x, None, None, scale, None, training=True)
+    assert torch.equal(mine, nn.functional.batch_norm(x, None, None, scale, None, training=True))
+
+
+@CUDA
+def test_dropout_draws_the_same_whether_a_graph_was_there_or_not(tmp_path: Path) -> None:
+    run = make_run(methods.FedAvg(), tmp_path, net="har-cnn", options={}, dtype=torch.float32)
+    tasks = [Task(k, {"model": Packet(run.params)}) for k in run.infos]
+    engine = Batched("cuda")
+    first, second = (list(reports(run, engine, tasks)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert trees.identical(one.give["model"].values, other.give["model"].values)
 
 
 def test_runs_that_may_begin_alike_are_not_parted(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fedgrove.core import Train
 from fedgrove.engines import Serial
 from fedgrove.engines.batched import convolution
 from fedgrove.engines.batched.engine import Batched
+from fedgrove.engines.batched.graphs import CapturedStack, GraphCache
 from fedgrove.engines.batched.steps import Stack, train_stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.nets import Net
@@ -187,6 +188,29 @@ def test_a_card_would_give_what_serial_gives(
     run = make_run(method, tmp_path / "batched", net=net, sizes=sizes, cohort=5)
     found = play(run, engine)
     assert halves.was_partly_done
+    assert trees.distance(tensors(expected), tensors(found)) < 1e-9
+
+
+@pytest.mark.parametrize("optimiser", [Adam(1e-2, eps=1e-3), SGD(0.05, momentum=0.9)], ids=str)
+def test_spare_room_keeps_nothing_of_the_round_before(
+    optimiser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven clients in a captured stack for eight, three rounds: each begins without momentum."""
+    method = methods.FedAvg(local=LocalTraining(2, 8, optimiser))
+    sizes = (12, 9, 17, 10, 5, 8, 11)
+    run = make_run(method, tmp_path / "serial", sizes=sizes, cohort=7)
+    expected = play(run, Serial())
+    if INTERPRETED:
+        monkeypatch.setattr(convolution, "on_card", lambda x: True)
+        monkeypatch.setattr(convolution, "has_triton", lambda: True)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        monkeypatch.setattr(CapturedStack, "_capture", lambda self, size, all_active, ragged: None)
+        monkeypatch.setattr(GraphCache, "_memory_is_short", lambda self: False)
+    engine = Batched(DEVICE)
+    engine._graph_cache = GraphCache()
+    run = make_run(method, tmp_path / "batched", sizes=sizes, cohort=7)
+    found = play(run, engine)
+    assert len(engine._graph_cache._captured) == 1
     assert trees.distance(tensors(expected), tensors(found)) < 1e-9
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...data import ClientData, Examples, Federation
+from .transfers import to_device
 
 SplitKey = tuple[str, tuple[int, ...], torch.dtype, tuple[int, ...], torch.dtype]
 """Split, shape and type of an input and of a target: examples that agree fit into one tensor."""
@@ -96,8 +97,10 @@ class DeviceData:
             shelf.offsets[identity] = end
             end += len(examples)
         # Joined first: one copy to the device in place of one per client.
-        shelf.x[:end].copy_(torch.cat([examples.x for examples in distinct.values()]))
-        shelf.y[:end].copy_(torch.cat([examples.y for examples in distinct.values()]))
+        inputs = torch.cat([examples.x for examples in distinct.values()])
+        labels = torch.cat([examples.y for examples in distinct.values()])
+        shelf.x[:end].copy_(to_device(inputs, self.device))
+        shelf.y[:end].copy_(to_device(labels, self.device))
         return shelf
 
 

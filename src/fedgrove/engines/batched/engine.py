@@ -37,11 +37,12 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -98,7 +99,6 @@ from .stacking import (
     carry_shapes,
     data_and_seed,
     find_duplicates,
-    is_little_work,
     split_into_stacks,
     stack_carries,
     stack_hyperparameters,
@@ -119,6 +119,7 @@ from .templates import from_template, to_template
 from .transfers import Copies, start_to_cpu
 
 Precision = Literal["fp32", "tf32", "bf16"]
+T = TypeVar("T")
 
 PROBE_CLIENTS = 16
 """Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
@@ -153,6 +154,7 @@ class Batched:
     def close(self) -> None:
         """Release what lies on the device; the engine can be used again."""
         self._device = torch.device(self.device)
+        self._threads = torch.get_num_threads()
         self._data = DeviceData(self._device)
         # By id; the net is held with its key, so that its id is not given to another.
         self._net_keys: dict[int, tuple[Net, Any]] = {}
@@ -312,6 +314,7 @@ class Batched:
         """On the engine's device, in its precision; torch's generators stay as they were."""
         with (
             self._queue(),
+            self._own_threads(),
             preserved_rng(self._device),
             precision_context(self._device, self.precision),
             warnings.catch_warnings(),
@@ -319,6 +322,21 @@ class Batched:
             # A call that vmap has no rule for, as in attention, it loops over clients, and says so.
             warnings.filterwarnings("ignore", message=".*performance drop")
             yield
+
+    @contextmanager
+    def _own_threads(self) -> Iterator[None]:
+        """On a CPU, as many as there were when the engine was made.
+
+        Whoever takes the answers may want one only (:mod:`fedgrove.runs.serving`).
+        """
+        before = torch.get_num_threads()
+        if self._device.type == "cpu" and before != self._threads:
+            torch.set_num_threads(self._threads)
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
 
     @contextmanager
     def _queue(self) -> Iterator[None]:
@@ -391,6 +409,9 @@ class Batched:
         try:
             yield from self._run_or_halve(run_stage, jobs, number)
             return
+        except GeneratorExit:
+            # Nobody wants the answers any more.
+            raise
         except CLIENT_FAILURES as error:
             if len(jobs) == 1:
                 jobs[0].carry = carries[0]
@@ -558,6 +579,8 @@ class Batched:
                     "take a smaller batch."
                 ) from None
         # Outside the handler: the exception holds the frames that failed, and so their tensors.
+        # What other stacks have under way must not lose its memory.
+        torch.cuda.synchronize()
         if self._graph_cache is not None:
             self._graph_cache = GraphCache()
         twins.forget()
@@ -573,7 +596,7 @@ class Batched:
     def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """A Train stage on a stack: all its steps, or only the first ones."""
         # A function of its own, of which nothing is left while a card is at work but the results.
-        results = self._launch_training(jobs, number, steps)
+        results = of_clients(partial(self._launch_training, jobs, number, steps))
         yield
         results.take()
 
@@ -587,7 +610,7 @@ class Batched:
         # Most steps first: the clients that still have steps to do are then always the first rows.
         jobs = sorted(jobs, key=lambda job: -count_steps(passes[id(job)], batch_size))
 
-        if self._device.type == "cuda" and is_little_work(jobs, stage):
+        if jobs[0].in_full_width:
             adapters = adapters_in_full_width(jobs, stage.net)
         else:
             adapters = width_adapters(jobs, stage.net)
@@ -642,7 +665,7 @@ class Batched:
 
     def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """A Measure stage on a stack: f over stacked batches, summed."""
-        results = self._launch_measuring(jobs, number, steps)
+        results = of_clients(partial(self._launch_measuring, jobs, number, steps))
         yield
         results.take()
 
@@ -753,6 +776,18 @@ class Measured(NamedTuple):
         for job, examples, result in zip(self.jobs, self.examples, sums, strict=True):
             # As in every engine: without examples, an empty tree and not zeros.
             job.carry = {**job.carry, self.name: result if examples else {}}
+
+
+class ClientExit(Exception):
+    """A client's work ended with GeneratorExit, which says something else to a generator."""
+
+
+def of_clients(work: Callable[[], T]) -> T:
+    """The result of clients' work, which may end with anything."""
+    try:
+        return work()
+    except GeneratorExit as error:
+        raise ClientExit(f"GeneratorExit: {error}") from error
 
 
 def to_the_end(steps: Iterator[None]) -> None:

@@ -41,7 +41,8 @@ class CapturedStack:
         # each client needs a row that can be written, which this makes too.
         stack.make_room(room_for(len(stack.hyperparameters)), STEPS_MULTIPLE)
         self.stack = stack
-        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph | None] = {}
+        self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
+        self._can_capture = True
         # One memory pool for all graphs of the stack: they never run at the same time.
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -53,13 +54,16 @@ class CapturedStack:
             size //= 2
         all_active = size == active
         key = (size, all_active, ragged)
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(size, all_active, ragged)
-        graph = self._graphs[key]
-        if graph is None:
-            self.stack.advance(size, all_active, ragged)
+        if key not in self._graphs and self._can_capture:
+            graph = self._capture(size, all_active, ragged)
+            if graph is None:
+                self._can_capture = False
+            else:
+                self._graphs[key] = graph
+        if key in self._graphs:
+            self._graphs[key].replay()
         else:
-            graph.replay()
+            self.stack.advance(size, all_active, ragged)
 
     def _capture(self, size: int, all_active: bool, ragged: bool) -> torch.cuda.CUDAGraph | None:
         """A step as a graph; None if it does what cannot be captured, such as to ask for a number.
@@ -73,6 +77,9 @@ class CapturedStack:
         for name in stack.updated_names:
             buffers.extend(stack.carry[name].values())
         before = [buffer.clone() for buffer in buffers]
+        # So is what it draws: dropout draws the same whether a graph was there or not.
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        drawn_before = generator.get_state()
 
         # Libraries choose kernels and allocate workspaces on first use, which must not happen
         # during the capture; torch asks for the warm-up to be on a stream of its own.
@@ -87,6 +94,7 @@ class CapturedStack:
 
         graph = torch.cuda.CUDAGraph()
         was_captured = True
+        queue = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 stack.advance(size, all_active, ragged)
@@ -94,8 +102,13 @@ class CapturedStack:
             raise
         except RuntimeError:
             was_captured = False
+            torch.cuda.synchronize()
+        finally:
+            # torch does not come back from its own queue where a capture failed.
+            torch.cuda.set_stream(queue)
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)
+        generator.set_state(drawn_before)
         return graph if was_captured else None
 
 
@@ -125,6 +138,8 @@ class GraphCache:
         while len(self._captured) > 1 and (
             len(self._captured) > MAX_CAPTURED or self._memory_is_short()
         ):
+            # It may still be at work.
+            torch.cuda.synchronize()
             del self._captured[next(iter(self._captured))]
             torch.cuda.empty_cache()
 

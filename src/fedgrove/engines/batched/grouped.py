@@ -248,7 +248,9 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``F.batch_norm``, in kernels of ours where they are faster."""
-    if training and convolution.on_card(x) and convolution.has_triton():
+    # Of scale and shift, and of the statistics, both or none.
+    is_usual = (mean is None) == (var is None) and (scale is None) == (shift is None)
+    if training and is_usual and convolution.on_card(x) and convolution.has_triton():
         # Slow to import, and only where torch was built for a card.
         from . import normalising
 

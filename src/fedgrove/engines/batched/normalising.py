@@ -26,14 +26,23 @@ PROGRAMS = 640
 
 
 @triton.jit
+def _about_the_mean(x, rows, channels, channel, is_channel, ROWS: tl.constexpr):
+    """The mean of the first rows, per channel."""
+    row = tl.arange(0, ROWS)
+    here = (row < rows)[:, None] & is_channel[None, :]
+    first = tl.load(x + row[:, None] * channels + channel[None, :], mask=here, other=0.0)
+    return tl.sum(first.to(tl.float32), 0) / tl.minimum(rows, ROWS)
+
+
+@triton.jit
 def _sums(x, parts, rows, channels, rows_each, ROWS: tl.constexpr, CHANNELS: tl.constexpr):
     """Sums over some rows, per channel: of the values, and of their squares.
 
-    Less those of the first row, so that the squares of large values do not hide a small variance.
+    Less about their mean, so that the squares of large values do not hide a small variance.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     is_channel = channel < channels
-    shift = tl.load(x + channel, mask=is_channel, other=0.0).to(tl.float32)
+    shift = _about_the_mean(x, rows, channels, channel, is_channel, ROWS)
     # Row by row of a block, and together at the end: threads need not wait for each other before.
     totals = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     squares = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
@@ -82,8 +91,7 @@ def _normalise(
     part = parts + number[:, None] * 2 * channels + channel[None, :]
     shifted_mean = tl.sum(tl.load(part, mask=is_part, other=0.0), 0) / rows
     mean_square = tl.sum(tl.load(part + channels, mask=is_part, other=0.0), 0) / rows
-    shift = tl.load(x + channel, mask=is_channel, other=0.0).to(tl.float32)
-    mean = shifted_mean + shift
+    mean = shifted_mean + _about_the_mean(x, rows, channels, channel, is_channel, ROWS)
     var = mean_square - shifted_mean * shifted_mean
     # Rounding may leave a variance of 0 slightly below.
     var = tl.where(var < 0, 0.0, var)

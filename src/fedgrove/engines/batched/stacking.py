@@ -50,6 +50,8 @@ class Job:
     """Multiply-accumulates so far, as if the client had worked alone."""
     thin: Thin | None = None
     """The smaller net that the stage at hand can train in place of the masked one."""
+    in_full_width: bool = False
+    """Whether it is to train in full width all the same."""
 
 
 WIDTH_CLASSES = 4
@@ -76,9 +78,9 @@ def split_into_stacks(
 ) -> list[list[Job]]:
     """Jobs whose trees have the same names and shapes, and whose smaller nets are about as wide.
 
-    On a card networks of any width go together where they are small. Sets every job's ``thin`` for
-    this stage, and counts what it will compute. A job whose carry holds something else than trees
-    is lost.
+    On a card networks of any width go together where they are small. Sets every job's ``thin`` and
+    ``in_full_width`` for this stage, and counts what it will compute. A job whose carry holds
+    something else than trees is lost.
     """
     any_width: dict[Any, list[Job]] = {}
     # By id: many clients hold the same tree.
@@ -94,10 +96,10 @@ def split_into_stacks(
         any_width.setdefault(key, []).append(job)
     stacks: list[list[Job]] = []
     for together in any_width.values():
-        if on_card and is_little_work(together, stage):
-            stacks.append(together)
-        else:
-            stacks += _by_width(together)
+        is_little = on_card and is_little_work(together, stage)
+        for job in together:
+            job.in_full_width = is_little
+        stacks += [together] if is_little else _by_width(together)
     return stacks
 
 

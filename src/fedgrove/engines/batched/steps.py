@@ -234,7 +234,7 @@ class Stack:
         for name, tree in self.carry.items():
             leaves = []
             for leaf, value in tree.items():
-                leaves.append((leaf, tuple(value.shape[1:])))
+                leaves.append((leaf, tuple(value.shape[1:]), value.dtype))
             # Tuples throughout: the key of a graph must be hashable.
             shapes.append((name, tuple(leaves)))
         return (self.plan.row.shape[2], tuple(shapes))
@@ -267,7 +267,11 @@ class Stack:
         contents = [other.hyperparameters]
         for name, tree in self.carry.items():
             for leaf, value in tree.items():
-                if leaf in other.carry[name]:
+                if name == local.OPTIMISER:
+                    # It begins with zeros. All of them: the kernels of :mod:`.fused` lay moments
+                    # out tensor by tensor, in which rows behind the last client are anyone's.
+                    value.zero_()
+                elif leaf in other.carry[name]:
                     buffers.append(value[:clients])
                     contents.append(other.carry[name][leaf])
                 else:
