@@ -122,7 +122,8 @@ def _are_plain(*tensors: Tensor) -> bool:
     """
     for tensor in tensors:
         is_usual = type(tensor) is Tensor and tensor.is_cpu and not tensor.requires_grad
-        if not is_usual or is_functorch_wrapped_tensor(tensor):
+        # Torch may leave it to whoever reads a tensor to change its signs.
+        if not is_usual or tensor.is_neg() or is_functorch_wrapped_tensor(tensor):
             return False
     return True
 

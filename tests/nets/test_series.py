@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fedgrove.nets import build
 from fedgrove.nets.dropout import Dropout
-from fedgrove.nets.series import _is_faster_at_once, _spare, two_blocks
+from fedgrove.nets.series import MOST_SPARE, _is_faster_at_once, _spare, two_blocks
 
 Convs = tuple[nn.Conv2d, nn.Conv2d]
 
@@ -39,7 +39,7 @@ def step_by_step(convs: Convs, x: Tensor) -> Tensor:
 
 def at_once(convs: Convs, x: Tensor, drop: nn.Module | None = None) -> Tensor:
     drop = drop or nn.Identity()
-    assert _is_faster_at_once(convs[0], drop, convs[1], x)
+    assert _is_faster_at_once(convs[0], drop, convs[1], drop, x)
     return two_blocks(convs[0], drop, convs[1], drop, x)
 
 
@@ -160,6 +160,26 @@ def test_steps_do_not_overwrite_each_other(convs: Convs) -> None:
     torch.testing.assert_close(small, step_by_step(convs, batches[0][:2]))
     torch.autograd.grad(small.sum(), leaves_of(convs))
     assert len(_spare[torch.float64]) == spare
+
+
+def test_little_memory_is_kept(convs: Convs) -> None:
+    losses = [at_once(convs, a_batch(2, 16)).sum() for _ in range(2 * MOST_SPARE + 3)]
+    torch.autograd.grad(torch.stack(losses).sum(), leaves_of(convs))
+    assert len(_spare[torch.float64]) == MOST_SPARE
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+@pytest.mark.parametrize("what", ["eval", "another"])
+def test_each_dropout_is_asked(convs: Convs, which: str, what: str) -> None:
+    """One that is in eval mode drops nothing; one of another kind does what it does."""
+    odd: nn.Module = Dropout(0.9).eval() if what == "eval" else nn.Tanh()
+    drops = (odd, nn.Identity()) if which == "first" else (nn.Identity(), odd)
+    x = a_batch(3, 16)
+    found = two_blocks(convs[0], drops[0], convs[1], drops[1], x)
+    images = x.unsqueeze(2)
+    for conv, drop in zip(convs, drops, strict=True):
+        images = drop(F.max_pool2d(F.relu(conv(images)), (1, 2)))
+    torch.testing.assert_close(found, images)
 
 
 def test_what_is_dropped_has_no_gradient() -> None:

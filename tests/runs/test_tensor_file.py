@@ -60,5 +60,5 @@ def test_tensors_that_lie_in_another_order_are_written_by_row() -> None:
 
 
 def test_a_type_that_no_file_can_hold_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"w is of torch\.complex64, which no file can hold"):
+    with pytest.raises(TypeError, match=r"w is of torch\.complex64, which a run's files do not"):
         TensorFile.of({"w": torch.ones(1, dtype=torch.complex64)})

@@ -30,6 +30,8 @@ from torch.nn import functional as F
 from .dropout import Dropout, Seed, draw_seed, is_plain, noise_of, zero_where
 from .winograd import POINTS, TILE, WIDTH, transforms
 
+_DROPS = (Dropout, nn.Identity)
+"""What may stand behind a block."""
 PADDING = WIDTH // 2
 """Zeros on either side, which keep the length."""
 
@@ -44,7 +46,7 @@ def two_blocks(
     (0, 2) and a bias; pooling is in pairs. In training, hooks on the four modules may not be
     called.
     """
-    if _is_faster_at_once(conv1, drop1, conv2, x):
+    if _is_faster_at_once(conv1, drop1, conv2, drop2, x):
         out: Tensor = _TwoBlocks.apply(  # type: ignore[no-untyped-call]
             x, conv1.weight, conv1.bias, conv2.weight, conv2.bias, drop1, drop2
         )
@@ -56,10 +58,14 @@ def two_blocks(
     return images
 
 
-def _is_faster_at_once(conv1: nn.Conv2d, drop1: nn.Module, conv2: nn.Conv2d, x: Tensor) -> bool:
+def _is_faster_at_once(
+    conv1: nn.Conv2d, drop1: nn.Module, conv2: nn.Conv2d, drop2: nn.Module, x: Tensor
+) -> bool:
     # In eval mode step by step, so that others can follow what is done: whoever exports a network,
     # or finds out which channels belong together. Gradients of the input are seldom asked for.
-    if not drop1.training or not is_plain(x) or x.requires_grad:
+    is_training = drop1.training and drop2.training
+    are_known = isinstance(drop1, _DROPS) and isinstance(drop2, _DROPS)
+    if not is_training or not are_known or not is_plain(x) or x.requires_grad:
         return False
     # The batched engine puts clients side by side as channels, and their weights one behind the
     # other.
@@ -236,6 +242,8 @@ class _Memory:
 MOST_DIVISIONS = 64
 """So many are remembered: a client with other data has a last batch of another size."""
 
+MOST_SPARE = 2
+"""So many steps' memory is kept."""
 _spare: dict[torch.dtype, list[_Memory]] = {}
 """Memory of steps that are done. A step whose gradient is never asked for gives none back."""
 
@@ -252,7 +260,10 @@ def _take_memory(sizes: _Sizes, dtype: torch.dtype) -> _Memory:
 
 
 def _give_back(memory: _Memory) -> None:
-    _spare.setdefault(memory.numbers.dtype, []).append(memory)
+    spare = _spare.setdefault(memory.numbers.dtype, [])
+    # Who needs many at once, as for the gradient of a sum over batches, seldom does so again.
+    if len(spare) < MOST_SPARE:
+        spare.append(memory)
 
 
 class _Arrays:

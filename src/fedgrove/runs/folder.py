@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -300,7 +300,9 @@ class RunFolder:
             write_bytes(self._previous, old.text, sync=True)
             sync(self._checkpoint)
         # What no manifest names can go now.
-        self._delete_all_but(new.files | (previous.files if previous else set()))
+        kept = new.files | (previous.files if previous else set())
+        self._delete_all_but(kept)
+        self._trees.there = kept
         self._committed = (new, previous)
 
     def _read_committed(self, path: Path) -> _Committed | None:
@@ -342,6 +344,8 @@ class RunFolder:
         """
         manifest = self._settle()
         self._trees.forget()
+        # They were read, and are what their names say.
+        self._trees.there = _files_of(manifest)
         self._committed = (None, None)
         # A run that was used before may hold what was never committed.
         run.memory.files.clear()
@@ -356,7 +360,8 @@ class RunFolder:
             tensors = read_named(self._checkpoint, manifest["tensors"])
             run.held.restore(thaw(manifest["held"], tensors))
             run.lengths.by_kind.update(manifest["lengths"])
-            read = partial(read_named, self._checkpoint)
+            # Each file once: trees that were one are one again.
+            read = cache(partial(read_named, self._checkpoint))
             state = thaw(manifest["state"], tensors, run.initial_state, read)
             return state, int(manifest["attempt"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:

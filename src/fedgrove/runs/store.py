@@ -11,7 +11,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, get_ident
@@ -118,14 +118,16 @@ def read_tree(path: Path) -> Tree:
     return tree_of(checksums.read(path), path)
 
 
-def write_named(folder: Path, stem: str, tree: Mapping[str, Tensor], current: str = "") -> str:
+def write_named(
+    folder: Path, stem: str, tree: Mapping[str, Tensor], there: Collection[str] = ()
+) -> str:
     """Write a tree as a file whose name holds its checksum, and return the name.
 
-    The ``current`` file is left as it is where the tree is the same.
+    Files that are ``there`` are left as they are.
     """
     pieces = pieces_of(tree)
     name = checksums.named(stem, *pieces)
-    if name != current:
+    if name not in there:
         write_pieces(folder / name, pieces)
     return name
 
@@ -242,7 +244,8 @@ def thaw(
     if kind == "tensor":
         return tensors[body]
     if kind == "file" and read is not None:
-        return read(body)
+        # A mapping of its own: what is put into one must not be in another.
+        return dict(read(body))
     if kind == "fields":
         _check_fields(body, like)
         fields = {}

@@ -130,7 +130,9 @@ def _laid_out(rows: tuple[Row, ...]) -> tuple[bytes, tuple[Place, ...]]:
     for name, dtype, _ in rows:
         if dtype not in RANKS:
             allowed = ", ".join(str(known).removeprefix("torch.") for known in WORDS)
-            raise TypeError(f"{name} is of {dtype}, which no file can hold; allowed: {allowed}")
+            raise TypeError(
+                f"{name} is of {dtype}, which a run's files do not hold; allowed: {allowed}"
+            )
     # The file sorts names; their order, on which sums depend to the bit, goes into the metadata.
     order = json.dumps([name for name, _, _ in rows])
     fields: dict[str, object] = {"__metadata__": {"order": order}}

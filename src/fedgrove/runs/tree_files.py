@@ -9,8 +9,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .store import write_named
@@ -22,8 +23,15 @@ LEAST = 1 << 16
 
 Key = tuple[tuple[str, int], ...]
 """Names and ids of tensors."""
-Written = tuple[tuple[weakref.ref[Tensor], ...], tuple[int, ...], str]
-"""The tensors of a file, how often they had been written to by then, and its name."""
+
+
+class Written(NamedTuple):
+    """A file that was written, and what it holds."""
+
+    tensors: tuple[weakref.ref[Tensor], ...]
+    marks: tuple[tuple[int, int], ...]
+    """What each of them was like (:func:`mark_of`)."""
+    name: str
 
 
 class TreeFiles:
@@ -32,6 +40,9 @@ class TreeFiles:
     def __init__(self) -> None:
         self._now: dict[Key, Written] = {}
         self._before: dict[Key, Written] = {}
+        self.there: set[str] = set()
+        """Files that a checked manifest names. They are never written again, not even with the same
+        bytes: these might not yet be on the disk when the power fails."""
 
     def start(self) -> None:
         """Begin a checkpoint: what the one before it did not hold may have been deleted."""
@@ -45,7 +56,7 @@ class TreeFiles:
     @property
     def names(self) -> list[str]:
         """The files of the checkpoint that was begun last, each once."""
-        return sorted({name for _, _, name in self._now.values()})
+        return sorted({written.name for written in self._now.values()})
 
     def file_of(self, value: Mapping[Any, Any], folder: Path) -> str | None:
         """The name of a tree's file, which is written if it is new.
@@ -58,10 +69,10 @@ class TreeFiles:
         found = self._now.get(key) or self._before.get(key)
         if found is None or not _is_unchanged(found, value):
             refs = tuple(weakref.ref(leaf) for leaf in value.values())
-            versions = tuple(leaf._version for leaf in value.values())
-            found = (refs, versions, write_named(folder, STEM, value))
+            marks = tuple(mark_of(leaf) for leaf in value.values())
+            found = Written(refs, marks, write_named(folder, STEM, value, self.there))
         self._now[key] = found
-        return found[2]
+        return found.name
 
 
 def is_large_tree(value: Mapping[Any, Any]) -> bool:
@@ -75,11 +86,20 @@ def is_large_tree(value: Mapping[Any, Any]) -> bool:
     return size >= LEAST
 
 
+def mark_of(leaf: Tensor) -> tuple[int, int]:
+    """What changes when a tensor is written to: torch's count, and a sum of its bits.
+
+    Torch does not count what its own fused optimisers, BatchNorm, ``.data`` or numpy write.
+    """
+    flat = leaf.detach().contiguous().view(-1)
+    word = torch.int32 if flat.nbytes % 4 == 0 else torch.uint8
+    return leaf._version, int(flat.view(word).sum())
+
+
 def _is_unchanged(written: Written, tree: Mapping[str, Tensor]) -> bool:
     """Whether these are the very tensors that were written, and are as they were."""
-    refs, versions, _ = written
     # An id is a tensor's only while it lives.
-    for ref, version, leaf in zip(refs, versions, tree.values(), strict=True):
-        if ref() is not leaf or leaf._version != version:
+    for ref, mark, leaf in zip(written.tensors, written.marks, tree.values(), strict=True):
+        if ref() is not leaf or mark_of(leaf) != mark:
             return False
     return True
