@@ -25,6 +25,19 @@ with locked(Path(sys.argv[1])):
 """
 
 
+FORK = """
+import os, sys, time
+from pathlib import Path
+from fedgrove.runs.lock import locked
+with locked(Path(sys.argv[1])):
+    child = os.fork()
+    # Both say who they are in one write, which the other's cannot come between.
+    os.write(1, b"held\\n" if child else b"%d\\n" % os.getpid())
+    time.sleep(60)
+    os._exit(0)
+"""
+
+
 def holder(folder: Path) -> subprocess.Popen[str]:
     """Another process that holds the lock of a folder."""
     process = subprocess.Popen(
@@ -103,14 +116,8 @@ def test_of_many_threads_one_gets_it(tmp_path: Path) -> None:
 
 def test_a_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
     # The parent ends without a word, as by kill -9; its forked child lives on.
-    code = HOLD.replace(
-        "    print",
-        "    import os\n    child = os.fork()\n"
-        "    if not child:\n        print(os.getpid(), flush=True)\n"
-        "        time.sleep(60)\n        os._exit(0)\n    print",
-    )
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-c", FORK, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
     )
