@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -42,16 +42,21 @@ def torch_rng(seed: int, *words: int | str) -> torch.Generator:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One torch thread: sums then come out the same on every machine and in every engine."""
+def threads(count: int) -> Iterator[None]:
+    """So many torch threads, and then as many as before."""
     before = torch.get_num_threads()
-    if before != 1:
-        torch.set_num_threads(1)
+    if before != count:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        if before != 1:
+        if before != count:
             torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """One torch thread: sums then come out the same on every machine and in every engine."""
+    return threads(1)
 
 
 @contextmanager

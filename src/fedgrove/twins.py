@@ -29,20 +29,20 @@ class Twin:
     written: torch.cuda.Event | None = None
     """When a card had written them; None: they were there when this was made."""
     served: set[int] = field(default_factory=set)
-    """The queues of the card, by number, that know of them."""
+    """The CUDA streams, by number, that may read them."""
 
     def for_now(self) -> Tensor:
-        """The numbers for what is launched next, in whatever queue of a card that is."""
+        """The numbers for what is launched next, on whatever stream that is."""
         if not self.there.is_cuda:
             return self.there
         # The same as current_stream(...).cuda_stream, but quick: this is asked for every client.
         number = torch._C._cuda_getCurrentRawStream(self.there.get_device())
         if number not in self.served:
-            queue = torch.cuda.current_stream(self.there.device)
+            stream = torch.cuda.current_stream(self.there.device)
             if self.written is not None:
-                queue.wait_event(self.written)
-            # Their memory is given to no one else before this queue is done with it.
-            self.there.record_stream(queue)
+                stream.wait_event(self.written)
+            # Their memory is given to no one else before this stream is done with it.
+            self.there.record_stream(stream)
             self.served.add(number)
         return self.there
 

@@ -3,8 +3,7 @@
 How an exchange runs through this package:
 
 1. :meth:`Batched.map` takes the jobs (a run and a task each) in parts. ``_start_job`` reads what
-   the client remembers and makes its carry. On a card two parts take turns: where a generator
-   below yields, the card is at work for it, and the CPU goes on with the other.
+   the client remembers and makes its carry. On a card two parts take turns (:mod:`.turns`).
 2. ``_group_by_work`` groups the jobs that do the same stages on the same network, whatever run they
    belong to. Learning rates, pulls and other floats may differ (:mod:`.templates`), as may masks,
    data and seeds.
@@ -37,12 +36,12 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, TypeVar
+from typing import Any, Literal, Protocol, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -70,6 +69,7 @@ from ...errors import EngineError
 from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
+from ...seeds import threads
 from ...trees import Tree
 from ...wire.count import BroadcastCosts, look_up_down
 from ..work import (
@@ -91,8 +91,6 @@ from .finishing import in_order
 from .graphs import GraphCache
 from .stacking import (
     Job,
-    Returning,
-    WidthAdapter,
     Work,
     adapters_in_full_width,
     bring_back,
@@ -116,10 +114,11 @@ from .steps import (
     train_stack,
 )
 from .templates import from_template, to_template
-from .transfers import Copies, start_to_cpu
+from .torch_state import no_trials, precision_context, preserved_rng, seed_device
+from .transfers import start_to_cpu
+from .turns import Measured, Part, Results, client_code, in_turns, to_the_end
 
 Precision = Literal["fp32", "tf32", "bf16"]
-T = TypeVar("T")
 
 PROBE_CLIENTS = 16
 """Clients on which the memory of a kind of stack is measured; as many or fewer are simply tried."""
@@ -209,7 +208,7 @@ class Batched:
         """Start some jobs; on a card their first training is then under way."""
         jobs = [self._start_job(run, task, works) for run, task in core_jobs]
         part = Part(jobs, _versions(jobs), self._run_groups(jobs))
-        with self._in_place():
+        with self._torch_as_needed():
             next(part.steps, None)
         if self.count_bytes and self._device.type == "cuda":
             # While the card is at work.
@@ -219,7 +218,7 @@ class Batched:
 
     def _answers(self, part: Part, sent: BroadcastCosts) -> Iterator[tuple[CoreJob, Answer]]:
         """The answers of a part, once all its stages are done."""
-        with self._in_place():
+        with self._torch_as_needed():
             to_the_end(part.steps)
         _check_versions(part.sent_before)
         for job, answer in in_order(part.jobs, self._answer_of):
@@ -310,11 +309,13 @@ class Batched:
     # ---- stage by stage --------------------------------------------------------------------------
 
     @contextmanager
-    def _in_place(self) -> Iterator[None]:
-        """On the engine's device, in its precision; torch's generators stay as they were."""
+    def _torch_as_needed(self) -> Iterator[None]:
+        """The engine's stream, threads and precision; torch's generators stay as they were."""
+        # Whoever takes the answers may have set one thread only (:mod:`fedgrove.runs.serving`).
+        own_threads = threads(self._threads) if self._device.type == "cpu" else nullcontext()
         with (
-            self._queue(),
-            self._own_threads(),
+            self._own_stream(),
+            own_threads,
             preserved_rng(self._device),
             precision_context(self._device, self.precision),
             warnings.catch_warnings(),
@@ -324,25 +325,10 @@ class Batched:
             yield
 
     @contextmanager
-    def _own_threads(self) -> Iterator[None]:
-        """On a CPU, as many as there were when the engine was made.
+    def _own_stream(self) -> Iterator[None]:
+        """On CUDA, a stream that only training uses.
 
-        Whoever takes the answers may want one only (:mod:`fedgrove.runs.serving`).
-        """
-        before = torch.get_num_threads()
-        if self._device.type == "cpu" and before != self._threads:
-            torch.set_num_threads(self._threads)
-        try:
-            yield
-        finally:
-            if torch.get_num_threads() != before:
-                torch.set_num_threads(before)
-
-    @contextmanager
-    def _queue(self) -> Iterator[None]:
-        """What is launched goes into a queue of the card's that only training uses.
-
-        So the server's questions about one part's results need not wait until the next is trained.
+        So what the server asks about one part's results need not wait until the next is trained.
         """
         if self._device.type != "cuda":
             yield
@@ -351,12 +337,12 @@ class Batched:
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            # What it is sent may still be on its way.
+            # What clients are sent may still be on its way.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 yield
 
-    # Generators from here on: where they yield, a card is at work, and the CPU is free.
+    # Generators from here on (:mod:`.turns`): where they yield, a card is at work for them.
 
     def _run_groups(self, jobs: Sequence[Job]) -> Iterator[None]:
         """All stages of jobs of any kind."""
@@ -372,7 +358,7 @@ class Batched:
                 yield from self._run_stacked(self._measure, jobs_left, number, stage)
             else:
                 for job in jobs_left:
-                    _run_alone(job, number)
+                    _edit_or_give(job, number)
 
     def _run_stacked(
         self, run_stage: StackedStage, jobs: Sequence[Job], number: int, stage: Train | Measure
@@ -596,7 +582,7 @@ class Batched:
     def _train(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """A Train stage on a stack: all its steps, or only the first ones."""
         # A function of its own, of which nothing is left while a card is at work but the results.
-        results = of_clients(partial(self._launch_training, jobs, number, steps))
+        results = client_code(partial(self._launch_training, jobs, number, steps))
         yield
         results.take()
 
@@ -665,7 +651,7 @@ class Batched:
 
     def _measure(self, jobs: list[Job], number: int, steps: int | None = None) -> Iterator[None]:
         """A Measure stage on a stack: f over stacked batches, summed."""
-        results = of_clients(partial(self._launch_measuring, jobs, number, steps))
+        results = client_code(partial(self._launch_measuring, jobs, number, steps))
         yield
         results.take()
 
@@ -734,77 +720,6 @@ class Batched:
         return offsets
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Jobs that are under way at once."""
-
-    jobs: list[Job]
-    sent_before: list[tuple[Tensor, int]]
-    """The tensors that they were sent, each with how often it had been written to."""
-    steps: Iterator[None]
-    """Their stages."""
-
-
-class Results(NamedTuple):
-    """What the jobs of a Train stage end with, on its way to the CPU."""
-
-    jobs: list[Job]
-    rows: list[int]
-    """The row that is each job's; jobs that end the same share one."""
-    returning: dict[str, Returning]
-    adapters: list[WidthAdapter]
-
-    def take(self) -> None:
-        """Into the jobs' carries, in full width."""
-        trees_by_name = {name: tree.trees() for name, tree in self.returning.items()}
-        for job, row, adapter in zip(self.jobs, self.rows, self.adapters, strict=True):
-            result = {name: forest[row] for name, forest in trees_by_name.items()}
-            job.carry = {**job.carry, **adapter.widen(result)}
-
-
-class Measured(NamedTuple):
-    """The sums of a Measure stage, on their way to the CPU."""
-
-    jobs: list[Job]
-    name: str
-    examples: list[int]
-    copies: Copies
-
-    def take(self) -> None:
-        """Into the jobs' carries."""
-        sums = trees.unstack(self.copies.wait(), len(self.jobs))
-        for job, examples, result in zip(self.jobs, self.examples, sums, strict=True):
-            # As in every engine: without examples, an empty tree and not zeros.
-            job.carry = {**job.carry, self.name: result if examples else {}}
-
-
-class ClientExit(Exception):
-    """A client's work ended with GeneratorExit, which says something else to a generator."""
-
-
-def of_clients(work: Callable[[], T]) -> T:
-    """The result of clients' work, which may end with anything."""
-    try:
-        return work()
-    except GeneratorExit as error:
-        raise ClientExit(f"GeneratorExit: {error}") from error
-
-
-def to_the_end(steps: Iterator[None]) -> None:
-    """Go on, and wait where there is something to wait for."""
-    for _ in steps:
-        pass
-
-
-def in_turns(works: Sequence[Iterator[None]]) -> Iterator[None]:
-    """Each up to where it waits for a card, and then each to its end."""
-    for steps in works:
-        next(steps, None)
-    yield
-    for steps in works:
-        to_the_end(steps)
-
-
 def may_be_duplicates(jobs: Sequence[CoreJob]) -> bool:
     """Whether runs that begin alike have the same clients: these should come into one stack."""
     seen = set()
@@ -836,7 +751,7 @@ def _check_versions(before: Sequence[tuple[Tensor, int]]) -> None:
         )
 
 
-def _run_alone(job: Job, number: int) -> None:
+def _edit_or_give(job: Job, number: int) -> None:
     """A stage that is not stacked, for one client."""
     # The function may be another one in every run: take the job's own stage.
     stage = job.work.stages[number][1]
@@ -865,58 +780,3 @@ def clients_that_fit(per_client: int, free: int, share: float = MEMORY_SHARE) ->
     1
     """
     return max(1, int(free * share) // max(1, per_client))
-
-
-def seed_device(device: torch.device, seed: int) -> None:
-    """Dropout of a stack draws in an order of its own, but always the same."""
-    if device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        torch.cuda.default_generators[index].manual_seed(seed)
-    torch.default_generator.manual_seed(seed)
-
-
-@contextmanager
-def precision_context(device: torch.device, precision: str) -> Iterator[None]:
-    """fp32 in full, or with the matrix units' shorter products (tf32), or with bf16 activations."""
-    matmul = torch.backends.cuda.matmul
-    cudnn = torch.backends.cudnn
-    matmul_tf32_before = matmul.allow_tf32
-    cudnn_tf32_before = cudnn.allow_tf32
-    benchmark_before = cudnn.benchmark
-    matmul.allow_tf32 = precision != "fp32"
-    cudnn.allow_tf32 = precision != "fp32"
-    # The same shapes come again and again: cuDNN may try its kernels once and keep the fastest.
-    cudnn.benchmark = True
-    try:
-        # No cache of casts: a captured graph must make its own, from the weights it then finds.
-        with torch.autocast(
-            device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False
-        ):
-            yield
-    finally:
-        matmul.allow_tf32 = matmul_tf32_before
-        cudnn.allow_tf32 = cudnn_tf32_before
-        cudnn.benchmark = benchmark_before
-
-
-@contextmanager
-def no_trials() -> Iterator[None]:
-    """Have cuDNN take the kernel that it thinks best, and not try all of them first.
-
-    For a few batches a trial takes longer than it saves, and every number of clients is a new one.
-    """
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark
-    cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        cudnn.benchmark = before
-
-
-@contextmanager
-def preserved_rng(device: torch.device) -> Iterator[None]:
-    """Torch's generators are left as they were found."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield

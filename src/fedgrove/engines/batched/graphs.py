@@ -83,18 +83,18 @@ class CapturedStack:
 
         # Libraries choose kernels and allocate workspaces on first use, which must not happen
         # during the capture; torch asks for the warm-up to be on a stream of its own.
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        training_stream = torch.cuda.current_stream()
+        warm_up_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        warm_up_stream.wait_stream(training_stream)
+        with torch.cuda.stream(warm_up_stream):
             for _ in range(2):
                 stack.advance(size, all_active, ragged)
                 # Back to the same step: behind the last one the plan may have no row to read.
                 stack.step.copy_(before[0])
-        torch.cuda.current_stream().wait_stream(stream)
+        training_stream.wait_stream(warm_up_stream)
 
         graph = torch.cuda.CUDAGraph()
         was_captured = True
-        queue = torch.cuda.current_stream()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 stack.advance(size, all_active, ragged)
@@ -104,8 +104,8 @@ class CapturedStack:
             was_captured = False
             torch.cuda.synchronize()
         finally:
-            # torch does not come back from its own queue where a capture failed.
-            torch.cuda.set_stream(queue)
+            # Where a capture failed, torch stays on the stream that it captures on.
+            torch.cuda.set_stream(training_stream)
         for buffer, old in zip(buffers, before, strict=True):
             buffer.copy_(old)
         generator.set_state(drawn_before)
@@ -120,8 +120,8 @@ class GraphCache:
 
     def train(self, stack: Stack, key: Hashable) -> Carry:
         """All steps of a stack, in the buffers of a captured one of the same ``key`` if any."""
-        # Taken out and put in again below, so that the order is that of last use.
         key = (room_for(len(stack.hyperparameters)), key)
+        # Taken out and put in again below, so that the order is that of last use.
         captured = self._captured.pop(key, None)
         steps = stack.plan.row.shape[1]
         if captured is not None and captured.stack.plan.row.shape[1] >= steps:
