@@ -10,6 +10,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +22,11 @@ from tests.faults.made import contents, resume, rounds_in, start, wait_for
 import fedgrove
 from fedgrove import api
 from fedgrove.config.experiment import Experiment
+from fedgrove.engines import Pool
+from fedgrove.engines.pool.engine import default_start
 from fedgrove.errors import EngineError, InputError
 from fedgrove.methods import Ditto
+from fedgrove.runs import store
 
 
 def nothing_is_torn(folder: Path) -> None:
@@ -125,6 +129,32 @@ def test_a_disk_that_fills_up(engine: str, whole: dict[str, bytes], disk: Path) 
     ballast.unlink()
     api.resume(folder, progress=False)
     assert contents(folder) == whole
+
+
+@pytest.mark.skipif(default_start() != "fork", reason="only a forked worker has this disk")
+def test_a_worker_that_is_ended_while_it_writes_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client's file cannot be written while the other worker is in the middle of one."""
+    folder = tmp_path / "run"
+    rename = os.replace
+    server = os.getpid()
+
+    def crawl(partial: Path, path: Path) -> None:
+        if os.getpid() == server:
+            rename(partial, path)
+            return
+        if not path.name.startswith("client-00000"):
+            time.sleep(60)
+        while len(list(folder.rglob("*.part"))) < 2:
+            time.sleep(0.01)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store.os, "replace", crawl)
+    experiment = Experiment(Ditto(), "digits", "mlp:hidden=8", clients=2, cohort=2, rounds=1)
+    with pytest.raises(EngineError, match="free some space on its disk"):
+        api.train(experiment, folder, engine=Pool(workers=2), progress=False)
+    nothing_is_torn(folder)
 
 
 @pytest.mark.slow

@@ -371,6 +371,13 @@ class Memory:
             return is_plain_name(version)
         return (self.folder / memory_file(client, version)).is_file()
 
+    def delete_unfinished(self, pid: int) -> None:
+        """Delete what a process was writing when it was killed."""
+        for path in self.folder.glob(f"*.{pid}-*{PARTIAL}"):
+            # On a disk with errors it stays: no manifest names it, and the next commit tries again.
+            with suppress(OSError):
+                path.unlink()
+
     def accept(self, client: int, version: str | None) -> None:
         """The client's newest version, from now on."""
         if version:

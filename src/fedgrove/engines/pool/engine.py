@@ -209,7 +209,7 @@ class Pool:
     def _fire(self, worker: Worker) -> None:
         """End one worker; another is hired when there is a job for it."""
         self._team.remove(worker)
-        _end(worker)
+        self._end(worker)
 
     def _dismiss(self) -> None:
         """End all workers."""
@@ -217,9 +217,24 @@ class Pool:
         for worker in self._team:
             worker.process.kill()
         while self._team:
-            _end(self._team.pop())
+            self._end(self._team.pop())
         self._drop_packed_runs()
         self._failed_starts = 0
+
+    def _end(self, worker: Worker) -> None:
+        """End a worker's process, and remove or release all that is left of it."""
+        pid = worker.process.pid
+        worker.pipe.close()
+        # Not terminate(): a stopped process gets no other signal.
+        worker.process.kill()
+        worker.process.join()
+        worker.process.close()
+        # The block of an answer that was never read; any other is gone already.
+        shared.drop(worker.reply)
+        if worker.job is not None and pid is not None:
+            # It may have been writing what its client remembers.
+            for run in self._runs:
+                run.memory.delete_unfinished(pid)
 
     # ---- jobs out, answers in --------------------------------------------------------------------
 
@@ -349,14 +364,3 @@ class Pool:
                 f"worker imports it; otherwise {advice}"
             )
         raise EngineError(f"worker {died} before it had started, as others had; {advice}")
-
-
-def _end(worker: Worker) -> None:
-    """End a worker's process, and release all that the server has of it."""
-    worker.pipe.close()
-    # Not terminate(): a stopped process gets no other signal. Nothing a worker does needs tidying.
-    worker.process.kill()
-    worker.process.join()
-    worker.process.close()
-    # The block of an answer that was never read; any other is gone already.
-    shared.drop(worker.reply)
