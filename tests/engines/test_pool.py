@@ -67,6 +67,7 @@ class Odd(methods.FedAvg):
 
 
 FAIL, REFUSE, SLEEP, SLEEP_NOTED, EXIT, FAIL_LATER, ANSWER_LATER, DIE_ONCE, DIE = range(1, 10)
+ANSWER_MUCH_LATER = 10
 """What a task can have its client do, as the number ``act`` of its settings."""
 NO_VALUES, NO_TENSOR, COMPLEX, NO_PICKLE, NO_MEMORY, NO_OUTCOME, META = range(11, 18)
 """The same for what it can give."""
@@ -93,6 +94,8 @@ def behave(carry: Carry, client: Client) -> Carry:
         os._exit(7)
     if act in (FAIL_LATER, ANSWER_LATER):
         time.sleep(0.1)
+    if act == ANSWER_MUCH_LATER:
+        time.sleep(0.6)
     if act == FAIL_LATER:
         raise ZeroDivisionError("a bug in a method")
     if act == DIE:
@@ -514,22 +517,22 @@ def test_a_stopped_worker_is_lost_when_its_time_is_over(
 
 
 def test_time_runs_for_each_job_alone(run: Run, pool: Pool) -> None:
-    """Twelve jobs of 0.1 s on two workers take longer together than a job may."""
-    pool.timeout = 0.45
-    tasks = [task(k % 6, act=ANSWER_LATER, verb="probe", round=k) for k in range(12)]
+    """Thirty jobs of 0.1 s on two workers take longer together than a job may."""
+    pool.timeout = 1.4
+    tasks = [task(k % 6, act=ANSWER_LATER, verb="probe", round=k) for k in range(30)]
     assert all(isinstance(answer, Report) for answer in answers(pool, run, tasks))
 
 
 @pytest.mark.parametrize(
-    "engine", [Serial(timeout=0.05), Wired(timeout=0.05)], ids=["serial", "wired"]
+    "engine", [Serial(timeout=0.5), Wired(timeout=0.5)], ids=["serial", "wired"]
 )
 def test_who_takes_too_long_in_this_process_is_late(engine: Any, run: Run) -> None:
-    tasks = [task(0, verb="probe"), task(1, act=ANSWER_LATER, verb="probe")]
+    tasks = [task(0, verb="probe"), task(1, act=ANSWER_MUCH_LATER, verb="probe")]
     (_, quick), (_, lost) = engine.map((run, each) for each in tasks)
     assert isinstance(quick, Report)
     assert isinstance(lost, Lost)
     assert (lost.of, lost.reason) == (1, "late")
-    assert lost.detail == "client 1 did not answer within 0.05 s."
+    assert lost.detail == "client 1 did not answer within 0.5 s."
 
 
 @pytest.mark.parametrize(

@@ -333,9 +333,10 @@ def test_bombs_are_refused_at_once(kind: str, bomb_frames: dict[str, bytes]) -> 
     index = sealed(b"fgrv\x01\x02\x01" + entropy.varint(16) + entropy.varint(len(frame)) + frame)
     for data in (payload(entry(), stream), index):
         before = reset_peak()
-        start = time.perf_counter()
+        # Of this process alone: the machine may be busy.
+        start = time.process_time()
         refused(data, "frame of")
-        assert time.perf_counter() - start < 0.1
+        assert time.process_time() - start < 0.1
         assert rss("VmHWM") - before < 8 << 20
 
 
