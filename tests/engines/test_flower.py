@@ -130,7 +130,7 @@ def test_lost_tasks_and_lost_replies_leave_no_trace(name: str, fate: str, tmp_pa
     expected = make_run(small(name), tmp_path / "serial", **words)
     serial, serial_seen, groups = played(expected, Losing(lost))
     run = make_run(small(name), tmp_path / "flower", **words)
-    engine = looped(run, timeout=0.5 if fate == "silence" else None)
+    engine = looped(run, timeout=1.0 if fate == "silence" else None)
     engine.grid.fate = hit(lost, dict(engine.nodes()))
     flower, flower_seen, groups2 = played(run, engine)
     # In its third round ca-afp groups its clients, with tasks of another name.
@@ -155,11 +155,11 @@ def one_exchange(tmp_path: Path, fate: str, timeout: float | None = None) -> lis
     [
         ("refused", "unsent", "takes no message as large"),
         ("died", "died", "the node of client 2 is gone: it is not there"),
-        ("silence", "late", "client 2 did not answer within 0.3 s"),
+        ("silence", "late", "client 2 did not answer within 1 s"),
     ],
 )
 def test_a_loss_has_its_reason(fate: str, reason: str, sentence: str, tmp_path: Path) -> None:
-    timeout = 0.3 if fate == "silence" else None
+    timeout = 1.0 if fate == "silence" else None
     lost = one_exchange(tmp_path, fate, timeout)[2]
     assert isinstance(lost, Lost)
     assert lost.reason == reason

@@ -478,7 +478,7 @@ def test_a_worker_that_never_takes_its_job(how: str, run: Run, pool: Pool) -> No
     assert victim.process.pid is not None
     os.kill(victim.process.pid, signal.SIGSTOP)
     if how == "stopped":
-        pool.timeout = 0.5
+        pool.timeout = 1.5
     tasks = [task(k, act=ANSWER_LATER, verb="probe", params=run.params) for k in range(3)]
     stream = pool.map((run, each) for each in tasks)
     first = next(stream)
