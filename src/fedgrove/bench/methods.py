@@ -35,7 +35,7 @@ from ..runs.lockstep import Member, share
 from ..runs.rounds import Answers
 from ..runs.run import Run
 from ..wire.codec import digest_of
-from .where import PARTS, Look
+from .where import PARTS, Look, can_look
 
 T = TypeVar("T")
 
@@ -208,10 +208,13 @@ def _measure_in(
     start = _Starter(asked, folder, say)
     timed: dict[str, Runner] = {}
     looked_at: dict[str, Runner] = {}
+    split = asked.split and can_look()
+    if asked.split and not split:
+        say("nobody looks where the time goes: that takes the main thread, and signals")
     for word in words:
         try:
             timed[word] = start.runner(word, f"{len(timed)}-timed")
-            if asked.split:
+            if split:
                 looked_at[word] = start.runner(word, f"{len(timed)}-looked", mark=True)
         except InputError as error:
             # A network that the method cannot use. Without FedAvg there is nothing to compare with.

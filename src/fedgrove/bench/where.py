@@ -1,21 +1,25 @@
 """Where the seconds of a round go: who is at work in this process, looked at a thousand times a
 second.
 
-A thread looks at the stack of the one that trains. The innermost room of fedgrove in it says what
-the time is spent on; nothing is wrapped or changed, so that any engine can be looked at. Time that
-is spent waiting, for a GPU, for another thread or for worker processes, belongs to whoever waits:
-the engine.
+A signal interrupts the thread that trains, which looks at its own stack. The innermost room of
+fedgrove in it says what the time is spent on; nothing is wrapped or changed, so that any engine can
+be looked at. Time that is spent waiting, for a GPU, for another thread or for worker processes,
+belongs to whoever waits: the engine.
+
+Another thread must not look: while it goes from frame to frame the one that trains goes on, and
+Python 3.11 then finds frames of generators where there are none any more.
 """
 
 from __future__ import annotations
 
-import sys
+import signal
 import threading
 import time
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
+from typing import Any
 
 PARTS = ("engine", "edits", "counting", "memory", "server", "checkpoint", "other")
 """What a round is made of: training and what an engine does around it; what clients do one by one
@@ -26,9 +30,6 @@ MARK = "stage_of_a_client"
 """The function that Edit and Give are called through, so that a stack shows them."""
 PAUSE = 0.001
 """Seconds between two looks."""
-SWITCH = 1e-4
-"""Seconds after which the thread that trains hands over to the one that looks; Python's own 5 ms
-would let it look only where that thread happens to wait."""
 
 
 @cache
@@ -77,23 +78,30 @@ def part_at_work(frame: FrameType | None) -> tuple[str, str]:
     return called or "other", place
 
 
+def can_look() -> bool:
+    """Whether this thread can be interrupted: Python handles signals in the main one alone."""
+    return hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread()
+
+
 class Look:
-    """A context in which the current thread is looked at."""
+    """A context in which the main thread is looked at."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """By part."""
         self.places: defaultdict[str, float] = defaultdict(float)
         """By function, as ``wire/count.py:count_up``."""
-        self._watched = threading.get_ident()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._switch_before = sys.getswitchinterval()
+        # Not an Event: a handler that waits for its lock might wait for what it has interrupted.
+        self._signal_is_on_its_way = False
+        self._reminder = threading.Thread(target=self._remind, args=[threading.get_ident()])
+        self._handler_before: Any = None
+        self._before = 0.0
 
     def __enter__(self) -> Look:
-        self._switch_before = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH)
-        self._thread.start()
+        self._handler_before = signal.signal(signal.SIGPROF, self._look)
+        self._before = time.perf_counter()
+        self._reminder.start()
         return self
 
     def __exit__(
@@ -103,16 +111,26 @@ class Look:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._thread.join()
-        sys.setswitchinterval(self._switch_before)
+        self._reminder.join()
+        # It must find this handler: without one it ends the process.
+        while self._signal_is_on_its_way:
+            time.sleep(PAUSE)
+        signal.signal(signal.SIGPROF, self._handler_before)
 
-    def _look(self) -> None:
-        before = time.perf_counter()
+    def _remind(self, watched: int) -> None:
         while not self._over.wait(PAUSE):
-            part, place = part_at_work(sys._current_frames().get(self._watched))
-            # By the clock, not by the number of looks: code that does not let go of the
-            # interpreter is seen once, at its end.
-            now = time.perf_counter()
-            self.seconds[part] += now - before
-            self.places[place] += now - before
-            before = now
+            # One at a time: a system call that takes longer than the pause, as a fork may, would
+            # else be begun again for ever.
+            if not self._signal_is_on_its_way:
+                self._signal_is_on_its_way = True
+                signal.pthread_kill(watched, signal.SIGPROF)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        part, place = part_at_work(frame)
+        # By the clock, not by the number of looks: code that calls no Python is seen once, at its
+        # end.
+        now = time.perf_counter()
+        self.seconds[part] += now - self._before
+        self.places[place] += now - self._before
+        self._before = now
+        self._signal_is_on_its_way = False
