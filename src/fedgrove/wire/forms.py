@@ -127,22 +127,27 @@ def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
     streams: dict[str, Chunks] = {}
     words = to_words(value)
     bits: Bits | None = None
+    kept = len(words)
     mask_form = MaskForm.NONE
     if mask is not None:
         bits = to_bits(mask)
+        kept = int(np.count_nonzero(bits))
     elif allow.zeros and value.dtype != torch.bool:
-        kept = int(np.count_nonzero(words))
-        if _worth_dropping(words, len(words) - kept):
+        not_zero = int(np.count_nonzero(words))
+        if _worth_dropping(words, len(words) - not_zero):
             bits = words != 0
+            kept = not_zero
             mask_form = MaskForm.ZEROS
             streams["mask"] = write_bits(bits, allow.tools, kept)
 
     value_form = ValueForm.FULL
     if bits is not None and allow.kept:
         value_form = ValueForm.KEPT
+    drops_some = kept < len(words)
+    if bits is not None and drops_some and allow.kept:
         # Taking by index is faster than words[bits].
-        words = words[bits.nonzero()[0]]
-    elif bits is not None:
+        words = words.take(bits.nonzero()[0])
+    elif bits is not None and drops_some:
         # What the mask drops is +0 on the other side, whichever codec wrote it.
         words = np.where(bits, words, words.dtype.type(0))
 
