@@ -461,7 +461,7 @@ def _held(known: Known | None, name: str, shape: tuple[int, ...]) -> Tensor | No
     if known is None:
         return None
     held = known.mask.get(name)
-    if held is None or tuple(held.shape) != tuple(shape):
+    if held is None or held.shape != shape:
         return None
     return held
 

@@ -26,6 +26,9 @@ Counts = npt.NDArray[np.int64]
 
 # zstandard's level. Level 3 gains 0.1 % on weights, loses on masks, and takes longer.
 LEVEL = 1
+# No frame of anything is shorter: magic (4), flags (1), content size (1), and a block of its header
+# (3) and at least a byte.
+SMALLEST_FRAME = 10
 # The frequency of a 1 among bits is sent in 16 bits ...
 BIT_SCALE = 16
 # ... and the 256 bytes that eight such bits can make get frequencies that sum to 2^22.

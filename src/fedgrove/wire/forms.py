@@ -221,13 +221,13 @@ def write_mask(mask: Tensor, held: Tensor | None, allow: Allow) -> tuple[MaskFor
     """The mask by element, by channel or by change, whichever its counts say will be smallest."""
     if mask.numel() == 0:
         return MaskForm.BITS, []
+    # Most masks come back as the very tensors that were sent.
+    if held is mask and allow.known:
+        return MaskForm.SAME, []
     bits = to_bits(mask)
     flips: Bits | None = None
     changed = 0
     if held is not None and allow.known:
-        # Most masks come back as the very tensors that were sent.
-        if held is mask:
-            return MaskForm.SAME, []
         flips = bits != to_bits(held)
         changed = int(np.count_nonzero(flips))
         if changed == 0:
