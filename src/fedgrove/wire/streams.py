@@ -24,6 +24,7 @@ from .entropy import (
     ans_size,
     bit_ans_size,
     deflate,
+    deflate_once,
     entropy_bytes,
     flag_bytes,
     frequencies,
@@ -205,7 +206,7 @@ def write_values(x: Words, tools: Tools) -> Chunks:
         if is_noise:
             split += _raw(plane)
         else:
-            split += _smallest(plane, plane, tools, ans)
+            split += _smallest(plane, plane, tools, ans, is_own=True)
     return min(plain, split, key=size)
 
 
@@ -239,28 +240,32 @@ def _stand_in(method: Method, length: int) -> Chunks:
     return [bytes([method]), np.ndarray((length,), np.uint8, buffer=b"\0", strides=(0,)).data]
 
 
-def _framed_or_raw(packed: Bytes) -> Chunks:
-    """One zstandard frame, or the raw bytes where that gains nothing."""
+def _framed_or_raw(packed: Bytes, is_own: bool = False) -> Chunks:
+    """One zstandard frame, or the raw bytes where that gains nothing.
+
+    ``is_own``: nobody else can write into the bytes, so they may be remembered.
+    """
     # 4: room for the frame's length, so that the frame with it is never longer than the raw bytes.
     if len(packed) <= SMALLEST_FRAME + 4:
         return _raw(packed)
-    frame = deflate(packed.data)
+    frame = deflate_once(packed) if is_own else deflate(packed.data)
     if len(frame) + 4 < len(packed):
         return [bytes([Method.ZSTD]), varint(len(frame)), frame]
     return _raw(packed)
 
 
-def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool) -> Chunks:
+def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool, is_own: bool = False) -> Chunks:
     """The smallest of the forms the tools allow.
 
-    ``packed`` is what raw and zstandard write of ``x``; ``ans``: whether to try the entropy coder.
+    ``packed`` is what raw and zstandard write of ``x``; ``ans``: whether to try the entropy coder;
+    ``is_own``: as in :func:`_framed_or_raw`.
     """
     if not (tools.ans or tools.zstd):
         return _raw(packed)
     # Comparing the two ends first spares most streams the comparison of all items.
     if x[0] == x[-1] and (x == x[0]).all():
         return [bytes([Method.FILL, int(x[0])])]
-    best = _framed_or_raw(packed) if tools.zstd else _raw(packed)
+    best = _framed_or_raw(packed, is_own) if tools.zstd else _raw(packed)
     # The coder is slow, so it runs only where its size, which the counts give away, would win: the
     # entropy, about two bytes for each frequency in the table, and nine for method, scale, number
     # of words, and what the last word does not use. At least two symbols occur.
