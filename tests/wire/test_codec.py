@@ -35,7 +35,7 @@ from fedgrove.wire.codec import (
     explain,
 )
 from fedgrove.wire.container import DTYPES
-from fedgrove.wire.entropy import entropy_bytes
+from fedgrove.wire.entropy import SMALLEST_FRAME, deflate, deflate_once, entropy_bytes
 from fedgrove.wire.forms import find_book, to_words
 
 CODECS: list[Chainable] = [
@@ -508,3 +508,32 @@ def test_zeros_that_a_mask_makes_cost_no_sign() -> None:
     assert 3 * bytes_ternary <= bytes_product
     # One in twenty is kept: H(.05) = .29 bits say where, .05 their signs; 88,000 x .34 / 8 = 3,740.
     assert bytes_ternary < 4_000
+
+
+# ---- short cuts ----------------------------------------------------------------------------------
+
+
+def test_what_was_compressed_before_is_told_apart_by_all_its_bytes() -> None:
+    # Two planes of one length that begin alike, and the first one again.
+    first = np.tile(np.arange(64, dtype=np.uint8), 80)
+    second = first.copy()
+    second[3000:] = 7
+    for content in (first, second, first, second):
+        assert deflate_once(content) == deflate(content.data)
+
+
+def test_a_tensor_that_is_written_into_is_compressed_anew() -> None:
+    codec = Smallest()
+    value = torch.linspace(0.5, 2.0, 1 << 13)
+    before = codec.encode(Packet({"w": value})).data
+    # Its second half: the plane that was remembered begins with the same bytes.
+    value[1 << 12 :] *= 1e-3
+    after = codec.encode(Packet({"w": value})).data
+    assert after != before
+    assert torch.equal(codec.decode(after).values["w"], value)
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 14, 15, 100])
+def test_no_frame_is_shorter_than_the_smallest(n: int) -> None:
+    # A repeated byte has the shortest frame there is.
+    assert len(deflate(bytes(n))) >= SMALLEST_FRAME

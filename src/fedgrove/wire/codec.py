@@ -21,7 +21,17 @@ from torch import Tensor
 from ..core import Packet
 from ..errors import InputError, NotHeld, WireError, check
 from ..trees import Mask
-from .container import DIGEST, Entry, MaskForm, ValueForm, pack, packed_size, unpack
+from .container import (
+    DIGEST,
+    Entry,
+    MaskForm,
+    Row,
+    ValueForm,
+    form_byte,
+    pack,
+    packed_size,
+    unpack,
+)
 from .forms import Allow, read_leaf, to_bits, write_body, write_leaf, write_mask
 from .streams import Chunks, Tools, size
 
@@ -352,37 +362,41 @@ def _encode(packet: Packet, known: Known | None, allow: Allow) -> Encoded:
     _check_packet(packet)
     mask = packet.mask or {}
     entries: list[Entry] = []
-    sizes: list[Mapping[str, int]] = []
+    cost = dict.fromkeys(COSTS, 0)
     body: Chunks = []
     for name, value in packet.values.items():
         leaf = write_leaf(name, value, mask.get(name), _held(known, name, value.shape), allow)
         entries.append(leaf.entry)
         for chunks in leaf.streams.values():
             body += chunks
-        sizes.append({part: size(chunks) for part, chunks in leaf.streams.items()})
+        _add(cost, name, {part: size(chunks) for part, chunks in leaf.streams.items()})
     data = pack(entries, body, packet.mask is not None, _digest(entries, known))
-    return Encoded(data, _cost(entries, sizes, len(data)))
+    cost["header"] = len(data) - sum(cost.values())
+    return Encoded(data, cost)
 
 
 def _cost_with(
     measured: Sequence[Measured], packet: Packet, known: Known | None, allow: Allow
 ) -> Mapping[str, int]:
     mask = packet.mask or {}
-    entries: list[Entry] = []
-    sizes: list[Mapping[str, int]] = []
-    body = 0
+    cost = dict.fromkeys(COSTS, 0)
+    rows: list[Row] = []
+    refers = False
     for (name, value), of_values in zip(packet.values.items(), measured, strict=True):
         form = of_values.mask
-        parts = of_values.sizes
+        of_mask = 0
         kept = mask.get(name)
         if kept is not None:
             form, chunks = write_mask(kept, _held(known, name, value.shape), allow)
-            parts = {"mask": size(chunks), **parts}
-        entries.append(Entry(name, value.dtype, tuple(value.shape), form, of_values.form))
-        sizes.append(parts)
-        body += sum(parts.values())
-    total = packed_size(entries, body, packet.mask is not None, _digest(entries, known))
-    return _cost(entries, sizes, total)
+            of_mask = size(chunks)
+            refers = refers or form in _REFERRING
+        # A torch.Size is a tuple: it need not become another.
+        rows.append((name, value.dtype, value.shape, form_byte(form, of_values.form)))
+        _add(cost, name, of_values.sizes, of_mask)
+    digest = known.digest if known is not None and refers else None
+    body = sum(cost.values())
+    cost["header"] = packed_size(rows, body, packet.mask is not None, digest) - body
+    return cost
 
 
 def _digest(entries: Sequence[Entry], known: Known | None) -> bytes | None:
@@ -395,16 +409,15 @@ def _digest(entries: Sequence[Entry], known: Known | None) -> bytes | None:
 _REFERRING = (MaskForm.SAME, MaskForm.FLIPS)
 
 
-def _cost(
-    entries: Sequence[Entry], sizes: Sequence[Mapping[str, int]], total: int
-) -> dict[str, int]:
-    cost = dict.fromkeys(COSTS, 0)
-    for entry, parts in zip(entries, sizes, strict=True):
-        is_scores = entry.name.split(".", 1)[0] == "scores"
-        for part, count in parts.items():
-            cost["scores" if is_scores else part] += count
-    cost["header"] = total - sum(cost.values())
-    return cost
+def _add(cost: dict[str, int], name: str, sizes: Mapping[str, int], of_mask: int = 0) -> None:
+    """Add the parts of a tensor, and those of its mask, to what a packet spends."""
+    is_scores = name.split(".", 1)[0] == "scores"
+    if is_scores:
+        cost["scores"] += of_mask + sum(sizes.values())
+        return
+    cost["mask"] += of_mask
+    for part, count in sizes.items():
+        cost[part] += count
 
 
 @lru_cache(maxsize=64)
@@ -461,7 +474,7 @@ def _held(known: Known | None, name: str, shape: tuple[int, ...]) -> Tensor | No
     if known is None:
         return None
     held = known.mask.get(name)
-    if held is None or tuple(held.shape) != tuple(shape):
+    if held is None or held.shape != shape:
         return None
     return held
 

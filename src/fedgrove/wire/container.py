@@ -106,6 +106,11 @@ class ValueForm(IntEnum):
     BOOK = 2
 
 
+def form_byte(mask: MaskForm, values: ValueForm) -> int:
+    """One byte for both forms: the mask's in the low four bits, the values' in the high four."""
+    return mask | values << 4
+
+
 @dataclass(frozen=True)
 class Entry:
     """What the index says about one tensor."""
@@ -115,6 +120,11 @@ class Entry:
     shape: tuple[int, ...]
     mask: MaskForm = MaskForm.NONE
     values: ValueForm = ValueForm.FULL
+
+    @property
+    def row(self) -> Row:
+        """The same as the index writes it."""
+        return self.name, self.dtype, self.shape, form_byte(self.mask, self.values)
 
     @property
     def count(self) -> int:
@@ -140,7 +150,7 @@ def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | No
 
     ``known``: the digest of the mask that the receiver holds, if an entry refers to it.
     """
-    head = _head(entries, masked, known)
+    head = _head(tuple(entry.row for entry in entries), masked, known)
     # The body is joined once, at the end: it may be hundreds of megabytes.
     chunks = [head, *body]
     checksum = 0
@@ -150,22 +160,15 @@ def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | No
     return b"".join(chunks)
 
 
-def packed_size(entries: Sequence[Entry], body: int, masked: bool, known: bytes | None) -> int:
-    """How many bytes :func:`pack` makes of a body of so many."""
-    return len(_head(entries, masked, known)) + body + CHECKSUM
+def packed_size(rows: Sequence[Row], body: int, masked: bool, known: bytes | None) -> int:
+    """How many bytes :func:`pack` makes of entries with these rows and a body of so many."""
+    return len(_head(tuple(rows), masked, known)) + body + CHECKSUM
 
 
-def _head(entries: Sequence[Entry], masked: bool, known: bytes | None) -> bytes:
+def _head(rows: tuple[Row, ...], masked: bool, known: bytes | None) -> bytes:
     """All that comes before the body."""
-    check(
-        len(entries) <= MAX_TENSORS, "the number of tensors", len(entries), f"at most {MAX_TENSORS}"
-    )
-    rows: list[Row] = []
-    for entry in entries:
-        # One byte for both forms: the mask's in the low four bits, the values' in the high four.
-        form = entry.mask | entry.values << 4
-        rows.append((entry.name, entry.dtype, entry.shape, form))
-    compressed, index = _index_field(tuple(rows))
+    check(len(rows) <= MAX_TENSORS, "the number of tensors", len(rows), f"at most {MAX_TENSORS}")
+    compressed, index = _index_field(rows)
 
     flags = 0
     if masked:
@@ -174,7 +177,7 @@ def _head(entries: Sequence[Entry], masked: bool, known: bytes | None) -> bytes:
         flags |= SHORT_INDEX
     if known is not None:
         flags |= HAS_KNOWN
-    return MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(entries)) + index
+    return MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(rows)) + index
 
 
 # The packets of a run have the same index and differ only in their numbers.

@@ -127,22 +127,27 @@ def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
     streams: dict[str, Chunks] = {}
     words = to_words(value)
     bits: Bits | None = None
+    kept = len(words)
     mask_form = MaskForm.NONE
     if mask is not None:
         bits = to_bits(mask)
+        kept = int(np.count_nonzero(bits))
     elif allow.zeros and value.dtype != torch.bool:
-        kept = int(np.count_nonzero(words))
-        if _worth_dropping(words, len(words) - kept):
+        not_zero = int(np.count_nonzero(words))
+        if _worth_dropping(words, len(words) - not_zero):
             bits = words != 0
+            kept = not_zero
             mask_form = MaskForm.ZEROS
             streams["mask"] = write_bits(bits, allow.tools, kept)
 
     value_form = ValueForm.FULL
     if bits is not None and allow.kept:
         value_form = ValueForm.KEPT
+    drops_some = kept < len(words)
+    if bits is not None and drops_some and allow.kept:
         # Taking by index is faster than words[bits].
-        words = words[bits.nonzero()[0]]
-    elif bits is not None:
+        words = words.take(bits.nonzero()[0])
+    elif bits is not None and drops_some:
         # What the mask drops is +0 on the other side, whichever codec wrote it.
         words = np.where(bits, words, words.dtype.type(0))
 
@@ -216,13 +221,13 @@ def write_mask(mask: Tensor, held: Tensor | None, allow: Allow) -> tuple[MaskFor
     """The mask by element, by channel or by change, whichever its counts say will be smallest."""
     if mask.numel() == 0:
         return MaskForm.BITS, []
+    # Most masks come back as the very tensors that were sent.
+    if held is mask and allow.known:
+        return MaskForm.SAME, []
     bits = to_bits(mask)
     flips: Bits | None = None
     changed = 0
     if held is not None and allow.known:
-        # Most masks come back as the very tensors that were sent.
-        if held is mask:
-            return MaskForm.SAME, []
         flips = bits != to_bits(held)
         changed = int(np.count_nonzero(flips))
         if changed == 0:

@@ -17,12 +17,14 @@ import numpy.typing as npt
 from ..errors import WireError
 from .entropy import (
     BIT_SCALE,
+    SMALLEST_FRAME,
     Bytes,
     Cursor,
     Method,
     ans_size,
     bit_ans_size,
     deflate,
+    deflate_once,
     entropy_bytes,
     flag_bytes,
     frequencies,
@@ -139,7 +141,11 @@ def write_bits(x: Bits, tools: Tools, ones: int | None = None) -> Chunks:
     packed = np.packbits(x, bitorder="little")
     best = _raw(packed)
     # 9: method, frequency, number of words, and what the last word does not use.
-    ans_guess = flag_bytes(ones, n) + 9
+    least_of_ans = 9
+    if len(packed) < least_of_ans:
+        # No coder can win, and most biases are so short.
+        return best
+    ans_guess = flag_bytes(ones, n) + least_of_ans
     if tools.zstd:
         rival = ans_guess if tools.ans else len(packed)
         if _promising(packed, rival):
@@ -182,7 +188,7 @@ def write_values(x: Words, tools: Tools) -> Chunks:
     plain = _raw(raw)
     is_short = len(raw) < tools.short
     # All zeros are exempt: they shrink to a few bytes at no cost.
-    if is_short and tools.slack and raw.any():
+    if is_short and tools.slack and np.count_nonzero(x):
         return plain
     if not tools.planes or x.itemsize == 1:
         # The entropy coder gains only where all bytes follow one distribution, which the high and
@@ -192,17 +198,15 @@ def write_values(x: Words, tools: Tools) -> Chunks:
     # On planes the entropy coder would save a fiftieth of the tensor, and take ten times as long to
     # write and three times as long to read: only without slack.
     ans = tools.ans and not tools.slack
-    for i in range(x.itemsize):
-        plane = raw[i :: x.itemsize]
-        is_noise = _noise(plane)
+    for i, is_noise in enumerate(_noisy_planes(x)):
         if is_noise and tools.measure:
-            split += _stand_in(Method.RAW, len(plane))
+            split += _stand_in(Method.RAW, len(x))
             continue
-        plane = plane.copy()
+        plane = raw[i :: x.itemsize].copy()
         if is_noise:
             split += _raw(plane)
         else:
-            split += _smallest(plane, plane, tools, ans)
+            split += _smallest(plane, plane, tools, ans, is_own=True)
     return min(plain, split, key=size)
 
 
@@ -223,8 +227,11 @@ def read_values(cursor: Cursor, n: int, itemsize: int, what: str) -> Words:
 # ---- which method --------------------------------------------------------------------------------
 
 
+_RAW = bytes([Method.RAW])
+
+
 def _raw(x: Bytes) -> Chunks:
-    return [bytes([Method.RAW]), x.data]
+    return [_RAW, x.data]
 
 
 def _stand_in(method: Method, length: int) -> Chunks:
@@ -233,31 +240,38 @@ def _stand_in(method: Method, length: int) -> Chunks:
     return [bytes([method]), np.ndarray((length,), np.uint8, buffer=b"\0", strides=(0,)).data]
 
 
-def _framed_or_raw(packed: Bytes) -> Chunks:
-    """One zstandard frame, or the raw bytes where that gains nothing."""
-    frame = deflate(packed.data)
+def _framed_or_raw(packed: Bytes, is_own: bool = False) -> Chunks:
+    """One zstandard frame, or the raw bytes where that gains nothing.
+
+    ``is_own``: nobody else can write into the bytes, so they may be remembered.
+    """
     # 4: room for the frame's length, so that the frame with it is never longer than the raw bytes.
+    if len(packed) <= SMALLEST_FRAME + 4:
+        return _raw(packed)
+    frame = deflate_once(packed) if is_own else deflate(packed.data)
     if len(frame) + 4 < len(packed):
         return [bytes([Method.ZSTD]), varint(len(frame)), frame]
     return _raw(packed)
 
 
-def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool) -> Chunks:
+def _smallest(x: Bytes, packed: Bytes, tools: Tools, ans: bool, is_own: bool = False) -> Chunks:
     """The smallest of the forms the tools allow.
 
-    ``packed`` is what raw and zstandard write of ``x``; ``ans``: whether to try the entropy coder.
+    ``packed`` is what raw and zstandard write of ``x``; ``ans``: whether to try the entropy coder;
+    ``is_own``: as in :func:`_framed_or_raw`.
     """
     if not (tools.ans or tools.zstd):
         return _raw(packed)
     # Comparing the two ends first spares most streams the comparison of all items.
     if x[0] == x[-1] and (x == x[0]).all():
         return [bytes([Method.FILL, int(x[0])])]
-    best = _framed_or_raw(packed) if tools.zstd else _raw(packed)
-    if not ans:
-        return best
+    best = _framed_or_raw(packed, is_own) if tools.zstd else _raw(packed)
     # The coder is slow, so it runs only where its size, which the counts give away, would win: the
     # entropy, about two bytes for each frequency in the table, and nine for method, scale, number
-    # of words, and what the last word does not use.
+    # of words, and what the last word does not use. At least two symbols occur.
+    least_of_ans = 2 * 2 + 9
+    if not ans or size(best) <= least_of_ans:
+        return best
     counts = np.bincount(x, minlength=256)
     guess = entropy_bytes(counts) + 2 * int(np.count_nonzero(counts)) + 9
     if guess * (1 + _slack(len(x), tools)) < size(best):
@@ -289,21 +303,26 @@ def _promising(packed: Bytes, rival: float) -> bool:
     return len(deflate(piece.data)) / len(piece) < 1.05 * rival / len(packed)
 
 
-def _noise(x: Bytes) -> bool:
-    """Whether a long byte plane looks random, as the low bytes of floats do.
+def _noisy_planes(x: Words) -> list[bool]:
+    """Whether each byte plane of long numbers looks random, as the low bytes of floats do.
 
     zstandard would find that out too, but slowly. Two of m draws agree with a probability of 1/256
     if all bytes are equally likely, else more often.
     """
     if len(x) < 1 << 12:
-        return False
-    sample = x[:: len(x) >> 10]
+        return [False] * x.itemsize
+    # One way through memory for all planes.
+    sample = x[:: len(x) >> 10].copy()
     m = len(sample)
-    counts = np.bincount(sample)
-    # Ordered pairs that agree: sum c (c - 1) = sum c^2 - m, out of m (m - 1). The 8 % are for
-    # chance.
-    agreeing = int(counts @ counts) - m
-    return 256 * agreeing <= 1.08 * m * (m - 1)
+    sample_bytes = sample.view(np.uint8)
+    noisy = []
+    for i in range(x.itemsize):
+        counts = np.bincount(sample_bytes[i :: x.itemsize])
+        # Ordered pairs that agree: sum c (c - 1) = sum c^2 - m, out of m (m - 1). The 8 % are for
+        # chance.
+        agreeing = int(counts @ counts) - m
+        noisy.append(256 * agreeing <= 1.08 * m * (m - 1))
+    return noisy
 
 
 def _read(
