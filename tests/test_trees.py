@@ -285,3 +285,17 @@ def test_where_lets_gradients_and_vmap_through() -> None:
     assert slope(torch.tensor([2.0, 3.0])).tolist() == [4.0, 0.0]
     rows = vmap(lambda x: trees.where(mask, x, -1.0))(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert rows.tolist() == [[1.0, -1.0], [3.0, -1.0]]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 2**16), st.booleans())
+def test_any_along_is_any_over_all_other_dimensions(
+    shape: list[int], seed: int, is_transposed: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(shape, generator=generator) < 0.3
+    if is_transposed:
+        mask = mask.transpose(0, -1)
+    for dim in range(mask.dim()):
+        expected = [bool(part.any()) for part in mask.unbind(dim)]
+        assert trees.any_along(mask, dim).tolist() == expected
+        assert trees.any_along(mask.to(torch.uint8), dim).tolist() == expected

@@ -115,6 +115,26 @@ def places(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
+def any_along(mask: Tensor, dim: int) -> Tensor:
+    """Which entries along a dimension have anything true in them; not to be written into.
+
+    >>> any_along(torch.tensor([[False, True], [False, False]]), 0)
+    tensor([ True, False])
+    """
+    other_dims = tuple(other for other in range(mask.dim()) if other != dim)
+    if not other_dims:
+        return mask.bool()
+    is_quick = mask.dtype == torch.bool and mask.numel() > 0 and _are_plain(mask)
+    if not is_quick:
+        return mask.bool().any(dim=other_dims)
+    # numpy is ten times as fast as torch on booleans: it leaves a row at the first that is true,
+    # and joins whole rows at once, so those of the dimensions before come first.
+    before = math.prod(mask.shape[:dim])
+    blocks = mask.numpy().reshape(before, mask.shape[dim], -1)
+    rows = blocks[0] if before == 1 else blocks.any(axis=0)
+    return torch.from_numpy(rows.any(axis=1))
+
+
 def _are_plain(*tensors: Tensor) -> bool:
     """Whether tensors are numbers in this machine's memory and nothing else.
 

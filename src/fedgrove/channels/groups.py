@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import InputError, check, unknown
 from ..trees import Mask
 
@@ -49,6 +50,10 @@ class Place:
     def is_in_order(self) -> bool:
         """Whether entry ``i`` belongs to channel ``i``, as in most layers."""
         return self.channel == tuple(range(len(self.channel)))
+
+    def is_all(self, size: int) -> bool:
+        """Whether its entries are a group's ``size`` channels, each once and in order."""
+        return len(self.channel) == size and self.is_in_order
 
     @cached_property
     def has_others(self) -> bool:
@@ -101,7 +106,7 @@ def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> C
 
 def along(place: Place, kept: Tensor) -> Tensor:
     """Which entries along the place's dimension stay."""
-    if place.is_in_order and len(kept) == len(place.channel):
+    if place.is_all(len(kept)):
         return kept
     channel = place.index.to(kept.device)
     if not place.has_others:
@@ -198,15 +203,12 @@ def _alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     # Vectors first: they are cheap and decide most cases.
     parameters.sort(key=lambda place: mask[place.tensor].numel())
     for place in parameters:
-        channel = place.index
-        undecided = (channel >= 0) & ~alive[channel.clamp_min(0)]
-        entries = undecided.nonzero().flatten()
-        left = mask[place.tensor].bool().cpu().index_select(place.dim, entries)
-        if bool(left.any()):
-            other_dims = [dim for dim in range(left.dim()) if dim != place.dim]
-            if other_dims:
-                left = left.any(dim=other_dims)
-            alive[channel[entries[left]]] = True
+        left = trees.any_along(mask[place.tensor].cpu(), place.dim)
+        if place.is_all(group.size):
+            alive |= left
+        else:
+            # Entries of no channel (-1) do not count.
+            alive[place.index[left & (place.index >= 0)]] = True
         if bool(alive.all()):
             break
     return alive

@@ -114,8 +114,11 @@ def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
             continue
         kept = torch.zeros(group.size, dtype=torch.bool)
         for place in filters:
-            entry_is_kept = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
-            kept[place.index[entry_is_kept]] = True
+            entry_is_kept = trees.any_along(mask[place.tensor], place.dim)
+            if place.is_all(group.size):
+                kept |= entry_is_kept
+            else:
+                kept[place.index[entry_is_kept]] = True
         channels[group.name] = kept
     return channels
 

@@ -141,10 +141,13 @@ def has_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     for place in group.within("filter"):
         if place.tensor not in mask:
             return torch.ones(group.size, dtype=torch.bool)
-        kept = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
+        kept = trees.any_along(mask[place.tensor], place.dim).cpu()
+        if place.is_all(group.size):
+            alive |= kept
+            continue
         entry = place.index
         # Entries of no channel (-1) do not count.
-        belongs = (entry >= 0) & kept.cpu()
+        belongs = (entry >= 0) & kept
         alive[entry[belongs]] = True
     return alive
 
