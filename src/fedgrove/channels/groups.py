@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -70,9 +70,19 @@ class ChannelGroup:
     size: int
     places: tuple[Place, ...]
 
+    def __hash__(self) -> int:
+        # Not of all places: their channels are thousands of numbers, and tuples of groups are keys.
+        return hash((self.name, self.size))
+
     def within(self, *roles: Role) -> tuple[Place, ...]:
         """The places with these roles."""
         return tuple(place for place in self.places if place.role in roles)
+
+
+@lru_cache(maxsize=4096)
+def the_one(group: ChannelGroup) -> ChannelGroup:
+    """The first group that was equal to this one: what is one object is quickly compared."""
+    return group
 
 
 # ---- from channels to masks ----------------------------------------------------------------------
