@@ -299,3 +299,12 @@ def test_any_along_is_any_over_all_other_dimensions(
         expected = [bool(part.any()) for part in mask.unbind(dim)]
         assert trees.any_along(mask, dim).tolist() == expected
         assert trees.any_along(mask.to(torch.uint8), dim).tolist() == expected
+
+
+def test_booleans_are_counted_and_joined_as_torch_does() -> None:
+    mask = torch.tensor([[True, False], [True, True]])
+    row = torch.tensor([[True, False]])
+    assert trees.count(mask) == trees.count(mask.t()) == trees.count(mask.int()) == 3
+    assert torch.equal(trees.both(mask, row), mask & row)
+    assert torch.equal(trees.both(mask.t(), row), mask.t() & row)
+    assert trees.both(torch.tensor(True), torch.tensor(False)).tolist() is False

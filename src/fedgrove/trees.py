@@ -115,6 +115,32 @@ def places(mask: Tensor) -> Tensor:
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
+def count(mask: Tensor) -> int:
+    """How many places of a mask are true.
+
+    >>> count(torch.tensor([[False, True], [True, False]]))
+    2
+    """
+    if mask.dtype != torch.bool or not are_plain(mask):
+        return int(mask.count_nonzero())
+    # numpy adds up the bytes of booleans: a tenth of torch's time.
+    return int(np.count_nonzero(mask.numpy()))
+
+
+def both(mask: Tensor, other: Tensor) -> Tensor:
+    """``mask & other`` of booleans, where one may broadcast along dimensions of the other.
+
+    >>> both(torch.tensor([[True], [False]]), torch.tensor([[True, False]]))
+    tensor([[ True, False],
+            [False, False]])
+    """
+    are_booleans = mask.dtype == torch.bool and other.dtype == torch.bool
+    if not are_booleans or not mask.dim() or not are_plain(mask, other):
+        return mask & other
+    # Where rows or columns are repeated torch goes byte by byte: five times as long as numpy.
+    return torch.from_numpy(mask.numpy() & other.numpy())
+
+
 def any_along(mask: Tensor, dim: int) -> Tensor:
     """Which entries along a dimension have anything true in them; not to be written into.
 

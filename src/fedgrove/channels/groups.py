@@ -166,15 +166,37 @@ def expand(
         shape = shapes[name]
         leaf: Tensor | None = None
         for dim, entries in dims.items():
-            # As a column, row, ... that broadcasts along all other dimensions.
-            view = [1] * len(shape)
-            view[dim] = -1
-            line = entries.view(view)
-            leaf = line if leaf is None else leaf & line
+            line = _line(entries, dim, len(shape))
+            leaf = line if leaf is None else trees.both(leaf, line)
         assert leaf is not None, f"{name} is reached in no dimension"
         # A copy in any case: whoever gets the mask may write into it.
         mask[name] = leaf.expand(shape).clone(memory_format=torch.contiguous_format)
     return mask
+
+
+def _line(entries: Tensor, dim: int, dims: int) -> Tensor:
+    """Entries along one dimension as a column, row, ... that broadcasts along all others."""
+    view = [1] * dims
+    view[dim] = -1
+    return entries.view(view)
+
+
+def without_removed(
+    mask: Mapping[str, Tensor], groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]
+) -> Mask:
+    """A mask less all that falls with the removed channels: ``kept & expand(...)[name]``.
+
+    Leaves that lose nothing may be those of the mask itself.
+    """
+    complete = checked(groups, channels)
+    stays = keeps(groups, {name: complete[name] for name in channels}, buffers=False)
+    less: Mask = {}
+    for name, kept in mask.items():
+        for dim, entries in stays.get(name, {}).items():
+            # Line by line: the mask of the channels need not be written down.
+            kept = trees.both(kept, _line(entries, dim, kept.dim()))
+        less[name] = kept
+    return less
 
 
 # ---- from masks to channels ----------------------------------------------------------------------
