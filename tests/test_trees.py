@@ -285,3 +285,26 @@ def test_where_lets_gradients_and_vmap_through() -> None:
     assert slope(torch.tensor([2.0, 3.0])).tolist() == [4.0, 0.0]
     rows = vmap(lambda x: trees.where(mask, x, -1.0))(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert rows.tolist() == [[1.0, -1.0], [3.0, -1.0]]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(0, 2**16), st.booleans())
+def test_any_along_is_any_over_all_other_dimensions(
+    shape: list[int], seed: int, is_transposed: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(shape, generator=generator) < 0.3
+    if is_transposed:
+        mask = mask.transpose(0, -1)
+    for dim in range(mask.dim()):
+        expected = [bool(part.any()) for part in mask.unbind(dim)]
+        assert trees.any_along(mask, dim).tolist() == expected
+        assert trees.any_along(mask.to(torch.uint8), dim).tolist() == expected
+
+
+def test_booleans_are_counted_and_joined_as_torch_does() -> None:
+    mask = torch.tensor([[True, False], [True, True]])
+    row = torch.tensor([[True, False]])
+    assert trees.count(mask) == trees.count(mask.t()) == trees.count(mask.int()) == 3
+    assert torch.equal(trees.both(mask, row), mask & row)
+    assert torch.equal(trees.both(mask.t(), row), mask.t() & row)
+    assert trees.both(torch.tensor(True), torch.tensor(False)).tolist() is False

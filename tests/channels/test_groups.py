@@ -293,3 +293,13 @@ def test_what_is_refused() -> None:
 def test_scales_are_the_weights_of_norms() -> None:
     assert layout("bn-cnn2", (1, 8, 8), width=2).layout.scales == ("norm1.weight", "norm2.weight")
     assert layout("mlp", (4,)).layout.scales == ()
+
+
+@pytest.mark.parametrize("kept", [[T, F], [F, T], [T, T]])
+def test_a_mask_without_removed_channels_is_cut_to_what_expand_leaves(kept: list[bool]) -> None:
+    channels = {"a": torch.tensor([F, T]), "c": torch.tensor(kept)}
+    around = groups.expand(GROUPS, SHAPES, channels)
+    mask = {"c.w": torch.tensor([[T, F, T, T, F], [F, T, T, T, T]]), "other": torch.tensor([T, F])}
+    less = groups.without_removed(mask, GROUPS, channels)
+    assert torch.equal(less["c.w"], mask["c.w"] & around["c.w"])
+    assert torch.equal(less["other"], mask["other"])

@@ -232,3 +232,15 @@ def test_best_among_places_is_best_where_all_others_are_last(
 def test_best_among_places_takes_whole_numbers() -> None:
     among = torch.tensor([True, False, True, True])
     assert best(torch.tensor([1, 9, 3, 2]), 2, among).tolist() == [False, False, True, True]
+
+
+def test_best_among_fewer_places_than_asked_takes_none_without_a_score() -> None:
+    """Two of three places are allowed and two or more asked for; -inf ties with what is not."""
+    among = torch.tensor([False, True, True])
+    for n in (2, 3):
+        assert best(torch.tensor([5.0, 1.0, 2.0]), n, among).tolist() == [False, True, True]
+        assert best(torch.tensor([5, 1, 2]), n, among).tolist() == [False, True, True]
+    # 2 > -inf is the first; of the two tied at -inf the first, which is not allowed, is the second.
+    lowest = torch.tensor([5.0, -torch.inf, 2.0])
+    assert best(lowest, 2, among).tolist() == [False, False, True]
+    assert best(lowest, 3, among).tolist() == [False, True, True]

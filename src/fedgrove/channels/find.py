@@ -18,7 +18,16 @@ from ..errors import UnfitError
 from ..nets.layout import tensors_of
 from ..nets.net import Net
 from ..trees import Mask
-from .groups import ChannelGroup, Channels, channels_of, checked, expand, may_remove_channels
+from .groups import (
+    ChannelGroup,
+    Channels,
+    channels_of,
+    checked,
+    expand,
+    may_remove_channels,
+    the_one,
+)
+from .known import found
 from .thin import cut_groups
 from .trace import trace
 
@@ -35,7 +44,7 @@ def groups_of(net: Net) -> tuple[ChannelGroup, ...]:
     shuffled or counted in the forward pass) is left out.
     """
     if net not in _GROUPS:
-        _GROUPS[net] = _find(net)
+        _GROUPS[net] = tuple(the_one(group) for group in _find(net))
     return _GROUPS[net]
 
 
@@ -70,7 +79,8 @@ def channels_left(net: Net, mask: Mapping[str, Tensor] | None) -> Channels | Non
     # Tested first, so that a net is not traced for masks that prune single weights only.
     if mask is None or not may_remove_channels(mask):
         return None
-    return channels_of(groups_of(net), mask)
+    groups = groups_of(net)
+    return found("left", groups, mask, lambda: channels_of(groups, mask))
 
 
 def _find(net: Net) -> tuple[ChannelGroup, ...]:

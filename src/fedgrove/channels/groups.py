@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..errors import InputError, check, unknown
 from ..trees import Mask
 
@@ -50,6 +51,10 @@ class Place:
         """Whether entry ``i`` belongs to channel ``i``, as in most layers."""
         return self.channel == tuple(range(len(self.channel)))
 
+    def is_all(self, size: int) -> bool:
+        """Whether its entries are a group's ``size`` channels, each once and in order."""
+        return len(self.channel) == size and self.is_in_order
+
     @cached_property
     def has_others(self) -> bool:
         """Whether there are entries that belong to no channel."""
@@ -65,9 +70,19 @@ class ChannelGroup:
     size: int
     places: tuple[Place, ...]
 
+    def __hash__(self) -> int:
+        # Not of all places: their channels are thousands of numbers, and tuples of groups are keys.
+        return hash((self.name, self.size))
+
     def within(self, *roles: Role) -> tuple[Place, ...]:
         """The places with these roles."""
         return tuple(place for place in self.places if place.role in roles)
+
+
+@lru_cache(maxsize=4096)
+def the_one(group: ChannelGroup) -> ChannelGroup:
+    """The first group that was equal to this one: what is one object is quickly compared."""
+    return group
 
 
 # ---- from channels to masks ----------------------------------------------------------------------
@@ -101,7 +116,7 @@ def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> C
 
 def along(place: Place, kept: Tensor) -> Tensor:
     """Which entries along the place's dimension stay."""
-    if place.is_in_order and len(kept) == len(place.channel):
+    if place.is_all(len(kept)):
         return kept
     channel = place.index.to(kept.device)
     if not place.has_others:
@@ -151,15 +166,37 @@ def expand(
         shape = shapes[name]
         leaf: Tensor | None = None
         for dim, entries in dims.items():
-            # As a column, row, ... that broadcasts along all other dimensions.
-            view = [1] * len(shape)
-            view[dim] = -1
-            line = entries.view(view)
-            leaf = line if leaf is None else leaf & line
+            line = _line(entries, dim, len(shape))
+            leaf = line if leaf is None else trees.both(leaf, line)
         assert leaf is not None, f"{name} is reached in no dimension"
         # A copy in any case: whoever gets the mask may write into it.
         mask[name] = leaf.expand(shape).clone(memory_format=torch.contiguous_format)
     return mask
+
+
+def _line(entries: Tensor, dim: int, dims: int) -> Tensor:
+    """Entries along one dimension as a column, row, ... that broadcasts along all others."""
+    view = [1] * dims
+    view[dim] = -1
+    return entries.view(view)
+
+
+def without_removed(
+    mask: Mapping[str, Tensor], groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]
+) -> Mask:
+    """A mask less all that falls with the removed channels: ``kept & expand(...)[name]``.
+
+    Leaves that lose nothing may be those of the mask itself.
+    """
+    complete = checked(groups, channels)
+    stays = keeps(groups, {name: complete[name] for name in channels}, buffers=False)
+    less: Mask = {}
+    for name, kept in mask.items():
+        for dim, entries in stays.get(name, {}).items():
+            # Line by line: the mask of the channels need not be written down.
+            kept = trees.both(kept, _line(entries, dim, kept.dim()))
+        less[name] = kept
+    return less
 
 
 # ---- from masks to channels ----------------------------------------------------------------------
@@ -198,15 +235,12 @@ def _alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     # Vectors first: they are cheap and decide most cases.
     parameters.sort(key=lambda place: mask[place.tensor].numel())
     for place in parameters:
-        channel = place.index
-        undecided = (channel >= 0) & ~alive[channel.clamp_min(0)]
-        entries = undecided.nonzero().flatten()
-        left = mask[place.tensor].bool().cpu().index_select(place.dim, entries)
-        if bool(left.any()):
-            other_dims = [dim for dim in range(left.dim()) if dim != place.dim]
-            if other_dims:
-                left = left.any(dim=other_dims)
-            alive[channel[entries[left]]] = True
+        left = trees.any_along(mask[place.tensor].cpu(), place.dim)
+        if place.is_all(group.size):
+            alive |= left
+        else:
+            # Entries of no channel (-1) do not count.
+            alive[place.index[left & (place.index >= 0)]] = True
         if bool(alive.all()):
             break
     return alive

@@ -17,7 +17,7 @@ from ..nets.net import Net
 from ..trees import Tree
 from .find import channels_left, groups_of
 from .groups import checked
-from .thin import Thin, cut_groups, remembered
+from .thin import MOST_CUTS, Thin, cut_groups, remembered
 
 
 def shrink(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> tuple[Net, Tree]:
@@ -60,7 +60,7 @@ def cut(net: Net, channels: Mapping[str, Tensor]) -> Thin:
         # Copies: what is remembered must not change with the caller's tensors.
         return cut_groups(net, groups, {name: kept.clone() for name, kept in complete.items()})
 
-    return remembered(_CUTS, net, key, make)
+    return remembered(_CUTS, net, key, make, MOST_CUTS)
 
 
 _SEEN: WeakKeyDictionary[Net, dict[Any, tuple[Mapping[str, Tensor], Thin | None]]] = (

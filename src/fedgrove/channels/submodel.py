@@ -22,7 +22,8 @@ from ..nets.layout import Layout
 from ..trees import Mask, Tree
 from .choice import Slim, nested
 from .find import channel_mask, groups_of
-from .groups import ChannelGroup, Channels, Place, Role, expand
+from .groups import ChannelGroup, Channels, Place, Role, the_one
+from .known import found, shared_mask
 from .widths import largest_that_fits
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def groups_from_plain(plain: PlainGroups) -> tuple[ChannelGroup, ...]:
         places: list[Place] = []
         for tensor, dim, channel, role, fill in plain_places:
             places.append(Place(tensor, dim, tuple(channel.tolist()), cast(Role, role), fill))
-        groups.append(ChannelGroup(name, size, tuple(places)))
+        groups.append(the_one(ChannelGroup(name, size, tuple(places))))
     return tuple(groups)
 
 
@@ -96,7 +97,7 @@ def cut_out(
     """
     if channels is None or is_whole(channels):
         return Packet(model)
-    mask = expand(groups, shapes_of(model), channels)
+    mask = shared_mask(groups, shapes_of(model), channels)
     return Packet(trees.masked(model, mask), mask)
 
 
@@ -106,6 +107,12 @@ def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
     (Only filters are looked at: norm layers may have stayed on the client.)
     """
     mask = packet.mask or {}
+    channels = found("filters", groups, mask, lambda: _with_filters(mask, groups))
+    assert channels is not None
+    return channels
+
+
+def _with_filters(mask: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Channels:
     channels: Channels = {}
     for group in groups:
         filters = group.within("filter")
@@ -114,8 +121,11 @@ def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
             continue
         kept = torch.zeros(group.size, dtype=torch.bool)
         for place in filters:
-            entry_is_kept = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
-            kept[place.index[entry_is_kept]] = True
+            entry_is_kept = trees.any_along(mask[place.tensor], place.dim)
+            if place.is_all(group.size):
+                kept |= entry_is_kept
+            else:
+                kept[place.index[entry_is_kept]] = True
         channels[group.name] = kept
     return channels
 
@@ -130,7 +140,7 @@ def infilled(packet: Packet, model: Tree, groups: Sequence[ChannelGroup]) -> Tre
     if is_whole(channels):
         return packet.values
     # Running statistics too: those of a removed channel are not the client's.
-    mask = expand(groups, shapes_of(packet.values), channels, buffers=True)
+    mask = shared_mask(groups, shapes_of(packet.values), channels, buffers=True)
     whole: Tree = {}
     for name, leaf in packet.values.items():
         if name in mask:
@@ -162,7 +172,7 @@ def add(mean: Average, packet: Packet, groups: Sequence[ChannelGroup], weight: f
     if is_whole(channels):
         mean.add(packet.values, weight)
     else:
-        mask = expand(groups, shapes_of(packet.values), channels, buffers=True)
+        mask = shared_mask(groups, shapes_of(packet.values), channels, buffers=True)
         mean.add(packet.values, weight, mask)
     return channels
 
@@ -190,16 +200,19 @@ def own(carry: Carry, client: Client) -> Carry:
     if not mask:
         next_carry["model"] = model
     else:
-        next_carry["model"] = trees.masked(model, mask)
+        # What came under the very same mask is 0 outside it, as every packet is.
+        came_under = received_mask or {}
+        rest = {name: kept for name, kept in mask.items() if came_under.get(name) is not kept}
+        next_carry["model"] = trees.masked(model, rest)
         next_carry["model.mask"] = mask
     return next_carry
 
 
 def mask_of(client: Client, channels: Mapping[str, Tensor] | None) -> Mask | None:
-    """The mask of a client's channels; None if it has them all."""
+    """The mask of a client's channels, not to be written into; None if it has them all."""
     if channels is None or is_whole(channels):
         return None
-    return channel_mask(client.net, channels)
+    return shared_mask(groups_of(client.net), client.net.layout.shapes, channels)
 
 
 def travels(layout: Layout, head: bool) -> list[str]:
@@ -282,7 +295,8 @@ def recovered(carry: Carry, client: Client) -> Tree:
     The shift stays: behind a scale and a shift of 0 no gradient passes a ReLU, and no channel could
     ever come back.
     """
-    mask = expand(groups_of(client.net), client.layout.shapes, carry["channels"], buffers=True)
+    groups = groups_of(client.net)
+    mask = shared_mask(groups, client.layout.shapes, carry["channels"], buffers=True)
     scale_masks = {name: leaf for name, leaf in mask.items() if name in client.layout.scales}
     before = trees.masked(carry["guided"], scale_masks)
     model: Tree = {}

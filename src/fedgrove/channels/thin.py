@@ -11,7 +11,6 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, ref
 
@@ -27,7 +26,10 @@ from ..trees import Tree
 from .groups import ChannelGroup, Channels, keeps
 
 CACHE_SIZE = 16
-"""How many small nets, how many masks and how many cuts are remembered per net."""
+"""How many small nets and how many masks are remembered per net."""
+MOST_CUTS = 256
+"""How many cuts, which are indices only: clients that keep channels of their own have one each, and
+one in the width of their stack."""
 
 Kept = dict[str, dict[int, Tensor]]
 """Tensor -> dimension -> the entries that stay, in order; tensors that stay whole are not named."""
@@ -55,9 +57,12 @@ class Thin:
     norms: tuple[tuple[str, tuple[int, ...]], ...]
     """GroupNorm -> how many channels stay in each of its own groups."""
 
-    @cached_property
+    @property
     def net(self) -> Net:
-        """The small net, built on first use: in a stack of clients only one of them is needed."""
+        """The small net, built on first use: in a stack of clients only one of them is needed.
+
+        Not held here: there are many cuts, and of the nets only the last few are remembered.
+        """
         return self.make()
 
     def macs(self, layout: Layout) -> int:
@@ -147,7 +152,11 @@ _SMALL_NETS: WeakKeyDictionary[Net, dict[Any, Net]] = WeakKeyDictionary()
 
 
 def remembered(
-    store: WeakKeyDictionary[Net, dict[Any, V]], net: Net, key: Any, make: Callable[[], V]
+    store: WeakKeyDictionary[Net, dict[Any, V]],
+    net: Net,
+    key: Any,
+    make: Callable[[], V],
+    most: int = CACHE_SIZE,
 ) -> V:
     """What ``make`` returned for this key before, or returns now; the last few are kept."""
     entries = store.setdefault(net, {})
@@ -157,7 +166,7 @@ def remembered(
         value = make()
     # Inserted last, so that the first one is the one unused for longest.
     entries[key] = value
-    if len(entries) > CACHE_SIZE:
+    if len(entries) > most:
         del entries[next(iter(entries))]
     return value
 

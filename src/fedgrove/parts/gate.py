@@ -226,7 +226,7 @@ def _refuses_mask(packet: Packet, form: Form) -> str | None:
             return f"a mask of {kept.dtype} and shape {tuple(kept.shape)} in {name}."
         # What lies outside a mask is not sent, so it must not count where nothing is sent either.
         # As booleans true is more than false; to count them takes a fifth of the time of any().
-        if int((packet.values[name].bool() > kept).count_nonzero()):
+        if trees.count(packet.values[name].bool() > kept):
             return f"values outside its mask in {name}."
     return None
 

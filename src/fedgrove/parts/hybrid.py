@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import trees
 from ..channels.choice import FilterL2
-from ..channels.groups import ChannelGroup, Channels, expand
+from ..channels.groups import ChannelGroup, Channels, expand, without_removed
 from ..errors import check
 from ..nets.layout import Layout
 from ..trees import Mask
@@ -141,10 +141,13 @@ def has_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     for place in group.within("filter"):
         if place.tensor not in mask:
             return torch.ones(group.size, dtype=torch.bool)
-        kept = mask[place.tensor].movedim(place.dim, 0).flatten(1).any(1)
+        kept = trees.any_along(mask[place.tensor], place.dim).cpu()
+        if place.is_all(group.size):
+            alive |= kept
+            continue
         entry = place.index
         # Entries of no channel (-1) do not count.
-        belongs = (entry >= 0) & kept.cpu()
+        belongs = (entry >= 0) & kept
         alive[entry[belongs]] = True
     return alive
 
@@ -161,11 +164,10 @@ def keep_weights(
     shapes: Shapes,
 ) -> Mask:
     """Of the weights inside these channels and the mask, the ``counts`` best of every layer."""
-    inside = expand(groups, shapes, channels)
+    allowed = without_removed(trees.pick(mask, scores), groups, channels)
     kept: Mask = {}
     for name, score in scores.items():
-        allowed = mask[name] & inside[name] if name in inside else mask[name]
-        chosen = best(score.reshape(-1), counts[name], among=allowed.reshape(-1))
+        chosen = best(score.reshape(-1), counts[name], among=allowed[name].reshape(-1))
         kept[name] = chosen.view(score.shape)
     return without_empty_channels(kept, groups, shapes)
 
@@ -181,7 +183,6 @@ def without_empty_channels(
     with channels.
     """
     mask = dict(weights)
-    around: Mask = {}
     before: Channels | None = None
     while True:
         channels: Channels = {}
@@ -193,8 +194,7 @@ def without_empty_channels(
         # Where a channel is gone, the filters that read it lose weights, and may be empty now. If
         # none has become so, the mask is closed.
         if before is not None and trees.equal(channels, before):
-            vectors = {name: kept for name, kept in around.items() if name not in mask}
-            return {**mask, **vectors}
-        around = expand(groups, shapes, channels)
-        mask = {name: kept & around.get(name, kept) for name, kept in mask.items()}
+            vectors = {name: shape for name, shape in shapes.items() if name not in mask}
+            return {**mask, **expand(groups, vectors, channels)}
+        mask = without_removed(mask, groups, channels)
         before = channels

@@ -66,6 +66,9 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
         return torch.zeros_like(score, dtype=torch.bool)
     if n >= score.numel():
         mask = torch.ones_like(score, dtype=torch.bool)
+    elif among is not None and n >= trees.count(among) and _has_no_lowest(score):
+        # All that are allowed; none has the score of those that are not.
+        mask = among.clone()
     else:
         # A threshold, as a full sort would take twenty times as long.
         if among is not None and not score.is_floating_point():
@@ -78,17 +81,22 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
             score = trees.where(among, score, -torch.inf)
             inside = None
         mask = _compared(operator.ge, score, threshold, inside)
-        if int(mask.count_nonzero()) > n:
+        if trees.count(mask) > n:
             # Not topk, which decides ties as it likes: those at the threshold are taken in order,
             # which gives the same mask on every machine.
             above = _compared(operator.gt, score, threshold, inside)
             tied = mask & ~above
-            room = n - int(above.count_nonzero())
+            room = n - trees.count(above)
             mask = above | (tied & (tied.cumsum(0) <= room))
     if among is not None:
         # Fewer than n places may be allowed, or have a score of -inf themselves.
         mask = mask & among
     return mask
+
+
+def _has_no_lowest(score: Tensor) -> bool:
+    """Whether no score is -inf, nor NaN."""
+    return not score.is_floating_point() or float(score.min()) > -torch.inf
 
 
 def _threshold(score: Tensor, n: int, among: Tensor | None) -> Tensor:
@@ -135,7 +143,7 @@ def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
     >>> prune(torch.tensor([True, True, False]), torch.tensor([2.0, 1.0, 0.0]), 1)
     tensor([ True, False, False])
     """
-    active = int(mask.sum())
+    active = trees.count(mask)
     check(0 <= n <= active, "the number of weights pruned", n, f"from 0 to {active}, those in use")
     return best(score, active - n, among=mask)
 
