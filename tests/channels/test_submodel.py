@@ -12,6 +12,7 @@ from torch import nn
 from fedgrove import trees
 from fedgrove.channels.choice import Gamma, nested
 from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.channels.submodel import (
     channels_in,
     cut_out,
@@ -58,6 +59,13 @@ def test_a_sub_model_and_its_channels() -> None:
     assert channels_in(Packet(home, mask), groups)["0"].tolist() == [True, False, True]
     assert cut_out(tree, groups, every(groups)) == Packet(tree) == cut_out(tree, groups, None)
     assert channels_in(Packet(tree), groups)["0"].all()
+
+
+def test_entries_of_no_channel_keep_none() -> None:
+    """As a layer has them that reads channels of two groups; an index of -1 is not the last one."""
+    group = ChannelGroup("w", 2, (Place("w", 0, (-1, 0, 1), "filter"),))
+    packet = Packet({"w": torch.ones(3, 1)}, {"w": flags(1, 1, 0).view(3, 1)})
+    assert channels_in(packet, [group])["w"].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("share", "size"), [(1.0, 3 + 3 + 3 + 3 + 3 + 1), (1 / 3, 6)])

@@ -8,12 +8,12 @@ from torch import nn
 
 from fedgrove import nets
 from fedgrove.channels.find import channels_left, groups_of
+from fedgrove.channels.groups import has_filters
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.parts.hybrid import (
     Hybrid,
     LiteralHybrid,
-    has_filters,
     keep_channels,
     without_empty_channels,
 )

@@ -225,6 +225,17 @@ def may_remove_channels(mask: Mapping[str, Tensor]) -> bool:
     return any(leaf.dim() == 1 and not bool(leaf.all()) for leaf in mask.values())
 
 
+def has_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
+    """Which channels of a group have a filter weight left; all, if the mask lacks a filter."""
+    filters = group.within("filter")
+    if any(place.tensor not in mask for place in filters):
+        return torch.ones(group.size, dtype=torch.bool)
+    alive = torch.zeros(group.size, dtype=torch.bool)
+    for place in filters:
+        _note_alive(alive, place, mask[place.tensor])
+    return alive
+
+
 def _alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     """Which channels have an entry left."""
     alive = torch.zeros(group.size, dtype=torch.bool)
@@ -235,12 +246,17 @@ def _alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
     # Vectors first: they are cheap and decide most cases.
     parameters.sort(key=lambda place: mask[place.tensor].numel())
     for place in parameters:
-        left = trees.any_along(mask[place.tensor].cpu(), place.dim)
-        if place.is_all(group.size):
-            alive |= left
-        else:
-            # Entries of no channel (-1) do not count.
-            alive[place.index[left & (place.index >= 0)]] = True
+        _note_alive(alive, place, mask[place.tensor])
         if bool(alive.all()):
             break
     return alive
+
+
+def _note_alive(alive: Tensor, place: Place, mask: Tensor) -> None:
+    """Channels that have an entry left in one place are alive."""
+    left = trees.any_along(mask.cpu(), place.dim)
+    if place.is_all(len(alive)):
+        alive |= left
+    else:
+        # Entries of no channel (-1) do not count.
+        alive[place.index[left & (place.index >= 0)]] = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -48,18 +49,21 @@ class _Masks:
         # By the id of each leaf: while the mask is held, the id is no one else's.
         self.by_leaf: dict[int, _Known] = {}
         self.nbytes = 0
+        # Runs may go on in several threads of one process.
+        self._lock = Lock()
 
     def get(self, choice: Any) -> Mask | None:
         """The mask of a choice, if there is one that nobody has written into."""
-        known = self.by_choice.get(choice)
-        if known is None:
-            return None
-        self._forget(choice)
-        if not known.is_unchanged:
-            return None
-        # Inserted last, so that the first one is the one unused for longest.
-        self._insert(choice, known)
-        return known.mask
+        with self._lock:
+            known = self.by_choice.get(choice)
+            if known is None:
+                return None
+            self._forget(choice)
+            if not known.is_unchanged:
+                return None
+            # Inserted last, so that the first one is the one unused for longest.
+            self._insert(choice, known)
+            return known.mask
 
     def add(self, choice: Any, mask: Mask) -> None:
         """Remember a mask."""
@@ -68,9 +72,13 @@ class _Masks:
             return
         nbytes = sum(leaf.nbytes for leaf in mask.values())
         versions = [leaf._version for leaf in mask.values()]
-        self._insert(choice, _Known(mask, nbytes, versions))
-        while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
-            self._forget(next(iter(self.by_choice)))
+        with self._lock:
+            if choice in self.by_choice:
+                # Another thread has made it in the meantime.
+                self._forget(choice)
+            self._insert(choice, _Known(mask, nbytes, versions))
+            while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
+                self._forget(next(iter(self.by_choice)))
 
     def whole(self, mask: Mapping[str, Tensor]) -> _Known | None:
         """The mask that was made here of whose very tensors, or some of them, this one consists."""

@@ -22,7 +22,7 @@ from ..nets.layout import Layout
 from ..trees import Mask, Tree
 from .choice import Slim, nested
 from .find import channel_mask, groups_of
-from .groups import ChannelGroup, Channels, Place, Role, the_one
+from .groups import ChannelGroup, Channels, Place, Role, has_filters, the_one
 from .known import found, shared_mask
 from .widths import largest_that_fits
 
@@ -107,26 +107,12 @@ def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
     (Only filters are looked at: norm layers may have stayed on the client.)
     """
     mask = packet.mask or {}
-    channels = found("filters", groups, mask, lambda: _with_filters(mask, groups))
+
+    def find() -> Channels:
+        return {group.name: has_filters(group, mask) for group in groups}
+
+    channels = found("filters", groups, mask, find)
     assert channels is not None
-    return channels
-
-
-def _with_filters(mask: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Channels:
-    channels: Channels = {}
-    for group in groups:
-        filters = group.within("filter")
-        if any(place.tensor not in mask for place in filters):
-            channels[group.name] = torch.ones(group.size, dtype=torch.bool)
-            continue
-        kept = torch.zeros(group.size, dtype=torch.bool)
-        for place in filters:
-            entry_is_kept = trees.any_along(mask[place.tensor], place.dim)
-            if place.is_all(group.size):
-                kept |= entry_is_kept
-            else:
-                kept[place.index[entry_is_kept]] = True
-        channels[group.name] = kept
     return channels
 
 

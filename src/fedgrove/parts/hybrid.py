@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .. import trees
 from ..channels.choice import FilterL2
-from ..channels.groups import ChannelGroup, Channels, expand, without_removed
+from ..channels.groups import ChannelGroup, Channels, expand, has_filters, without_removed
 from ..errors import check
 from ..nets.layout import Layout
 from ..trees import Mask
@@ -133,23 +132,6 @@ def loses_channels(groups: Sequence[ChannelGroup], layout: Layout) -> list[Chann
         if convolutions.issuperset(place.tensor for place in group.within("filter")):
             found.append(group)
     return found
-
-
-def has_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
-    """Which channels of a group have a filter weight left; all, if the mask names no filter."""
-    alive = torch.zeros(group.size, dtype=torch.bool)
-    for place in group.within("filter"):
-        if place.tensor not in mask:
-            return torch.ones(group.size, dtype=torch.bool)
-        kept = trees.any_along(mask[place.tensor], place.dim).cpu()
-        if place.is_all(group.size):
-            alive |= kept
-            continue
-        entry = place.index
-        # Entries of no channel (-1) do not count.
-        belongs = (entry >= 0) & kept
-        alive[entry[belongs]] = True
-    return alive
 
 
 # ---- weights -------------------------------------------------------------------------------------
