@@ -297,3 +297,12 @@ def test_the_order_in_which_updates_come_does_not_matter() -> None:
         results.append((groups, updates.centres(groups)))
     assert results[0][0] == results[1][0]
     assert all(torch.equal(results[0][1][g], results[1][1][g]) for g in results[0][1])
+
+
+@pytest.mark.parametrize("linkage", ["average", "complete", "single"])
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_several_numbers_of_groups_are_as_one_call_for_each(linkage: str, count: int) -> None:
+    rows = torch.randn(count, 4, generator=torch.Generator().manual_seed(3))
+    rule = AverageLinkage(linkage)
+    numbers = [1, 2, 3, 20]
+    assert rule.several(rows, numbers) == [rule(rows, number) for number in numbers]

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
-from fedgrove.parts.quantise import feedback
-from fedgrove.parts.ternary import SparseTernary, golomb_bytes
+from fedgrove.parts.quantise import feedback, largest
+from fedgrove.parts.ternary import SparseTernary, _places_of_largest, golomb_bytes
 from fedgrove.wire.codec import Smallest
 
 floats = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(torch.tensor)
@@ -107,3 +107,19 @@ def test_real_bytes_are_near_the_papers(share: float) -> None:
     packet = Packet(SparseTernary(share)(update))
     real = sum(Smallest().cost(packet).values())
     assert real == pytest.approx(golomb_bytes(60_000, share), rel=0.06)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, torch.nan]), min_size=1, max_size=12),
+    st.integers(1, 12),
+)
+def test_places_are_those_of_the_mask_also_with_ties_and_nan(
+    values: list[float], count: int
+) -> None:
+    """They are found without the mask, which is what they must agree with."""
+    x = torch.tensor(values)
+    count = min(count, len(values))
+    expected = trees.places(largest(x, count))
+    assert torch.equal(_places_of_largest(x, count), expected)
+    assert torch.equal(_places_of_largest(x.bfloat16(), count), expected)

@@ -353,3 +353,20 @@ def test_memories_at_hand_take_bounded_room(
     assert memory._recent.get(memory_file(0, versions[0])) is None
     assert memory._recent.get(memory_file(2, versions[2])) is not None
     assert memory.read(0, versions[0])["own"]["w"].tolist() == [1.0, 0.0]
+
+
+def test_a_version_that_was_replaced_is_not_kept_at_hand(tmp_path: Path) -> None:
+    """Not before the new one is accepted: a client whose report is refused goes back to it."""
+    memory = Memory(tmp_path)
+    first = memory.write(0, 0, "train", {"own": {"w": torch.zeros(3)}})
+    memory.accept(0, first)
+    second = memory.write(0, 1, "train", {"own": {"w": torch.ones(3)}}, first)
+    assert memory._recent.get(memory_file(0, first)) is not None
+    memory.accept(0, second)
+    assert memory._recent.get(memory_file(0, first)) is None
+    assert memory._recent.get(memory_file(0, second)) is not None
+    # It is still in its file.
+    assert torch.equal(memory.read(0, first)["own"]["w"], torch.zeros(3))
+    # The same version again stays.
+    memory.accept(0, second)
+    assert memory._recent.get(memory_file(0, second)) is not None

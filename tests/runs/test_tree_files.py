@@ -17,7 +17,7 @@ from fedgrove.engines import Serial
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.store import Memory, freeze, read_named, thaw
-from fedgrove.runs.tree_files import LEAST, TreeFiles
+from fedgrove.runs.tree_files import LEAST, TreeFiles, mark_of
 from fedgrove.wire.held import Held
 
 
@@ -172,3 +172,18 @@ def test_trees_that_were_one_are_one_again(tmp_path: Path, monkeypatch: pytest.M
     first, second = back.models.values()
     assert first is not second
     assert all(first[name] is second[name] for name in first)
+
+
+@pytest.mark.parametrize("count", [6, 7])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8])
+def test_a_mark_changes_with_any_number(dtype: torch.dtype, offset: int, count: int) -> None:
+    """Wherever a leaf begins in a vector, and however long it is."""
+    leaf = torch.arange(20).to(dtype)[offset : offset + count]
+    _, before = mark_of(leaf)
+    for place in range(count):
+        # By numpy, which torch does not count.
+        leaf.numpy()[place] += 1
+        assert mark_of(leaf)[1] != before
+        leaf.numpy()[place] -= 1
+    assert mark_of(leaf)[1] == before

@@ -335,7 +335,9 @@ class CAAFP:
         newcomers = [client for client in cohort if client not in state.groups]
         members = [client for client in cohort if client in state.groups]
         tasks = [self._ask_for_update(state, client) for client in newcomers]
-        tasks += [self._ask_to_train(state, client) for client in members]
+        # Found once for each group: its mask is counted for it.
+        grow_of: dict[int, int] = {}
+        tasks += [self._ask_to_train(state, client, grow_of) for client in members]
         return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
@@ -409,8 +411,11 @@ class CAAFP:
         reference = state.reference if state.groups else state.models[0]
         return Task(client, {"reference": Packet(reference)}, verb=verb)
 
-    def _ask_to_train(self, state: State, client: int) -> Task:
-        """A trained model, and evidence if a pruning step will use it."""
+    def _ask_to_train(self, state: State, client: int, grow_of: dict[int, int]) -> Task:
+        """A trained model, and evidence if a pruning step will use it.
+
+        ``grow_of`` holds by group what was found for other clients.
+        """
         clock = self._clock(state)
         model = self.deliver(state, client)
         if clock.phase is Phase.PRUNE:
@@ -422,8 +427,10 @@ class CAAFP:
         if step is None or not evidence_is_used or not self._prunes(state):
             return Task(client, model, verb="train:near")
         # Of the pruned weights' gradients a client sends as many as that step will regrow.
-        _, grow = self._sizes(state, state.groups[client], step)
-        return Task(client, model, {"grow": grow}, "train:evidence")
+        group = state.groups[client]
+        if group not in grow_of:
+            _, grow_of[group] = self._sizes(state, group, step)
+        return Task(client, model, {"grow": grow_of[group]}, "train:evidence")
 
     # ---- clustering and pruning ------------------------------------------------------------------
 
@@ -642,8 +649,8 @@ def holds_update(task: Task, net: Net) -> Holds:
 
 def update_and_evidence(task: Task, net: Net) -> Holds:
     """The update, and a vote for every prunable weight: none is pruned yet."""
-    every_weight = torch.ones(net.layout.prunable_size, dtype=torch.bool)
-    votes_of_all = evidence_form(every_weight, grow=0)
+    size = net.layout.prunable_size
+    votes_of_all = evidence_form(size, active=size, grow=0)
     return Holds({**holds_update(task, net).packets, "evidence": votes_of_all})
 
 
@@ -651,11 +658,11 @@ def model_and_evidence(task: Task, net: Net) -> Holds:
     """The model as it was sent, and evidence under its mask."""
     model = task.send["model"]
     weights = trees.pick(model.values, net.layout.prunable)
-    if model.mask is None:
-        active = torch.ones_like(trees.flat(weights)).bool()
-    else:
-        active = trees.flat(trees.pick(model.mask, weights))
+    size = trees.size(weights)
+    active = size
+    if model.mask is not None:
+        active = sum(int(model.mask[name].count_nonzero()) for name in weights)
     grow = task.settings["grow"]
     assert isinstance(grow, int)
-    evidence = evidence_form(active, grow)
+    evidence = evidence_form(size, active, grow)
     return Holds({**what_was_sent(task, net).packets, "evidence": evidence})

@@ -61,8 +61,9 @@ def settled(gradient: Tensor) -> Tensor:
     >>> settled(torch.tensor([1.0, 1e-9]))
     tensor([1., 0.])
     """
-    rounding = 16 * torch.finfo(gradient.dtype).eps * gradient.abs().max()
-    return trees.where(gradient.abs() > rounding, gradient)
+    magnitudes = gradient.abs()
+    rounding = 16 * torch.finfo(gradient.dtype).eps * magnitudes.max()
+    return trees.where(magnitudes > rounding, gradient)
 
 
 def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
@@ -87,14 +88,13 @@ def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
     return Packet(values)
 
 
-def evidence_form(mask: Tensor, grow: int) -> Form:
-    """What :func:`evidence_packet` makes looks like, by mask and number."""
-    active = int(mask.sum())
+def evidence_form(weights: int, active: int, grow: int) -> Form:
+    """What :func:`evidence_packet` makes looks like, where ``active`` of the weights are in use."""
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "scores.signs": (torch.int8, (active,))
     }
     if grow:
-        tensors["scores.grow"] = (torch.bfloat16, (len(mask) - active,))
+        tensors["scores.grow"] = (torch.bfloat16, (weights - active,))
     return Form(tensors)
 
 
@@ -117,8 +117,9 @@ class Gather:
         self._model = model.double()
         self._moved = torch.zeros_like(self._model)
         self._squares = torch.zeros_like(self._model)
-        self._signs = torch.zeros_like(self._model)
-        self._grow = torch.zeros_like(self._model)
+        # As they are sent, side by side; since() puts the sums in their places.
+        self._signs = self._model.new_zeros(len(self._inside))
+        self._grow = self._model.new_zeros(len(self._outside))
         self._reports = 0
         self._votes = 0
 
@@ -131,17 +132,21 @@ class Gather:
         # is lost when the squared mean is subtracted in since().
         moved = trained.double() - self._model
         self._moved += moved
-        self._squares += moved * moved
+        # In place: new memory takes longer than the product.
+        self._squares += moved.square_()
         self._reports += 1
-        active = len(self._inside)
         signs = evidence.get("scores.signs")
         # A vote is -1, 0 or 1: a client cannot count more than once by sending larger numbers.
-        if signs is not None and signs.shape == (active,) and bool((signs.abs() <= 1).all()):
-            self._signs.index_add_(0, self._inside, signs.double())
+        if (
+            signs is not None
+            and signs.shape == self._signs.shape
+            and bool((signs.abs() <= 1).all())
+        ):
+            self._signs += signs
             self._votes += 1
         grow = evidence.get("scores.grow")
-        if grow is not None and grow.shape == (len(self._outside),):
-            self._grow.index_add_(0, self._outside, grow.double())
+        if grow is not None and grow.shape == self._grow.shape:
+            self._grow += grow
 
     def since(self, before: Mapping[str, Tensor]) -> Sums:
         """These sums added to those ``before``, which may be empty."""
@@ -155,9 +160,9 @@ class Gather:
         now = {
             "spread": spread,
             "pooled": torch.tensor(float(pooled)),
-            "signs": self._signs,
+            "signs": torch.zeros_like(spread).index_copy_(0, self._inside, self._signs),
             "votes": torch.tensor(float(self._votes)),
-            "grow": self._grow,
+            "grow": torch.zeros_like(spread).index_copy_(0, self._outside, self._grow),
         }
         if not before:
             return now

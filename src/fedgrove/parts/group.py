@@ -83,38 +83,56 @@ class AverageLinkage:
         n = len(vectors)
         if groups == 1 or n < 2:
             return [0] * n
+        merges = self._merges(distances)
         if groups != 0:
-            return renumbered(self._divide(distances, min(groups, n)))
+            return renumbered(_divide(merges, min(groups, n)))
         # A silhouette exists for 2 to n - 1 groups, so two clients cannot choose.
         if n < 3:
             return [0] * n
         divisions = []
         silhouettes = []
         for number in range(2, min(MOST, n - 1) + 1):
-            labels = self._divide(distances, number)
+            labels = _divide(merges, number)
             divisions.append(labels)
             silhouettes.append(silhouette(distances, labels))
         # index() gives the first of equal ones: the fewest groups.
         return renumbered(divisions[silhouettes.index(max(silhouettes))])
 
-    def _divide(self, distances: Matrix, groups: int) -> list[int]:
-        """So many groups: of the n - 1 merges down to one group, the last ones are left out."""
+    def several(self, vectors: Tensor, numbers: Sequence[int]) -> list[list[int]]:
+        """The same as a call for each of some numbers of groups, 1 or more.
+
+        They differ only in how many of the same merges are made.
+        """
+        n = len(vectors)
+        if n < 2:
+            return [[0] * n for _ in numbers]
+        merges = self._merges(cosine_distances(vectors).numpy())
+        return [renumbered(_divide(merges, min(number, n))) for number in numbers]
+
+    def _merges(self, distances: Matrix) -> Matrix:
+        """The n - 1 merges down to one group, the nearest two first."""
         # Imported where it is used: it is slow to load, and most methods form no groups. (What
         # scikit-learn has for this calls it as well, and takes ten times as long to load.)
         from scipy.cluster.hierarchy import linkage
 
         n = len(distances)
         upper = distances[np.triu_indices(n, k=1)]
-        merges = linkage(upper, method=self.linkage)
-        # Row i merges two clusters into cluster n + i; 0 to n - 1 are the single clients.
-        members: dict[int, list[int]] = {client: [client] for client in range(n)}
-        for i, (one, other) in enumerate(merges[: n - groups, :2].astype(int).tolist()):
-            members[n + i] = members.pop(one) + members.pop(other)
-        labels = [0] * n
-        for label, clients in enumerate(members.values()):
-            for client in clients:
-                labels[client] = label
-        return labels
+        merges: Matrix = linkage(upper, method=self.linkage)
+        return merges
+
+
+def _divide(merges: Matrix, groups: int) -> list[int]:
+    """So many groups: of the n - 1 merges down to one group, the last ones are left out."""
+    n = len(merges) + 1
+    # Row i merges two clusters into cluster n + i; 0 to n - 1 are the single clients.
+    members: dict[int, list[int]] = {client: [client] for client in range(n)}
+    for i, (one, other) in enumerate(merges[: n - groups, :2].astype(int).tolist()):
+        members[n + i] = members.pop(one) + members.pop(other)
+    labels = [0] * n
+    for label, clients in enumerate(members.values()):
+        for client in clients:
+            labels[client] = label
+    return labels
 
 
 def silhouette(distances: Matrix, labels: Sequence[int]) -> float:

@@ -7,6 +7,7 @@ speak for it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,9 +72,13 @@ class HeldOutGroups:
         foretold = {}
         shared = {}
         # A group of one foretells nothing.
-        for number in range(2, min(self.most, count // 2) + 1):
-            one = self.tried(first, second, number)
-            other = self.tried(second, first, number)
+        numbers = range(2, min(self.most, count // 2) + 1)
+        # Distances and merges of a half are the same for all numbers of groups.
+        of_first = self.linkage.several(first, numbers)
+        of_second = self.linkage.several(second, numbers)
+        for number, one_start, other_start in zip(numbers, of_first, of_second, strict=True):
+            one = self.tried(first, second, number, one_start)
+            other = self.tried(second, first, number, other_start)
             foretold[number] = (one[0] + other[0]) / 2
             shared[number] = (one[1] + other[1]) / 2
         best = max(foretold.values(), default=0.0)
@@ -84,9 +89,11 @@ class HeldOutGroups:
             return Found([0] * count, shared[number])
         return Found(self.divide(first + second, number), shared[number])
 
-    def tried(self, made_of: Tensor, tried_on: Tensor, number: int) -> tuple[float, float]:
+    def tried(
+        self, made_of: Tensor, tried_on: Tensor, number: int, start: Sequence[int] | None = None
+    ) -> tuple[float, float]:
         """What a division of one half foretells of the other, and what its groups share."""
-        labels = torch.tensor(self.divide(made_of, number))
+        labels = torch.tensor(self.divide(made_of, number, start))
         expected = others_mean(made_of, labels)
         agreement = float((tried_on * expected).sum())
         length = float(expected.norm())
@@ -96,9 +103,14 @@ class HeldOutGroups:
             return 0.0, 0.0
         return agreement / length, agreement / lasting
 
-    def divide(self, vectors: Tensor, number: int) -> list[int]:
-        """So many groups, or fewer, such that every row is nearest to the others of its own."""
-        labels = torch.tensor(self.linkage(vectors, number))
+    def divide(self, vectors: Tensor, number: int, start: Sequence[int] | None = None) -> list[int]:
+        """So many groups, or fewer, such that every row is nearest to the others of its own.
+
+        ``start`` is what the linkage gives for this number, where that is known.
+        """
+        if start is None:
+            start = self.linkage(vectors, number)
+        labels = torch.tensor(start)
         for _ in range(MOST_STEPS):
             moved = _one_at_a_time(labels, nearest_others(vectors, labels))
             if torch.equal(moved, labels):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,15 +54,34 @@ class SparseTernary:
         return map_scope(tree, self.scope, self._vector)
 
     def _vector(self, x: Tensor) -> Tensor:
-        kept = largest(x, max(1, round(self.share * x.numel())))
+        count = max(1, round(self.share * x.numel()))
         if not self.ternary:
-            return trees.where(kept, x)
+            return trees.where(largest(x, count), x)
         # Few are kept: those alone are looked at.
-        places = trees.places(kept)
+        places = _places_of_largest(x, count)
         values = x.reshape(-1).index_select(0, places)
         # In double precision: in the vector's own, a sum of many values would lose digits.
         mean = values.double().abs().mean().to(x.dtype)
         return torch.zeros_like(x).view(-1).index_copy_(0, places, values.sign() * mean).view_as(x)
+
+
+def _places_of_largest(x: Tensor, count: int) -> Tensor:
+    """Where the largest magnitudes are, as :func:`largest` finds them, by number of their place.
+
+    >>> _places_of_largest(torch.tensor([1.0, -3.0, 2.0]), 2)
+    tensor([1, 2])
+    """
+    numpy_has_them = x.is_cpu and x.dtype in (torch.float32, torch.float64)
+    if numpy_has_them and count < x.numel():
+        # Without a mask in between, of which there would be one for each of many small layers.
+        magnitudes = x.detach().abs().reshape(-1).numpy()
+        first = len(magnitudes) - count
+        threshold = np.partition(magnitudes, first)[first]
+        places = np.flatnonzero(magnitudes >= threshold)
+        # With ties at the threshold there are more, and with a NaN there may be fewer.
+        if len(places) == count:
+            return torch.from_numpy(places)
+    return trees.places(largest(x, count))
 
 
 def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:

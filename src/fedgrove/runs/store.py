@@ -309,6 +309,11 @@ class _Recent:
             while self._used > RECENT_BYTES:
                 self._drop(next(iter(self._files)))
 
+    def drop(self, name: str) -> None:
+        """Let a file go."""
+        with self._lock:
+            self._drop(name)
+
     def _drop(self, name: str) -> None:
         if name in self._files:
             self._used -= self._files.pop(name).size
@@ -380,8 +385,13 @@ class Memory:
 
     def accept(self, client: int, version: str | None) -> None:
         """The client's newest version, from now on."""
-        if version:
-            self.files[client] = version
+        if not version:
+            return
+        before = self.files.get(client)
+        if before and before != version:
+            # No task names it any longer: it would only take the room of one that is read again.
+            self._recent.drop(memory_file(client, before))
+        self.files[client] = version
 
 
 def version_of(round: int, verb: str, digest: str) -> str:

@@ -92,7 +92,14 @@ def mark_of(leaf: Tensor) -> tuple[int, int]:
     Torch does not count what its own fused optimisers, BatchNorm, ``.data`` or numpy write.
     """
     flat = leaf.detach().contiguous().view(-1)
-    word = torch.int32 if flat.nbytes % 4 == 0 else torch.uint8
+    # Words as wide as the sum itself where they fit: narrower ones are widened one by one.
+    begin = flat.storage_offset() * flat.element_size()
+    if begin % 8 == 0 and flat.nbytes % 8 == 0:
+        word = torch.int64
+    elif begin % 4 == 0 and flat.nbytes % 4 == 0:
+        word = torch.int32
+    else:
+        word = torch.uint8
     return leaf._version, int(flat.view(word).sum())
 
 
