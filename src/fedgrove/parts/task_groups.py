@@ -237,18 +237,22 @@ def adjusted(labels: Sequence[int], vectors: Tensor, present: Tensor) -> list[in
     result = list(labels)
     if NOISE in result:
         return result
+    # Once for all that is asked of a row.
+    vectors = vectors.double()
     for _ in range(SWEEPS):
         sums = {}
         for label, rows in _members(result).items():
-            sums[label] = vectors[rows].double().sum(0)
+            sums[label] = vectors[rows].sum(0)
         moved = []
         for row, label in enumerate(result):
             update = Trace(vectors[row], present[row])
             best = label
-            most = agreement(update, sums[label] - vectors[row].double())
+            most = agreement(update, sums[label] - vectors[row])
             for other, direction in sums.items():
+                if other == label:
+                    continue
                 agrees = agreement(update, direction)
-                if other != label and agrees > most:
+                if agrees > most:
                     best = other
                     most = agrees
             moved.append(best)
