@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedgrove.bench import where
 from fedgrove.bench.methods import Asked, Exchanged, checks, measure, summarise
 from fedgrove.bench.show import print_methods, write_methods_page
 from fedgrove.bench.where import PARTS, Look, part_of
@@ -168,6 +170,27 @@ def test_real_rounds(engine: str, tmp_path: Path) -> None:
     assert base["parts"]["engine"] > 0
     assert base["parts"]["checkpoint"] > 0
     assert said[-1] == "round 3 of 3: done"
+
+
+def test_a_look_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while it looks, another look inside, another handler: none keeps it from ending."""
+    before = signal.getsignal(signal.SIGPROF)
+
+    def interrupted(frame: object) -> tuple[str, str]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, "part_at_work", interrupted)
+        with pytest.raises(KeyboardInterrupt), Look():
+            time.sleep(5)
+    with Look() as outer, Look() as inner:
+        time.sleep(0.05)
+    assert sum(inner.seconds.values()) > 0.02
+    with Look():
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        time.sleep(0.02)
+    assert signal.getsignal(signal.SIGPROF) == before
+    assert set(outer.seconds) <= {"other"}
 
 
 def test_masks_that_are_new_are_counted() -> None:

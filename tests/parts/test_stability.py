@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fedgrove.errors import InputError
+from fedgrove.parts.group import AverageLinkage
 from fedgrove.parts.stability import HeldOutGroups, certainty, nearest_others, others_mean
 
 # ---- by hand -------------------------------------------------------------------------------------
@@ -164,6 +165,14 @@ def test_some_of_many_kinds_may_stay_together() -> None:
 
 
 # ---- odd input -----------------------------------------------------------------------------------
+
+
+def test_too_few_to_divide_are_not_compared() -> None:
+    """Of three rows none can be left out of two groups of two, whatever they hold."""
+    rows = torch.tensor([[1.0, torch.nan], [0.0, 1.0], [1.0, 0.0]])
+    assert HeldOutGroups()(rows, rows).labels == [0, 0, 0]
+    assert AverageLinkage()(rows[:2], 0) == [0, 0]
+    assert AverageLinkage().several(rows, []) == []
 
 
 @pytest.mark.parametrize("clients", [0, 1, 2, 3])

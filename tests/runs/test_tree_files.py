@@ -187,3 +187,13 @@ def test_a_mark_changes_with_any_number(dtype: torch.dtype, offset: int, count: 
         assert mark_of(leaf)[1] != before
         leaf.numpy()[place] -= 1
     assert mark_of(leaf)[1] == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mark_changes_with_signs(dtype: torch.dtype) -> None:
+    """Of an even number of them too: a sum of wide words would lose what overflows."""
+    leaf = torch.arange(1, 1001).to(dtype)
+    _, before = mark_of(leaf)
+    # Torch does not count this write.
+    leaf.data.neg_()
+    assert mark_of(leaf)[1] != before

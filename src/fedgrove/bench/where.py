@@ -94,7 +94,9 @@ class Look:
         self._over = threading.Event()
         # Not an Event: a handler that waits for its lock might wait for what it has interrupted.
         self._signal_is_on_its_way = False
-        self._reminder = threading.Thread(target=self._remind, args=[threading.get_ident()])
+        self._reminder = threading.Thread(
+            target=self._remind, args=[threading.get_ident()], daemon=True
+        )
         self._handler_before: Any = None
         self._before = 0.0
 
@@ -112,10 +114,16 @@ class Look:
     ) -> None:
         self._over.set()
         self._reminder.join()
-        # It must find this handler: without one it ends the process.
-        while self._signal_is_on_its_way:
+        # Whoever has set a handler of his own meanwhile gets the signal, and this waits in vain.
+        for _ in range(100):
+            if not self._signal_is_on_its_way:
+                break
             time.sleep(PAUSE)
-        signal.signal(signal.SIGPROF, self._handler_before)
+        # A signal that is late is ignored: the default ends the process.
+        signal.signal(signal.SIGPROF, signal.SIG_IGN)
+        # None stands for a handler that was not set from Python.
+        if self._handler_before is not None:
+            signal.signal(signal.SIGPROF, self._handler_before)
 
     def _remind(self, watched: int) -> None:
         while not self._over.wait(PAUSE):
@@ -126,11 +134,14 @@ class Look:
                 signal.pthread_kill(watched, signal.SIGPROF)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        part, place = part_at_work(frame)
-        # By the clock, not by the number of looks: code that calls no Python is seen once, at its
-        # end.
-        now = time.perf_counter()
-        self.seconds[part] += now - self._before
-        self.places[place] += now - self._before
-        self._before = now
-        self._signal_is_on_its_way = False
+        try:
+            part, place = part_at_work(frame)
+            # By the clock, not by the number of looks: code that calls no Python is seen once, at
+            # its end.
+            now = time.perf_counter()
+            self.seconds[part] += now - self._before
+            self.places[place] += now - self._before
+            self._before = now
+        finally:
+            # Ctrl-C may come in between.
+            self._signal_is_on_its_way = False

@@ -7,9 +7,9 @@ which channels it leaves. A mask that came over a network is another one, and is
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -41,29 +41,29 @@ class _Known:
         return self.versions == [leaf._version for leaf in self.mask.values()]
 
 
-class _Masks:
-    """The masks that were made here, by choice of channels; those used last are kept."""
+class _Masks(threading.local):
+    """The masks that were made here, by choice of channels; those used last are kept.
+
+    Each thread has its own: so none waits for a lock, which a forked worker could find locked.
+    """
 
     def __init__(self) -> None:
         self.by_choice: dict[Any, _Known] = {}
         # By the id of each leaf: while the mask is held, the id is no one else's.
         self.by_leaf: dict[int, _Known] = {}
         self.nbytes = 0
-        # Runs may go on in several threads of one process.
-        self._lock = Lock()
 
     def get(self, choice: Any) -> Mask | None:
         """The mask of a choice, if there is one that nobody has written into."""
-        with self._lock:
-            known = self.by_choice.get(choice)
-            if known is None:
-                return None
-            self._forget(choice)
-            if not known.is_unchanged:
-                return None
-            # Inserted last, so that the first one is the one unused for longest.
-            self._insert(choice, known)
-            return known.mask
+        known = self.by_choice.get(choice)
+        if known is None:
+            return None
+        self._forget(choice)
+        if not known.is_unchanged:
+            return None
+        # Inserted last, so that the first one is the one unused for longest.
+        self._insert(choice, known)
+        return known.mask
 
     def add(self, choice: Any, mask: Mask) -> None:
         """Remember a mask."""
@@ -72,13 +72,9 @@ class _Masks:
             return
         nbytes = sum(leaf.nbytes for leaf in mask.values())
         versions = [leaf._version for leaf in mask.values()]
-        with self._lock:
-            if choice in self.by_choice:
-                # Another thread has made it in the meantime.
-                self._forget(choice)
-            self._insert(choice, _Known(mask, nbytes, versions))
-            while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
-                self._forget(next(iter(self.by_choice)))
+        self._insert(choice, _Known(mask, nbytes, versions))
+        while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
+            self._forget(next(iter(self.by_choice)))
 
     def whole(self, mask: Mapping[str, Tensor]) -> _Known | None:
         """The mask that was made here of whose very tensors, or some of them, this one consists."""

@@ -186,10 +186,7 @@ def own(carry: Carry, client: Client) -> Carry:
     if not mask:
         next_carry["model"] = model
     else:
-        # What came under the very same mask is 0 outside it, as every packet is.
-        came_under = received_mask or {}
-        rest = {name: kept for name, kept in mask.items() if came_under.get(name) is not kept}
-        next_carry["model"] = trees.masked(model, rest)
+        next_carry["model"] = trees.masked(model, mask)
         next_carry["model.mask"] = mask
     return next_carry
 

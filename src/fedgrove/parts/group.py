@@ -83,12 +83,12 @@ class AverageLinkage:
         n = len(vectors)
         if groups == 1 or n < 2:
             return [0] * n
+        # A silhouette exists for 2 to n - 1 groups, so two clients cannot choose.
+        if groups == 0 and n < 3:
+            return [0] * n
         merges = self._merges(distances)
         if groups != 0:
             return renumbered(_divide(merges, min(groups, n)))
-        # A silhouette exists for 2 to n - 1 groups, so two clients cannot choose.
-        if n < 3:
-            return [0] * n
         divisions = []
         silhouettes = []
         for number in range(2, min(MOST, n - 1) + 1):
@@ -104,7 +104,7 @@ class AverageLinkage:
         They differ only in how many of the same merges are made.
         """
         n = len(vectors)
-        if n < 2:
+        if n < 2 or not numbers:
             return [[0] * n for _ in numbers]
         merges = self._merges(cosine_distances(vectors).numpy())
         return [renumbered(_divide(merges, min(number, n))) for number in numbers]

@@ -378,9 +378,9 @@ class Memory:
 
     def delete_unfinished(self, pid: int) -> None:
         """Delete what a process was writing when it was killed."""
-        for path in self.folder.glob(f"*.{pid}-*{PARTIAL}"):
-            # On a disk with errors it stays: no manifest names it, and the next commit tries again.
-            with suppress(OSError):
+        # On a disk with errors it stays: no manifest names it, and the next commit tries again.
+        with suppress(OSError):
+            for path in self.folder.glob(f"*.safetensors.{pid}-*{PARTIAL}"):
                 path.unlink()
 
     def accept(self, client: int, version: str | None) -> None:

@@ -92,14 +92,10 @@ def mark_of(leaf: Tensor) -> tuple[int, int]:
     Torch does not count what its own fused optimisers, BatchNorm, ``.data`` or numpy write.
     """
     flat = leaf.detach().contiguous().view(-1)
-    # Words as wide as the sum itself where they fit: narrower ones are widened one by one.
+    # Not words as wide as the sum: of their highest bits, the signs, two changes would cancel.
     begin = flat.storage_offset() * flat.element_size()
-    if begin % 8 == 0 and flat.nbytes % 8 == 0:
-        word = torch.int64
-    elif begin % 4 == 0 and flat.nbytes % 4 == 0:
-        word = torch.int32
-    else:
-        word = torch.uint8
+    fits = begin % 4 == 0 and flat.nbytes % 4 == 0
+    word = torch.int32 if fits else torch.uint8
     return leaf._version, int(flat.view(word).sum())
 
 
