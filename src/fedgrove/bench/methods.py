@@ -210,7 +210,7 @@ def _measure_in(
     looked_at: dict[str, Runner] = {}
     split = asked.split and can_look()
     if asked.split and not split:
-        say("nobody looks where the time goes: that takes the main thread, and signals")
+        say("not divided into parts: that needs the main thread, and a system with signals")
     for word in words:
         try:
             timed[word] = start.runner(word, f"{len(timed)}-timed")

@@ -114,7 +114,7 @@ class Look:
     ) -> None:
         self._over.set()
         self._reminder.join()
-        # Whoever has set a handler of his own meanwhile gets the signal, and this waits in vain.
+        # Not for ever: if the body has set another handler, that one got the signal.
         for _ in range(100):
             if not self._signal_is_on_its_way:
                 break

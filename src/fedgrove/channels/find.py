@@ -24,8 +24,8 @@ from .groups import (
     channels_of,
     checked,
     expand,
+    interned,
     may_remove_channels,
-    the_one,
 )
 from .known import found
 from .thin import cut_groups
@@ -44,7 +44,7 @@ def groups_of(net: Net) -> tuple[ChannelGroup, ...]:
     shuffled or counted in the forward pass) is left out.
     """
     if net not in _GROUPS:
-        _GROUPS[net] = tuple(the_one(group) for group in _find(net))
+        _GROUPS[net] = tuple(interned(group) for group in _find(net))
     return _GROUPS[net]
 
 

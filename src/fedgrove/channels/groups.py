@@ -80,8 +80,11 @@ class ChannelGroup:
 
 
 @lru_cache(maxsize=4096)
-def the_one(group: ChannelGroup) -> ChannelGroup:
-    """The first group that was equal to this one: what is one object is quickly compared."""
+def interned(group: ChannelGroup) -> ChannelGroup:
+    """The first group that was equal to this one, so that equal groups are one object.
+
+    Tuples of them are keys, and an object is compared with itself at once.
+    """
     return group
 
 

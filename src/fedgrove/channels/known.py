@@ -76,8 +76,8 @@ class _Masks(threading.local):
         while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
             self._forget(next(iter(self.by_choice)))
 
-    def whole(self, mask: Mapping[str, Tensor]) -> _Known | None:
-        """The mask that was made here of whose very tensors, or some of them, this one consists."""
+    def origin(self, mask: Mapping[str, Tensor]) -> _Known | None:
+        """The remembered mask that all tensors of this one belong to, if there is one."""
         first = next(iter(mask.values()), None)
         known = self.by_leaf.get(id(first))
         if known is None or not known.is_unchanged:
@@ -114,7 +114,7 @@ def shared_mask(
     are_usual = all(kept.dim() == 1 and trees.are_plain(kept) for kept in channels.values())
     if not are_usual:
         return expand(groups, shapes, channels, buffers)
-    # Of no account where there are none: the mask is then the same one.
+    # Without statistics the mask is the same with buffers and without: one key for both.
     buffers = buffers and _have_statistics(groups, shapes)
     chosen = tuple((name, kept.bool().numpy().tobytes()) for name, kept in channels.items())
     key = (tuple(groups), tuple(shapes.items()), chosen, buffers)
@@ -135,7 +135,7 @@ def found(
 
     ``what`` says what it looks for. The caller may write into the result.
     """
-    known = _MASKS.whole(mask)
+    known = _MASKS.origin(mask)
     if known is None:
         return find()
     key = (what, tuple(groups), tuple(mask))

@@ -22,7 +22,7 @@ from ..nets.layout import Layout
 from ..trees import Mask, Tree
 from .choice import Slim, nested
 from .find import channel_mask, groups_of
-from .groups import ChannelGroup, Channels, Place, Role, has_filters, the_one
+from .groups import ChannelGroup, Channels, Place, Role, has_filters, interned
 from .known import found, shared_mask
 from .widths import largest_that_fits
 
@@ -57,7 +57,7 @@ def groups_from_plain(plain: PlainGroups) -> tuple[ChannelGroup, ...]:
         places: list[Place] = []
         for tensor, dim, channel, role, fill in plain_places:
             places.append(Place(tensor, dim, tuple(channel.tolist()), cast(Role, role), fill))
-        groups.append(the_one(ChannelGroup(name, size, tuple(places))))
+        groups.append(interned(ChannelGroup(name, size, tuple(places))))
     return tuple(groups)
 
 
