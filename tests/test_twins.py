@@ -41,6 +41,27 @@ def test_a_part_has_the_part_of_its_twin() -> None:
     assert twins.on(second["b"], torch.device("cpu")) is second["b"]
 
 
+def test_leaves_of_rows_are_stacked_in_any_order() -> None:
+    here = torch.arange(15.0).view(3, 5).clone()
+    there = here + 100
+    twins.keep(here, there)
+    first, second, third = clients(here)
+    found = twins.rows_of([third["w"], first["w"], third["w"]])
+    assert found is not None
+    assert found.tolist() == [
+        [[110.0, 111.0], [112.0, 113.0]],
+        [[100.0, 101.0], [102.0, 103.0]],
+        [[110.0, 111.0], [112.0, 113.0]],
+    ]
+    # Another place in the row, another memory, none that has a twin, other strides.
+    assert twins.rows_of([first["b"], vector_of(second)[:1]]) is None
+    assert twins.rows_of([first["w"], torch.zeros(3, 5)[0, :4].view(2, 2)]) is None
+    assert twins.rows_of([first["w"].clone(), first["w"]]) is None
+    assert twins.rows_of([first["w"], second["w"].T]) is None
+    there.add_(1)
+    assert twins.rows_of([first["w"], second["w"]]) is None
+
+
 @pytest.mark.parametrize("side", ["here", "there"])
 def test_a_twin_ends_when_either_side_is_written_to(side: str) -> None:
     here = torch.zeros(2, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,11 +17,11 @@ from torch.func import vmap
 from fedgrove import engines, methods, trees
 from fedgrove.core import Batch, Carry, Lost, Packet, Task
 from fedgrove.engines import Serial
-from fedgrove.engines.batched import convolution, grouped
+from fedgrove.engines.batched import convolution, graphs, grouped, stacking
 from fedgrove.engines.batched import engine as batched_engine
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.batched.graphs import STEPS_MULTIPLE, CapturedStack, GraphCache
-from fedgrove.engines.batched.stacking import bring_back, joined_rows, split_rows
+from fedgrove.engines.batched.stacking import bring_back, joined_rows, split_rows, stack_carries
 from fedgrove.engines.batched.steps import BatchPlan, Stack
 from fedgrove.engines.batched.templates import from_template, to_template
 from fedgrove.errors import InputError
@@ -76,16 +77,25 @@ def test_a_plan_grows_without_changing() -> None:
     assert loaded.sizes.tolist() == [[2]]
 
 
+@pytest.mark.parametrize("is_little", [True, False], ids=["little work", "much work"])
 def test_a_captured_stack_serves_fewer_clients_and_more_rounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_little: bool
 ) -> None:
     """Nothing is captured here, but all else is as on a card.
 
-    Seven clients and then eight share a stack that has room for eight, of which some are always
-    done before others.
+    Seven clients and then eight share a stack, which may have room for more, of which some are
+    always done before others.
     """
+    captured: set[tuple[int, bool]] = set()
+
+    def capture(self: CapturedStack, size: int, all_active: bool, ragged: bool) -> Any:
+        captured.add((size, all_active))
+        return SimpleNamespace(replay=partial(self.stack.advance, size, all_active, ragged))
+
+    if not is_little:
+        monkeypatch.setattr(graphs, "LITTLE_STEP", 0)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(CapturedStack, "_capture", lambda self, size, all_active, ragged: None)
+    monkeypatch.setattr(CapturedStack, "_capture", capture)
     monkeypatch.setattr(GraphCache, "_memory_is_short", lambda self: False)
     made: list[int] = []
     make_room = Stack.make_room
@@ -108,7 +118,44 @@ def test_a_captured_stack_serves_fewer_clients_and_more_rounds(
         expected = list(reports(run, Serial(), tasks))
         for mine, alone in zip(reports(run, engine, tasks), expected, strict=True):
             assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-12
-    assert made == [8, 5]
+    assert made == ([10] if is_little else [8, 5])
+    assert (10, False) in captured if is_little else (8, True) in captured
+    # One graph does, where a smaller one would not save anything.
+    assert (len(captured) == 1) == is_little
+
+
+def test_what_was_stacked_for_one_stage_is_there_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: list[int] = []
+    stacks_to_device = stacking.stacks_to_device
+
+    def noted(stacks: Any, device: torch.device) -> list[Tensor]:
+        moved.append(len(stacks))
+        return stacks_to_device(stacks, device)
+
+    monkeypatch.setattr(stacking, "stacks_to_device", noted)
+    carries = [{"kept": {"w": torch.full((2,), float(k))}, "own": {}} for k in range(3)]
+    recent = stacking.RecentStacks()
+    first = stack_carries(carries, CPU, recent)
+    for k, carry in enumerate(carries):
+        carry["own"] = {"w": torch.full((2,), 10.0 + k)}
+    second = stack_carries(carries, CPU, recent)
+    assert moved == [1, 1]
+    assert second["kept"]["w"] is first["kept"]["w"]
+    assert second["own"]["w"][:, 0].tolist() == [10.0, 11.0, 12.0]
+    # Other clients, or the same in another order, are another stack.
+    assert stack_carries(carries[::-1], CPU, recent)["kept"]["w"][:, 0].tolist() == [2.0, 1.0, 0.0]
+    carries[1]["kept"]["w"].fill_(5.0)
+    assert stack_carries(carries, CPU, recent)["kept"]["w"][:, 0].tolist() == [0.0, 5.0, 2.0]
+    # No more than so much is kept, and nothing for the next exchange.
+    recent.clear()
+    monkeypatch.setattr(stacking, "RECENT_BYTES", 23)
+    for _ in range(2):
+        stack_carries(carries[:1], CPU, recent)
+    stack_carries(carries, CPU, recent)
+    stack_carries(carries, CPU, recent)
+    assert moved[4:] == [2, 0, 2, 2]
 
 
 def test_floats_become_slots_and_a_zero_stays() -> None:
@@ -438,11 +485,14 @@ def test_memory_is_measured_once_and_the_stack_fits(
 
 
 @CUDA
-def test_a_graph_of_the_last_step_reads_nothing_behind_the_plan(tmp_path: Path) -> None:
+def test_a_graph_of_the_last_step_reads_nothing_behind_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One client does 16 steps, as many as a captured plan has room for, and the last one alone.
 
     Its graph is captured there, and warmed up with steps of its own.
     """
+    monkeypatch.setattr(graphs, "LITTLE_STEP", 0)
     run = make_run(
         methods.FedAvg(local=LocalTraining(1, 4, SGD(0.1))), tmp_path, sizes=(64, 20, 12), cohort=3
     )

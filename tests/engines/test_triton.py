@@ -195,7 +195,7 @@ def test_a_card_would_give_what_serial_gives(
 def test_spare_room_keeps_nothing_of_the_round_before(
     optimiser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seven clients in a captured stack for eight, three rounds: each begins without momentum."""
+    """Seven clients in a captured stack for ten, three rounds: each begins without momentum."""
     method = methods.FedAvg(local=LocalTraining(2, 8, optimiser))
     sizes = (12, 9, 17, 10, 5, 8, 11)
     run = make_run(method, tmp_path / "serial", sizes=sizes, cohort=7)

@@ -91,6 +91,7 @@ from .finishing import in_order
 from .graphs import GraphCache
 from .stacking import (
     Job,
+    RecentStacks,
     Work,
     adapters_in_full_width,
     bring_back,
@@ -165,6 +166,8 @@ class Batched:
         # By verb.
         self._why_not_stacked: WeakKeyDictionary[Run, dict[str, str]] = WeakKeyDictionary()
         self._stack_sizes: dict[Any, int] = {}
+        # Of the exchange at hand.
+        self._recent = RecentStacks()
         self._stream: torch.cuda.Stream | None = None
         self._graph_cache: GraphCache | None = None
         if self.graphs and self._device.type == "cuda":
@@ -218,8 +221,11 @@ class Batched:
 
     def _answers(self, part: Part, sent: BroadcastCosts) -> Iterator[tuple[CoreJob, Answer]]:
         """The answers of a part, once all its stages are done."""
-        with self._torch_as_needed():
-            to_the_end(part.steps)
+        try:
+            with self._torch_as_needed():
+                to_the_end(part.steps)
+        finally:
+            self._recent.clear()
         _check_versions(part.sent_before)
         for job, answer in in_order(part.jobs, self._answer_of):
             if self.count_bytes:
@@ -479,6 +485,9 @@ class Batched:
         """
         if self._device.type != "cuda":
             return len(jobs)
+        if len(jobs) <= PROBE_CLIENTS and not self._stack_sizes:
+            # Nothing was found out about any stack, nor is it for so few.
+            return len(jobs)
         try:
             key = self._memory_key(jobs, number)
         except Exception:
@@ -533,6 +542,7 @@ class Batched:
         if kept_cache is not None:
             self._graph_cache = GraphCache()
         # Emptied, so that what is reserved from here on is reserved for these few.
+        self._recent.clear()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_reserved(self._device)
@@ -546,6 +556,7 @@ class Batched:
             taken = max(reserved, allocated)
         finally:
             self._graph_cache = kept_cache
+            self._recent.clear()
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
         # Rounded up.
@@ -569,6 +580,7 @@ class Batched:
         torch.cuda.synchronize()
         if self._graph_cache is not None:
             self._graph_cache = GraphCache()
+        self._recent.clear()
         twins.forget()
         torch.cuda.empty_cache()
         half = len(jobs) // 2
@@ -606,7 +618,7 @@ class Batched:
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
             narrow_carries.append(adapter.narrow(job.carry, stage.whole))
-        carry = stack_carries(narrow_carries, self._device)
+        carry = stack_carries(narrow_carries, self._device, self._recent)
 
         # leaders[i] is the job that is trained in place of job i, mostly i itself.
         leaders = find_duplicates(jobs, hyperparameters, carry)
@@ -670,7 +682,7 @@ class Batched:
         plan = BatchPlan.of(
             passes, stage.over.size, offsets, hyperparameters.dtype, self._device
         ).first_steps(steps)
-        carry = stack_carries([job.carry for job in jobs], self._device)
+        carry = stack_carries([job.carry for job in jobs], self._device, self._recent)
 
         def measure_one(hyperparameters: Tensor, carry: Carry, batch: Batch) -> Tree:
             own_stage = from_template(template, hyperparameters)

@@ -31,16 +31,25 @@ ROOMS = (
 )
 """Captured stacks have room for so many clients: groups that gain or lose a few share a graph. The
 numbers that people choose for a cohort are among them, so that most rooms are full."""
+LITTLE_ROOMS = (4, 10, 20, 40, 80, 160, 320)
+"""The same, where a step is little work: rows that stay empty take next to no time."""
+LITTLE_STEP = 1 << 30
+"""Multiply-accumulates of a stack's forward pass: a card that has no more to do in a step takes
+about as long for half of it. To capture a step takes as long as a whole round of such steps."""
 
 
 class CapturedStack:
-    """A stack whose steps are graphs: one for all clients, and smaller ones as clients finish."""
+    """A stack whose steps are graphs: one for all clients, and smaller ones as clients finish.
 
-    def __init__(self, stack: Stack) -> None:
+    Where a step is little work (``is_little``), one graph does for any number of them.
+    """
+
+    def __init__(self, stack: Stack, is_little: bool = False) -> None:
         # Trees that all clients share are one row expanded. Every round copies its own trees in, so
         # each client needs a row that can be written, which this makes too.
-        stack.make_room(room_for(len(stack.hyperparameters)), STEPS_MULTIPLE)
+        stack.make_room(room_for(len(stack.hyperparameters), is_little), STEPS_MULTIPLE)
         self.stack = stack
+        self._is_little = is_little
         self._graphs: dict[tuple[int, bool, bool], torch.cuda.CUDAGraph] = {}
         self._can_capture = True
         # One memory pool for all graphs of the stack: they never run at the same time.
@@ -48,11 +57,12 @@ class CapturedStack:
 
     def advance(self, active: int, ragged: bool) -> None:
         """The next step of the first ``active`` clients, in the smallest graph that holds them."""
-        # Sizes are halved, not fitted exactly: few graphs do for any number of active clients.
         size = len(self.stack.hyperparameters)
-        while size // 2 >= active:
+        # Sizes are halved, not fitted exactly: few graphs do for any number of active clients.
+        while size // 2 >= active and not self._is_little:
             size //= 2
-        all_active = size == active
+        # A graph that asks who is active does where all are, too.
+        all_active = size == active and not self._is_little
         key = (size, all_active, ragged)
         if key not in self._graphs and self._can_capture:
             graph = self._capture(size, all_active, ragged)
@@ -120,7 +130,8 @@ class GraphCache:
 
     def train(self, stack: Stack, key: Hashable) -> Carry:
         """All steps of a stack, in the buffers of a captured one of the same ``key`` if any."""
-        key = (room_for(len(stack.hyperparameters)), key)
+        is_little = is_little_step(stack)
+        key = (room_for(len(stack.hyperparameters), is_little), is_little, key)
         # Taken out and put in again below, so that the order is that of last use.
         captured = self._captured.pop(key, None)
         steps = stack.plan.row.shape[1]
@@ -128,7 +139,7 @@ class GraphCache:
             captured.stack.load(stack)
             self._captured[key] = captured
         else:
-            captured = CapturedStack(stack)
+            captured = CapturedStack(stack, is_little)
             self._captured[key] = captured
             self._drop_oldest()
         return train_stack(captured.stack, captured.advance)
@@ -150,13 +161,25 @@ class GraphCache:
         return free + unused < MIN_FREE_SHARE * total
 
 
-def room_for(clients: int) -> int:
+def is_little_step(stack: Stack) -> bool:
+    """Whether a step of all clients is too little work to fill a card.
+
+    It follows from the stack alone, as :func:`room_for` does.
+    """
+    clients, _, batch_size = stack.plan.row.shape
+    return clients * batch_size * stack.net.layout.macs <= LITTLE_STEP
+
+
+def room_for(clients: int, is_little: bool = False) -> int:
     """How many clients a captured stack of so many has room for.
 
-    It follows from their number alone: dropout draws other bits in a stack of another size, and
-    must draw the same whatever was captured before.
+    It follows from their number and their work alone: dropout draws other bits in a stack of
+    another size, and must draw the same whatever was captured before.
 
     >>> [room_for(clients) for clients in (7, 10, 101, 501)]
     [8, 10, 120, 501]
+    >>> [room_for(clients, is_little=True) for clients in (1, 7, 10, 101)]
+    [4, 10, 10, 160]
     """
-    return next((room for room in ROOMS if room >= clients), clients)
+    rooms = LITTLE_ROOMS if is_little else ROOMS
+    return next((room for room in rooms if room >= clients), clients)

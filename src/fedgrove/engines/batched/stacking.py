@@ -67,6 +67,9 @@ ALIGNMENT = 8
 FEW_MODELS = 4
 """So many distinct trees of a name are taken for models that the server sends: one, or one for each
 group."""
+RECENT_BYTES = 1 << 28
+"""What is kept of one stage's stacks for the next takes no more than this: training needs memory
+too."""
 LITTLE_WORK = 1 << 34
 """Multiply-accumulates of a step of all clients: a card that has no more to do waits for the next
 kernel most of the time. One stack in full width then takes less time than several narrow ones, and
@@ -192,8 +195,52 @@ def stack_hyperparameters(
     return template, values.view(len(jobs), -1)
 
 
-def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
-    """All trees, one row per carry; the carries have the same names and shapes."""
+class RecentStacks:
+    """Leaves that are stacked on the device already, for an earlier stage of the same clients.
+
+    Most of a carry is the same at every stage: what was sent, what is remembered, masks. The stacks
+    are read and never written; steps write into copies.
+    """
+
+    def __init__(self) -> None:
+        # By the ids of the leaves, which are held, with how often they had been written to.
+        self._kept: dict[tuple[int, ...], tuple[Sequence[Tensor], list[int], Tensor]] = {}
+        self._bytes = 0
+
+    def find(self, leaves: Sequence[Tensor]) -> Tensor | None:
+        """The stack of these leaves; None where there is none, or one was written to since."""
+        kept = self._kept.get(tuple(map(id, leaves)))
+        if kept is None or kept[1] != _versions_of(leaves):
+            return None
+        return kept[2]
+
+    def keep(self, leaves: Sequence[Tensor], stacked: Tensor) -> None:
+        """Remember a stack, as long as all together take little memory."""
+        # Inference tensors do not count what is written into them.
+        if stacked.nbytes + self._bytes > RECENT_BYTES or any(v.is_inference() for v in leaves):
+            return
+        self._bytes += stacked.nbytes
+        self._kept[tuple(map(id, leaves))] = (leaves, _versions_of(leaves), stacked)
+
+    def clear(self) -> None:
+        """Let all go."""
+        self._kept.clear()
+        self._bytes = 0
+
+
+def _versions_of(leaves: Sequence[Tensor]) -> list[int]:
+    return [leaf._version for leaf in leaves]
+
+
+def stack_carries(
+    carries: Sequence[Carry], device: torch.device, recent: RecentStacks | None = None
+) -> Carry:
+    """All trees, one row per carry; the carries have the same names and shapes.
+
+    ``recent`` has what was stacked for earlier stages, and gets what is stacked here.
+    """
+    if recent is None:
+        recent = RecentStacks()
     stacked: Carry = {}
     waiting: list[tuple[str, str, Rows]] = []
     # By name: a client that remembers a tree has it in another place than one that was sent it, and
@@ -202,7 +249,9 @@ def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
         stacked[name] = {}
         for leaf in carries[0][name]:
             rows = Rows.of([carry[name][leaf] for carry in carries])
-            there = _already_there(rows.distinct, device)
+            there = recent.find(rows.distinct)
+            if there is None:
+                there = _already_there(rows.distinct, device)
             if there is None:
                 waiting.append((name, leaf, rows))
                 # Its place among the leaves.
@@ -211,6 +260,7 @@ def stack_carries(carries: Sequence[Carry], device: torch.device) -> Carry:
                 stacked[name][leaf] = rows.spread(there)
     moved = stacks_to_device([rows.distinct for _, _, rows in waiting], device)
     for (name, leaf, rows), there in zip(waiting, moved, strict=True):
+        recent.keep(rows.distinct, there)
         stacked[name][leaf] = rows.spread(there)
     return stacked
 
@@ -253,6 +303,10 @@ def _already_there(leaves: Sequence[Tensor], device: torch.device) -> Tensor | N
     # What goes to many clients is brought there and stays. What each has for itself is not: all of
     # them take one copy if they go together.
     are_shared = len(leaves) <= FEW_MODELS
+    if not are_shared:
+        stacked = twins.rows_of(leaves)
+        if stacked is not None and stacked.device.type == device.type:
+            return stacked
     found: list[Tensor] = []
     for leaf in leaves:
         twin = twins.brought(leaf, device) if are_shared else twins.of(leaf)
