@@ -27,7 +27,7 @@ from ..engines.pool.engine import cores
 from ..runs.admission import Admission
 from ..runs.rounds import draw_cohort, plan
 from ..runs.run import Run
-from ..runs.serving import serving
+from ..runs.serving import few_collections, serving
 from . import pfl
 from .plain_loop import PlainLoop
 from .scenes import Scene, scene_of, seeded, setting
@@ -97,7 +97,7 @@ def _engine_round(engine: Engine, run: Run) -> TrainRound:
         stream = engine.map((run, task) for task in tasks)
         answers = ((task, answer) for (_, task), answer in stream)
         # As in a run.
-        with serving(run.net.layout.size):
+        with serving(run.net.layout.size), few_collections():
             run.method.fold(state, Admission(run, tasks).reports(answers))
 
     return train_round
@@ -269,7 +269,7 @@ def _train_together(runs: list[Run], engine: Engine) -> None:
             jobs.append((run, task))
     stream = engine.map(jobs)
     # As in a run.
-    with serving(runs[0].net.layout.size):
+    with serving(runs[0].net.layout.size), few_collections():
         # Answers come in job order: the next len(tasks) of them belong to this run.
         for run, state, tasks in planned:
             answers = ((task, answer) for (_, task), answer in islice(stream, len(tasks)))

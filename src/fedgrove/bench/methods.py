@@ -34,6 +34,7 @@ from ..errors import InputError, check, unknown
 from ..runs.lockstep import Member, share
 from ..runs.rounds import Answers
 from ..runs.run import Run
+from ..runs.serving import few_collections
 from ..wire.codec import digest_of
 from .where import PARTS, Look, can_look
 
@@ -198,7 +199,8 @@ def measure(
     words = list(dict.fromkeys((BASE, *asked.methods)))
     for word in words:
         library.make(word)
-    with tempfile.TemporaryDirectory() as folder:
+    # Collections as in a run.
+    with tempfile.TemporaryDirectory() as folder, few_collections():
         return _measure_in(Path(folder), asked, words, say)
 
 

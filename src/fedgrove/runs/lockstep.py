@@ -26,7 +26,7 @@ from .purity import purity_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
 from .scoring import bytes_of_tasks, scores, summarise, task_names, untested, with_scores
-from .serving import serving
+from .serving import few_collections, serving
 
 Watch = Callable[[Mapping[str, Any]], None]
 """Called with each line of metrics.jsonl as it is written."""
@@ -179,6 +179,11 @@ def together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
     One that fails is left behind with its ``error``. The seconds of a map are shared evenly among
     its members.
     """
+    with few_collections():
+        yield from _together(members, engine)
+
+
+def _together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
     active = list(members)
     for member in active:
         member.attempt(member.restore)

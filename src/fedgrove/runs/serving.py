@@ -1,8 +1,10 @@
-"""How many threads torch has while a server takes reports."""
+"""What a run asks of torch and of Python while it trains: threads, and few garbage collections."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import gc
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from ..seeds import one_thread
 
@@ -17,3 +19,26 @@ def serving(parameters: int) -> AbstractContextManager[None]:
     wait for the next leaf keep cores from those that encode and train.
     """
     return one_thread() if parameters < SMALL else nullcontext()
+
+
+NEW_OBJECTS = 20_000
+"""So many objects more than before, and Python's garbage collector looks for cycles among them. A
+round makes some ten thousand and lets go of them at its end."""
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Fewer garbage collections than Python's default of one per 700 new objects.
+
+    That would be ten in a round of ten clients, in which next to nothing is found: a tenth of the
+    server's time. Every hundredth or so goes through all objects there are, which takes longer than
+    a round.
+    """
+    first, *others = gc.get_threshold()
+    # 0 turns the collector off, and whoever wants it seldom may have said so.
+    if 0 < first < NEW_OBJECTS:
+        gc.set_threshold(NEW_OBJECTS, *others)
+    try:
+        yield
+    finally:
+        gc.set_threshold(first, *others)
