@@ -158,8 +158,9 @@ def rows_of(leaves: Sequence[Tensor]) -> Tensor | None:
         if not is_alike or begin % width != column:
             return None
         places.append(begin // width)
-    chosen = torch.tensor(places, pin_memory=rows.is_cuda).to(rows.device, non_blocking=True)
-    return rows.index_select(0, chosen).view(len(leaves), *first.shape)
+    # Not by an index, which would have to be brought to the card.
+    each = rows.unbind()
+    return torch.stack([each[row] for row in places]).view(len(leaves), *first.shape)
 
 
 def brought(tensor: Tensor, device: torch.device) -> Tensor | None:
