@@ -19,6 +19,7 @@ from fedgrove.bench.methods import Asked, Exchanged, checks, measure, summarise
 from fedgrove.bench.show import print_methods, write_methods_page
 from fedgrove.bench.where import PARTS, Look, part_of
 from fedgrove.cli import main
+from fedgrove.engines.batched.counting import counted
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
@@ -129,6 +130,7 @@ def test_parts_of_functions() -> None:
         Batched.map: "engine",
         perform: "engine",
         count_up: "counting",
+        counted: "counting",
         Memory.write: "memory",
         RunFolder.save: "checkpoint",
         Admission.reports: "server",

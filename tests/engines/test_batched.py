@@ -529,9 +529,9 @@ def test_parts_take_turns_and_answers_come_in_order(
         events.append(f"begin {jobs[0][1].to}")
         return begin(self, jobs, works, sent)
 
-    def noted_answers(self: Batched, part: Any, sent: Any) -> Any:
+    def noted_answers(self: Batched, part: Any, sent: Any, counters: Any) -> Any:
         events.append(f"answer {part.jobs[0].task.to}")
-        yield from answers_of(self, part, sent)
+        yield from answers_of(self, part, sent, counters)
 
     monkeypatch.setattr(Batched, "_parts", in_twos)
     monkeypatch.setattr(Batched, "_begin", noted_begin)

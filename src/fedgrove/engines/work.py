@@ -41,7 +41,8 @@ from ..runs.privacy import protect
 from ..runs.run import Run
 from ..seeds import one_thread, own_randomness
 from ..trees import Tree
-from ..wire.count import BroadcastCosts, count_down, count_up
+from ..wire.count import NOTHING, BroadcastCosts, count_down, count_up
+from ..wire.message import Cost
 
 
 def initial_carry(
@@ -117,13 +118,22 @@ def with_memory(run: Run, task: Task, report: Report, remembered: Mapping[str, T
     return replace(report, memory=version)
 
 
-def with_cost(run: Run, task: Task, outcome: Answer, broadcasts: BroadcastCosts) -> Answer:
-    """The answer with what its messages cost; a report that cannot be written is lost."""
+def with_cost(
+    run: Run,
+    task: Task,
+    outcome: Answer,
+    broadcasts: BroadcastCosts,
+    counted: Mapping[str, Cost] = NOTHING,
+) -> Answer:
+    """The answer with what its messages cost; a report that cannot be written is lost.
+
+    ``counted``: what some of its packets take, where that is known.
+    """
     down = count_down(task, run.method.codec, run.held, broadcasts)
     if isinstance(outcome, Lost):
         return replace(outcome, cost={"down": down})
     try:
-        up = count_up(task, outcome, run.method.codec, run.held)
+        up = count_up(task, outcome, run.method.codec, run.held, counted)
     except Exception as error:
         return replace(unreadable(task, error), cost={"down": down})
     return replace(outcome, cost={"down": down, "up": up})

@@ -140,6 +140,14 @@ class Chainable(ABC):
         kind = type(self)
         return kind.encode is Chainable.encode and kind.cost is Chainable.cost
 
+    @property
+    def is_told_by_allow(self) -> bool:
+        """Whether any codec that may do the same spends the same: :attr:`allow` says all of it."""
+        kind = type(self)
+        measures_alike = kind.measured is Chainable.measured
+        adds_alike = kind.cost_with is Chainable.cost_with
+        return self.writes_as_measured and measures_alike and adds_alike
+
     def measured(self, packet: Packet) -> list[Measured]:
         """The sizes of a packet's values, tensor by tensor, which :meth:`cost_with` needs."""
         allow = _measuring(self)

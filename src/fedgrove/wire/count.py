@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Lock
@@ -16,6 +16,9 @@ from .held import Held
 from .message import Cost
 
 T = TypeVar("T")
+
+NOTHING: Mapping[str, Cost] = {}
+"""What is known of packets that nobody has counted yet."""
 
 
 class _LastPackets(Generic[T]):
@@ -186,13 +189,20 @@ def noted(task: Task, codec: Codec) -> list[str]:
     return [name for name, packet in task.send.items() if packet.mask is not None]
 
 
-def count_up(task: Task, report: Report, codec: Codec, held: Held) -> Cost:
-    """The length of a report, by part."""
+def count_up(
+    task: Task, report: Report, codec: Codec, held: Held, counted: Mapping[str, Cost] = NOTHING
+) -> Cost:
+    """The length of a report, by part; ``counted``: what some of its packets take, if known."""
     # A packet without a mask of its own has nothing to refer with.
-    masked = [name for name, packet in report.give.items() if packet.mask is not None]
+    masked = []
+    for name, packet in report.give.items():
+        if packet.mask is not None and name not in counted:
+            masked.append(name)
     known = known_of_report(task, masked, codec, held.digest)
 
     def packet_cost(name: str, packet: Packet) -> Cost:
+        if name in counted:
+            return counted[name]
         return codec.cost(packet, known.get(name))
 
     return message.measure(message.report_head(report), report.give, packet_cost)

@@ -25,7 +25,7 @@ How an exchange runs through this package:
    mean; ``Results.take`` puts them, in full width, each into its job's carry. ``_measure`` does the
    like for a Measure stage: always under ``vmap``, without graphs.
 7. ``_answer_of`` writes what the client remembers, and makes the report (:mod:`.finishing`); then
-   its bytes are counted.
+   its bytes are counted, on CUDA by other processes (:mod:`.counting`).
 
 Short batches are padded with weight 0. A client that has done its steps is frozen: Adam would keep
 moving it. What several runs have in common, such as the rounds before their settings begin to
@@ -86,6 +86,7 @@ from ..work import (
 from . import grouped
 from .alone import can_stack, run_alone
 from .convolution import has_triton
+from .counting import Counters, counted, counters_of_this_process
 from .device_data import DeviceData, DeviceSplit
 from .finishing import in_order
 from .graphs import GraphCache
@@ -138,7 +139,8 @@ class Batched:
     """The engine; ``chunk`` is how many clients are under way at most.
 
     On CUDA ``graphs`` captures the steps, and a stack takes as many clients as the memory allows,
-    which is measured once per kind of stack.
+    which is measured once per kind of stack. ``counters`` processes count the bytes of reports; by
+    default some on CUDA, and none on a CPU (:mod:`.counting`).
     """
 
     device: str = "cpu"
@@ -146,6 +148,7 @@ class Batched:
     graphs: bool = True
     precision: Precision = "fp32"
     count_bytes: bool = True
+    counters: int | None = None
     name: str = field(default="batched", init=False)
 
     def __post_init__(self) -> None:
@@ -178,6 +181,8 @@ class Batched:
 
         While a card trains one part, the CPU prepares the next and finishes the one before.
         """
+        # First of all: once CUDA is at work, no process can be started any more.
+        counters = self._counters()
         # Of all clients that are under way: their costs are looked up ahead.
         sent = BroadcastCosts(most=max(1, self.chunk))
         works: dict[tuple[int, str], Work] = {}
@@ -186,10 +191,10 @@ class Batched:
             clients = sum(len(part.jobs) for part in under_way)
             while under_way and clients + len(core_jobs) > self.chunk:
                 clients -= len(under_way[0].jobs)
-                yield from self._answers(under_way.popleft(), sent)
+                yield from self._answers(under_way.popleft(), sent, counters)
             under_way.append(self._begin(core_jobs, works, sent))
         while under_way:
-            yield from self._answers(under_way.popleft(), sent)
+            yield from self._answers(under_way.popleft(), sent, counters)
 
     def _parts(self, stream: Iterator[CoreJob]) -> Iterator[list[CoreJob]]:
         """The jobs in chunks; on a card those of many clients in halves, which take turns."""
@@ -219,7 +224,17 @@ class Batched:
                 look_up_down(job.task, job.run.method.codec, job.run.held, sent)
         return part
 
-    def _answers(self, part: Part, sent: BroadcastCosts) -> Iterator[tuple[CoreJob, Answer]]:
+    def _counters(self) -> Counters | None:
+        """The processes that count bytes, if there are any."""
+        on_cpu = self._device.type == "cpu"
+        is_asked_for = self.counters is not None or not on_cpu
+        if not self.count_bytes or not is_asked_for or self.counters == 0:
+            return None
+        return counters_of_this_process(self.counters)
+
+    def _answers(
+        self, part: Part, sent: BroadcastCosts, counters: Counters | None
+    ) -> Iterator[tuple[CoreJob, Answer]]:
         """The answers of a part, once all its stages are done."""
         try:
             with self._torch_as_needed():
@@ -227,10 +242,12 @@ class Batched:
         finally:
             self._recent.clear()
         _check_versions(part.sent_before)
-        for job, answer in in_order(part.jobs, self._answer_of):
+        # A single report is counted here as fast as anywhere.
+        helpers = counters if len(part.jobs) > 1 else None
+        for job, answer, costs in counted(in_order(part.jobs, self._answer_of), helpers):
             if self.count_bytes:
                 # Here, in the order of the jobs: what a client holds decides what it is sent.
-                answer = with_cost(job.run, job.task, answer, sent)
+                answer = with_cost(job.run, job.task, answer, sent, costs)
             yield (job.run, job.task), answer
 
     def _start_job(self, run: Run, task: Task, works: dict[tuple[int, str], Work]) -> Job:

@@ -1,9 +1,10 @@
 """What clients remember, written for several of them while the bytes of others are counted.
 
 A file is a millisecond of checksums, copies and waiting for the disk, in a few calls that leave
-Python's lock to others. Counting bytes is hundreds of short calls: threads that count take turns
-for the lock at each of them, which takes longer than one thread takes alone. So threads write ahead
-and whoever asks for the answers counts, in the order of the jobs.
+Python's lock to others. So threads write ahead, and whoever asks for the answers counts, in the
+order of the jobs. Threads do not count: that is hundreds of short calls, and threads that take
+turns for the lock at each of them take longer than one thread alone. Other processes can
+(:mod:`.counting`).
 """
 
 from __future__ import annotations

@@ -11,14 +11,16 @@ from ...core import Answer, Lost, Packet, Report, Task
 from ...trees import Tree
 from . import shared
 
+Indices = tuple[tuple[str, int, int | None], ...]
+"""(packet name, index of the tree of its values, index of the tree of its mask)."""
+
 
 @dataclass(frozen=True)
 class Envelope:
     """A task or report without its tensors, which travel as a list of trees in shared memory."""
 
     body: Any
-    packets: tuple[tuple[str, int, int | None], ...]
-    """(packet name, index of the tree of its values, index of the tree of its mask)."""
+    packets: Indices
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ def strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
     else:
         packets = body.give
         bare = replace(body, give={})
+    indices, forest = trees_of(packets)
+    return Envelope(bare, indices), forest
+
+
+def trees_of(packets: Mapping[str, Packet]) -> tuple[Indices, list[Tree]]:
+    """The trees of packets, and which of them is whose."""
     forest: list[Tree] = []
     indices: list[tuple[str, int, int | None]] = []
     for name, packet in packets.items():
@@ -48,13 +56,13 @@ def strip(body: Task | Report) -> tuple[Envelope, list[Tree]]:
             mask_index = len(forest)
             forest.append(packet.mask)
         indices.append((name, values_index, mask_index))
-    return Envelope(bare, tuple(indices)), forest
+    return tuple(indices), forest
 
 
-def packets_of(envelope: Envelope, forest: list[Tree]) -> dict[str, Packet]:
-    """The packets that :func:`strip` took out of a message."""
+def packets_of(indices: Indices, forest: list[Tree]) -> dict[str, Packet]:
+    """The packets that :func:`trees_of` took apart."""
     packets = {}
-    for name, values_index, mask_index in envelope.packets:
+    for name, values_index, mask_index in indices:
         mask = None if mask_index is None else forest[mask_index]
         packets[name] = Packet(forest[values_index], mask)
     return packets
@@ -66,5 +74,5 @@ def read(message: bytes) -> Answer | Failed:
     if isinstance(reply, Lost | Failed):
         return reply
     envelope, block = reply
-    report: Report = replace(envelope.body, give=packets_of(envelope, shared.get(block)))
+    report: Report = replace(envelope.body, give=packets_of(envelope.packets, shared.get(block)))
     return report

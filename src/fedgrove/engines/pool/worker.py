@@ -49,12 +49,12 @@ def serve(
     pipe: Connection, inherited: list[Connection], runs: list[Run] | PackedRuns, server: int
 ) -> None:
     """The loop of a worker: receive a task, do it, answer; ends when the pipe closes."""
-    _choose_signals()
+    choose_signals()
     # Inherited by the fork. If workers held them open, no worker would see the pipe close when the
     # server dies.
     for server_end in inherited:
         server_end.close()
-    threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+    threading.Thread(target=end_with, args=(server,), daemon=True).start()
     torch.set_num_threads(1)
     try:
         if isinstance(runs, PackedRuns):
@@ -76,7 +76,7 @@ def serve(
         return
 
 
-def _choose_signals() -> None:
+def choose_signals() -> None:
     """What a worker does on signals, which it could not get so far."""
     for number in SIGNALS:
         # Ctrl-C, and the end of a terminal, reach every process: they are for the server to handle.
@@ -87,7 +87,7 @@ def _choose_signals() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _end_with(server: int) -> None:
+def end_with(server: int) -> None:
     """End this process when the server has ended, also in the middle of a job."""
     while os.getppid() == server:
         time.sleep(1)
@@ -102,7 +102,7 @@ def answer(run: Run, envelope: Envelope, blocks: list[Block], reply: str) -> byt
             # The server shares each tree of a task in a block of its own.
             (tree,) = shared.get(block)
             forest.append(tree)
-        task: Task = replace(envelope.body, send=packets_of(envelope, forest))
+        task: Task = replace(envelope.body, send=packets_of(envelope.packets, forest))
         memory = run.memory.read(task.to, task.memory)
         try:
             report, remembered = perform(run, task, memory)
