@@ -258,9 +258,9 @@ class RunFolder:
         # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
         self._trees.start()
-        file_of = partial(self._trees.file_of, folder=checkpoint)
-        frozen_state = freeze(state, tensors, numbers, file_of)
+        frozen_state = freeze(state, tensors, numbers, self._trees.stand_in)
         frozen_held = freeze(run.held.state(), tensors, numbers)
+        self._trees.write(checkpoint)
         lines = self._lines()
         stem = f"state.{len(lines):06d}"
         self._commit(
