@@ -135,6 +135,15 @@ def test_the_length_of_what_was_sent_reads_twins() -> None:
     assert Ruler().length(sent, ("w",)) == 5.0
 
 
+def test_what_one_client_was_sent_is_not_brought_to_a_card() -> None:
+    here = torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]])
+    # Numbers that cannot be read: to ask this device would be an error.
+    twins.keep(here, torch.empty(1, 5, device="meta"))
+    (changed,) = clients(here)
+    task = Task(0, {"model": Packet(LIKE)})
+    assert lengths_of(Report(0, {"model": Packet(changed)}), task) == {"model": (13.0, 0.0)}
+
+
 def test_a_length_reads_twins() -> None:
     here = torch.zeros(1, 5)
     twins.keep(here, torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]]))

@@ -244,6 +244,29 @@ def test_long_vectors_are_added_part_by_part() -> None:
     assert torch.equal(mean["w"], (total / 15.0).float())
 
 
+@pytest.mark.parametrize("joined", [True, False])
+def test_masked_trees_are_added_in_order_to_the_bit(joined: bool) -> None:
+    """Longer than a part, as vectors and as leaves of their own, with a leaf that has no mask."""
+    g = torch.Generator().manual_seed(0)
+    like = {"w": torch.zeros(CHUNK + 5), "b": torch.zeros(3), "v": torch.zeros(7, 2).T}
+    previous = {name: torch.randn(leaf.shape, generator=g) for name, leaf in like.items()}
+    sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in like.items()}
+    weights = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in like.items()}
+    mean = WeightedMean().start(previous)
+    for weight in (0.1, 3.7, 12.0):
+        tree = {name: torch.randn(leaf.shape, generator=g) for name, leaf in like.items()}
+        mask = {name: torch.rand(like[name].shape, generator=g) < 0.5 for name in ("w", "v")}
+        tree["w"][~mask["w"]] = torch.nan
+        mean.add(trees.joined(tree) if joined else tree, weight, mask)
+        for name, leaf in tree.items():
+            kept = mask.get(name, torch.ones(leaf.shape, dtype=torch.bool))
+            sums[name].add_(leaf.masked_fill(~kept, 0.0).double(), alpha=weight)
+            weights[name].add_(kept.double(), alpha=weight)
+    for name, found in mean.value().items():
+        expected = torch.where(weights[name] > 0, sums[name] / weights[name], previous[name])
+        assert torch.equal(found, expected.float())
+
+
 def test_a_leaf_of_another_shape_is_refused() -> None:
     mean = WeightedMean().start({"w": torch.zeros(2, 3)})
     mean.add({"w": torch.ones(2, 3)}, 1, {"w": torch.ones(2, 3, dtype=torch.bool)})

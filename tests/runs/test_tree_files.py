@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedgrove import methods
 from fedgrove.engines import Serial
+from fedgrove.errors import EngineError
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.store import Memory, freeze, read_named, thaw
@@ -32,7 +33,9 @@ def written(folder: Path) -> set[str]:
 def file_of(files: TreeFiles, tree: Any, folder: Path) -> str | None:
     """The file of the only tree of a checkpoint."""
     files.start()
-    name = files.file_of(tree, folder)
+    stand_in = files.stand_in(tree)
+    files.write(folder)
+    name = None if stand_in is None else stand_in["file"]
     assert files.names == ([] if name is None else [name])
     return name
 
@@ -114,6 +117,46 @@ def test_a_file_that_a_manifest_names_is_not_written_again(tmp_path: Path) -> No
     assert (tmp_path / name).stat().st_ino == before
 
 
+@pytest.mark.parametrize("threads", [1, 4])
+def test_many_trees_at_once(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each gets its own file, also one that changed; equal ones and the very same share one."""
+    monkeypatch.setattr("fedgrove.runs.tree_files.THREADS", threads)
+    files = TreeFiles()
+    state = [large(float(i)) for i in range(6)]
+    state += [large(5.0), dict(state[0])]
+
+    def names() -> list[str]:
+        files.start()
+        stand_ins = [files.stand_in(tree) for tree in state]
+        files.write(tmp_path)
+        return [stand_in["file"] for stand_in in stand_ins if stand_in is not None]
+
+    first = names()
+    assert len(set(first)) == 6
+    assert (first[6], first[7]) == (first[5], first[0])
+    for name, tree in zip(first, state, strict=True):
+        assert read_named(tmp_path, name)["w"].tolist() == tree["w"].tolist()
+    state[1]["w"].numpy()[0] = 7.0
+    state[2:4] = [large(8.0), large(9.0)]
+    second = names()
+    changed = [i for i in range(8) if first[i] != second[i]]
+    assert changed == [1, 2, 3]
+    assert read_named(tmp_path, second[1])["w"][0] == 7.0
+    assert files.names == sorted(set(second))
+
+
+def test_a_disk_that_is_full_is_told_from_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedgrove.runs.tree_files.THREADS", 2)
+    files = TreeFiles()
+    files.start()
+    stand_ins = [files.stand_in(large(float(i))) for i in range(3)]
+    with pytest.raises(EngineError, match="could not be written"):
+        files.write(tmp_path / "is not there")
+    assert [stand_in and stand_in["file"] for stand_in in stand_ins] == ["", "", ""]
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -134,7 +177,8 @@ def test_only_a_tree_among_others_is_apart(tmp_path: Path) -> None:
     files.start()
     tensors: dict[str, Tensor] = {}
     state = {"models": {0: large(0.0), 1: large(1.0)}, "vector": torch.ones(2)}
-    frozen = freeze(state, tensors, file_of=lambda tree: files.file_of(tree, tmp_path))
+    frozen = freeze(state, tensors, stand_in=files.stand_in)
+    files.write(tmp_path)
     assert len(tensors) == 1
     assert len(files.names) == 2
     again = thaw(json.loads(json.dumps(frozen)), tensors, read=lambda n: read_named(tmp_path, n))

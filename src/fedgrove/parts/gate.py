@@ -362,10 +362,14 @@ class Ruler:
         key = (rows.data_ptr(), id(before), names)
         if key not in self._of_stacks:
             self._held[id(before)] = before
+            # Every client may have been sent something else: then each row is measured once.
+            is_first = key not in self._seen
+            self._seen.add(key)
+            if is_first and not _is_on(before, names, rows.device):
+                # The CPU has measured one client before a card has what this one was sent.
+                return None
             sent = self._sent_on_card(before, names, rows.device)
-            if key not in self._seen:
-                # Every client may have been sent something else: then each row is measured once.
-                self._seen.add(key)
+            if is_first:
                 return _lengths_of_rows(rows[row : row + 1], sent)[0]
             # For all clients of the stack, also where few of them were sent this: to ask a card
             # takes longer than its answer.
@@ -389,6 +393,16 @@ class Ruler:
                 del self._on_card[next(iter(self._on_card))]
             self._on_card[key] = twins.on(as_sent, device)
         return self._on_card[key]
+
+
+def _is_on(sent: Mapping[str, Tensor], names: tuple[str, ...], device: torch.device) -> bool:
+    """Whether what was sent lies on a card already, as nothing does."""
+    leaves = trees.pick(sent, names) if sent else {}
+    if all(leaf.device == device for leaf in leaves.values()):
+        return True
+    vector = trees.vector(leaves)
+    twin = None if vector is None else twins.of(vector)
+    return twin is not None and twin.device == device
 
 
 def _length_on_card(leaves: Mapping[str, Tensor]) -> float | None:

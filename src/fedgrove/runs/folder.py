@@ -258,9 +258,9 @@ class RunFolder:
         # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
         self._trees.start()
-        file_of = partial(self._trees.file_of, folder=checkpoint)
-        frozen_state = freeze(state, tensors, numbers, file_of)
+        frozen_state = freeze(state, tensors, numbers, self._trees.stand_in)
         frozen_held = freeze(run.held.state(), tensors, numbers)
+        self._trees.write(checkpoint)
         lines = self._lines()
         stem = f"state.{len(lines):06d}"
         self._commit(
@@ -328,7 +328,8 @@ class RunFolder:
             is_ours = name.startswith(("state.", "client-", f"{STEM}."))
             if (is_ours and name not in names) or name.endswith(PARTIAL):
                 left_over.append(checkpoint / name)
-        left_over += self.path.glob(f"*{PARTIAL}")
+        # Not glob(), which takes as long as to delete ten files.
+        left_over += [self.path / name for name in os.listdir(self.path) if name.endswith(PARTIAL)]
         for path in left_over:
             # Something else may have deleted it; and it does no harm.
             with suppress(OSError):

@@ -164,13 +164,13 @@ def freeze(
     value: Any,
     tensors: Tree,
     numbers: dict[int, str] | None = None,
-    file_of: Callable[[Mapping[Any, Any]], str | None] | None = None,
+    stand_in: Callable[[Mapping[Any, Any]], Any] | None = None,
 ) -> Any:
     """A state as plain JSON.
 
     Tensors go into ``tensors``, each once, and leave their number behind. ``numbers`` remembers
     which tensor has which number, so that several calls share one ``tensors``. Of a mapping within
-    a mapping ``file_of`` may name a file that holds it, which is left behind instead.
+    a mapping ``stand_in`` may give what is left behind instead, ``{"file": name}``.
     """
     # First what is most frequent: a state may hold a few numbers for every client.
     if type(value) in _PLAIN:
@@ -183,19 +183,17 @@ def freeze(
     if dataclasses.is_dataclass(value):
         fields = {}
         for field in dataclasses.fields(value):
-            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, file_of)
+            fields[field.name] = freeze(getattr(value, field.name), tensors, numbers, stand_in)
         return {"fields": fields}
     if isinstance(value, Mapping):
         pairs = []
         for key, item in value.items():
             _refuse_dataclass(item)
-            file = None
-            if file_of is not None and isinstance(item, Mapping):
-                file = file_of(item)
-            if file is None:
-                frozen = freeze(item, tensors, numbers, file_of)
-            else:
-                frozen = {"file": file}
+            frozen = None
+            if stand_in is not None and isinstance(item, Mapping):
+                frozen = stand_in(item)
+            if frozen is None:
+                frozen = freeze(item, tensors, numbers, stand_in)
             pairs.append([freeze(key, tensors, numbers), frozen])
         return {"pairs": pairs}
     # Named tuples would come back as plain ones, so the type must match exactly.
@@ -203,7 +201,7 @@ def freeze(
         items = []
         for item in value:
             _refuse_dataclass(item)
-            items.append(freeze(item, tensors, numbers, file_of))
+            items.append(freeze(item, tensors, numbers, stand_in))
         return {type(value).__name__: items}
     if isinstance(value, int | float | str):
         return value

@@ -6,8 +6,10 @@ which few change in a round. What is written again each time is then most of a c
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,10 @@ STEM = "tree"
 """How the names of these files begin."""
 LEAST = 1 << 16
 """Bytes of a tree from which on a file of its own takes less time than writing it again."""
+
+THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""So many files are written at once: of a checksum and a write, all but a little is done without
+Python's lock. Half the cores, since threads without one of their own take longer than none."""
 
 Key = tuple[tuple[str, int], ...]
 """Names and ids of tensors."""
@@ -38,6 +44,7 @@ class TreeFiles:
     """The files of the trees in a run's checkpoints."""
 
     def __init__(self) -> None:
+        self._asked: dict[Key, tuple[Mapping[str, Tensor], dict[str, str]]] = {}
         self._now: dict[Key, Written] = {}
         self._before: dict[Key, Written] = {}
         self.there: set[str] = set()
@@ -48,6 +55,7 @@ class TreeFiles:
         """Begin a checkpoint: what the one before it did not hold may have been deleted."""
         self._before = self._now
         self._now = {}
+        self._asked = {}
 
     def forget(self) -> None:
         """The folder was changed."""
@@ -55,24 +63,56 @@ class TreeFiles:
 
     @property
     def names(self) -> list[str]:
-        """The files of the checkpoint that was begun last, each once."""
+        """The files of the checkpoint that was written last, each once."""
         return sorted({written.name for written in self._now.values()})
 
-    def file_of(self, value: Mapping[Any, Any], folder: Path) -> str | None:
-        """The name of a tree's file, which is written if it is new.
+    def stand_in(self, value: Mapping[Any, Any]) -> dict[str, str] | None:
+        """What stands for a tree in a manifest; :meth:`write` fills in the name of its file.
 
         None for what goes elsewhere: what is no tree, or too small.
         """
         if not is_large_tree(value):
             return None
         key = tuple((name, id(leaf)) for name, leaf in value.items())
-        found = self._now.get(key) or self._before.get(key)
-        if found is None or not _is_unchanged(found, value):
-            refs = tuple(weakref.ref(leaf) for leaf in value.values())
-            marks = tuple(mark_of(leaf) for leaf in value.values())
-            found = Written(refs, marks, write_named(folder, STEM, value, self.there))
-        self._now[key] = found
-        return found.name
+        if key not in self._asked:
+            self._asked[key] = (value, {"file": ""})
+        return self._asked[key][1]
+
+    def write(self, folder: Path) -> None:
+        """Write the trees that were asked for since :meth:`start`, those that are new."""
+        new = {key: tree for key, (tree, _) in self._asked.items() if key not in self._before}
+        if THREADS == 1 or len(new) < 2:
+            self._write_all_but({}, folder)
+            return
+        # Made anew: a thread takes little to start, and none is left behind where a process forks.
+        with ThreadPoolExecutor(THREADS) as threads:
+            under_way = {
+                key: threads.submit(_written, tree, folder, self.there) for key, tree in new.items()
+            }
+            # Meanwhile the others are looked at.
+            self._write_all_but(under_way, folder)
+
+    def _write_all_but(self, under_way: Mapping[Key, Future[Written]], folder: Path) -> None:
+        for key, (tree, _) in self._asked.items():
+            if key in under_way:
+                continue
+            found = self._before.get(key)
+            if found is None or not _is_unchanged(found, tree):
+                found = _written(tree, folder, self.there)
+            self._now[key] = found
+        for key, future in under_way.items():
+            self._now[key] = future.result()
+        for key, (_, stand_in) in self._asked.items():
+            stand_in["file"] = self._now[key].name
+        # Or they would be held until the next checkpoint.
+        self._asked = {}
+
+
+def _written(tree: Mapping[str, Tensor], folder: Path, there: set[str]) -> Written:
+    """Write a tree, unless its file is there."""
+    refs = tuple(weakref.ref(leaf) for leaf in tree.values())
+    marks = tuple(mark_of(leaf) for leaf in tree.values())
+    return Written(refs, marks, write_named(folder, STEM, tree, there))
 
 
 def is_large_tree(value: Mapping[Any, Any]) -> bool:
@@ -91,7 +131,11 @@ def mark_of(leaf: Tensor) -> tuple[int, int]:
 
     Torch does not count what its own fused optimisers, BatchNorm, ``.data`` or numpy write.
     """
-    flat = leaf.detach().contiguous().view(-1)
+    bits = leaf.detach()
+    if leaf.dtype.itemsize == 4:
+        # In the same width a tensor can be read as it lies, which takes half the calls.
+        return leaf._version, int(bits.view(torch.int32).sum())
+    flat = bits.contiguous().view(-1)
     # Not words as wide as the sum: of their highest bits, the signs, two changes would cancel.
     begin = flat.storage_offset() * flat.element_size()
     fits = begin % 4 == 0 and flat.nbytes % 4 == 0
