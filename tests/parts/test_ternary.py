@@ -12,7 +12,7 @@ from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
 from fedgrove.parts.quantise import feedback, largest
-from fedgrove.parts.ternary import SparseTernary, _places_of_largest, golomb_bytes
+from fedgrove.parts.ternary import SparseTernary, golomb_bytes
 from fedgrove.wire.codec import Smallest
 
 floats = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(torch.tensor)
@@ -114,18 +114,6 @@ many_values = st.lists(
     min_size=2,
     max_size=12,
 )
-
-
-@settings(deadline=None)
-@given(many_values, st.integers(1, 11), st.sampled_from([torch.float32, torch.float64]))
-def test_places_are_those_of_the_mask_also_with_ties_and_nan(
-    values: list[float], count: int, dtype: torch.dtype
-) -> None:
-    """They are found without the mask, which is what they must agree with."""
-    x = torch.tensor(values, dtype=dtype)
-    count = min(count, len(values) - 1)
-    expected = trees.places(largest(x, count))
-    assert _places_of_largest(x.numpy(), count).tolist() == expected.tolist()
 
 
 @settings(deadline=None)

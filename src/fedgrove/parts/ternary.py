@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..errors import check
 from ..trees import Tree
+from .mask import places_of_best
 from .quantise import Scope, check_scope, largest, map_scope
 
 
@@ -78,7 +77,7 @@ def _largest_as_signs(x: Tensor, count: int) -> Tensor:
     Layers are many and mostly small: what a call costs is what counts.
     """
     numbers = x.reshape(-1).numpy()
-    places = _places_of_largest(numbers, count)
+    places = places_of_best(np.abs(numbers), count)
     values = numbers[places]
     # The mean in torch, as everywhere else: its bits depend on the order of the sum.
     mean = torch.from_numpy(np.abs(values).astype(np.float64)).mean().item()
@@ -87,27 +86,6 @@ def _largest_as_signs(x: Tensor, count: int) -> Tensor:
     with np.errstate(invalid="ignore"):
         coded[places] = np.sign(values) * numbers.dtype.type(mean) + 0.0
     return torch.from_numpy(coded).view(x.shape)
-
-
-def _places_of_largest(numbers: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
-    """Where the largest magnitudes are, as :func:`largest` finds them, by number of their place.
-
-    Fewer than all are asked for.
-
-    >>> _places_of_largest(np.array([1.0, -3.0, 2.0]), 2)
-    array([1, 2])
-    """
-    magnitudes = np.abs(numbers)
-    first = len(magnitudes) - count
-    threshold = np.partition(magnitudes, first)[first]
-    places = np.flatnonzero(magnitudes >= threshold)
-    if len(places) > count:
-        # Sums of signs are often equal: of those at the threshold the first are taken.
-        is_above = magnitudes[places] > threshold
-        is_tied = ~is_above
-        room = count - np.count_nonzero(is_above)
-        places = places[is_above | (is_tied & (is_tied.cumsum() <= room))]
-    return places
 
 
 def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:
