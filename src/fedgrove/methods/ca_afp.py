@@ -661,7 +661,7 @@ def model_and_evidence(task: Task, net: Net) -> Holds:
     size = trees.size(weights)
     active = size
     if model.mask is not None:
-        active = sum(int(model.mask[name].count_nonzero()) for name in weights)
+        active = sum(trees.count(model.mask[name]) for name in weights)
     grow = task.settings["grow"]
     assert isinstance(grow, int)
     evidence = evidence_form(size, active, grow)

@@ -89,7 +89,7 @@ def with_centroids(layers: Sequence[Tensor], solved: Solved, k: Tensor) -> list[
     centroids = _lloyd(solved.lines, _walk_back(solved, k)).sort().values
     clustered = []
     for x, own, between in zip(layers, centroids, _midpoints(centroids), strict=True):
-        nearest = own.gather(0, torch.searchsorted(between, x.reshape(-1).double()))
+        nearest = own.gather(0, torch.searchsorted(between.clone(), x.reshape(-1).double()))
         # A centroid that rounds to -0.0 would cost a bit in every weight: adding 0 makes it +0.0.
         clustered.append((nearest.to(x.dtype) + 0.0).reshape(x.shape))
     return clustered
@@ -213,7 +213,8 @@ def _lloyd(lines: Sequence[Line], centroids: Tensor) -> Tensor:
         ordered = centroids.sort().values
         places = []
         for line, between in zip(lines, _midpoints(ordered), strict=True):
-            places.append(torch.searchsorted(line.values, between, right=True))
+            # A copy: under vmap a row is spread in memory, which a search warns of.
+            places.append(torch.searchsorted(line.values, between.clone(), right=True))
         bounds = torch.cat([first, torch.stack(places), last], 1)
         sums = []
         for line, own in zip(lines, bounds, strict=True):
