@@ -210,7 +210,7 @@ def test_gradients_of_batches_sum_to_that_of_all_examples(tmp_path: Path) -> Non
     assert trees.distance(total, {k: weights[k].grad for k in total}) < 1e-11
 
 
-@pytest.mark.parametrize("signs", [[1], [1, 1, 1], [1, 127]])
+@pytest.mark.parametrize("signs", [[1], [1, 1, 1], [1, 127], [-128, 1]])
 def test_votes_that_do_not_fit_are_not_counted(signs: list[int]) -> None:
     gather = Gather(torch.zeros(3), torch.tensor([True, True, False]))
     told = {"scores.signs": torch.tensor(signs, dtype=torch.int8), "scores.grow": torch.ones(2)}

@@ -4,10 +4,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.func import vmap
 
+from fedgrove import trees
 from fedgrove.parts import quantise
-from fedgrove.parts.kmeans import cluster, operations
+from fedgrove.parts.kmeans import (
+    LLOYD_STEPS,
+    _walk_back,
+    cluster,
+    operations,
+    solve,
+    with_centroids,
+)
 
 
 def clustered(values: list[float], k: int, k_max: int = 8) -> list[float]:
@@ -66,3 +75,35 @@ def test_many_clients_at_once_with_numbers_of_their_own() -> None:
 def test_what_clustering_takes_by_hand() -> None:
     """k = 4, 8 bins: (3 * 3 + 4) * 9^2 for the programme; a value 3 + 5 * (2 + 2) = 23."""
     assert operations(10, 4, bins=8) == 13 * 81 + 10 * 23
+
+
+def _lloyd_one_by_one(x: Tensor, centroids: Tensor) -> Tensor:
+    """Lloyd's steps of one layer, and each value's nearest centroid."""
+    values = x.sort().values
+    sums = torch.nn.functional.pad(values.cumsum(0), (1, 0))
+    for _ in range(LLOYD_STEPS):
+        ordered = centroids.sort().values
+        midpoints = (ordered[1:] + ordered[:-1]) / 2
+        places = torch.searchsorted(values, midpoints, right=True)
+        bounds = torch.cat([torch.tensor([0]), places, torch.tensor([len(values)])])
+        count = bounds.diff()
+        mean = sums[bounds].diff() / count.clamp(min=1)
+        moved = torch.where(count > 0, mean, ordered)
+        centroids = torch.where(ordered == 0, 0.0, moved)
+    ordered = centroids.sort().values
+    return ordered[torch.searchsorted((ordered[1:] + ordered[:-1]) / 2, x)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=4), st.integers(0, 2**31))
+def test_layers_at_once_are_to_the_bit_those_one_by_one(sizes: list[int], seed: int) -> None:
+    g = torch.Generator().manual_seed(seed)
+    # With ties and zeros.
+    layers = [(4 * torch.randn(size, generator=g)).round() / 4 for size in sizes]
+    k = torch.randint(2, 9, (len(sizes),), generator=g)
+    solved = solve(layers, 8)
+    found = with_centroids(layers, solved, k)
+    starts = _walk_back(solved, k)
+    for x, one, start in zip(layers, found, starts, strict=True):
+        expected = _lloyd_one_by_one(x.double(), start).float() + 0.0
+        assert trees.identical({"w": one}, {"w": expected})

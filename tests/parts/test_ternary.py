@@ -12,7 +12,7 @@ from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
 from fedgrove.parts.quantise import feedback, largest
-from fedgrove.parts.ternary import SparseTernary, _places_of_largest, golomb_bytes
+from fedgrove.parts.ternary import SparseTernary, golomb_bytes
 from fedgrove.wire.codec import Smallest
 
 floats = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=40).map(torch.tensor)
@@ -109,17 +109,22 @@ def test_real_bytes_are_near_the_papers(share: float) -> None:
     assert real == pytest.approx(golomb_bytes(60_000, share), rel=0.06)
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, torch.nan]), min_size=1, max_size=12),
-    st.integers(1, 12),
+many_values = st.lists(
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.5, 1e-45, torch.inf, torch.nan]),
+    min_size=2,
+    max_size=12,
 )
-def test_places_are_those_of_the_mask_also_with_ties_and_nan(
-    values: list[float], count: int
+
+
+@settings(deadline=None)
+@given(many_values, shares, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+def test_signs_are_to_the_bit_those_of_the_mask(
+    values: list[float], share: float, dtype: torch.dtype
 ) -> None:
-    """They are found without the mask, which is what they must agree with."""
-    x = torch.tensor(values)
-    count = min(count, len(values))
-    expected = trees.places(largest(x, count))
-    assert torch.equal(_places_of_largest(x, count), expected)
-    assert torch.equal(_places_of_largest(x.bfloat16(), count), expected)
+    """By definition: the sign of what the mask keeps, times its mean magnitude."""
+    x = torch.tensor(values, dtype=dtype)[:, None]
+    kept = largest(x, max(1, round(share * x.numel())))
+    mean = x[kept].double().abs().mean().to(dtype)
+    expected = torch.where(kept, x.sign() * mean, 0.0) + 0.0
+    sent = SparseTernary(share, "layer")({"w": x})
+    assert trees.identical(sent, {"w": expected})

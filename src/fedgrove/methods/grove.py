@@ -647,7 +647,8 @@ class Grove:
         personal = rest.pop("personal", model)
         offset = model
         if step is not None:
-            offset = {**model, **{n: model[n] + self.keep * step[n] for n in weights}}
+            # In the product's memory: to ask for more takes longer than the sum.
+            offset = {**model, **{n: (self.keep * step[n]).add_(model[n]) for n in weights}}
         if sent_mask:
             channels = channels_in(Packet({}, sent_mask), groups_of(client.net))
             mask = channel_mask(client.net, channels)
@@ -676,6 +677,7 @@ class Grove:
         weights, names = self._names(client.layout)
         model = trees.pick(carry["model"], weights)
         trained = trees.pick(carry["local"], weights)
+        step = trees.sub(trained, model)
         mask = carry.get("model.mask")
         give = {}
         memory: dict[str, Tree] = {}
@@ -685,12 +687,15 @@ class Grove:
             share = self.up
             if self.has_budget:
                 share = float(carry["settings"]["up"])
-            moved = trees.sub(trained, model)
-            if "left" in client.memory:
-                moved = trees.map(torch.add, moved, client.memory["left"])
-            moved = trees.masked(moved, mask or {})
-            sent = coded(share, moved, mask)
-            memory["left"] = trees.sub(moved, sent)
+            left = client.memory.get("left")
+            if left is None:
+                owed = trees.map(torch.clone, step)
+            else:
+                owed = trees.map(torch.add, step, left)
+            owed = trees.masked(owed, mask or {})
+            sent = coded(share, owed, mask)
+            # In place: to ask for memory takes longer than the difference.
+            memory["left"] = trees.map(Tensor.sub_, owed, sent)
             give["change"] = masked_packet(sent, mask)
         if names:
             give["statistics"] = Packet(trees.pick(carry["local"], names))
@@ -702,7 +707,7 @@ class Grove:
             home = [name for name in client.layout.shapes if name not in weights]
             memory["kept"] = trees.pick(carry["local"], home)
         if self.own in ("offset", "chosen"):
-            memory["step"] = trees.sub(trained, model)
+            memory["step"] = step
         if self.own in ("pulled", "chosen"):
             memory["personal"] = carry["personal"]
         metrics = {}

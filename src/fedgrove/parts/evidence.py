@@ -63,7 +63,14 @@ def settled(gradient: Tensor) -> Tensor:
     """
     magnitudes = gradient.abs()
     rounding = 16 * torch.finfo(gradient.dtype).eps * magnitudes.max()
-    return trees.where(magnitudes > rounding, gradient)
+    return trees.where(_above(magnitudes, rounding), gradient)
+
+
+def _above(numbers: Tensor, bound: Tensor) -> Tensor:
+    if not trees.are_plain(numbers) or numbers.dtype == torch.bfloat16:
+        return numbers > bound
+    # A tenth of torch's time, which compares number by number; numpy has no bfloat16.
+    return torch.from_numpy(numbers.numpy() > bound.numpy())
 
 
 def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
@@ -130,18 +137,13 @@ class Gather:
         """
         # Distances from the model sent have the same variance as the weights, and are smaller: less
         # is lost when the squared mean is subtracted in since().
-        moved = trained.double() - self._model
+        # In place, here and below: new memory takes longer than the arithmetic.
+        moved = trained.to(torch.float64, copy=True).sub_(self._model)
         self._moved += moved
-        # In place: new memory takes longer than the product.
         self._squares += moved.square_()
         self._reports += 1
         signs = evidence.get("scores.signs")
-        # A vote is -1, 0 or 1: a client cannot count more than once by sending larger numbers.
-        if (
-            signs is not None
-            and signs.shape == self._signs.shape
-            and bool((signs.abs() <= 1).all())
-        ):
+        if signs is not None and signs.shape == self._signs.shape and _are_votes(signs):
             self._signs += signs
             self._votes += 1
         grow = evidence.get("scores.grow")
@@ -167,6 +169,19 @@ class Gather:
         if not before:
             return now
         return trees.map(torch.add, now, before)
+
+
+def _are_votes(signs: Tensor) -> bool:
+    """Whether none is outside -1 to 1: nobody can count more than once by sending larger numbers.
+
+    >>> _are_votes(torch.tensor([1, -1], dtype=torch.int8)), _are_votes(torch.tensor([1.0, 1.5]))
+    (True, False)
+    """
+    if not len(signs):
+        return True
+    # Not by magnitudes: that of -128 is -128 in eight bits.
+    least, most = torch.aminmax(signs)
+    return bool(least >= -1) and bool(most <= 1)
 
 
 def variance(sums: Mapping[str, Tensor]) -> Tensor | None:

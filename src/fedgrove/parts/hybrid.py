@@ -165,18 +165,21 @@ def without_empty_channels(
     with channels.
     """
     mask = dict(weights)
-    before: Channels | None = None
+    before: dict[str, int] = {group.name: group.size for group in groups}
     while True:
         channels: Channels = {}
+        left: dict[str, int] = {}
         for group in groups:
             alive = has_filters(group, mask)
+            count = trees.count(alive)
             # A group that would lose all its channels is left as it is.
-            if bool(alive.any()):
+            if count:
                 channels[group.name] = alive
+                left[group.name] = count
         # Where a channel is gone, the filters that read it lose weights, and may be empty now. If
-        # none has become so, the mask is closed.
-        if before is not None and trees.equal(channels, before):
+        # none has become so, the mask is closed. None comes back: it is enough to count them.
+        if left == before:
             vectors = {name: shape for name, shape in shapes.items() if name not in mask}
             return {**mask, **expand(groups, vectors, channels)}
         mask = without_removed(mask, groups, channels)
-        before = channels
+        before = left

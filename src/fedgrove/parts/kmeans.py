@@ -36,12 +36,25 @@ class Table(NamedTuple):
     """Where the zero interval is better as the last than further to the left."""
 
 
+class Line(NamedTuple):
+    """A layer's values in order.
+
+    Those near a centroid lie side by side, and their sum is a difference of two cumulative ones: a
+    step of Lloyd's looks at the centroids only.
+    """
+
+    values: Tensor
+    sums: Tensor
+    """Of the values before each place, and of all."""
+
+
 class Solved(NamedTuple):
     """The programme of some layers, for any number of centroids up to one."""
 
     total: Tensor
     """(layers, 3, bins + 1): the histograms, cumulative from the left."""
     table: Table
+    lines: list[Line]
 
 
 def cluster(x: Tensor, k: Tensor, k_max: int, bins: int = BINS) -> Tensor:
@@ -66,17 +79,17 @@ def cluster_layers(
 
 def solve(layers: Sequence[Tensor], k_max: int, bins: int = BINS) -> Solved:
     """The programme for up to ``k_max`` centroids; histograms are of one size, so layers stack."""
-    total = torch.stack([_histogram(x.reshape(-1).double(), bins) for x in layers])
-    return Solved(total, _fill(total, k_max - 1))
+    values = [x.reshape(-1).double() for x in layers]
+    total = torch.stack([_histogram(x, bins) for x in values])
+    return Solved(total, _fill(total, k_max - 1), [_in_order(x) for x in values])
 
 
 def with_centroids(layers: Sequence[Tensor], solved: Solved, k: Tensor) -> list[Tensor]:
     """What :func:`solve` was given, with ``k[i]`` centroids in layer i."""
-    starts = _walk_back(solved, k)
+    centroids = _lloyd(solved.lines, _walk_back(solved, k)).sort().values
     clustered = []
-    for x, centroids in zip(layers, starts.unbind(0), strict=True):
-        values = x.reshape(-1).double()
-        nearest = _nearest(values, _lloyd(values, centroids))
+    for x, own, between in zip(layers, centroids, _midpoints(centroids), strict=True):
+        nearest = own.gather(0, torch.searchsorted(between.clone(), x.reshape(-1).double()))
         # A centroid that rounds to -0.0 would cost a bit in every weight: adding 0 makes it +0.0.
         clustered.append((nearest.to(x.dtype) + 0.0).reshape(x.shape))
     return clustered
@@ -144,7 +157,7 @@ def _walk_back(solved: Solved, k: Tensor) -> Tensor:
     The first centroid is 0; those that are not used repeat it. What each step would do from any
     place is looked up for all steps at once, and only the way itself is walked one by one.
     """
-    total, table = solved
+    total, table = solved.total, solved.table
     steps, ends = table.plain.shape[1:]
     # A place is an end, or `ends` more while the zero interval is yet to come, further to the left.
     end = torch.arange(ends, device=total.device).expand_as(table.plain)
@@ -179,30 +192,35 @@ def _walk_back(solved: Solved, k: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(means[:, :1]), means], 1)
 
 
+def _in_order(x: Tensor) -> Line:
+    values = x.sort().values
+    return Line(values, torch.nn.functional.pad(values.cumsum(0), (1, 0)))
+
+
 def _midpoints(ordered: Tensor) -> Tensor:
     """The nearest of sorted centroids changes half way between neighbours."""
-    return (ordered[1:] + ordered[:-1]) / 2
+    return (ordered[:, 1:] + ordered[:, :-1]) / 2
 
 
-def _nearest(x: Tensor, centroids: Tensor) -> Tensor:
-    ordered = centroids.sort().values
-    return ordered.gather(0, torch.searchsorted(_midpoints(ordered), x))
+def _lloyd(lines: Sequence[Line], centroids: Tensor) -> Tensor:
+    """Every centroid but 0 moves to the mean of the values that are nearest to it; some times.
 
-
-def _lloyd(x: Tensor, centroids: Tensor) -> Tensor:
-    """Every centroid but 0 moves to the mean of the values that are nearest to it; some times."""
-    # In order, values near a centroid lie side by side, and their sum is a difference of two
-    # cumulative ones: a step looks at the centroids only.
-    values = x.sort().values
-    sums = torch.nn.functional.pad(values.cumsum(0), (1, 0))
-    first = torch.zeros(1, dtype=torch.long, device=x.device)
-    last = first + len(values)
+    Layers differ in size and are looked up one by one; all else is done for all of them at once.
+    """
+    first = torch.zeros(len(lines), 1, dtype=torch.long, device=centroids.device)
+    last = torch.stack([one + len(line.values) for one, line in zip(first, lines, strict=True)])
     for _ in range(LLOYD_STEPS):
         ordered = centroids.sort().values
-        places = torch.searchsorted(values, _midpoints(ordered), right=True)
-        bounds = torch.cat([first, places, last])
+        places = []
+        for line, between in zip(lines, _midpoints(ordered), strict=True):
+            # A copy: under vmap a row is spread in memory, which a search warns of.
+            places.append(torch.searchsorted(line.values, between.clone(), right=True))
+        bounds = torch.cat([first, torch.stack(places), last], 1)
+        sums = []
+        for line, own in zip(lines, bounds, strict=True):
+            sums.append(line.sums.gather(0, own))
         count = bounds.diff()
-        mean = sums.gather(0, bounds).diff() / count.clamp(min=1)
+        mean = torch.stack(sums).diff() / count.clamp(min=1)
         moved = torch.where(count > 0, mean, ordered)
         centroids = torch.where(ordered == 0, 0.0, moved)
     return centroids

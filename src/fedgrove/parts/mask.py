@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,6 +14,8 @@ from .. import trees
 from ..errors import UnfitError, check
 from ..nets.layout import Layout
 from ..trees import Mask
+
+Places = npt.NDArray[np.int64]
 
 
 def weights_to_prune(layout: Layout, density: float) -> tuple[str, ...]:
@@ -65,76 +67,72 @@ def best(score: Tensor, n: int, among: Tensor | None = None) -> Tensor:
     if n <= 0:
         return torch.zeros_like(score, dtype=torch.bool)
     if n >= score.numel():
-        mask = torch.ones_like(score, dtype=torch.bool)
-    elif among is not None and n >= trees.count(among) and _has_no_lowest(score):
-        # All that are allowed; none has the score of those that are not.
-        mask = among.clone()
-    else:
-        # A threshold, as a full sort would take twenty times as long.
-        if among is not None and not score.is_floating_point():
-            # Of whole numbers none is -inf.
-            score = score.float()
-        threshold = _threshold(score, n, among)
-        inside = among
-        if among is not None and float(threshold) == -torch.inf:
-            # Places that are not allowed come behind all others, or are tied with the last.
-            score = trees.where(among, score, -torch.inf)
-            inside = None
-        mask = _compared(operator.ge, score, threshold, inside)
-        if trees.count(mask) > n:
-            # Not topk, which decides ties as it likes: those at the threshold are taken in order,
-            # which gives the same mask on every machine.
-            above = _compared(operator.gt, score, threshold, inside)
-            tied = mask & ~above
-            room = n - trees.count(above)
-            mask = above | (tied & (tied.cumsum(0) <= room))
-    if among is not None:
-        # Fewer than n places may be allowed, or have a score of -inf themselves.
-        mask = mask & among
-    return mask
-
-
-def _has_no_lowest(score: Tensor) -> bool:
-    """Whether no score is -inf, nor NaN."""
-    return not score.is_floating_point() or float(score.min()) > -torch.inf
-
-
-def _threshold(score: Tensor, n: int, among: Tensor | None) -> Tensor:
-    """The n-th largest number, where only some places count; -inf if there are fewer."""
+        return torch.ones_like(score, dtype=torch.bool) if among is None else among.clone()
+    if among is not None and not score.is_floating_point():
+        # Of whole numbers none is -inf.
+        score = score.float()
+    # In numpy: its selection is ten times as fast as torch's on a CPU, and its calls are cheaper.
+    numbers = _numbers(score)
+    kept = np.zeros(len(numbers), dtype=np.bool_)
     if among is None:
-        return _nth_largest(score, n)
-    # Of those alone: with thousands of equal numbers a selection can take forty times as long.
-    allowed = trees.chosen(score, among)
-    if n > len(allowed):
-        return torch.tensor(-torch.inf, dtype=score.dtype, device=score.device)
-    return _nth_largest(allowed, n)
-
-
-def _compared(
-    compare: Callable[[Any, Any], Any], score: Tensor, threshold: Tensor, inside: Tensor | None
-) -> Tensor:
-    """Where scores are above a threshold, or at it too, within some places."""
-    above: Tensor
-    if score.device.type != "cpu" or score.dtype == torch.bfloat16:
-        above = compare(score, threshold)
+        kept[places_of_best(numbers, n)] = True
     else:
-        # A tenth of torch's time, which compares number by number; numpy has no bfloat16.
-        above = torch.from_numpy(compare(score.detach().numpy(), threshold.numpy()))
-    return above if inside is None else above & inside
+        kept[_best_among(numbers, n, among.cpu().numpy())] = True
+    return torch.from_numpy(kept).to(score.device)
 
 
-def _nth_largest(score: Tensor, n: int) -> Tensor:
-    """The n-th largest number."""
-    place = score.numel() - n
-    if score.device.type != "cpu":
-        # kthvalue counts from 1.
-        return score.kthvalue(place + 1).values
-    # numpy's selection is ten times as fast as torch's on a CPU; it has no bfloat16.
-    numbers = score.detach()
+def places_of_best(numbers: npt.NDArray[Any], n: int) -> Places:
+    """The ``n`` places of the largest numbers, fewer than all, in order; of equal ones the first.
+
+    >>> places_of_best(np.array([1.0, 3.0, 2.0, 2.0]), 2)
+    array([1, 2])
+    """
+    return _places_from(numbers, _nth_largest(numbers, n), n)
+
+
+def _best_among(numbers: npt.NDArray[Any], n: int, among: npt.NDArray[np.bool_]) -> Places:
+    """:func:`places_of_best` as if all others had -inf, and of those only places ``among``."""
+    inside = np.flatnonzero(among)
+    # Those alone: with thousands of equal numbers a selection can take forty times as long.
+    allowed = numbers[inside]
+    if n < len(inside):
+        threshold = _nth_largest(allowed, n)
+        if threshold != -np.inf:
+            return inside[_places_from(allowed, threshold, n)]
+    elif allowed.min(initial=np.inf) > -np.inf:
+        # All that are allowed; none has the score of those that are not, nor is NaN.
+        return inside
+    # Places that are not allowed are tied with the last that are, and count.
+    lowered = np.where(among, numbers, -np.inf)
+    places = places_of_best(lowered, n)
+    return places[among[places]]
+
+
+def _nth_largest(numbers: npt.NDArray[Any], n: int) -> Any:
+    # A threshold, as a full sort would take twenty times as long.
+    place = len(numbers) - n
+    return np.partition(numbers, place)[place]
+
+
+def _places_from(numbers: npt.NDArray[Any], threshold: Any, n: int) -> Places:
+    """The places of what is above the n-th largest number, and at it the first."""
+    places = np.flatnonzero(numbers >= threshold)
+    if len(places) > n:
+        # Not topk, which decides ties as it likes: those at the threshold are taken in order,
+        # which gives the same mask on every machine.
+        is_above = numbers[places] > threshold
+        is_tied = ~is_above
+        room = n - np.count_nonzero(is_above)
+        places = places[is_above | (is_tied & (is_tied.cumsum() <= room))]
+    return places
+
+
+def _numbers(score: Tensor) -> npt.NDArray[Any]:
+    numbers = score.detach().cpu()
     if numbers.dtype == torch.bfloat16:
+        # Numpy does not have it; in float32 it is the same number.
         numbers = numbers.float()
-    found = np.partition(numbers.numpy(), place)[place]
-    return torch.as_tensor(found, dtype=score.dtype)
+    return numbers.numpy()
 
 
 def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:

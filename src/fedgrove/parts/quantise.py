@@ -417,26 +417,33 @@ def check_scope(scope: str) -> None:
     check(scope in ("model", "layer"), "scope", scope, "'model' or 'layer'")
 
 
-def map_scope(tree: Mapping[str, Tensor], scope: Scope, f: Callable[[Tensor], Tensor]) -> Tree:
+def map_scope(
+    tree: Mapping[str, Tensor],
+    scope: Scope,
+    f: Callable[[Tensor], Tensor],
+    has_plain_zeros: bool = False,
+) -> Tree:
     """Apply ``f`` to each floating-point leaf, or to all of them as one vector.
 
-    Counters and empty leaves stay as they are; zeros come out as +0.0.
+    Counters and empty leaves stay as they are; zeros come out as +0.0. Where ``has_plain_zeros``,
+    ``f`` gives no others.
 
     >>> tree = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([4.0])}
     >>> map_scope(tree, "model", lambda x: x / x.max())
     {'a': tensor([0.2500, 0.5000]), 'b': tensor([1.])}
     """
     if scope == "layer":
-        return _map_floats(tree, f)
+        return _map_floats(tree, f, has_plain_zeros)
     floats = {name: value for name, value in tree.items() if value.is_floating_point()}
     if not trees.size(floats):
         return dict(tree)
-    # -0.0 + 0.0 is 0.0, as in _map_floats.
-    mapped = trees.unflat(f(trees.flat(floats)) + 0.0, floats)
-    return {**tree, **mapped}
+    mapped = _map_floats({"all": trees.flat(floats)}, f, has_plain_zeros)
+    return {**tree, **trees.unflat(mapped["all"], floats)}
 
 
-def _map_floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tree:
+def _map_floats(
+    tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor], has_plain_zeros: bool = False
+) -> Tree:
     """Apply ``f`` to floating-point leaves; counters and empty leaves stay as they are.
 
     Zeros come out as +0.0.
@@ -445,9 +452,11 @@ def _map_floats(tree: Mapping[str, Tensor], f: Callable[[Tensor], Tensor]) -> Tr
     # In the tree's order, which is also the order of random draws.
     for name, value in tree.items():
         if value.is_floating_point() and value.numel():
-            # -0.0 + 0.0 is 0.0, and no other number changes. A small negative value that is rounded
-            # to 0 keeps its sign, which a lossless codec would have to send.
-            value = f(value) + 0.0
+            value = f(value)
+            if not has_plain_zeros:
+                # -0.0 + 0.0 is 0.0, and no other number changes. A small negative value that is
+                # rounded to 0 keeps its sign, which a lossless codec would have to send.
+                value = value + 0.0
         mapped[name] = value
     return mapped
 

@@ -111,8 +111,9 @@ class HeldOutGroups:
         if start is None:
             start = self.linkage(vectors, number)
         labels = torch.tensor(start)
+        directions = normalize(vectors)
         for _ in range(MOST_STEPS):
-            moved = _one_at_a_time(labels, nearest_others(vectors, labels))
+            moved = _one_at_a_time(labels, nearest_others(vectors, labels, directions))
             if torch.equal(moved, labels):
                 break
             labels = moved
@@ -178,10 +179,11 @@ def others_mean(vectors: Tensor, labels: Tensor) -> Tensor:
     return means
 
 
-def nearest_others(vectors: Tensor, labels: Tensor) -> Tensor:
+def nearest_others(vectors: Tensor, labels: Tensor, directions: Tensor | None = None) -> Tensor:
     """The label whose rows, without the row itself, point most in a row's own direction.
 
-    A row that is alone with its label takes another.
+    A row that is alone with its label takes another. ``directions`` are the rows at length 1, where
+    they are known.
 
     >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     >>> nearest_others(rows, torch.tensor([0, 0, 0, 1]))
@@ -192,7 +194,8 @@ def nearest_others(vectors: Tensor, labels: Tensor) -> Tensor:
     members = number == torch.arange(len(names)).unsqueeze(1)
     # All labels at once: (labels, rows, numbers). Rows are many times tried, and short.
     totals = (vectors * members.unsqueeze(2).to(vectors.dtype)).sum(1)
-    directions = normalize(vectors)
+    if directions is None:
+        directions = normalize(vectors)
     cosines = (directions * normalize(totals).unsqueeze(1)).sum(2)
     # Of its own label a row counts the others only.
     others = totals[number] - vectors

@@ -18,6 +18,7 @@ from torch import Tensor
 from .. import trees
 from ..errors import check
 from ..trees import Tree
+from .mask import places_of_best
 from .quantise import Scope, check_scope, largest, map_scope
 
 
@@ -51,37 +52,40 @@ class SparseTernary:
 
     def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
         """The tree that will be sent; nothing is random."""
-        return map_scope(tree, self.scope, self._vector)
+        # Only what is kept can be -0.0: it is looked at alone.
+        return map_scope(tree, self.scope, self._vector, has_plain_zeros=True)
 
     def _vector(self, x: Tensor) -> Tensor:
         count = max(1, round(self.share * x.numel()))
         if not self.ternary:
-            return trees.where(largest(x, count), x)
+            return trees.where(largest(x, count), x) + 0.0
+        numpy_has_them = trees.are_plain(x) and x.dtype in (torch.float32, torch.float64)
+        if numpy_has_them and count < x.numel():
+            return _largest_as_signs(x, count)
         # Few are kept: those alone are looked at.
-        places = _places_of_largest(x, count)
+        places = trees.places(largest(x, count))
         values = x.reshape(-1).index_select(0, places)
         # In double precision: in the vector's own, a sum of many values would lose digits.
         mean = values.double().abs().mean().to(x.dtype)
-        return torch.zeros_like(x).view(-1).index_copy_(0, places, values.sign() * mean).view_as(x)
+        signs = values.sign() * mean + 0.0
+        return torch.zeros_like(x).view(-1).index_copy_(0, places, signs).view_as(x)
 
 
-def _places_of_largest(x: Tensor, count: int) -> Tensor:
-    """Where the largest magnitudes are, as :func:`largest` finds them, by number of their place.
+def _largest_as_signs(x: Tensor, count: int) -> Tensor:
+    """The largest magnitudes, but not all, as signs times their mean: in numpy.
 
-    >>> _places_of_largest(torch.tensor([1.0, -3.0, 2.0]), 2)
-    tensor([1, 2])
+    Layers are many and mostly small: what a call costs is what counts.
     """
-    numpy_has_them = x.is_cpu and x.dtype in (torch.float32, torch.float64)
-    if numpy_has_them and count < x.numel():
-        # Without a mask in between, of which there would be one for each of many small layers.
-        magnitudes = x.detach().abs().reshape(-1).numpy()
-        first = len(magnitudes) - count
-        threshold = np.partition(magnitudes, first)[first]
-        places = np.flatnonzero(magnitudes >= threshold)
-        # With ties at the threshold there are more, and with a NaN there may be fewer.
-        if len(places) == count:
-            return torch.from_numpy(places)
-    return trees.places(largest(x, count))
+    numbers = x.reshape(-1).numpy()
+    places = places_of_best(np.abs(numbers), count)
+    values = numbers[places]
+    # The mean in torch, as everywhere else: its bits depend on the order of the sum.
+    mean = torch.from_numpy(np.abs(values).astype(np.float64)).mean().item()
+    coded = np.zeros(len(numbers), numbers.dtype)
+    # A value of 0 beside one that is infinite has no number to stand for it.
+    with np.errstate(invalid="ignore"):
+        coded[places] = np.sign(values) * numbers.dtype.type(mean) + 0.0
+    return torch.from_numpy(coded).view(x.shape)
 
 
 def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None) -> Tree:
