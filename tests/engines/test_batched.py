@@ -525,9 +525,9 @@ def test_parts_take_turns_and_answers_come_in_order(
         jobs = list(stream)
         yield from (jobs[i : i + 2] for i in range(0, len(jobs), 2))
 
-    def noted_begin(self: Batched, jobs: Any, works: Any, sent: Any) -> Any:
+    def noted_begin(self: Batched, jobs: Any, *rest: Any) -> Any:
         events.append(f"begin {jobs[0][1].to}")
-        return begin(self, jobs, works, sent)
+        return begin(self, jobs, *rest)
 
     def noted_answers(self: Batched, part: Any, sent: Any, counters: Any) -> Any:
         events.append(f"answer {part.jobs[0].task.to}")

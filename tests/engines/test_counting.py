@@ -113,6 +113,43 @@ def costs(run: Run, engine: Batched, tasks: list[Task]) -> list[Mapping[str, int
     return [report.cost["up"] for report in reports(run, engine, tasks)]
 
 
+def test_what_a_client_alone_is_sent_is_counted_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each a model of its own, and all of them one in common."""
+    run = run_of(SPARSE, tmp_path)
+    tasks = []
+    for client in run.infos:
+        own = {name: leaf + client for name, leaf in run.params.items()}
+        mask = {name: leaf > client for name, leaf in own.items()}
+        tasks.append(Task(client, {"model": Packet(run.params), "own": Packet(own, mask)}))
+
+    def down(engine: Batched) -> list[Mapping[str, int]]:
+        # They hold nothing yet, each time.
+        for client in run.infos:
+            run.held.forget(client)
+        return [report.cost["down"] for report in reports(run, engine, tasks)]
+
+    expected = down(Batched(counters=0))
+    measured: list[Packet] = []
+    measure = Chainable.measured
+
+    def noted(self: Chainable, packet: Packet) -> list[Measured]:
+        measured.append(packet)
+        return measure(self, packet)
+
+    # After the processes have begun.
+    team()
+    monkeypatch.setattr(Chainable, "measured", noted)
+    assert down(Batched(counters=2)) == expected
+    # Here only what all of them are sent was measured, and once.
+    assert len(measured) == 1
+    # What is not counted there is counted here.
+    for worker in team():
+        worker.end()
+    assert down(Batched(counters=2)) == expected
+
+
 def test_one_that_is_killed_in_the_middle_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import Lock
@@ -21,6 +21,15 @@ NOTHING: Mapping[str, Cost] = {}
 """What is known of packets that nobody has counted yet."""
 
 
+_Key = tuple[int, int, bytes | None]
+
+
+def _key(packet: Packet, known: Known | None) -> _Key:
+    """What a packet to a receiver is recognised by."""
+    digest = None if known is None else known.digest
+    return id(packet.values), id(packet.mask), digest
+
+
 class _LastPackets(Generic[T]):
     """What was made of the last packets sent, so that a broadcast is encoded once, not per client.
 
@@ -31,22 +40,18 @@ class _LastPackets(Generic[T]):
 
     def __init__(self, most: int = 64) -> None:
         self.most = most
-        self._made: dict[tuple[int, int, bytes | None], tuple[Packet, Future[T]]] = {}
+        self._made: dict[_Key, tuple[Packet, Future[T]]] = {}
         # An engine may ask in several threads: the first makes it, and the others wait.
         self._lock = Lock()
 
     def _of(
         self, packet: Packet, known: Known | None, make: Callable[[Packet, Known | None], T]
     ) -> T:
-        digest = None if known is None else known.digest
-        key = (id(packet.values), id(packet.mask), digest)
+        key = _key(packet, known)
         with self._lock:
             is_new = key not in self._made
             if is_new:
-                if len(self._made) == self.most:
-                    oldest = next(iter(self._made))
-                    del self._made[oldest]
-                self._made[key] = (packet, Future())
+                self._add(key, packet)
             made = self._made[key][1]
         if is_new:
             try:
@@ -56,6 +61,22 @@ class _LastPackets(Generic[T]):
                 with self._lock:
                     self._made.pop(key, None)
         return made.result()
+
+    def note(self, packet: Packet, known: Known | None, made: T) -> None:
+        """What was made of a packet elsewhere, unless it was made here."""
+        key = _key(packet, known)
+        with self._lock:
+            if key not in self._made:
+                self._add(key, packet).set_result(made)
+
+    def _add(self, key: _Key, packet: Packet) -> Future[T]:
+        """A place for what is made of a packet, if need be in that of the oldest."""
+        if len(self._made) == self.most:
+            oldest = next(iter(self._made))
+            del self._made[oldest]
+        place: Future[T] = Future()
+        self._made[key] = (packet, place)
+        return place
 
 
 class _Sizes(_LastPackets[list[Measured]]):
@@ -129,15 +150,19 @@ def count_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> Co
     return cost
 
 
-def look_up_down(task: Task, codec: Codec, held: Held, sent: BroadcastCosts) -> None:
+def look_up_down(
+    task: Task, codec: Codec, held: Held, sent: BroadcastCosts, leave_out: Collection[str] = ()
+) -> None:
     """Work out ahead what :func:`count_down` will ask for, if the client then holds what it does.
 
-    What goes wrong here goes wrong there too, and is said there.
+    Packets to ``leave_out`` are counted elsewhere. What goes wrong here goes wrong there too, and
+    is said there.
     """
     with suppress(Exception):
         known = known_of_task(task, codec, held)
         for name, packet in task.send.items():
-            sent.cost(codec, packet, known[name])
+            if name not in leave_out:
+                sent.cost(codec, packet, known[name])
 
 
 def write_down(

@@ -31,13 +31,13 @@ import os
 import pickle
 import struct
 import threading
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -45,8 +45,14 @@ from torch import Tensor
 from ... import trees
 from ...core import Answer, Packet, Report
 from ...trees import Tree
-from ...wire.codec import Chainable, Known
-from ...wire.count import NOTHING, known_of_report
+from ...wire.codec import Chainable, Codec, Known
+from ...wire.count import (
+    NOTHING,
+    BroadcastCosts,
+    known_of_report,
+    known_of_task,
+    look_up_down,
+)
 from ...wire.forms import Allow
 from ...wire.message import Cost
 from ..pool import shared
@@ -94,6 +100,8 @@ class Order(NamedTuple):
 class Parcel(NamedTuple):
     """An order, written, and the trees that it is about."""
 
+    names: tuple[str, ...]
+    """Of the packets."""
     forest: list[Tree]
     places: shared.Index
     size: int
@@ -121,6 +129,67 @@ class Stated(Chainable):
 # ---- in the process of the engine ----------------------------------------------------------------
 
 
+@contextmanager
+def lent(counters: Counters | None) -> Iterator[Counters | None]:
+    """The processes, as long as nobody else has given them something to count."""
+    # Locked during another map that has not come to its end, perhaps in another thread.
+    if counters is None or not counters.lock.acquire(blocking=False):
+        yield None
+        return
+    try:
+        yield counters
+    finally:
+        # Where the caller wants no more: nothing may be written over what is still being read.
+        for worker in counters.workers:
+            worker.take_all()
+        counters.lock.release()
+
+
+class Awaited(NamedTuple):
+    """A packet of a task that is being counted, for a receiver that holds ``known``."""
+
+    name: str
+    packet: Packet
+    known: Known | None
+    ticket: Ticket
+
+
+def look_up_tasks(
+    jobs: Sequence[Job], sent: BroadcastCosts, counters: Counters | None
+) -> list[Awaited]:
+    """Have what the jobs were sent counted, if they then hold what they do.
+
+    What a client alone is sent is handed out; what many are sent is counted here, once.
+    """
+    receivers: Counter[int] = Counter()
+    for job in jobs:
+        for packet in job.task.send.values():
+            receivers[id(packet.values)] += 1
+    awaited: list[Awaited] = []
+    for position, job in enumerate(jobs):
+        codec = job.run.method.codec
+        handed_out: list[Awaited] = []
+        if counters is not None and _is_told(codec):
+            # What goes wrong here goes wrong where it is counted in its turn, and is said there.
+            with suppress(Exception):
+                known = known_of_task(job.task, codec, job.run.held)
+                own = {n: p for n, p in job.task.send.items() if receivers[id(p.values)] == 1}
+                for name, ticket in counters.hand_out(position, codec, own, known).items():
+                    handed_out.append(Awaited(name, own[name], known[name], ticket))
+        awaited += handed_out
+        names = {packet.name for packet in handed_out}
+        look_up_down(job.task, codec, job.run.held, sent, leave_out=names)
+    return awaited
+
+
+def note_tasks(awaited: Iterable[Awaited], sent: BroadcastCosts) -> None:
+    """Note what packets of tasks take; those that could not be counted are left out."""
+    for name, packet, known, ticket in awaited:
+        cost = ticket.costs().get(name)
+        if cost is not None:
+            sent.note(packet, known, cost)
+
+
 def counted(
     answers: Iterable[tuple[Job, Answer]], counters: Counters | None
 ) -> Iterator[tuple[Job, Answer, Costs]]:
@@ -128,26 +197,35 @@ def counted(
 
     Reports are handed out ahead; the answers come in the order in which they were given.
     """
-    # Locked where somebody is still taking the answers of another part, perhaps another thread.
-    if counters is None or not counters.lock.acquire(blocking=False):
+    if counters is None:
         for job, answer in answers:
             yield job, answer, NOTHING
         return
-    try:
-        waiting: deque[tuple[Job, Answer, Ticket]] = deque()
-        for position, (job, answer) in enumerate(answers):
-            if len(waiting) == AHEAD * len(counters.workers):
-                first, its_answer, ticket = waiting.popleft()
-                yield first, its_answer, ticket.costs()
-            waiting.append((job, answer, counters.hand_out(position, job, answer)))
-        while waiting:
+    waiting: deque[tuple[Job, Answer, Ticket]] = deque()
+    for position, (job, answer) in enumerate(answers):
+        if len(waiting) == AHEAD * len(counters.workers):
             first, its_answer, ticket = waiting.popleft()
             yield first, its_answer, ticket.costs()
-    finally:
-        # Where the caller wants no more: nothing may be written over what is still being read.
-        for worker in counters.workers:
-            worker.take_all()
-        counters.lock.release()
+        waiting.append((job, answer, _hand_out_report(counters, position, job, answer)))
+    while waiting:
+        first, its_answer, ticket = waiting.popleft()
+        yield first, its_answer, ticket.costs()
+
+
+def _hand_out_report(counters: Counters, position: int, job: Job, answer: Answer) -> Ticket:
+    """Have the report of a job counted, if there is one, and it is worth it."""
+    codec = job.run.method.codec
+    if not isinstance(answer, Report) or not _is_told(codec):
+        return Ticket()
+    try:
+        masked = [name for name, packet in answer.give.items() if packet.mask is not None]
+        known = known_of_report(job.task, masked, codec, job.run.held.digest)
+    except Exception:
+        # As where what a client gives is no packet: counting it says so.
+        return Ticket()
+    tickets = counters.hand_out(position, codec, answer.give, known)
+    # All its packets go together.
+    return next(iter(tickets.values()), Ticket())
 
 
 @dataclass(eq=False)
@@ -266,14 +344,24 @@ class Counters:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever has given them something to count."""
 
-    def hand_out(self, position: int, job: Job, answer: Answer) -> Ticket:
-        """Have the report of a job counted, if there is one, and it is worth it."""
+    def hand_out(
+        self,
+        position: int,
+        codec: Codec,
+        packets: Mapping[str, Packet],
+        known: Mapping[str, Known | None],
+    ) -> dict[str, Ticket]:
+        """Have packets counted that are worth it: their names, with the ticket of all of them.
+
+        ``known``: the masks that their receiver holds.
+        """
         usable = [worker for worker in self.workers if worker.is_usable]
-        parcel = _parcel(job, answer) if usable else None
+        parcel = _parcel(codec, packets, known) if usable else None
         if parcel is None or parcel.room > ROOM:
-            return Ticket()
+            return {}
         # By position: those who are alike come to the same process, and find its caches filled.
-        return usable[position % len(usable)].hand_out(parcel)
+        ticket = usable[position % len(usable)].hand_out(parcel)
+        return dict.fromkeys(parcel.names, ticket)
 
     def end(self) -> None:
         """End all processes."""
@@ -281,33 +369,36 @@ class Counters:
             worker.end()
 
 
-def _parcel(job: Job, answer: Answer) -> Parcel | None:
-    """The packets of a report that are worth sending; None where there are none."""
-    codec = job.run.method.codec
-    if not isinstance(answer, Report) or not isinstance(codec, Chainable):
-        return None
-    if not codec.is_told_by_allow:
+def _parcel(
+    codec: Codec, packets: Mapping[str, Packet], known: Mapping[str, Known | None]
+) -> Parcel | None:
+    """The packets that are worth sending; None where there are none."""
+    if not _is_told(codec):
         return None
     try:
-        packets = {name: packet for name, packet in answer.give.items() if _is_worth_it(packet)}
-        if not packets:
+        worthy = {name: packet for name, packet in packets.items() if _is_worth_it(packet)}
+        if not worthy:
             return None
-        masked = [name for name, packet in packets.items() if packet.mask is not None]
-        known_masks = known_of_report(job.task, masked, codec, job.run.held.digest)
-        indices, forest = trees_of(packets)
-        known = []
-        for name, held in known_masks.items():
+        indices, forest = trees_of(worthy)
+        known_masks = []
+        for name in worthy:
+            held = known.get(name)
             if held is not None:
-                known.append((name, len(forest), held.digest))
+                known_masks.append((name, len(forest), held.digest))
                 forest.append(held.mask)
         if not all(trees.are_plain(*tree.values()) for tree in forest):
             return None
         places, size = shared.lay_out(forest)
-        order = Order(codec.allow, indices, tuple(known), places)
-        return Parcel(forest, places, size, pickle.dumps(order))
+        order = Order(codec.allow, indices, tuple(known_masks), places)
+        return Parcel(tuple(worthy), forest, places, size, pickle.dumps(order))
     except Exception:
         # As where what a client gives is no packet: counting it says so.
         return None
+
+
+def _is_told(codec: Codec) -> TypeGuard[Chainable]:
+    """Whether a process can be told all that it must know of a codec."""
+    return isinstance(codec, Chainable) and codec.is_told_by_allow
 
 
 def _is_worth_it(packet: Packet) -> bool:

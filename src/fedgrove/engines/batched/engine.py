@@ -71,7 +71,7 @@ from ...parts import local
 from ...runs.run import Run
 from ...seeds import threads
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, look_up_down
+from ...wire.count import BroadcastCosts
 from ..work import (
     CLIENT_FAILURES,
     all_remembered,
@@ -86,7 +86,15 @@ from ..work import (
 from . import grouped
 from .alone import can_stack, run_alone
 from .convolution import has_triton
-from .counting import Counters, counted, counters_of_this_process
+from .counting import (
+    Awaited,
+    Counters,
+    counted,
+    counters_of_this_process,
+    lent,
+    look_up_tasks,
+    note_tasks,
+)
 from .device_data import DeviceData, DeviceSplit
 from .finishing import in_order
 from .graphs import GraphCache
@@ -181,20 +189,20 @@ class Batched:
 
         While a card trains one part, the CPU prepares the next and finishes the one before.
         """
-        # First of all: once CUDA is at work, no process can be started any more.
-        counters = self._counters()
         # Of all clients that are under way: their costs are looked up ahead.
         sent = BroadcastCosts(most=max(1, self.chunk))
         works: dict[tuple[int, str], Work] = {}
         under_way: deque[Part] = deque()
-        for core_jobs in self._parts(iter(jobs)):
-            clients = sum(len(part.jobs) for part in under_way)
-            while under_way and clients + len(core_jobs) > self.chunk:
-                clients -= len(under_way[0].jobs)
+        # Before any work: once CUDA is at it, no process can be started any more.
+        with lent(self._counters()) as counters:
+            for core_jobs in self._parts(iter(jobs)):
+                clients = sum(len(part.jobs) for part in under_way)
+                while under_way and clients + len(core_jobs) > self.chunk:
+                    clients -= len(under_way[0].jobs)
+                    yield from self._answers(under_way.popleft(), sent, counters)
+                under_way.append(self._begin(core_jobs, works, sent, counters))
+            while under_way:
                 yield from self._answers(under_way.popleft(), sent, counters)
-            under_way.append(self._begin(core_jobs, works, sent))
-        while under_way:
-            yield from self._answers(under_way.popleft(), sent, counters)
 
     def _parts(self, stream: Iterator[CoreJob]) -> Iterator[list[CoreJob]]:
         """The jobs in chunks; on a card those of many clients in halves, which take turns."""
@@ -212,17 +220,19 @@ class Batched:
         core_jobs: Sequence[CoreJob],
         works: dict[tuple[int, str], Work],
         sent: BroadcastCosts,
+        counters: Counters | None,
     ) -> Part:
         """Start some jobs; on a card their first training is then under way."""
         jobs = [self._start_job(run, task, works) for run, task in core_jobs]
-        part = Part(jobs, _versions(jobs), self._run_groups(jobs))
+        sent_before = _versions(jobs)
+        steps = self._run_groups(jobs)
         with self._torch_as_needed():
-            next(part.steps, None)
-        if self.count_bytes and self._device.type == "cuda":
+            next(steps, None)
+        tasks: list[Awaited] = []
+        if self.count_bytes and (self._device.type == "cuda" or counters is not None):
             # While the card is at work.
-            for job in jobs:
-                look_up_down(job.task, job.run.method.codec, job.run.held, sent)
-        return part
+            tasks = look_up_tasks(jobs, sent, counters if len(jobs) > 1 else None)
+        return Part(jobs, sent_before, steps, tasks)
 
     def _counters(self) -> Counters | None:
         """The processes that count bytes, if there are any."""
@@ -242,6 +252,7 @@ class Batched:
         finally:
             self._recent.clear()
         _check_versions(part.sent_before)
+        note_tasks(part.tasks, sent)
         # A single report is counted here as fast as anywhere.
         helpers = counters if len(part.jobs) > 1 else None
         for job, answer, costs in counted(in_order(part.jobs, self._answer_of), helpers):

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from ... import trees
+from .counting import Awaited
 from .stacking import Job, Returning, WidthAdapter
 from .transfers import Copies
 
@@ -28,6 +29,8 @@ class Part:
     """The tensors that they were sent, each with how often it had been written to."""
     steps: Iterator[None]
     """Their stages."""
+    tasks: list[Awaited]
+    """What they were sent, as far as it is being counted."""
 
 
 class Results(NamedTuple):
