@@ -71,6 +71,9 @@ WORTH_SENDING = 1 << 14
 """Bytes of a packet from which on to count them takes longer than to send them."""
 AHEAD = 4
 """So many reports for each process are handed out before the first is asked for."""
+FEW_RECEIVERS = 4
+"""A packet to no more clients is handed out once for each of them: to send it takes less than to
+count it here, and what they hold, on which its length depends, differs."""
 PATIENCE = 30.0
 """Seconds within which a process must have counted a report."""
 
@@ -159,7 +162,7 @@ def look_up_tasks(
 ) -> list[Awaited]:
     """Have what the jobs were sent counted, if they then hold what they do.
 
-    What a client alone is sent is handed out; what many are sent is counted here, once.
+    What few are sent is handed out, for each of them; what many are sent is counted here, once.
     """
     receivers: Counter[int] = Counter()
     for job in jobs:
@@ -173,11 +176,14 @@ def look_up_tasks(
             # What goes wrong here goes wrong where it is counted in its turn, and is said there.
             with suppress(Exception):
                 known = known_of_task(job.task, codec, job.run.held)
-                own = {n: p for n, p in job.task.send.items() if receivers[id(p.values)] == 1}
+                own: dict[str, Packet] = {}
+                for name, packet in job.task.send.items():
+                    if receivers[id(packet.values)] <= FEW_RECEIVERS:
+                        own[name] = packet
                 for name, ticket in counters.hand_out(position, codec, own, known).items():
                     handed_out.append(Awaited(name, own[name], known[name], ticket))
         awaited += handed_out
-        names = {packet.name for packet in handed_out}
+        names = {each.name for each in handed_out}
         look_up_down(job.task, codec, job.run.held, sent, leave_out=names)
     return awaited
 
