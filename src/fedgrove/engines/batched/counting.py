@@ -71,6 +71,9 @@ WORTH_SENDING = 1 << 14
 """Bytes of a packet from which on to count them takes longer than to send them."""
 AHEAD = 4
 """So many reports for each process are handed out before the first is asked for."""
+MOST_WAITING = 64
+"""So many orders of a process are under way at most. Some hundreds fill a pipe, and then the engine
+would wait, without end, for a process that hangs or that waits for its answers to be read."""
 PATIENCE = 30.0
 """Seconds within which a process must have counted a report."""
 
@@ -140,9 +143,12 @@ def lent(counters: Counters | None) -> Iterator[Counters | None]:
         yield counters
     finally:
         # Where the caller wants no more: nothing may be written over what is still being read.
-        for worker in counters.workers:
-            worker.take_all()
-        counters.lock.release()
+        try:
+            for worker in counters.workers:
+                worker.take_all()
+        finally:
+            # After Ctrl-C too, or nobody could be lent them again.
+            counters.lock.release()
 
 
 class Awaited(NamedTuple):
@@ -274,6 +280,11 @@ class Worker:
         """Have a parcel counted; where there is no room for it, after what came before."""
         if self.used + parcel.room > ROOM:
             self.take_all()
+        if len(self._tickets) >= MOST_WAITING:
+            self._take()
+        if not self.is_usable:
+            # It was given up while it was waited for.
+            return Ticket()
         start = self.used
         at_order = start + parcel.size
         try:
