@@ -58,6 +58,7 @@ def test_leaves_of_rows_are_stacked_in_any_order() -> None:
     assert twins.rows_of([first["w"], torch.zeros(3, 5)[0, :4].view(2, 2)]) is None
     assert twins.rows_of([first["w"].clone(), first["w"]]) is None
     assert twins.rows_of([first["w"], second["w"].T]) is None
+    assert twins.rows_of([vector_of(first)[:0], vector_of(third)[5:]]) is None
     there.add_(1)
     assert twins.rows_of([first["w"], second["w"]]) is None
 

@@ -144,7 +144,8 @@ def rows_of(leaves: Sequence[Tensor]) -> Tensor | None:
     """
     first = leaves[0]
     owner = first._base
-    found = None if owner is None else row_of(first)
+    # One without numbers lies nowhere.
+    found = None if owner is None or not first.numel() else row_of(first)
     if owner is None or found is None:
         return None
     rows, _ = found

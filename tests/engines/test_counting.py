@@ -190,6 +190,35 @@ def test_one_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert costs(run, Batched(counters=2), tasks_of(run)) == expected
 
 
+def test_many_orders_do_not_fill_the_pipe_of_one_that_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counters = counters_of_this_process(1)
+    assert counters is not None
+    (worker,) = counters.workers
+    assert worker.process.pid is not None
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(counting, "PATIENCE", 0.2)
+    packets = {"model": Packet({"w": torch.arange(4200.0)})}
+    for position in range(600):
+        counters.hand_out(position, Smallest(), packets, {})
+    assert worker.has_ended
+
+
+def test_they_can_be_lent_again_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = counters_of_this_process(1)
+
+    def interrupted(worker: Worker) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "take_all", interrupted)
+        with pytest.raises(KeyboardInterrupt), counting.lent(counters):
+            pass
+    with counting.lent(counters) as again:
+        assert again is counters
+
+
 @pytest.mark.parametrize("room", [0, 400_000, 900_000])
 def test_little_room(room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None, for one report, and for two at once."""
@@ -214,6 +243,25 @@ def test_more_reports_than_are_handed_out_ahead(
     assert costs(run, Batched(counters=2, chunk=4), tasks_of(run)) == expected
     # The last one is alone in its part.
     assert watch.packets == 4
+
+
+def test_an_error_comes_when_it_is_the_turn_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a full disk, which ends the run: those before it are answered."""
+    run = run_of(SPARSE, tmp_path)
+    answer_of = Batched._answer_of
+
+    def fails(self: Batched, job: Any) -> Any:
+        if job.task.to == 3:
+            raise OSError("no space left")
+        return answer_of(self, job)
+
+    monkeypatch.setattr(Batched, "_answer_of", fails)
+    loop = reports(run, Batched(counters=2), tasks_of(run))
+    assert [next(loop).of for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(OSError, match="no space left"):
+        next(loop)
 
 
 def test_a_caller_that_stops_early_and_one_in_between(

@@ -171,3 +171,19 @@ def test_another_process_reads_it_and_answers() -> None:
     assert tree["w"].tolist() == [3.0, 4.0]
     assert gone(answer)
     assert gone(block)
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [torch.arange(10.0)[::2], torch.arange(12.0).view(3, 4)[:, :1], torch.ones(()).expand(5)],
+    ids=["strided", "column", "expanded"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_leaves_that_are_views_with_gaps(leaf: torch.Tensor, dtype: torch.dtype) -> None:
+    wide = leaf if dtype == leaf.dtype else leaf.to(dtype).repeat_interleave(2, 0)[::2]
+    block = put([{"w": wide}])
+    try:
+        (tree,) = get(block)
+    finally:
+        drop(block.name)
+    assert torch.equal(tree["w"], wide)

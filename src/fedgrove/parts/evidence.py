@@ -176,12 +176,15 @@ def _are_votes(signs: Tensor) -> bool:
 
     >>> _are_votes(torch.tensor([1, -1], dtype=torch.int8)), _are_votes(torch.tensor([1.0, 1.5]))
     (True, False)
+    >>> _are_votes(torch.tensor([0, 1], dtype=torch.uint8))
+    True
     """
     if not len(signs):
         return True
     # Not by magnitudes: that of -128 is -128 in eight bits.
     least, most = torch.aminmax(signs)
-    return bool(least >= -1) and bool(most <= 1)
+    # As numbers of Python: an unsigned tensor has no -1 to compare with.
+    return least.item() >= -1 and most.item() <= 1
 
 
 def variance(sums: Mapping[str, Tensor]) -> Tensor | None:

@@ -65,8 +65,7 @@ class Fisher:
         rho = self.smoothing
         if before is None:
             return trees.map(lambda new: (1 - rho) * new, now)
-        # Added in place: to ask for memory takes longer than the sum.
-        return trees.map(lambda old, new: (rho * old).add_((1 - rho) * new), before, now)
+        return trees.map(lambda old, new: rho * old + (1 - rho) * new, before, now)
 
     def value(self, average: Mapping[str, Tensor], estimates: int) -> Tree:
         """The moving average of so many estimates, with weights that sum to 1.

@@ -68,7 +68,8 @@ class SparseTernary:
         # In double precision: in the vector's own, a sum of many values would lose digits.
         mean = values.double().abs().mean().to(x.dtype)
         signs = values.sign() * mean + 0.0
-        return torch.zeros_like(x).view(-1).index_copy_(0, places, signs).view_as(x)
+        coded = torch.zeros(x.numel(), dtype=x.dtype, device=x.device)
+        return coded.index_copy_(0, places, signs).view(x.shape)
 
 
 def _largest_as_signs(x: Tensor, count: int) -> Tensor:
@@ -106,7 +107,7 @@ def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor]
     sent = coder(inside)
     for name, leaf in change.items():
         if name in mask:
-            wide = torch.zeros_like(leaf)
+            wide = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
             wide.view(-1).index_copy_(0, trees.places(mask[name]), sent[name])
             sent[name] = wide
     return sent

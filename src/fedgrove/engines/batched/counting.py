@@ -74,6 +74,9 @@ AHEAD = 4
 FEW_RECEIVERS = 4
 """A packet to no more clients is handed out once for each of them: to send it takes less than to
 count it here, and what they hold, on which its length depends, differs."""
+MOST_WAITING = 64
+"""So many orders of a process are under way at most. Some hundreds fill a pipe, and then the engine
+would wait, without end, for a process that hangs or that waits for its answers to be read."""
 PATIENCE = 30.0
 """Seconds within which a process must have counted a report."""
 
@@ -143,9 +146,12 @@ def lent(counters: Counters | None) -> Iterator[Counters | None]:
         yield counters
     finally:
         # Where the caller wants no more: nothing may be written over what is still being read.
-        for worker in counters.workers:
-            worker.take_all()
-        counters.lock.release()
+        try:
+            for worker in counters.workers:
+                worker.take_all()
+        finally:
+            # After Ctrl-C too, or nobody could be lent them again.
+            counters.lock.release()
 
 
 class Awaited(NamedTuple):
@@ -208,14 +214,21 @@ def counted(
             yield job, answer, NOTHING
         return
     waiting: deque[tuple[Job, Answer, Ticket]] = deque()
-    for position, (job, answer) in enumerate(answers):
-        if len(waiting) == AHEAD * len(counters.workers):
-            first, its_answer, ticket = waiting.popleft()
-            yield first, its_answer, ticket.costs()
-        waiting.append((job, answer, _hand_out_report(counters, position, job, answer)))
+    failure: Exception | None = None
+    try:
+        for position, (job, answer) in enumerate(answers):
+            if len(waiting) == AHEAD * len(counters.workers):
+                first, its_answer, ticket = waiting.popleft()
+                yield first, its_answer, ticket.costs()
+            waiting.append((job, answer, _hand_out_report(counters, position, job, answer)))
+    except Exception as error:
+        # Raised when it is that job's turn.
+        failure = error
     while waiting:
         first, its_answer, ticket = waiting.popleft()
         yield first, its_answer, ticket.costs()
+    if failure is not None:
+        raise failure
 
 
 def _hand_out_report(counters: Counters, position: int, job: Job, answer: Answer) -> Ticket:
@@ -280,6 +293,11 @@ class Worker:
         """Have a parcel counted; where there is no room for it, after what came before."""
         if self.used + parcel.room > ROOM:
             self.take_all()
+        if len(self._tickets) >= MOST_WAITING:
+            self._take()
+        if not self.is_usable:
+            # It was given up while it was waited for.
+            return Ticket()
         start = self.used
         at_order = start + parcel.size
         try:
@@ -503,7 +521,9 @@ def _close_all_but(descriptor: int) -> None:
     As long as they are open here, nobody else notices that the owner has closed them. What the
     owner writes errors to stays.
     """
-    for name in os.listdir("/dev/fd"):
+    # Where they cannot be listed, they stay open.
+    names = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else []
+    for name in names:
         if int(name) > 2 and int(name) != descriptor:
             # One of them was for the list itself, and is gone.
             with suppress(OSError):

@@ -646,7 +646,7 @@ class Batched:
         narrow_carries = []
         for adapter, job in zip(adapters, jobs, strict=True):
             narrow_carries.append(adapter.narrow(job.carry, stage.whole))
-        carry = stack_carries(narrow_carries, self._device, self._recent)
+        carry = stack_carries(narrow_carries, self._device, self._stacks_of(full_net))
 
         # leaders[i] is the job that is trained in place of job i, mostly i itself.
         leaders = find_duplicates(jobs, hyperparameters, carry)
@@ -710,7 +710,7 @@ class Batched:
         plan = BatchPlan.of(
             passes, stage.over.size, offsets, hyperparameters.dtype, self._device
         ).first_steps(steps)
-        carry = stack_carries([job.carry for job in jobs], self._device, self._recent)
+        carry = stack_carries([job.carry for job in jobs], self._device, self._stacks_of(net))
 
         def measure_one(hyperparameters: Tensor, carry: Carry, batch: Batch) -> Tree:
             own_stage = from_template(template, hyperparameters)
@@ -732,6 +732,16 @@ class Batched:
 
         counts = [len(examples) for (examples,) in passes]
         return Measured(jobs, stage.name, counts, start_to_cpu(total))
+
+    def _stacks_of(self, net: Net) -> RecentStacks | None:
+        """What is stacked from earlier stages; None where that might be old.
+
+        Torch does not count what BatchNorm writes into running statistics. And on a CPU stacking
+        again costs so little that no one need care about what else is not counted.
+        """
+        if self._device.type == "cpu" or net.layout.buffers:
+            return None
+        return self._recent
 
     def _use_grouped(self, net_key: Any, net: Net, plan: BatchPlan, data: DeviceSplit) -> bool:
         """Whether this network can be run in grouped kernels; tried once per network."""

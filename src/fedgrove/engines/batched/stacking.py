@@ -199,7 +199,8 @@ class RecentStacks:
     """Leaves that are stacked on the device already, for an earlier stage of the same clients.
 
     Most of a carry is the same at every stage: what was sent, what is remembered, masks. The stacks
-    are read and never written; steps write into copies.
+    are read and never written; steps write into copies. As for :mod:`fedgrove.twins`, what is
+    written into a leaf behind torch's back (through ``.data`` or ``.numpy()``) is not noticed.
     """
 
     def __init__(self) -> None:

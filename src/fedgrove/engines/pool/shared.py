@@ -112,7 +112,9 @@ def write(forest: Forest, index: Index, buffer: Tensor) -> None:
             if dtype == torch.bfloat16:
                 # numpy has none.
                 value = value.detach().view(torch.int16)
-            source = value.numpy(force=True).reshape(-1).view(np.uint8)
+            # Contiguous first: reshape leaves a vector with gaps as it is, which has no bytes.
+            whole = np.ascontiguousarray(value.numpy(force=True))
+            source = whole.reshape(-1).view(np.uint8)
             target[offset : offset + len(source)] = source
 
 
