@@ -16,7 +16,6 @@ import pytest
 import torch
 from tests.conftest import answers, make_run, reports, small
 
-import fedgrove
 from fedgrove import methods
 from fedgrove.core import Lost, Packet, Report, Task
 from fedgrove.engines.batched import counting
@@ -473,7 +472,7 @@ def test_they_end_with_their_owner(how: signal.Signals | str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(fedgrove.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert owner.stdout is not None
