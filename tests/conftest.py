@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,16 @@ def started(*words: str) -> subprocess.Popen[str]:
         # Where the tests run in the background Ctrl-C is ignored, and a child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition comes true within so many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def list_again(folder: Path) -> None:

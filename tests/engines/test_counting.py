@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.conftest import answers, make_run, reports, small
+from tests.conftest import answers, make_run, reports, small, until
 
 from fedgrove import methods
 from fedgrove.core import Lost, Packet, Report, Task
@@ -22,6 +21,7 @@ from fedgrove.engines.batched import counting
 from fedgrove.engines.batched.counting import Counters, Worker, counters_of_this_process
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.pool.engine import default_start
+from fedgrove.errors import InputError
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
@@ -401,6 +401,11 @@ def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counting.default_number() == number
 
 
+def test_less_than_none_is_refused() -> None:
+    with pytest.raises(InputError, match=r"counters is -1; .*0 or more"):
+        Batched(counters=-1)
+
+
 def test_none_once_cuda_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert counters_of_this_process(2) is None
@@ -433,15 +438,6 @@ def test_a_forked_process_does_not_use_them() -> None:
 
 
 # ---- how they end --------------------------------------------------------------------------------
-
-
-def until(condition: Any, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def is_there(pid: int) -> bool:

@@ -412,7 +412,8 @@ def under_mask(params: Tree, carry: Carry) -> Tree:
     """The weights as the forward pass sees them: 0 where the client has pruned them."""
     # Empty where nothing is clustered: what holds no tensor is not remembered.
     kept = carry.get("kept", {})
-    return {**params, **{name: torch.where(mask, params[name], 0.0) for name, mask in kept.items()}}
+    pruned = {name: torch.where(mask, params[name], 0.0) for name, mask in kept.items()}
+    return {**params, **pruned}
 
 
 def begin_personal(carry: Carry, client: Client) -> Carry:

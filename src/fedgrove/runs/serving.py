@@ -42,6 +42,6 @@ def few_collections() -> Iterator[None]:
     try:
         yield
     finally:
-        # Not what another run has set, which may end before this one.
+        # Otherwise another run has set it, and may have ended and put it back.
         if is_changed:
             gc.set_threshold(first, *others)

@@ -82,7 +82,7 @@ class TreeFiles:
         """Write the trees that were asked for since :meth:`start`, those that are new."""
         new = {key: tree for key, (tree, _) in self._asked.items() if key not in self._before}
         if THREADS == 1 or len(new) < 2:
-            self._write_all_but({}, folder)
+            self._finish({}, folder)
             return
         # Made anew: a thread takes little to start, and none is left behind where a process forks.
         with ThreadPoolExecutor(THREADS) as threads:
@@ -90,9 +90,10 @@ class TreeFiles:
                 key: threads.submit(_written, tree, folder, self.there) for key, tree in new.items()
             }
             # Meanwhile the others are looked at.
-            self._write_all_but(under_way, folder)
+            self._finish(under_way, folder)
 
-    def _write_all_but(self, under_way: Mapping[Key, Future[Written]], folder: Path) -> None:
+    def _finish(self, under_way: Mapping[Key, Future[Written]], folder: Path) -> None:
+        """Write what threads do not, wait for what they do, and give each tree its file's name."""
         for key, (tree, _) in self._asked.items():
             if key in under_way:
                 continue

@@ -1,8 +1,9 @@
-"""Processes that count what reports take, several at once, while the engine goes on.
+"""Processes that count what messages take, several at once, while the engine goes on.
 
-The length of a report is found by writing it: each layer is tried in several forms, by zstandard,
-numpy and hundreds of short calls from Python, 2 to 4 ms a client. Once a card trains a whole cohort
-in a few milliseconds, that is what a round waits for.
+These are reports, and what single clients are sent. The length of a message is found by writing it:
+each layer is tried in several forms, by zstandard, numpy and hundreds of short calls from Python, 2
+to 4 ms a client. Once a card trains a whole cohort in a few milliseconds, that is what a round
+waits for.
 
 *Why processes.* Threads would wait for Python's lock at each of those calls. A process has a lock
 of its own, and what it needs is little: the numbers and the mask of each packet, the mask that its
@@ -78,7 +79,7 @@ MOST_WAITING = 64
 """So many orders of a process are under way at most. Some hundreds fill a pipe, and then the engine
 would wait, without end, for a process that hangs or that waits for its answers to be read."""
 PATIENCE = 30.0
-"""Seconds within which a process must have counted a report."""
+"""Seconds within which a process must have counted what it was given first."""
 
 Costs = Mapping[str, Cost]
 """What packets take, by name."""

@@ -65,7 +65,7 @@ from ...core import (
 )
 from ...core import Job as CoreJob
 from ...data import ClientData, Examples
-from ...errors import EngineError
+from ...errors import EngineError, check
 from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
@@ -160,6 +160,8 @@ class Batched:
     name: str = field(default="batched", init=False)
 
     def __post_init__(self) -> None:
+        is_possible = self.counters is None or self.counters >= 0
+        check(is_possible, "counters", self.counters, "a number of processes, 0 or more, or None")
         self.close()
 
     def close(self) -> None:
