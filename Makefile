@@ -17,7 +17,7 @@ $(BIN)/python:
 
 # The core, and what tests and checks need.
 .venv/dev.stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]' -e lab
 	touch $@ .venv/core.stamp
 
 ## run: training alone, FedAvg, CA-AFP and Grove on built-in data, as a table and a page; words for the command line go into ARGS="..."
@@ -37,7 +37,7 @@ shell: .venv/core.stamp
 ## check: style, types, and that the links of all pages lead somewhere
 check: .venv/dev.stamp
 	$(BIN)/ruff check .
-	$(BIN)/ruff format -q --check src tests examples tools
+	$(BIN)/ruff format -q --check src lab tests examples tools
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -p no:cacheprovider tests/test_site.py
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedgrove import seeds, trees
-from fedgrove.core import Edit, Form, Give, Holds, Packet, Task, Train
+from fedgrove.core import Edit, ExpectedPacket, ExpectedReport, Give, Packet, Task, Train
 from fedgrove.nets import Net
 from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.local import LocalTraining
@@ -91,7 +91,7 @@ class FedGen:
         return {"train": (Edit(generate), train, Give(send_model, self.holds)), "use": ()}[verb]
 
     def holds(self, task, net):
-        return Holds({"model": Form.of(task.send["model"].values)})
+        return ExpectedReport({"model": ExpectedPacket.of(task.send["model"].values)})
 
 
 def generate(carry, client):

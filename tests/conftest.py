@@ -18,13 +18,13 @@ from hypothesis import settings
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.channels.choice import FilterL1
-from fedgrove.core import Answer, AnyMethod, Engine, Info, Job, Report, Task
+from fedgrove.core import Answer, AnyMethod, ClientInfo, Engine, Job, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples
 from fedgrove.errors import EngineError
+from fedgrove.methods.adfedwcp.centroids import Adaptive
+from fedgrove.methods.fedgen.generator import GeneratorTraining
 from fedgrove.nets import Net, build
-from fedgrove.parts.centroids import Adaptive
-from fedgrove.parts.generator import GeneratorTraining
 from fedgrove.runs.admission import Admission
 from fedgrove.runs.checksums import digest, listed, read_list
 from fedgrove.runs.rounds import rounds
@@ -92,7 +92,9 @@ def federation(
     clients = {}
     for k, n in enumerate(sizes):
         shift = 0.5 * torch.randn(shape, generator=g, dtype=torch.float64)
-        clients[k] = ClientData(examples(n, shift), examples(4, shift), examples(9, shift), Info(n))
+        clients[k] = ClientData(
+            examples(n, shift), examples(4, shift), examples(9, shift), ClientInfo(n)
+        )
     defaults = Defaults("mlp", 2, 3, 2, 8, "Adam", 1e-2)
     return Federation("tiny", clients, classes, tuple("abc")[:classes], shape, defaults)
 

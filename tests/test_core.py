@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgrove.core import Batches, Client, Info, Outcome, Packet, Report, Task
+from fedgrove.core import Batches, Client, ClientInfo, Outcome, Packet, Report, Task
 from fedgrove.data import ClientData
 from fedgrove.data.federation import Examples
 
@@ -24,7 +24,7 @@ def client(n: int = 10, seed: int = 5, dtype: torch.dtype = torch.float32) -> Cl
             torch.arange(low, low + size) % 3,
         )
 
-    data = ClientData(examples(n, 0), examples(3, 100), examples(4, 200), Info(n))
+    data = ClientData(examples(n, 0), examples(3, 100), examples(4, 200), ClientInfo(n))
     return Client(0, data.info, data, {}, None, {}, seed)  # type: ignore[arg-type]
 
 
@@ -125,7 +125,7 @@ def test_global_randomness_is_left_alone() -> None:
 # ---- nouns ---------------------------------------------------------------------------------------
 
 
-NOUNS = [Packet({}), Task(1), Report(1), Info(3), Outcome(), Batches()]
+NOUNS = [Packet({}), Task(1), Report(1), ClientInfo(3), Outcome(), Batches()]
 
 
 @pytest.mark.parametrize("noun", NOUNS, ids=lambda n: type(n).__name__)

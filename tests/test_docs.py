@@ -263,6 +263,8 @@ def test_named_tests_exist(page: Path) -> None:
 
 @EVERY
 def test_named_functions_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        pytest.skip("names what there was when an entry was written")
     named = re.findall(
         r"`(fedgrove(?!\.v\d)(?:\.\w+)+)(?:\([^`]*)?`", prose(page)
     )  # fedgrove.v1 is the wire's tag

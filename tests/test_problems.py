@@ -21,7 +21,7 @@ from torch import Tensor
 import fedgrove as fg
 from fedgrove import core, data, methods, nets, trees
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.core import AnyMethod, Engine, Give, Info, Stage, Train
+from fedgrove.core import AnyMethod, ClientInfo, Engine, Give, Stage, Train
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
@@ -424,7 +424,7 @@ def switching(k: int, round: int) -> ClientData:
     task, classes = ("a", 2) if round < 2 else ("b", 3)
     x = torch.eye(6)[: 2 * classes] + k
     part = Examples(x, torch.arange(2 * classes) % classes)
-    return ClientData(part, part, part, Info(2 * classes, task=task))
+    return ClientData(part, part, part, ClientInfo(2 * classes, task=task))
 
 
 def test_a_client_that_switches_task_is_reported_under_the_new_one() -> None:

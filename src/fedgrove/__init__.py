@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .renamed import NAMES, find_old_modules, find_renamed
+
 if TYPE_CHECKING:
     from . import methods
     from .api import compare, cost, load_run, rerun, resume, run, sweep
@@ -16,14 +18,14 @@ if TYPE_CHECKING:
     from .core import (
         Batch,
         Client,
+        ClientInfo,
         Edit,
         Give,
-        Info,
         Measure,
         Outcome,
         Packet,
         Report,
-        Start,
+        Setup,
         Task,
         Train,
     )
@@ -40,6 +42,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch",
     "Client",
+    "ClientInfo",
     "Edit",
     "EngineError",
     "Experiment",
@@ -47,7 +50,6 @@ __all__ = [
     "FederatedRegressor",
     "FedgroveError",
     "Give",
-    "Info",
     "InputError",
     "InputErrors",
     "Measure",
@@ -56,7 +58,7 @@ __all__ = [
     "Packet",
     "Report",
     "Result",
-    "Start",
+    "Setup",
     "Task",
     "Train",
     "WireError",
@@ -91,9 +93,15 @@ _MODULE_OF = {
 """Where a public name is defined; those that are not listed are in ``core``."""
 
 
+find_old_modules()
+
+
 def __getattr__(name: str) -> Any:
     # Lazy names cannot be plain imports: a module's own __getattr__ is called only for names that
     # it does not have yet.
+    if name in NAMES["fedgrove.core"]:
+        importlib.import_module(".core", __name__)
+        return find_renamed(f"{__name__}.core", name)
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "methods":

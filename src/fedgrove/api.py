@@ -48,11 +48,11 @@ from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
 from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
-from .parts.gate import NORM_BOUND
 from .report.progress import watching
 from .report.start import starting
 from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder, fresh_name
+from .runs.gate import NORM_BOUND
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.page import write_page

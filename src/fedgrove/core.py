@@ -18,8 +18,9 @@ The carry of a task starts as::
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from itertools import islice
 from typing import (
     TYPE_CHECKING,
@@ -36,6 +37,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, check
+from .renamed import find_renamed
 from .seeds import torch_rng
 from .trees import Mask, Tree
 
@@ -147,12 +149,12 @@ class Lost:
 
     of: int
     reason: str
-    """One of the words of :data:`LOSSES`."""
+    """One of the words of :data:`LOST_REASONS`."""
     detail: str = ""
     cost: Cost = field(default_factory=dict)
 
 
-LOSSES = {
+LOST_REASONS = {
     "crashed": "the client's work ended with an error",
     "died": "the process that worked for the client ended, twice; or its machine is gone",
     "late": "no answer within --timeout, or within --deadline on the virtual clock",
@@ -174,7 +176,7 @@ number of ours, not a measurement."""
 
 
 @dataclass(frozen=True)
-class Info:
+class ClientInfo:
     """What the server knows of a client: how many examples it has and what kind of device it is.
 
     bandwidth is that of the uplink in Mbit/s, which is what a server budgets by; downlink is the
@@ -183,8 +185,8 @@ class Info:
     federation that mixes several: for its own loss, and for whoever reads the scores. A method's
     server must not look at it: that is what it has to find out.
 
-    >>> device = Info(examples=100, bandwidth=5.0, downlink=40.0)
-    >>> device.up, device.down, Info(examples=100, bandwidth=5.0).down
+    >>> device = ClientInfo(examples=100, bandwidth=5.0, downlink=40.0)
+    >>> device.up, device.down, ClientInfo(examples=100, bandwidth=5.0).down
     (5.0, 40.0, 5.0)
     """
 
@@ -264,7 +266,7 @@ class Client:
     """
 
     id: int
-    info: Info
+    info: ClientInfo
     data: ClientData
     memory: Mapping[str, Tree]
     net: Net
@@ -393,7 +395,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Form:
+class ExpectedPacket:
     """What one packet of an answer looks like: its tensors, in order, and its mask."""
 
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -401,45 +403,57 @@ class Form:
     """This very mask; or "own": one that the client chose, or none; or None: without a mask."""
 
     @classmethod
-    def of(cls, tree: Mapping[str, Tensor], mask: Mask | Literal["own"] | None = None) -> Form:
+    def of(
+        cls, tree: Mapping[str, Tensor], mask: Mask | Literal["own"] | None = None
+    ) -> ExpectedPacket:
         """The form of a packet that holds tensors like these."""
         tensors = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.items()}
         return cls(tensors, mask)
 
 
 @dataclass(frozen=True)
-class Holds:
+class ExpectedReport:
     """What the answer to a task holds: these packets and no others, and these numbers.
 
     Numbers stand with the range they must lie in; others are free, as long as they are finite.
     """
 
-    packets: Mapping[str, Form] = field(default_factory=dict)
+    packets: Mapping[str, ExpectedPacket] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     optional: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Numbers that may be left out; where they are given, their range counts."""
 
 
-def what_was_sent(task: Task, net: Net) -> Holds:
+def expected_as_sent(task: Task, net: Net) -> ExpectedReport:
     """The packets that the task sent, changed in their values only."""
-    return Holds({name: Form.of(packet.values, packet.mask) for name, packet in task.send.items()})
+    return ExpectedReport(
+        {name: ExpectedPacket.of(packet.values, packet.mask) for name, packet in task.send.items()}
+    )
 
 
-def no_packets(task: Task, net: Net) -> Holds:
+def expected_no_packets(task: Task, net: Net) -> ExpectedReport:
     """Nothing but the news that the work is done."""
-    return Holds()
+    return ExpectedReport()
 
 
 @dataclass(frozen=True)
 class Give:
     """The last stage: what leaves the client.
 
-    ``holds`` says what that is, so that the server can refuse anything else: a report that does not
-    look like this never reaches ``fold``.
+    ``expected`` declares what the report contains, so that the server can refuse anything else: a
+    report that looks different never reaches ``fold``.
     """
 
     f: Callable[[Carry, Client], Outcome]
-    holds: Callable[[Task, Net], Holds] = what_was_sent
+    expected: Callable[[Task, Net], ExpectedReport] = expected_as_sent
+    holds: InitVar[Callable[[Task, Net], ExpectedReport] | None] = None
+    """The old name of ``expected``; goes with the next release (:mod:`fedgrove.renamed`)."""
+
+    def __post_init__(self, holds: Callable[[Task, Net], ExpectedReport] | None) -> None:
+        if holds is not None:
+            message = "holds= of Give is now expected=; the old name goes with the next release."
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "expected", holds)
 
 
 Stage = Train | Measure | Edit | Give
@@ -449,7 +463,7 @@ Stage = Train | Measure | Edit | Give
 
 
 @dataclass(frozen=True)
-class Start:
+class Setup:
     """What the server knows before the first round.
 
     ``fresh(j)`` draws the j-th other set of initial parameters.
@@ -457,7 +471,7 @@ class Start:
 
     params: Tree
     net: Net
-    clients: Mapping[int, Info]
+    clients: Mapping[int, ClientInfo]
     rounds: int
     fresh: Callable[[int], Tree]
     nets: Mapping[str, Net] = field(default_factory=dict)
@@ -524,7 +538,7 @@ class Method(Protocol[S]):
     def codec(self) -> Codec:
         """How packets are written."""
 
-    def init(self, start: Start) -> S:
+    def init(self, setup: Setup) -> S:
         """The state before round 0."""
 
     def deliver(self, state: S, client: int) -> Mapping[str, Packet]:
@@ -672,3 +686,7 @@ class Engine(Protocol):
 AnyMethod = Method[Any]
 Job: TypeAlias = "tuple[Run, Task]"
 """A task and the run it belongs to."""
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

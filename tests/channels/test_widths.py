@@ -8,7 +8,7 @@ from torch import nn
 
 from fedgrove import nets
 from fedgrove.channels.widths import Width, width_for, widths
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data.profile import TIERS
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
@@ -38,12 +38,12 @@ def test_widths_by_hand() -> None:
     ],
 )
 def test_the_largest_that_fits(speed: float, memory: int, share: float) -> None:
-    assert width_for(Info(1, speed=speed, memory=memory), OPTIONS) == share
+    assert width_for(ClientInfo(1, speed=speed, memory=memory), OPTIONS) == share
 
 
 def test_no_width_fits() -> None:
     with pytest.raises(InputError, match="has 99 bytes of memory and the narrowest net needs 100"):
-        width_for(Info(1, memory=99), OPTIONS)
+        width_for(ClientInfo(1, memory=99), OPTIONS)
 
 
 def test_a_net_of_one_width() -> None:
@@ -55,7 +55,8 @@ def test_phones_hold_different_widths() -> None:
     net = Net(nets.build("bn-cnn4", (3, 16, 16), 10, 0, width=8), (3, 16, 16))
     options = widths(net)
     shares = [
-        width_for(Info(1, speed=speed, memory=memory), options) for _, _, speed, memory in TIERS
+        width_for(ClientInfo(1, speed=speed, memory=memory), options)
+        for _, _, speed, memory in TIERS
     ]
     assert shares == sorted(shares)
     assert shares[0] < shares[-1] == 1.0

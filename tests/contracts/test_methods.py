@@ -18,18 +18,18 @@ from tests.conftest import make_run, play, remembered, reports, small, tensors
 from fedgrove import methods, trees
 from fedgrove.config.experiment import Experiment
 from fedgrove.config.toml import from_toml, to_toml
-from fedgrove.core import Info, Packet, Report, Task
+from fedgrove.core import ClientInfo, Packet, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
+from fedgrove.methods.adfedwcp.anneal import AnnealedPull
+from fedgrove.methods.adfedwcp.centroids import Fixed
+from fedgrove.methods.fedgen.generator import GeneratedFeatures
+from fedgrove.methods.fedkd.lowrank import Energy
+from fedgrove.methods.pfed1bs.sketch import SignPull
 from fedgrove.parts.aggregate import Averaging
-from fedgrove.parts.anneal import AnnealedPull
-from fedgrove.parts.centroids import Fixed
-from fedgrove.parts.generator import GeneratedFeatures
 from fedgrove.parts.labels import LogitCalibration
-from fedgrove.parts.lowrank import Energy
 from fedgrove.parts.objective import Clustered, Proximal
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
-from fedgrove.parts.sketch import SignPull
 from fedgrove.parts.teacher import ModelContrast, NotTrueDistillation
 from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
 from fedgrove.runs.run import Run
@@ -475,4 +475,4 @@ def test_a_cohort_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
 
 
 def test_info_is_what_the_server_knows() -> None:
-    assert Info(3).bandwidth > 0
+    assert ClientInfo(3).bandwidth > 0

@@ -31,16 +31,16 @@ from fedgrove.core import (
     Carry,
     Client,
     Edit,
-    Form,
+    ExpectedPacket,
+    ExpectedReport,
     Give,
-    Holds,
     Measure,
     Outcome,
     Packet,
     Report,
     Server,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -77,8 +77,8 @@ class Plain:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> Any:
-        return initial_model(start)
+    def init(self, setup: Setup) -> Any:
+        return initial_model(setup)
 
     def deliver(self, state: Any, client: int) -> Mapping[str, Packet]:
         return deliver_model(state)
@@ -232,8 +232,8 @@ class ServerTrained(Plain):
         module = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.Dropout(0.5), nn.Linear(6, 1))
         return {"critic": Net(module.double(), net.shape)}
 
-    def init(self, start: Start) -> ServerState:
-        return ServerState(0, start.params, start.nets["critic"].params())
+    def init(self, setup: Setup) -> ServerState:
+        return ServerState(0, setup.params, setup.nets["critic"].params())
 
     def fold(self, state: ServerState, reports: Iterable[Report]) -> ServerState:
         model = average(OneModel(0, state.model), reports, self.mean).model
@@ -349,12 +349,12 @@ class Sparse:
 class MaskedStudent(Plain):
     """What is trained is called "student", and every second weight of it is pruned."""
 
-    def init(self, start: Start) -> Sparse:
+    def init(self, setup: Setup) -> Sparse:
         mask = {}
-        for name in start.layout.prunable:
-            places = torch.arange(start.params[name].numel())
-            mask[name] = (places % 2 == 0).view(start.params[name].shape)
-        return Sparse(0, trees.masked(start.params, mask), mask)
+        for name in setup.layout.prunable:
+            places = torch.arange(setup.params[name].numel())
+            mask[name] = (places % 2 == 0).view(setup.params[name].shape)
+        return Sparse(0, trees.masked(setup.params, mask), mask)
 
     def deliver(self, state: Sparse, client: int) -> Mapping[str, Packet]:
         return {"student": Packet(state.model, state.mask)}
@@ -422,8 +422,8 @@ class Named(Plain):
         return (Edit(self.anchor), train, last)
 
 
-def holds_model(task: Task, net: Net) -> Holds:
-    return Holds({"model": Form.of(task.send["model"].values)})
+def holds_model(task: Task, net: Net) -> ExpectedReport:
+    return ExpectedReport({"model": ExpectedPacket.of(task.send["model"].values)})
 
 
 @pytest.mark.parametrize("name", ["before", "optimiser", "anchor"])
@@ -544,8 +544,8 @@ class WithStudent(Plain):
         module = nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Tanh(), nn.Linear(4, 3))
         return {"student": Net(module.double(), net.shape)}
 
-    def init(self, start: Start) -> TwoModels:
-        return TwoModels(0, start.params, start.nets["student"].params())
+    def init(self, setup: Setup) -> TwoModels:
+        return TwoModels(0, setup.params, setup.nets["student"].params())
 
     def deliver(self, state: TwoModels, client: int) -> Mapping[str, Packet]:
         return {"model": Packet(state.model), "student": Packet(state.student)}
@@ -623,9 +623,9 @@ def send_outputs(carry: Carry, client: Client) -> Outcome:
     return replace(send_both(carry, client), metrics={"first": float(carry["outputs"]["sum"][0])})
 
 
-def holds_outputs(task: Task, net: Net) -> Holds:
-    shapes = {name: Form.of(net.nets[name].params()) for name in ("model", "student")}
-    return Holds(shapes, {"first": (-1e6, 1e6)})
+def holds_outputs(task: Task, net: Net) -> ExpectedReport:
+    shapes = {name: ExpectedPacket.of(net.nets[name].params()) for name in ("model", "student")}
+    return ExpectedReport(shapes, {"first": (-1e6, 1e6)})
 
 
 def test_several_nets_and_a_prediction_of_ones_own(tmp_path: Path) -> None:
@@ -700,12 +700,12 @@ class FromTeacher(Objective):
 class Distilled(MaskedStudent):
     """Every second channel of the student is pruned; the teacher has all."""
 
-    def init(self, start: Start) -> Sparse:
+    def init(self, setup: Setup) -> Sparse:
         channels = {}
-        for group in groups_of(start.net):
+        for group in groups_of(setup.net):
             channels[group.name] = torch.arange(group.size) % 2 == 0
-        mask = channel_mask(start.net, channels)
-        return Sparse(0, trees.masked(start.params, mask), mask)
+        mask = channel_mask(setup.net, channels)
+        return Sparse(0, trees.masked(setup.params, mask), mask)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         if verb == "use":

@@ -11,7 +11,7 @@ from fedgrove import methods
 from fedgrove.api import train
 from fedgrove.config.experiment import Experiment, Federations
 from fedgrove.config.plan import plan
-from fedgrove.core import Give, Info, Outcome, Packet, Report, Task
+from fedgrove.core import ClientInfo, Give, Outcome, Packet, Report, Task
 from fedgrove.costs.estimate import cost, of_run
 from fedgrove.data.devices import Steps
 from fedgrove.errors import InputError
@@ -146,7 +146,7 @@ def test_time_and_bytes_of_two_devices_by_hand() -> None:
     Client 0: .5 GMAC/s, 4 Mbit/s down, 1 up; client 1: 2 GMAC/s,
     40 both ways. The round lasts as long as client 0.
     """
-    devices = [Info(100, 1.0, speed=0.5, downlink=4.0), Info(100, 40.0, speed=2.0)]
+    devices = [ClientInfo(100, 1.0, speed=0.5, downlink=4.0), ClientInfo(100, 40.0, speed=2.0)]
     words = {**DIGITS, "clients": 2, "cohort": 2, "rounds": 3}
     local = LocalTraining(2, 8, SGD(0.1))
     found = cost(FedAvg(local=local), **words, info=devices.__getitem__)
@@ -170,7 +170,7 @@ def test_a_trace_is_followed_from_round_to_round() -> None:
     """An outage of 5 s in the first round; none of the later ones meets it."""
     steps = Steps((0.0, 1e-6, 5.0), (8.0, 0.0, 8.0), (8.0, 0.0, 8.0))
     words = {**DIGITS, "clients": 1, "cohort": 1, "rounds": 3}
-    info = Info(10, bandwidth=8.0)
+    info = ClientInfo(10, bandwidth=8.0)
     plain = cost(FedAvg(), **words, info=lambda k: info)["virtual_seconds"]
     traced = cost(FedAvg(), **words, info=lambda k: info, trace={0: steps})["virtual_seconds"]
     assert traced == pytest.approx(plain + 5.0 - 1e-6, abs=1e-8)

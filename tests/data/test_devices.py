@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedgrove import data
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data import devices
 from fedgrove.data.devices import Device, Steps
 from fedgrove.errors import InputError
@@ -31,7 +31,7 @@ def test_a_profile_says_what_the_server_knows() -> None:
     assert read.lines is not None
     assert read.lines[1] == Device(20.0, 100.0, 10.0, 2000)
     # The reference device does 1 GMAC/s.
-    expected = Info(7, bandwidth=5.0, speed=2.5, memory=1000, downlink=40.0)
+    expected = ClientInfo(7, bandwidth=5.0, speed=2.5, memory=1000, downlink=40.0)
     assert read.info(7, client=0, seed=3) == expected
     assert (expected.up, expected.down) == (5.0, 40.0)
     assert read.files == {"devices.csv": hashlib.sha256(PROFILE.encode()).hexdigest()}
@@ -43,19 +43,19 @@ def test_a_trace_is_told_by_its_columns_wherever_it_is_named() -> None:
         read = devices.read(**words)
         assert read.trace == {0: steps, 1: Steps((0.0,), (20.0,), (100.0,))}
         # With a trace alone the server knows its first bandwidths, and that devices are uniform.
-        assert read.info(7, client=1, seed=0) == Info(7, bandwidth=20.0, downlink=100.0)
+        assert read.info(7, client=1, seed=0) == ClientInfo(7, bandwidth=20.0, downlink=100.0)
     both = devices.read("devices.csv", "times.csv")
     assert devices.read("times.csv", "devices.csv") == both
     assert list(both.files) == ["devices.csv", "times.csv"]
     # A profile is what the server knows, whatever the trace says.
     assert both.info(7, client=1, seed=0).speed == 10.0
     assert devices.read("phones", "times.csv").info(7, 0, 0).bandwidth in (5.0, 20.0, 100.0)
-    assert devices.read("uniform", "times.csv").info(7, 1, 0) == Info(7)
+    assert devices.read("uniform", "times.csv").info(7, 1, 0) == ClientInfo(7)
 
 
 def test_a_trace_that_begins_with_an_outage_is_known_by_what_comes_after() -> None:
     Path("dark.csv").write_text("client,second,up,down\n0,0,0,0\n0,5,3,4\n")
-    assert devices.read("dark.csv").info(1, 0, 0) == Info(1, bandwidth=3.0, downlink=4.0)
+    assert devices.read("dark.csv").info(1, 0, 0) == ClientInfo(1, bandwidth=3.0, downlink=4.0)
 
 
 def test_columns_may_stand_in_any_order_with_a_mark_spaces_and_empty_lines() -> None:

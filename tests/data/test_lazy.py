@@ -13,7 +13,7 @@ import torch
 
 import fedgrove as fg
 from fedgrove import data, problems
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.data.lazy import LazyClients
 from fedgrove.errors import InputError
@@ -22,7 +22,7 @@ from fedgrove.errors import InputError
 def made(k: int, rows: int = 4) -> ClientData:
     """A client whose inputs are all k: 4 rows of 2 floats and a label, 96 bytes in three parts."""
     part = Examples(torch.full((rows, 2), float(k)), torch.arange(rows) % 2)
-    return ClientData(part, part, part, Info(rows))
+    return ClientData(part, part, part, ClientInfo(rows))
 
 
 def drifting(k: int, round: int) -> ClientData:
@@ -47,7 +47,7 @@ def never(k: int) -> ClientData:
 
 def of_numpy() -> ClientData:
     part: Any = Examples(np.zeros((4, 2)), np.zeros(4, int))  # type: ignore[arg-type]
-    return ClientData(part, part, part, Info(4))
+    return ClientData(part, part, part, ClientInfo(4))
 
 
 BYTES = 3 * (4 * 2 * 4 + 4 * 8)
@@ -55,11 +55,11 @@ BYTES = 3 * (4 * 2 * 4 + 4 * 8)
 
 
 def test_what_the_server_knows_makes_no_client() -> None:
-    clients = LazyClients(never, 1_000_000, Info)
+    clients = LazyClients(never, 1_000_000, ClientInfo)
     federation = Federation("many", clients, 2, ("a", "b"), (2,), data.load("digits").defaults)
     assert len(federation.clients) == len(federation.infos) == 1_000_000
     assert federation.ids == range(1_000_000)
-    assert federation.infos[7] == federation.info(7) == Info(7)
+    assert federation.infos[7] == federation.info(7) == ClientInfo(7)
     assert 999_999 in federation.infos
     assert 1_000_000 not in federation.infos
     assert federation == replace(federation)
@@ -84,7 +84,7 @@ def test_the_last_clients_are_kept_within_a_bound() -> None:
 def test_infos_come_from_the_data_where_nothing_else_says_them() -> None:
     make = Counted()
     federation = data.from_clients(make, 5, classes=2)
-    assert federation.infos[3] == Info(4)
+    assert federation.infos[3] == ClientInfo(4)
     assert make.asked == [0, 3]
     assert [info.examples for info in federation.infos.values()] == [4] * 5
 
@@ -103,8 +103,8 @@ def growing(k: int, round: int) -> ClientData:
     return made(k, rows=4 if round < 2 else 6)
 
 
-def known(k: int, round: int) -> Info:
-    return Info(4 if round < 2 else 6)
+def known(k: int, round: int) -> ClientInfo:
+    return ClientInfo(4 if round < 2 else 6)
 
 
 @pytest.mark.parametrize("info", [None, known], ids=["from the data", "info(k, round)"])
@@ -125,9 +125,9 @@ def test_inputs_of_numpy_are_taken_as_float32(dtype: torch.dtype) -> None:
         x = torch.from_numpy(np.random.default_rng(k).normal(size=(30, 6))).to(dtype)
         y = (x[:, 0] > 0).long()
         train, none = Examples(x[:20], y[:20]), Examples(x[:0], y[:0])
-        return ClientData(train, none, Examples(x[20:], y[20:]), Info(20))
+        return ClientData(train, none, Examples(x[20:], y[20:]), ClientInfo(20))
 
-    federation = data.from_clients(one, 5, classes=2, info=lambda k: Info(20))
+    federation = data.from_clients(one, 5, classes=2, info=lambda k: ClientInfo(20))
     assert federation.client(3).test.x.dtype == torch.float32
     words: dict[str, Any] = {"rounds": 1, "engine": "serial", "progress": False}
     assert fg.run("fedavg", data=federation, **words).summary["lost"] == {}
@@ -149,10 +149,13 @@ def test_what_was_made_is_not_pickled() -> None:
         ({"classes": 1}, "classes is 1"),
         ({"client": lambda k: of_numpy()}, r"client\(0\).train must be Examples.* of two tensors"),
         ({"client": lambda k: (k, k)}, r"client\(0\) gives a tuple; it must give a ClientData"),
-        ({"info": lambda k: Info(5)}, r"info\(0\).examples is 5; it must be what .*: 4"),
-        ({"info": lambda k: None}, r"info\(0\) gives a NoneType; it must give an Info"),
+        ({"info": lambda k: ClientInfo(5)}, r"info\(0\).examples is 5; it must be what .*: 4"),
+        (
+            {"info": lambda k: None},
+            r"info\(0\) gives a NoneType; it must give a fedgrove.ClientInfo",
+        ),
         ({"info": lambda k: 1 / 0}, r"info\(0\) raised ZeroDivisionError: .* test_lazy.py, line"),
-        ({"info": Info(4)}, "info is Info.*; it must be a function"),
+        ({"info": ClientInfo(4)}, "info is ClientInfo.*; it must be a function"),
         ({"client": 3}, "client is 3; it must be a function"),
         (
             {"client": lambda k: Path("nowhere").read_text()},
@@ -174,7 +177,7 @@ def test_refused(words: dict[str, Any], sentence: str) -> None:
 
 def with_y(y: torch.Tensor, rows: int = 4) -> ClientData:
     part = Examples(torch.ones(len(y), 2), y)
-    return ClientData(part, part, part, Info(rows))
+    return ClientData(part, part, part, ClientInfo(rows))
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -185,7 +188,7 @@ WRONG: list[tuple[Any, str]] = [
     (with_y(torch.tensor([0, 1])), "info says 4 examples and there are 2 to train on"),
     (with_y(torch.empty(0, dtype=torch.int64), 20), "info says 20 examples and there are 0"),
     (None, "gives a NoneType; it must give a ClientData"),
-    (replace(made(0), info=None), "info gives a NoneType; it must give an Info"),
+    (replace(made(0), info=None), "info gives a NoneType; it must give a fedgrove.ClientInfo"),
     (replace(made(0), test=Examples(torch.ones(3, 2), torch.zeros(2).long())), "test has x of"),
     (replace(made(0), test=Examples(torch.ones(2, 3), torch.zeros(2).long())), "inputs are"),
     (replace(made(0), validation=(1, 2)), "validation must be Examples"),
@@ -198,7 +201,7 @@ WRONG: list[tuple[Any, str]] = [
 def test_a_client_that_a_run_could_not_use_is_refused(client: Any, sentence: str) -> None:
     """The first one when the federation is made, any other when it is."""
     federation = data.from_clients(
-        lambda k: client if k == 2 else made(k), 3, classes=2, info=lambda k: Info(4)
+        lambda k: client if k == 2 else made(k), 3, classes=2, info=lambda k: ClientInfo(4)
     )
     assert len(federation.client(1).train) == 4
     with pytest.raises(InputError, match=sentence) as caught:
@@ -241,7 +244,7 @@ def test_numbers_and_labels_have_a_column_for_each_output() -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "pool", "batched"])
 def test_why_clients_are_lost_is_said(engine: str) -> None:
-    federation = data.from_clients(some_broken, 6, classes=2, info=lambda k: Info(20))
+    federation = data.from_clients(some_broken, 6, classes=2, info=lambda k: ClientInfo(20))
     words: dict[str, Any] = {"rounds": 1, "cohort": 6, "engine": engine, "progress": False}
     summary = fg.run("fedavg", data=federation, **words).summary
     assert summary["lost"] == {"crashed": 1}
@@ -254,7 +257,7 @@ def some_broken(k: int) -> ClientData:
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(k))
     y = (x[:, 0] > 0).long() + (k == 3)
     rows = [Examples(x[a:b], y[a:b]) for a, b in ((0, 20), (20, 22), (22, 30))]
-    return ClientData(*rows, Info(20))
+    return ClientData(*rows, ClientInfo(20))
 
 
 # ---- crowd ---------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_pairs_are_of_different_tasks(sizes: list[int], seed: int, share: float)
     clients = {}
     for k, task in enumerate(owners):
         client = rooms.clients[0]
-        info = fedgrove.core.Info(client.info.examples, task=task)
+        info = fedgrove.core.ClientInfo(client.info.examples, task=task)
         clients[k] = data.ClientData(client.train, client.validation, client.test, info)
     federation = data.Federation("made", clients, 1, ("y",), rooms.shape, rooms.defaults)
     most = min(len(owners) // 2, len(owners) - max(sizes))

@@ -19,7 +19,7 @@ from tests.engines.loopback import Loopback
 import fedgrove
 from fedgrove import api, methods, trees
 from fedgrove.config.experiment import Experiment
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data import Federation
 from fedgrove.deploy import client_app, facts, serve, server
 from fedgrove.deploy.node import Half
@@ -36,7 +36,7 @@ def all_data() -> Federation:
     made = federation((12,), SIZES, dtype=torch.float32)
     clients = dict(made.clients)
     # A device of its own: what a node says of it is what the server's clock goes by.
-    info = Info(24, bandwidth=3.0, downlink=30.0, speed=0.5, memory=1 << 20)
+    info = ClientInfo(24, bandwidth=3.0, downlink=30.0, speed=0.5, memory=1 << 20)
     clients[2] = replace(clients[2], info=info, labels=(0, 1, 2))
     return replace(made, clients=clients)
 

@@ -26,8 +26,8 @@ from fedgrove.engines.flower.letter import Letter, cost_of
 from fedgrove.engines.flower.messages import client_app, letter_of, partition_of
 from fedgrove.engines.flower.simulation import Simulation
 from fedgrove.errors import InputError
-from fedgrove.parts.gate import Gate
 from fedgrove.runs.faults import Faults
+from fedgrove.runs.gate import Gate
 from fedgrove.runs.rounds import evaluation, plan, rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import read_tree
@@ -343,7 +343,6 @@ def test_only_these_files_import_flwr() -> None:
         # Never at import time.
         assert not re.search(r"^(from|import) flwr", path.read_text(), re.MULTILINE)
     assert found == {
-        "bench/flower.py",
         "engines/flower/messages.py",
         "engines/flower/simulation.py",
     }

@@ -16,14 +16,14 @@ from fedgrove.core import Answer, AnyMethod, Engine, Packet, Report, Task
 from fedgrove.engines import Serial, Wired, choose
 from fedgrove.engines.faulty import Faulty
 from fedgrove.errors import EngineError
-from fedgrove.parts.gate import Gate
 from fedgrove.runs.faults import Faults
 from fedgrove.runs.folder import CHECKPOINT, RunFolder
+from fedgrove.runs.gate import Gate
 from fedgrove.runs.lockstep import Member, Watch, ignore, train_alone
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Dense, Known, Smallest
-from fedgrove.wire.held import Held
+from fedgrove.wire.known_state import Held
 from fedgrove.wire.message import Lacks, write_lacks, write_task
 
 

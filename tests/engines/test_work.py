@@ -29,7 +29,7 @@ from fedgrove.core import (
     Stage,
     Task,
     Train,
-    no_packets,
+    expected_no_packets,
 )
 from fedgrove.engines import Serial
 from fedgrove.engines.work import initial_carry, numbered, perform
@@ -182,7 +182,7 @@ def test_work_without_a_give_reports_nothing(tmp_path: Path) -> None:
     # Nor is it a report that could be folded.
     for other in (run, staged(tmp_path, Edit(nothing))):
         with pytest.raises(EngineError, match=r"^the work of 'train' does not end with Give"):
-            other.holds(Task(1))
+            other.expected(Task(1))
 
 
 def test_an_edit_more_or_less_does_not_change_what_a_train_draws(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_what_a_client_remembers_is_written_and_named_but_not_yet_accepted(tmp_p
         before = carry.get("seen", {"n": torch.zeros(1)})
         return Outcome(memory={"seen": {"n": before["n"] + 1}})
 
-    run = staged(tmp_path, Give(count, no_packets))
+    run = staged(tmp_path, Give(count, expected_no_packets))
     (first,) = reports(run, Serial(), [Task(0)])
     (same,) = reports(run, Serial(), [Task(0)])
     assert run.memory.files == {}

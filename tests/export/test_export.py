@@ -30,7 +30,7 @@ from torch import Tensor, nn
 import fedgrove as fg
 from fedgrove import nets, trees
 from fedgrove.channels.find import channel_mask, groups_of
-from fedgrove.core import Packet, Start
+from fedgrove.core import Packet, Setup
 from fedgrove.data.preparation import Preparation
 from fedgrove.errors import InputError
 from fedgrove.export import onnx as onnx_files
@@ -137,8 +137,8 @@ def half() -> Mapping[str, Tensor]:
 class Halved(FedAvg):
     """FedAvg on half the channels."""
 
-    def init(self, start: Start) -> State:
-        return State(0, trees.masked(start.params, half()))
+    def init(self, setup: Setup) -> State:
+        return State(0, trees.masked(setup.params, half()))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         return {"model": Packet(state.model, dict(half()))}

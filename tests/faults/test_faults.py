@@ -50,7 +50,7 @@ WORD_OF = {
 """The word under which each fault is counted; a turned sign cannot be seen."""
 ABOUT_TENSORS = ("crash", "nan", "memory", "rename", "tensor", "shape", "mask", "scale")
 """What SAFL's reports, of fewer channels, may be told by."""
-LOSSES = ("crash", "late", "silent")
+LOST_REASONS = ("crash", "late", "silent")
 FOUR_ROUNDS: dict[str, Any] = {"rounds": 4, "cohort": 6, "sizes": (20, 13, 24, 17, 15, 22)}
 NAMED = {
     "fedavg": methods.FedAvg(),
@@ -111,7 +111,7 @@ def test_a_fault_costs_its_report_and_nothing_else(
     if kind == "flip":
         assert summary["lost"] == summary["refused"] == {}
         return
-    counted = summary["lost" if kind in LOSSES else "refused"]
+    counted = summary["lost" if kind in LOST_REASONS else "refused"]
     own_mask = name == "safl" and kind == "mask"
     if own_mask:
         # A client of SAFL chooses its mask: that it has every channel is no lie to be seen.

@@ -13,15 +13,15 @@ from tests.methods.exchanges import exchanges
 
 import fedgrove as fg
 from fedgrove import methods, nets, trees
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import AdFedWCP, FedWCP
-from fedgrove.parts.anneal import AnnealedPull
-from fedgrove.parts.centroids import Adaptive
-from fedgrove.parts.importance import by_magnitude, weighed
+from fedgrove.methods.adfedwcp.anneal import AnnealedPull
+from fedgrove.methods.adfedwcp.centroids import Adaptive
+from fedgrove.methods.adfedwcp.importance import by_magnitude, weighed
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.rounds import evaluation
 
@@ -35,7 +35,7 @@ def tiny(method: Any, folder: Path, **words: Any):
         return run
     clients = {}
     for k, data in run.federation.clients.items():
-        info = Info(data.info.examples, bandwidth=bandwidths[k])
+        info = ClientInfo(data.info.examples, bandwidth=bandwidths[k])
         clients[k] = replace(data, info=info)
     return replace(run, federation=replace(run.federation, clients=clients))
 
@@ -107,7 +107,7 @@ def test_weak_devices_get_fewer_centroids_where_that_is_asked(tmp_path: Path) ->
     counts = []
     for i, method in enumerate((plain, AdFedWCP(allocation=rule))):
         run = tiny(method, tmp_path / str(i), sizes=(24, 24, 12, 12))
-        weak = Info(24, speed=0.25, memory=1 << 28)
+        weak = ClientInfo(24, speed=0.25, memory=1 << 28)
         clients = dict(run.federation.clients)
         clients[0] = replace(clients[0], info=weak)
         run = replace(run, federation=replace(run.federation, clients=clients))

@@ -296,7 +296,7 @@ def test_what_a_client_sends_outside_the_mask_is_refused_and_would_not_count(
             continue
         lies = [overstep(report) for report in answers]
         for task, lie in zip(tasks, lies, strict=True):
-            refusal = run.gate.refuses(lie, task, run.holds(task), run.infos[task.to])
+            refusal = run.gate.refuses(lie, task, run.expected(task), run.infos[task.to])
             assert refusal is not None
             assert refusal.reason == "mask"
         # A fold that gets them all the same takes what lies under the mask.

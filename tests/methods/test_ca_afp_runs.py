@@ -17,7 +17,7 @@ from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP
 from fedgrove.runs.store import Memory, freeze, thaw
-from fedgrove.wire.held import Held
+from fedgrove.wire.known_state import Held
 
 # ---- engines and checkpoints ---------------------------------------------------------------------
 

@@ -14,33 +14,33 @@ from torch import nn
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.bench import device
 from fedgrove.channels.find import channels_left, groups_of
 from fedgrove.channels.shrink import cut
 from fedgrove.channels.submodel import groups_from_plain
-from fedgrove.core import AnyMethod, Batch, Info, Report, Start, Train
+from fedgrove.core import AnyMethod, Batch, ClientInfo, Report, Setup, Train
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAPTA, FedAvg
-from fedgrove.methods.fedapta import LITERAL, START, State, origin_of
+from fedgrove.methods.fedapta.drift import DriftCorrection
+from fedgrove.methods.fedapta.method import LITERAL, START, State, origin_of
+from fedgrove.methods.fedapta.task_groups import Hdbscan
 from fedgrove.nets import Net, build
 from fedgrove.parts import local
 from fedgrove.parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
 from fedgrove.parts.device_widths import RATIO_STEP
-from fedgrove.parts.drift import DriftCorrection
 from fedgrove.parts.layer_importance import candidates
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
-from fedgrove.parts.task_groups import Hdbscan
 from fedgrove.runs.purity import purity
 from fedgrove.runs.rounds import evaluation, plan, rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
 from fedgrove.seeds import one_thread
 from fedgrove.trees import Tree
+from fedgrove_lab.bench import device
 
 # ---- by hand -------------------------------------------------------------------------------------
 
@@ -53,9 +53,9 @@ FIRST = {
 }
 
 
-def start(clients: int, **info: Any) -> Start:
-    infos = {k: Info(10 * (k + 1), **info) for k in range(clients)}
-    return Start(FIRST, NET, infos, 3, lambda j: {})
+def start(clients: int, **info: Any) -> Setup:
+    infos = {k: ClientInfo(10 * (k + 1), **info) for k in range(clients)}
+    return Setup(FIRST, NET, infos, 3, lambda j: {})
 
 
 def answer(task: Any, head: list[float] | None = None, body: float = 0.0) -> Report:
@@ -181,8 +181,8 @@ def test_groups_outlast_what_their_tasks_have_to_teach(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)
     directions = torch.randn(3, 200, generator=g) / 200**0.5
     method = FedAPTA(ratios=(0.0,))
-    infos = {k: Info(10) for k in range(30)}
-    state = method.init(Start(WIDE.params(), WIDE, infos, 30, lambda j: {}))
+    infos = {k: ClientInfo(10) for k in range(30)}
+    state = method.init(Setup(WIDE.params(), WIDE, infos, 30, lambda j: {}))
     found = []
     for r in range(30):
         noise = torch.randn(30, 200, generator=g) / 200**0.5
@@ -273,7 +273,7 @@ def test_a_ratio_that_cannot_be_met_is_refused_before_there_is_a_folder(tmp_path
 def test_a_net_without_a_linear_layer_is_refused(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 6), nn.Flatten())
     net = Net(module, (1, 8, 8))
-    begin = Start(net.params(), net, {0: Info(3)}, 1, lambda j: {})
+    begin = Setup(net.params(), net, {0: ClientInfo(3)}, 1, lambda j: {})
     with pytest.raises(InputError, match="has no fully connected layer"):
         FedAPTA(ratios=(0.0,)).init(begin)
 
@@ -350,8 +350,8 @@ def test_what_a_device_is_given_fits_it(prune: Any) -> None:
     whole = net.layout
     infos = {}
     for k, (memory, speed) in enumerate([(1.0, 1.0), (0.8, 1.0), (0.66, 1.0), (1.0, 0.3)]):
-        infos[k] = Info(10, memory=round(memory * whole.memory(32, 1)), speed=speed)
-    begin = Start(net.params(), net, infos, 3, lambda j: {})
+        infos[k] = ClientInfo(10, memory=round(memory * whole.memory(32, 1)), speed=speed)
+    begin = Setup(net.params(), net, infos, 3, lambda j: {})
     state = FedAPTA(prune=prune).init(begin)
     assert state.ratios[0] == 0
 
@@ -550,7 +550,7 @@ def three_tasks(devices: int, rotated: bool = False) -> tuple[Federation, dict[i
         y = torch.randint(3, (60,), generator=g)
         x = patterns[k % 3][y] + torch.randn(60, 1, 8, 8, generator=g)
         parts = [Examples(x[a:b], y[a:b]) for a, b in ((0, 40), (40, 45), (45, 60))]
-        clients[k] = ClientData(parts[0], parts[1], parts[2], Info(40))
+        clients[k] = ClientData(parts[0], parts[1], parts[2], ClientInfo(40))
     base = federation((1, 8, 8), (8,), dtype=torch.float32)
     tasks = {k: str(k % 3) for k in clients}
     return replace(base, clients=clients), tasks

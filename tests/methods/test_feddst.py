@@ -13,7 +13,7 @@ from tests.conftest import make_run, play
 from tests.methods.exchanges import exchanges, verbs
 
 from fedgrove import methods, trees
-from fedgrove.core import Info, Packet, Report, Start, Task
+from fedgrove.core import ClientInfo, Packet, Report, Setup, Task
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods.feddst import FedDST, State, cosine, readjust
@@ -100,7 +100,7 @@ def test_a_round_without_answers_changes_nothing_but_its_number() -> None:
 
 def test_it_begins_with_the_largest_weights() -> None:
     weights = {"weight": row(1.0, -5.0, 2.0, -3.0, 4.0, 0.5), "bias": torch.tensor([7.0])}
-    start = Start(weights, NET, {0: Info(1)}, 10, lambda j: weights)
+    start = Setup(weights, NET, {0: ClientInfo(1)}, 10, lambda j: weights)
     state = FedDST(density=0.5).init(start)
     assert state.model["weight"].tolist() == [[0.0, -5.0, 0.0, -3.0, 4.0, 0.0]]
     assert state.model["bias"].tolist() == [7.0]
@@ -115,7 +115,7 @@ def test_when_masks_are_readjusted(every: int, until: int | None, rounds: list[i
     """The second round is the first; from `until` on, or half of the 50 rounds, none."""
     weights = {"weight": row(1.0, -5.0, 2.0, -3.0, 4.0, 0.5), "bias": torch.tensor([7.0])}
     method = FedDST(density=0.5, every=every, until=until)
-    state = method.init(Start(weights, NET, {0: Info(1)}, 50, lambda j: weights))
+    state = method.init(Setup(weights, NET, {0: ClientInfo(1)}, 50, lambda j: weights))
     found = []
     for r in range(50):
         (task,) = method.plan(replace(state, round=r), [0])

@@ -14,8 +14,8 @@ from fedgrove.engines.wired import Wired
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import FedKD
-from fedgrove.methods.fedkd import recovered
-from fedgrove.parts.lowrank import Energy, largest_rank
+from fedgrove.methods.fedkd.lowrank import Energy, largest_rank
+from fedgrove.methods.fedkd.method import recovered
 from fedgrove.runs.rounds import evaluation, plan
 
 SMALL = FedKD(mentee="mlp:hidden=8", use_mentor=True)

@@ -13,19 +13,25 @@ from tests.methods.exchanges import exchanges
 
 from fedgrove import methods, trees
 from fedgrove.channels.find import channels_left
-from fedgrove.core import Info, Packet, Report
+from fedgrove.core import ClientInfo, Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.pool.engine import Pool
 from fedgrove.errors import InputError
-from fedgrove.methods.fedlayerprune import FedLayerPrune, State, equal_bits, grown
-from fedgrove.parts.fisher import Fisher, GradientVariance, HessianTrace
-from fedgrove.parts.hybrid import Hybrid, LiteralHybrid
+from fedgrove.methods.fedlayerprune.fisher import Fisher, GradientVariance, HessianTrace
+from fedgrove.methods.fedlayerprune.hybrid import Hybrid, LiteralHybrid
+from fedgrove.methods.fedlayerprune.method import FedLayerPrune, State, equal_bits, grown
+from fedgrove.methods.fedlayerprune.rates import (
+    Alike,
+    Allocated,
+    KindAndDepth,
+    LearnedSensitivity,
+    capped,
+)
+from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.parts.rates import Alike, Allocated, KindAndDepth, LearnedSensitivity, capped
 from fedgrove.parts.schedule import Piecewise
 from fedgrove.parts.score import Magnitude
-from fedgrove.parts.vote import Vote
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
 
@@ -302,7 +308,7 @@ def test_every_part_on_every_engine(words: dict[str, Any], tmp_path: Path) -> No
 def test_weaker_devices_prune_more(tmp_path: Path) -> None:
     run = tiny(tmp_path, net="mlp", devices=True, cohort=4)
     infos = {
-        client: Info(data.info.examples, bandwidth=[10.0, 40.0, 40.0, 80.0][client])
+        client: ClientInfo(data.info.examples, bandwidth=[10.0, 40.0, 40.0, 80.0][client])
         for client, data in run.federation.clients.items()
     }
     clients = {k: replace(data, info=infos[k]) for k, data in run.federation.clients.items()}

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedgrove import trees
 from fedgrove.channels.submodel import channels_in, groups_from_plain
-from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.errors import InputError
 from fedgrove.methods import FedLPS
 from fedgrove.methods.fedlps import encoder_names, predictor_groups, predictor_size
@@ -21,7 +21,7 @@ from fedgrove.nets import Net, build
 from fedgrove.nets.freeze import freeze
 
 NET = Net(nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2), nn.Linear(2, 1)), (1,))
-START = Start(NET.params(), NET, {0: Info(10), 1: Info(30)}, 3, lambda j: {})
+START = Setup(NET.params(), NET, {0: ClientInfo(10), 1: ClientInfo(30)}, 3, lambda j: {})
 
 
 def test_the_encoder_is_the_first_third_of_the_layers() -> None:

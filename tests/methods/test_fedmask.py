@@ -17,8 +17,8 @@ from fedgrove.methods.fedmask import (
     FedMask,
     State,
     bits,
+    expected_bits,
     hard,
-    holds_bits,
     majority,
     masked_network,
     one_shot,
@@ -26,8 +26,8 @@ from fedgrove.methods.fedmask import (
     scores_from,
 )
 from fedgrove.nets import Net
-from fedgrove.parts.gate import Gate
 from fedgrove.parts.local import SGD, LocalTraining
+from fedgrove.runs.gate import Gate
 from fedgrove.runs.rounds import evaluation, plan
 
 
@@ -182,11 +182,13 @@ def test_a_reply_that_holds_no_bits_is_refused(tmp_path: Path) -> None:
     (task,) = plan(run, run.initial_state)
     report, _ = perform(run, task, {})
     info = run.federation.clients[task.to].info
-    holds = holds_bits(task, run.net)
-    assert Gate().refuses(report, task, holds, info) is None
+    expected = expected_bits(task, run.net)
+    assert Gate().refuses(report, task, expected, info) is None
     packet = report.give["bits"]
     loud = Packet(trees.map(lambda leaf: 1e9 * leaf.double(), packet.values), packet.mask)
-    refusal = Gate().refuses(Report(report.of, {"bits": loud}, report.examples), task, holds, info)
+    refusal = Gate().refuses(
+        Report(report.of, {"bits": loud}, report.examples), task, expected, info
+    )
     assert refusal is not None
     assert refusal.reason == "tensors"
 

@@ -14,13 +14,13 @@ from tests.methods.exchanges import exchanges
 from fedgrove import trees
 from fedgrove.channels.find import channel_mask, channels_left, groups_of
 from fedgrove.channels.submodel import infilled
-from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.fedmp import FedMP, mean_loss, rewarded, seconds
+from fedgrove.methods.fedmp.bandit import EUCB
+from fedgrove.methods.fedmp.method import FedMP, mean_loss, rewarded, seconds
 from fedgrove.nets import Net
-from fedgrove.parts.bandit import EUCB
 from fedgrove.runs.run import Run
 
 NET = Net(torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)), (1,))
@@ -33,8 +33,8 @@ FIRST = {
 METHOD = FedMP()
 
 
-def start() -> Start:
-    return Start(FIRST, NET, {0: Info(1), 1: Info(3)}, 5, lambda j: FIRST)
+def start() -> Setup:
+    return Setup(FIRST, NET, {0: ClientInfo(1), 1: ClientInfo(3)}, 5, lambda j: FIRST)
 
 
 def filled(value: float, kept: list[bool]) -> Packet:
@@ -90,7 +90,7 @@ def test_the_mean_by_hand() -> None:
 
 def test_seconds_by_hand() -> None:
     """Computing 3 * 5e6 * 100 * 2 / (.5 * 1e9) = 6; sending 2 * 32e6 bits at 64 Mbit/s = 1."""
-    info = Info(100, bandwidth=64.0, speed=0.5)
+    info = ClientInfo(100, bandwidth=64.0, speed=0.5)
     assert seconds(info, macs=5_000_000, params=1_000_000, epochs=2) == 7.0
 
 
@@ -227,12 +227,12 @@ def test_a_net_without_channels_is_refused() -> None:
     net = Net(torch.nn.Linear(3, 2), (3,))
     params = net.params()
     with pytest.raises(InputError, match="it has no channels that can be removed"):
-        METHOD.init(Start(params, net, {0: Info(1)}, 5, lambda j: params))
+        METHOD.init(Setup(params, net, {0: ClientInfo(1)}, 5, lambda j: params))
 
 
 def test_both_directions_count() -> None:
     """32 Mbit down at 64 Mbit/s and up at 16: half a second and two."""
-    device = Info(1, bandwidth=16.0, downlink=64.0)
+    device = ClientInfo(1, bandwidth=16.0, downlink=64.0)
     assert seconds(device, macs=0, params=1_000_000, epochs=1) == 2.5
 
 

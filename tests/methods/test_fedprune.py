@@ -13,7 +13,7 @@ from tests.conftest import answers, make_run, play, reports
 from tests.methods.exchanges import exchanges, verbs
 
 from fedgrove import trees
-from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods.fedprune import FedPrune, protected, scheduled
@@ -37,8 +37,8 @@ def kept(*places: int) -> torch.Tensor:
 WEIGHTS = {"weight": row(6.0, -5.0, 4.0, -3.0, 2.0, 1.0), "bias": torch.tensor([0.5])}
 
 
-def start(length: int = 4) -> Start:
-    return Start(WEIGHTS, NET, {0: Info(1), 1: Info(3)}, length, lambda j: WEIGHTS)
+def start(length: int = 4) -> Setup:
+    return Setup(WEIGHTS, NET, {0: ClientInfo(1), 1: ClientInfo(3)}, length, lambda j: WEIGHTS)
 
 
 def report(client: int, examples: int, importance: torch.Tensor, weights: torch.Tensor) -> Report:

@@ -7,7 +7,7 @@ import torch
 from tests.conftest import answers, make_run, play, reports
 
 from fedgrove import methods, trees
-from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
@@ -25,7 +25,7 @@ def test_a_round_by_hand() -> None:
     net = Net(torch.nn.Linear(4, 1), (4,))
     method = methods.FixedPrune(density=0.5)
     first = {"weight": torch.tensor([[1.0, -2.0, 3.0, -4.0]]), "bias": torch.tensor([0.1])}
-    state = method.init(Start(first, net, {0: Info(1), 1: Info(3)}, 5, lambda j: first))
+    state = method.init(Setup(first, net, {0: ClientInfo(1), 1: ClientInfo(3)}, 5, lambda j: first))
     assert state.model["weight"].tolist() == [[0.0, 0.0, 3.0, -4.0]]
     one = Packet({"weight": torch.tensor([[8.0, 0.0, 0.0, 4.0]]), "bias": torch.tensor([1.0])})
     two = Packet({"weight": torch.tensor([[0.0, 4.0, 0.0, 0.0]]), "bias": torch.tensor([3.0])})
@@ -44,7 +44,7 @@ def test_a_static_round_by_hand() -> None:
     net = Net(torch.nn.Linear(4, 1), (4,))
     method = methods.FixedPrune(density=0.5, static=True)
     first = {"weight": torch.tensor([[1.0, -2.0, 3.0, -4.0]]), "bias": torch.tensor([0.1])}
-    state = method.init(Start(first, net, {0: Info(1), 1: Info(3)}, 5, lambda j: first))
+    state = method.init(Setup(first, net, {0: ClientInfo(1), 1: ClientInfo(3)}, 5, lambda j: first))
     one = Packet({"weight": torch.tensor([[0.0, 0.0, 4.0, -4.0]]), "bias": torch.tensor([1.0])})
     two = Packet({"weight": torch.tensor([[0.0, 0.0, 0.0, 0.0]]), "bias": torch.tensor([3.0])})
     after = method.fold(state, [Report(0, {"model": one}, 1), Report(1, {"model": two}, 3)])

@@ -17,16 +17,16 @@ import fedgrove
 from fedgrove import data, methods, trees
 from fedgrove.channels.find import groups_of
 from fedgrove.channels.submodel import channels_in
-from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.costs.estimate import cost
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import Faulty
 from fedgrove.errors import InputError, UnfitError
-from fedgrove.methods.grove import ALL, Grove, State, added
+from fedgrove.methods.grove import client_views as holdings
+from fedgrove.methods.grove.method import ALL, Grove, State, added
+from fedgrove.methods.grove.stability import Found, HeldOutGroups
 from fedgrove.nets import Net
-from fedgrove.parts import holdings
-from fedgrove.parts.stability import Found, HeldOutGroups
 from fedgrove.runs.faults import Faults
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run, build
@@ -177,7 +177,7 @@ def zeros(run: Run) -> trees.Tree:
 
 # ---- both sides agree ----------------------------------------------------------------------------
 
-WEAK = Info(12, speed=0.4)
+WEAK = ClientInfo(12, speed=0.4)
 
 
 def with_weak(run: Run, *clients: int) -> Run:
@@ -511,7 +511,7 @@ def only_a_head() -> Net:
 )
 def test_a_net_that_cannot_keep_its_head_at_home_is_refused(net, why: str) -> None:
     made = net()
-    start = Start(made.params(), made, {}, 3, lambda j: {})
+    start = Setup(made.params(), made, {}, 3, lambda j: {})
     with pytest.raises(UnfitError, match=why):
         Grove().init(start)
     assert Grove(home=False).init(start).round == 0

@@ -14,7 +14,7 @@ from torch import nn
 from fedgrove import trees
 from fedgrove.channels.find import groups_of
 from fedgrove.channels.submodel import channels_in
-from fedgrove.core import Info, Report, Start
+from fedgrove.core import ClientInfo, Report, Setup
 from fedgrove.data.profile import TIERS
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
@@ -26,10 +26,10 @@ from fedgrove.parts.robust import Median
 from fedgrove.runs.rounds import evaluation, plan
 
 NET = Net(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), (1,))
-START = Start(
+START = Setup(
     {k: torch.zeros(s) for k, s in NET.layout.shapes.items()},
     NET,
-    {0: Info(10), 1: Info(30)},
+    {0: ClientInfo(10), 1: ClientInfo(30)},
     3,
     lambda j: {},
 )
@@ -72,7 +72,7 @@ def test_a_fold_by_the_median_by_hand() -> None:
     """Client k sends k everywhere, 4 is a liar: units 0 and 1 are of 0..3 and his, med = 2; units 2
     and 3 of the wide 1 and 3 alone, (1 + 3)/2 = 2."""
     method = HeteroFL(widths=(0.5, 1.0), mean=Median())
-    start = replace(START, clients={k: Info(10 + k) for k in range(5)})
+    start = replace(START, clients={k: ClientInfo(10 + k) for k in range(5)})
     state = method.init(start)
     done = []
     for k in range(5):
@@ -104,7 +104,7 @@ def test_sub_models_are_nested_and_stay_as_wide(tmp_path: Path) -> None:
 
 def test_devices_decide_how_wide() -> None:
     infos = {
-        k: Info(9, bandwidth, speed, memory)
+        k: ClientInfo(9, bandwidth, speed, memory)
         for k, (_, bandwidth, speed, memory) in enumerate(TIERS)
     }
     shares = client_shares(replace(START, clients=infos), (), LocalTraining(1, 8, Adam(1e-2)))

@@ -14,7 +14,7 @@ from tests.conftest import make_run, play
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
-from fedgrove.core import Client, Info, Packet, Report, Start
+from fedgrove.core import Client, ClientInfo, Packet, Report, Setup
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
@@ -37,7 +37,7 @@ def kept(*places: int) -> torch.Tensor:
 
 def client(net: Net = NET) -> Client:
     nothing: Any = None
-    return Client(0, Info(4), nothing, {}, net, FIRST, 0)
+    return Client(0, ClientInfo(4), nothing, {}, net, FIRST, 0)
 
 
 def drawn(method: LotteryFL, correct: float, mask: torch.Tensor | None = None, net: Net = NET):
@@ -202,7 +202,7 @@ def test_bytes_by_hand() -> None:
 
 
 def test_it_begins_dense() -> None:
-    state = LotteryFL().init(Start(FIRST, NET, {0: Info(1)}, 5, lambda j: FIRST))
+    state = LotteryFL().init(Setup(FIRST, NET, {0: ClientInfo(1)}, 5, lambda j: FIRST))
     assert trees.identical(state.model, FIRST)
     assert state.tickets == {}
 

@@ -13,8 +13,8 @@ from fedgrove import methods, trees
 from fedgrove.core import Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.pfed1bs import PFed1BS, State
-from fedgrove.parts.sketch import SignPull
+from fedgrove.methods.pfed1bs.method import PFed1BS, State
+from fedgrove.methods.pfed1bs.sketch import SignPull
 from fedgrove.runs.rounds import plan
 
 

@@ -19,14 +19,14 @@ import fedgrove
 from fedgrove import trees
 from fedgrove.channels.find import channel_mask
 from fedgrove.channels.shrink import cut
-from fedgrove.core import Info, Packet, Report, Start
+from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
+from fedgrove.methods.safl.gamma import GammaDistance, GammaL1
 from fedgrove.nets import Net
-from fedgrove.parts.gamma import GammaDistance, GammaL1
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.schedule import stepwise
 from fedgrove.runs.rounds import evaluation, plan
@@ -53,10 +53,10 @@ def flags(*bits: int) -> torch.Tensor:
 # ---- by hand -------------------------------------------------------------------------------------
 
 NET = Net(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,))
-START = Start(
+START = Setup(
     {k: torch.full(s, 9.0) for k, s in NET.layout.shapes.items()},
     NET,
-    {k: Info(n) for k, n in enumerate((10, 30, 60))},
+    {k: ClientInfo(n) for k, n in enumerate((10, 30, 60))},
     3,
     lambda j: {k: torch.full(s, 9.0 + j) for k, s in NET.layout.shapes.items()},
 )
@@ -283,7 +283,7 @@ def test_a_device_is_left_with_what_it_can_hold(method: Any, tmp_path: Path) -> 
     """One client's device is slow, another's holds half a training step; slimming may take all from one layer."""
     run = run_of(method, tmp_path, cohort=4)
     clients, step = dict(run.federation.clients), run.net.layout.memory(8, 2)
-    for k, info in {1: Info(13, speed=0.15), 2: Info(24, memory=step // 2)}.items():
+    for k, info in {1: ClientInfo(13, speed=0.15), 2: ClientInfo(24, memory=step // 2)}.items():
         clients[k] = replace(clients[k], info=info)
     run = replace(run, federation=replace(run.federation, clients=clients))
     *_, (_, _, _, after) = exchanges(run)
@@ -299,7 +299,7 @@ def test_devices_need_a_stage_1_and_a_net_that_fits(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one or more where devices decide"):
         none.method.init(none.start)
     run = run_of(safl(devices=True), tmp_path / "b")
-    tiny = {k: Info(9, memory=100) for k in run.federation.clients}
+    tiny = {k: ClientInfo(9, memory=100) for k in run.federation.clients}
     with pytest.raises(InputError, match="the narrowest net needs"):
         run.method.init(replace(run.start, clients=tiny))
 

@@ -12,13 +12,12 @@ from tests.methods.exchanges import exchanges
 
 import fedgrove
 from fedgrove import trees
-from fedgrove.core import Packet, Report, Start
+from fedgrove.core import Packet, Report, Setup
 from fedgrove.engines import Serial
 from fedgrove.engines.faulty import Faulty
 from fedgrove.errors import InputError, UnfitError
-from fedgrove.methods.stc import STC, State
+from fedgrove.methods.stc.method import STC, State, versions
 from fedgrove.nets import Net
-from fedgrove.parts import versions
 from fedgrove.runs.faults import Faults
 from fedgrove.runs.rounds import evaluation, plan, rounds
 from fedgrove.runs.run import Run
@@ -193,7 +192,7 @@ def only_a_head() -> Net:
 )
 def test_a_net_that_cannot_keep_its_head_at_home_is_refused(net, why: str) -> None:
     made = net()
-    start = Start(made.params(), made, {}, 3, lambda j: {})
+    start = Setup(made.params(), made, {}, 3, lambda j: {})
     with pytest.raises(UnfitError, match=why):
         STC(head="home").init(start)
     assert STC().init(start).round == 0

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.functional import cross_entropy
 
 from fedgrove import nets, trees
-from fedgrove.core import Form
+from fedgrove.core import ExpectedPacket
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.nets.net import channels_last
@@ -254,7 +254,7 @@ def test_recurrent_nets_follow_the_tree() -> None:
 
 def test_a_blank_tree_looks_like_the_parameters_and_follows_their_type() -> None:
     net = Net(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), (3,))
-    assert Form.of(net.blank()) == Form.of(net.params())
+    assert ExpectedPacket.of(net.blank()) == ExpectedPacket.of(net.params())
     net.module.double()
-    assert Form.of(net.blank()) == Form.of(net.params())
+    assert ExpectedPacket.of(net.blank()) == ExpectedPacket.of(net.params())
     assert net.blank()["0.weight"].dtype == torch.float64

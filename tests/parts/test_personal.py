@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from fedgrove import trees
-from fedgrove.core import Carry, Client, Info
+from fedgrove.core import Carry, Client, ClientInfo
 from fedgrove.nets import Net
 from fedgrove.parts.personal import complete, share_received
 
 NET = Net(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), (2,))
 LAYOUT = NET.layout
 START = {name: torch.zeros(shape) for name, shape in LAYOUT.shapes.items()}
-CLIENT = Client(0, Info(1), None, {}, NET, START, 0)  # type: ignore[arg-type]
+CLIENT = Client(0, ClientInfo(1), None, {}, NET, START, 0)  # type: ignore[arg-type]
 
 
 def ones(*names: str, value: float = 1.0) -> trees.Tree:

@@ -29,9 +29,9 @@ from fedgrove.core import (
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import EngineError
-from fedgrove.parts.gate import FEW, Gate
 from fedgrove.runs.admission import Admission, TooFewReports
 from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.gate import FEW, Gate
 from fedgrove.runs.lockstep import PATIENCE, Member, together, train_alone
 from fedgrove.runs.rounds import draw_cohort, plan, rounds, stamped
 from fedgrove.runs.run import Run

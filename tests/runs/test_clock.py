@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.conftest import make_run
 
 import fedgrove
-from fedgrove.core import Answer, Info, Job, Lost, Report, Task
+from fedgrove.core import Answer, ClientInfo, Job, Lost, Report, Task
 from fedgrove.data.devices import Steps
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
@@ -30,8 +30,8 @@ TINY: dict[str, Any] = {"data": "digits", "clients": 4, "cohort": 4, "rounds": 3
 
 MEGABYTE = 1_000_000
 COST = {"down": {"values": 900_000, "header": 100_000}, "up": {"values": MEGABYTE // 2}}
-SLOW = Info(20, bandwidth=2.0, speed=0.5, downlink=4.0)
-FAST = Info(13, bandwidth=8.0, speed=2.0)
+SLOW = ClientInfo(20, bandwidth=2.0, speed=0.5, downlink=4.0)
+FAST = ClientInfo(13, bandwidth=8.0, speed=2.0)
 """Client 0, SLOW: 1 MB down at 4 Mbit/s is 2 s; 1 GMAC at .5 GMAC/s is 2 s; half a MB up at
 2 Mbit/s is 2 s: 6 s. Client 1, FAST: 8 Mbit at 8 Mbit/s is 1 s, 1 GMAC at 2 GMAC/s .5 s, 4 Mbit
 .5 s: 2 s."""
@@ -180,7 +180,7 @@ def test_a_constant_trace_is_the_profile(down: int, macs: int, up: int, start: f
 def test_impossible_devices_and_deadlines_are_refused(tmp_path: Path) -> None:
     for words in ({"bandwidth": 0.0}, {"downlink": 0.0}, {"speed": 0.0}, {"speed": float("nan")}):
         with pytest.raises(InputError, match="it must be above 0"):
-            Info(1, **words)
+            ClientInfo(1, **words)
     for deadline in (0.0, -1.0, float("nan")):
         with pytest.raises(InputError, match=r"deadline is .*; it must be above 0 virtual seconds"):
             two_clients(tmp_path, deadline=deadline)

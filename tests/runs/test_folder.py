@@ -24,7 +24,7 @@ from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.rounds import evaluation, plan
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, memory_file, read_tree, write_bytes
-from fedgrove.wire.held import Held
+from fedgrove.wire.known_state import Held
 
 
 def started(folder: Path, method: Any, rounds: int = 4) -> tuple[RunFolder, Run]:

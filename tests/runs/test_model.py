@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedgrove as fg
 from fedgrove import data
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.data.preparation import Preparation
 from fedgrove.errors import DamageError, InputError
@@ -180,7 +180,7 @@ def test_a_client_never_predicts_a_class_it_does_not_know_of() -> None:
     def client(k: int) -> ClientData:
         x = torch.randn(12, 5, generator=torch.Generator().manual_seed(k))
         part = Examples(x, torch.randint(0, 2, (12,), generator=g) + k)
-        return ClientData(part, part, part, Info(12), labels=(k, k + 1))
+        return ClientData(part, part, part, ClientInfo(12), labels=(k, k + 1))
 
     result = fg.run("fedavg", data=data.from_clients(client, 2, classes=3), net="mlp", **QUICK)
     x = np.random.default_rng(0).normal(size=(200, 5))

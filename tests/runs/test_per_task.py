@@ -14,7 +14,7 @@ import fedgrove as fg
 from fedgrove import data, methods, trees
 from fedgrove.config.experiment import Experiment
 from fedgrove.config.grid import grid
-from fedgrove.core import Info, Report, Task
+from fedgrove.core import ClientInfo, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
@@ -132,7 +132,7 @@ def switching(k: int, round: int) -> ClientData:
     """Client 0 has task a before round 2 and then b; client 1 has b throughout."""
     task = "a" if k == 0 and round < 2 else "b"
     part = Examples(torch.eye(4)[:2] + k, torch.tensor([0, 1]))
-    return ClientData(part, part, part, Info(2, task=task))
+    return ClientData(part, part, part, ClientInfo(2, task=task))
 
 
 def test_a_client_that_switches_goes_to_its_new_task(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.conftest import make_run, play, remembered, small, tensors
 import fedgrove
 from fedgrove import methods, trees
 from fedgrove.config.experiment import Experiment
-from fedgrove.core import Form, Give, Holds, Outcome, Packet, Report, Task, Train
+from fedgrove.core import ExpectedPacket, ExpectedReport, Give, Outcome, Packet, Report, Task, Train
 from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
@@ -178,11 +178,19 @@ class LaterScores(FedAvg):
         return [replace(task, verb=verb) for task in super().plan(state, cohort)]
 
     def work(self, verb):
-        def holds(task, net):
-            return Holds({"model": Form.of(net.params()), "scores": Form.of(net.params())})
+        def expected(task, net):
+            return ExpectedReport(
+                {
+                    "model": ExpectedPacket.of(net.params()),
+                    "scores": ExpectedPacket.of(net.params()),
+                }
+            )
 
         if verb == "train:scores":
-            return (Train(self.objective, self.local), Give(lambda carry, client: Outcome(), holds))
+            return (
+                Train(self.objective, self.local),
+                Give(lambda carry, client: Outcome(), expected),
+            )
         return super().work(verb)
 
 
@@ -214,12 +222,14 @@ def test_by_hand(tmp_path: Path) -> None:
     sent = {"w": torch.tensor([1.0, 1.0], dtype=torch.float64)}
     task = Task(0, {"model": Packet(sent)})
     client = run.client(task, {})
-    holds = Holds({"model": Form.of(sent)})
+    expected = ExpectedReport({"model": ExpectedPacket.of(sent)})
 
     def left(*values: float) -> list[float]:
         model = {"w": torch.tensor(values, dtype=torch.float64)}
         given = Outcome({"model": Packet(model)})
-        return privacy.protect(run, task, holds, given, client).give["model"].values["w"].tolist()
+        return (
+            privacy.protect(run, task, expected, given, client).give["model"].values["w"].tolist()
+        )
 
     assert left(4.0, 5.0) == pytest.approx([1.6, 1.8])
     assert left(1.1, 1.2) == [1.1, 1.2]
@@ -242,9 +252,9 @@ def test_no_change_is_longer_than_the_clip(values, keeps, clip, name, tmp_path_f
     wanted = trees.masked({"w": torch.tensor(values, dtype=torch.float64)}, mask)
     sent = trees.masked({"w": torch.ones(len(values), dtype=torch.float64)}, mask)
     task = Task(0, {"model": Packet(sent, mask)})
-    holds = Holds({name: Form.of(sent, mask)})
+    expected = ExpectedReport({name: ExpectedPacket.of(sent, mask)})
     outcome = Outcome({name: Packet(wanted, mask)})
-    packet = privacy.protect(run, task, holds, outcome, run.client(task, {})).give[name]
+    packet = privacy.protect(run, task, expected, outcome, run.client(task, {})).give[name]
     start = sent["w"] if name == "model" else torch.zeros(len(values), dtype=torch.float64)
     # What the sum rounds: half a unit in the last place of numbers up to the clip and 1.
     rounding = 1e-12 * (1 + clip)
@@ -268,8 +278,8 @@ def test_noise_has_the_deviation_it_should(secret: bool, tmp_path: Path) -> None
         task = Task(k, {"model": Packet(sent, mask)})
         client = run.client(task, {})
         outcome = Outcome({"model": Packet(sent, mask)})
-        holds = Holds({"model": Form.of(sent, mask)})
-        left = privacy.protect(run, task, holds, outcome, client).give["model"].values["w"]
+        expected = ExpectedReport({"model": ExpectedPacket.of(sent, mask)})
+        left = privacy.protect(run, task, expected, outcome, client).give["model"].values["w"]
         if mask is not None:
             # Only what is kept has noise.
             assert torch.equal(left != 0, mask["w"])
@@ -279,7 +289,7 @@ def test_noise_has_the_deviation_it_should(secret: bool, tmp_path: Path) -> None
         assert abs(float(left.mean())) < 4 * sigma / n**0.5
         assert float((left.abs() > 2 * sigma).double().mean()) == pytest.approx(0.0455, abs=0.006)
         drawn[k] = left
-        again = privacy.protect(run, task, holds, outcome, client).give["model"].values["w"]
+        again = privacy.protect(run, task, expected, outcome, client).give["model"].values["w"]
         assert torch.equal(left, again) == (not secret)
     assert abs(float(torch.corrcoef(torch.stack([drawn[0], drawn[1]]))[0, 1])) < 0.03
 

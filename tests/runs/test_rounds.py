@@ -25,7 +25,7 @@ from fedgrove.core import (
     Stage,
     Task,
     Train,
-    no_packets,
+    expected_no_packets,
 )
 from fedgrove.costs.estimate import cost
 from fedgrove.data.federation import Defaults
@@ -166,7 +166,7 @@ class Wordless(methods.FedAvg):
     """Answers hold nothing."""
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        return (Give(send, no_packets),)
+        return (Give(send, expected_no_packets),)
 
 
 def test_the_gate_lets_reports_through_one_by_one(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.conftest import answers, make_run, play, tensors
 
 import fedgrove
 from fedgrove import data, methods, problems, seeds
-from fedgrove.core import AnyMethod, Engine, Info
+from fedgrove.core import AnyMethod, ClientInfo, Engine
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
@@ -231,7 +231,7 @@ def measured(k: int) -> ClientData:
         raise OSError("no such file")
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(k))
     rows = [Examples(x[a:b], 2 * x[a:b, :1]) for a, b in ((0, 20), (20, 22), (22, 30))]
-    return ClientData(*rows, Info(20))
+    return ClientData(*rows, ClientInfo(20))
 
 
 @pytest.mark.parametrize("engine", ["pool", "batched"])
@@ -239,7 +239,7 @@ def measured(k: int) -> ClientData:
 def test_numbers_of_clients_made_when_needed(method: str, engine: str) -> None:
     problem = problems.numbers()
     federation = data.from_clients(
-        measured, 6, classes=1, problem=problem, info=lambda k: Info(20), name="measured"
+        measured, 6, classes=1, problem=problem, info=lambda k: ClientInfo(20), name="measured"
     )
     words = {"method": method, "cohort": 6, "evaluate": 1}
     expected = run(federation, **words)

@@ -16,7 +16,7 @@ from tests.conftest import make_run
 
 import fedgrove
 from fedgrove import data, methods
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Examples
 from fedgrove.problems import numbers
 from fedgrove.report.tables import print_summaries
@@ -69,7 +69,7 @@ def untested_client(k: int) -> ClientData:
     x = torch.randn(30, 6, generator=torch.Generator().manual_seed(k))
     end = 22 if k in (1, 3) else 30
     rows = [Examples(x[a:b], 5 * x[a:b, :1] + 10) for a, b in ((0, 20), (20, 22), (22, end))]
-    return ClientData(*rows, Info(20))
+    return ClientData(*rows, ClientInfo(20))
 
 
 @pytest.mark.parametrize("engine", ["serial", "pool", "batched"])

@@ -19,7 +19,7 @@ from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.store import Memory, freeze, read_named, thaw
 from fedgrove.runs.tree_files import LEAST, TreeFiles, mark_of
-from fedgrove.wire.held import Held
+from fedgrove.wire.known_state import Held
 
 
 def large(value: float) -> dict[str, Tensor]:

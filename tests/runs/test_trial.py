@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedgrove
 from fedgrove import data, methods, nets
-from fedgrove.core import Info
+from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
@@ -28,7 +28,7 @@ def flat_client(k: int) -> ClientData:
     """A client whose targets are (n,), where a network gives (n, 1)."""
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(k))
     rows = [Examples(x[a:b], 2 * x[a:b, 0]) for a, b in ((0, 20), (20, 22), (22, 30))]
-    return ClientData(*rows, Info(20))
+    return ClientData(*rows, ClientInfo(20))
 
 
 def flat() -> Federation:
@@ -105,7 +105,7 @@ def test_a_value_may_be_a_tensor_of_one_number() -> None:
     assert means[0] == pytest.approx(means[1])
 
 
-LOSSES: list[tuple[Callable[..., Any], str]] = [
+LOST_REASONS: list[tuple[Callable[..., Any], str]] = [
     (lambda o, y: (o - y) ** 2, r"of an example changes with the other examples of its batch"),
     (lambda o, y: ((o - y) ** 2).mean(1), r"changes with .* Here outputs are \(7, 1\) and y is"),
     (
@@ -120,7 +120,7 @@ LOSSES: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "sentence"), LOSSES)
+@pytest.mark.parametrize(("loss", "sentence"), LOST_REASONS)
 def test_a_loss_that_cannot_be_trained_is_refused(
     loss: Callable[..., Any], sentence: str, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from fedgrove.wire.count import (
     known_of_report,
     known_of_task,
 )
-from fedgrove.wire.held import Held
+from fedgrove.wire.known_state import Held
 from fedgrove.wire.message import read_report, read_task, write_report, write_task
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -27,7 +27,7 @@ from .groups import (
     interned,
     may_remove_channels,
 )
-from .known import found
+from .mask_cache import found
 from .thin import cut_groups
 from .trace import trace
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Carry, Client, Form, Holds, Outcome, Packet, Report
+from ..core import Carry, Client, ExpectedPacket, ExpectedReport, Outcome, Packet, Report
 from ..errors import check
 from ..nets import Net
 from ..nets.layout import Layout
@@ -23,7 +23,7 @@ from ..trees import Mask, Tree
 from .choice import Slim, nested
 from .find import channel_mask, groups_of
 from .groups import ChannelGroup, Channels, Place, Role, has_filters, interned
-from .known import found, shared_mask
+from .mask_cache import found, shared_mask
 from .widths import largest_that_fits
 
 if TYPE_CHECKING:
@@ -211,10 +211,10 @@ def travels(layout: Layout, head: bool) -> list[str]:
     return [name for name in layout.shapes if name not in stays]
 
 
-def holds_submodel(net: Net, head: bool) -> Holds:
+def expected_submodel(net: Net, head: bool) -> ExpectedReport:
     """What a client sends of its sub-model: what is shared, under a mask of its own."""
     shared = trees.pick(net.blank(), travels(net.layout, head))
-    return Holds({"model": Form.of(shared, "own")})
+    return ExpectedReport({"model": ExpectedPacket.of(shared, "own")})
 
 
 def share_submodel(carry: Carry, client: Client, head: bool) -> Outcome:

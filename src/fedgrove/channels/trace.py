@@ -184,8 +184,8 @@ def _spots(part: nn.Module, is_output: bool) -> tuple[_Spot, ...] | None:
         case nn.GroupNorm() if part.affine:
             return NORM
         case _:
-            holds_tensors = bool([*part.parameters(), *part.buffers()])
-            return None if holds_tensors else ()
+            has_tensors = bool([*part.parameters(), *part.buffers()])
+            return None if has_tensors else ()
 
 
 def _joined(old: Place | None, name: str, length: int, spot: _Spot, item: Any) -> Place | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..core import Info
+from ..core import ClientInfo
 from ..errors import InputError, check
 from ..nets import Net
 from .choice import nested
@@ -39,15 +39,15 @@ def widths(
     return tuple(options)
 
 
-def width_for(info: Info, options: Sequence[Width]) -> float:
+def width_for(info: ClientInfo, options: Sequence[Width]) -> float:
     """The largest share whose training step fits the device's memory and is fast enough.
 
     Fast enough: it takes no longer than the whole net takes a device of speed 1, so
     macs ≤ speed · macs of the whole. If none is, the smallest share that fits the memory.
 
     >>> whole = [Width(0.5, 100, 30), Width(1.0, 300, 100)]
-    >>> devices = [Info(9, speed=1, memory=999), Info(9, speed=1, memory=200), Info(9, speed=0.5)]
-    >>> [width_for(device, whole) for device in devices]
+    >>> devices = [(1, 999), (1, 200), (0.5, 1 << 30)]
+    >>> [width_for(ClientInfo(9, speed=v, memory=m), whole) for v, m in devices]
     [1.0, 0.5, 0.5]
     """
     fitting = [option for option in options if option.memory <= info.memory]
@@ -65,7 +65,7 @@ def width_for(info: Info, options: Sequence[Width]) -> float:
 
 
 def largest_that_fits(
-    info: Info,
+    info: ClientInfo,
     net: Net,
     choose: Callable[[float], Channels],
     most: float,

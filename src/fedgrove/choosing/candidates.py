@@ -17,7 +17,7 @@ from ..config.grid import has_setting
 from ..config.plan import Plan, plan
 from ..core import AnyMethod, bytes_of_paper
 from ..errors import BudgetError, InputError
-from ..parts.byte_budget import parse_size
+from ..methods.grove.byte_budget import parse_size
 from ..parts.local import LocalTraining
 from ..problems import Tasks
 from ..report.tables import mib

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json as jsonlib
 import sys
 from pathlib import Path
@@ -15,14 +16,12 @@ from ..errors import EngineError, InputError, check, together, unknown
 from ..report.start import load_torch, starting
 from . import about, complete, deploy
 from . import options as o
-from .bench import bench
 from .choose import choose
 from .everyday import SMOKED, newest_unfinished, try_out
 from .export import export
 from .first import side_by_side
 from .index import index
 from .new import new
-from .paper import paper
 from .report import report, write_compared
 from .sweep import resume_sweep, sweep
 from .watch import watch
@@ -32,12 +31,21 @@ if TYPE_CHECKING:
     from ..runs.result import Result
 
 
+LAB_COMMANDS = ("paper", "bench")
+"""Commands that the second package of the repository, fedgrove_lab, adds where it can be found."""
+
+
 class Commands(TyperGroup):
     """The commands, in the order they are written here."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or a sentence that names the nearest."""
         command = super().get_command(ctx, cmd_name)
+        if command is None and cmd_name in LAB_COMMANDS:
+            raise InputError(
+                f"fedgrove {cmd_name} is part of the package fedgrove_lab, which is not installed; "
+                "in a clone of the repository install it with: pip install -e lab"
+            )
         if command is None:
             raise unknown("command", cmd_name, self.list_commands(ctx))
         return command
@@ -306,14 +314,17 @@ app.command("new")(new)
 app.command("list")(about.list_)
 app.command("show")(about.show)
 app.command("doctor")(about.doctor)
-app.add_typer(bench, name="bench", cls=Commands)
 app.command("sweep", cls=o.Gathering)(sweep)
 app.command("choose", cls=o.Gathering)(choose)
 app.command("export")(export)
 app.command("app", cls=o.RunCommand)(deploy.app)
 app.command("keys")(deploy.keys)
-app.command("paper")(paper)
 app.command("report")(report)
+# By import, not by entry point: on a machine where nothing is installed only PYTHONPATH is set.
+if importlib.util.find_spec("fedgrove_lab") is not None:
+    from fedgrove_lab.cli import add_commands
+
+    add_commands(app, Commands)
 
 
 def _print_plan(planned: Plan, json: bool) -> None:

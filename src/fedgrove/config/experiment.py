@@ -18,9 +18,9 @@ from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
 from ..errors import InputError, Refusals, check, shown
 from ..nets.freeze import check_share
-from ..parts.gate import NORM_BOUND, Gate
 from ..parts.local import LocalTraining
 from ..runs.faults import NO_FAULTS, Faults
+from ..runs.gate import NORM_BOUND, Gate
 from ..runs.privacy import Privacy
 from ..runs.run import Run, build, recipe_of
 from ..runs.store import Memory

@@ -78,6 +78,7 @@ def part_types() -> tuple[type, ...]:
     modules = [choice, codec]
     for info in pkgutil.iter_modules(parts.__path__):
         modules.append(import_module(f"{parts.__name__}.{info.name}"))
+    modules.extend(methods.part_modules())
     classes: list[type] = []
     for module in modules:
         classes.extend(_frozen_in(module))

@@ -239,8 +239,8 @@ def _check_folder(out: Path, plans: Mapping[str, Plan]) -> dict[str, str]:
     """Refuse a folder that holds something else; the config.toml of each run."""
     configs = {name: planned.config for name, planned in plans.items()}
     if not _holds_this_sweep(out, configs):
-        holds_a_run = (out / FILE).is_file() or (out / "config.toml").is_file()
-        way_out = f", or resume what it holds with: fedgrove resume {out}" if holds_a_run else "."
+        has_a_run = (out / FILE).is_file() or (out / "config.toml").is_file()
+        way_out = f", or resume what it holds with: fedgrove resume {out}" if has_a_run else "."
         raise InputError(
             f"{out} holds another sweep or other files, and nothing is overwritten. "
             f"Give another --out{way_out}"

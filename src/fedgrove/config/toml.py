@@ -54,7 +54,7 @@ from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, Refusals, unknown
 from ..nets.custom import file_of, import_file, is_spec
-from ..nets.given import path_of
+from ..nets.initial_weights import path_of
 from ..problems import Metric, Tasks
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..core import AnyMethod, Info, Measure, Report, Task, Train, bytes_of_paper
+from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, bytes_of_paper
 from ..data import ClientData, Defaults, Examples, Federation
 from ..data.devices import Trace
 from ..data.lazy import LazyClients
@@ -50,7 +50,7 @@ def cost(
     cohort: int,
     rounds: int,
     recipe: LocalTraining | None = None,
-    info: Callable[[int], Info] | None = None,
+    info: Callable[[int], ClientInfo] | None = None,
     trace: Trace | None = None,
     seed: int = 0,
     freeze: float = 0.0,
@@ -136,8 +136,8 @@ def of_run(run: Run, net: str | nn.Module) -> dict[str, Any]:
     )
 
 
-def _same_device(client: int) -> Info:
-    return Info(EXAMPLES_TRAINED)
+def _same_device(client: int) -> ClientInfo:
+    return ClientInfo(EXAMPLES_TRAINED)
 
 
 def _stand_in_federation(
@@ -146,7 +146,7 @@ def _stand_in_federation(
     clients: int,
     cohort: int,
     rounds: int,
-    info: Callable[[int], Info],
+    info: Callable[[int], ClientInfo],
 ) -> Federation:
     """As many clients, each with its own device and two examples of zeros."""
     zeros = Examples(torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64))
@@ -165,7 +165,7 @@ class StandIn:
     """Makes clients that are alike but for their devices."""
 
     examples: Examples
-    info: Callable[[int], Info]
+    info: Callable[[int], ClientInfo]
 
     def __call__(self, k: int) -> ClientData:
         """The same examples with another device."""

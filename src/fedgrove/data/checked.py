@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Info
+from ..core import ClientInfo
 from ..errors import FedgroveError, InputError
 from ..problems import Problem, client_marks
 from .federation import ClientData, Examples
@@ -33,16 +33,16 @@ def called(what: str, f: Callable[..., Any], *arguments: Any, **words: Any) -> A
         ) from error
 
 
-def check_info(what: str, info: Any) -> Info:
+def check_info(what: str, info: Any) -> ClientInfo:
     """What a user's ``info`` gave, if it is what the server knows of a client."""
-    if not isinstance(info, Info):
+    if not isinstance(info, ClientInfo):
         raise InputError(
-            f"{what} gives a {type(info).__name__}; it must give an Info (fedgrove.core.Info)."
+            f"{what} gives a {type(info).__name__}; it must give a fedgrove.ClientInfo."
         )
     return info
 
 
-def checked_info(info: Callable[..., Any]) -> Callable[..., Info]:
+def checked_info(info: Callable[..., Any]) -> Callable[..., ClientInfo]:
     """A user's ``info``, checked whenever it is asked; with a round if it takes one."""
     return CheckedInfoByRound(info) if takes_round(info) else CheckedInfo(info)
 
@@ -53,7 +53,7 @@ class CheckedInfo:
 
     info: Callable[[int], Any]
 
-    def __call__(self, k: int) -> Info:
+    def __call__(self, k: int) -> ClientInfo:
         """What is known of client k."""
         return check_info(f"info({k})", called(f"info({k})", self.info, k))
 
@@ -64,7 +64,7 @@ class CheckedInfoByRound:
 
     info: Callable[..., Any]
 
-    def __call__(self, k: int, round: int) -> Info:
+    def __call__(self, k: int, round: int) -> ClientInfo:
         """What is known of client k in a round."""
         what = f"info({k}, {round})"
         return check_info(what, called(what, self.info, k, round=round))
@@ -101,7 +101,7 @@ class Checked:
         if data.info.examples != len(data.train):
             raise InputError(
                 f"{what}.info says {data.info.examples} examples and there are {len(data.train)} "
-                "to train on; they must agree: Info(len(train))."
+                "to train on; they must agree: ClientInfo(len(train))."
             )
         # Refuses labels of its own that do not fit.
         client_marks(self.problem, self.classes, data.labels, data.info.task)

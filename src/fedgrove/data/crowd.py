@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from ..core import Info
+from ..core import ClientInfo
 from ..errors import check
 from ..seeds import derive, numpy_rng
 from .build import Choices
@@ -81,7 +81,7 @@ class CrowdClient:
         trained = Examples(x[first:], y[first:])
         return ClientData(trained, validated, tested, self.info(k))
 
-    def info(self, k: int) -> Info:
+    def info(self, k: int) -> ClientInfo:
         """What the server knows of the client, without its examples."""
         examples, test, validation = self._sizes(k)
         return self.devices.info(examples - test - validation, k, self.seed)

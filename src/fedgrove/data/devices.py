@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ..core import REFERENCE_GMACS, Info
+from ..core import REFERENCE_GMACS, ClientInfo
 from ..errors import InputError, check, unknown
 from . import profile as profiles
 
@@ -96,18 +96,18 @@ class Devices:
         trace = _by_number(self.trace, self.trace_by_name, names, self.trace_file)
         return replace(self, lines=lines, trace=trace, lines_by_name={}, trace_by_name={})
 
-    def info(self, examples: int, client: int, seed: int) -> Info:
+    def info(self, examples: int, client: int, seed: int) -> ClientInfo:
         """What the server knows of a client."""
         if self.lines is not None:
             device = self.lines[client]
             speed = device.speed / REFERENCE_GMACS
-            return Info(examples, device.up, speed, device.memory, downlink=device.down)
+            return ClientInfo(examples, device.up, speed, device.memory, downlink=device.down)
         if self.trace is not None and self.trace_is_known:
             steps = self.trace[client]
             # A trace may begin with an outage, of which the server knows nothing.
             up = next(rate for rate in steps.up if rate > 0)
             down = next(rate for rate in steps.down if rate > 0)
-            return Info(examples, up, downlink=down)
+            return ClientInfo(examples, up, downlink=down)
         return profiles.info(self.name, examples, client, seed)
 
     def check_all_there(self, clients: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core import Info
+from ..core import ClientInfo
 from ..errors import InputError, check, shown, unknown
 from ..problems import CLASSES, AnyProblem
 from .devices import Trace
@@ -45,7 +45,7 @@ class ClientData:
     train: Examples
     validation: Examples
     test: Examples
-    info: Info
+    info: ClientInfo
     labels: tuple[int, ...] | None = None
     kind: str = ""
     """Which kind of user generated data were made for; no method sees it (:mod:`runs.purity`)."""
@@ -219,14 +219,14 @@ class Federation:
             for _, data in versions:
                 yield data
 
-    def info(self, k: int, round: int = 0) -> Info:
+    def info(self, k: int, round: int = 0) -> ClientInfo:
         """What the server knows of one client, in a round."""
         if isinstance(self.clients, LazyClients):
             return self.clients.info_of(k, round)
         return self.client(k, round).info
 
     @cached_property
-    def infos(self) -> Mapping[int, Info]:
+    def infos(self) -> Mapping[int, ClientInfo]:
         """What the server knows of each client."""
         if self.is_lazy:
             return LazyInfos(self.clients)

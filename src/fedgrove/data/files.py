@@ -23,7 +23,7 @@ UNPACKED = "1"
 
 
 @dataclass(frozen=True)
-class Form:
+class FileFormat:
     """One form a set is published in: the files it needs, under a folder, and their reader."""
 
     files: tuple[str, ...]
@@ -64,7 +64,7 @@ def folders(data_dir: str | Path | None) -> list[Path]:
 
 def arrays(
     name: str,
-    forms: Sequence[Form],
+    forms: Sequence[FileFormat],
     downloads: Sequence[Download],
     source: str,
     data_dir: str | Path | None,
@@ -87,7 +87,9 @@ def arrays(
     return unpacked(name, paths, lambda: form.read(paths))
 
 
-def _find(places: Sequence[Path], forms: Sequence[Form]) -> tuple[list[Path], Form] | None:
+def _find(
+    places: Sequence[Path], forms: Sequence[FileFormat]
+) -> tuple[list[Path], FileFormat] | None:
     """The first form whose files are all in one folder: folders in order, then forms in order."""
     for place in places:
         for form in forms:
@@ -97,7 +99,7 @@ def _find(places: Sequence[Path], forms: Sequence[Form]) -> tuple[list[Path], Fo
     return None
 
 
-def _incomplete(places: Sequence[Path], forms: Sequence[Form]) -> str:
+def _incomplete(places: Sequence[Path], forms: Sequence[FileFormat]) -> str:
     """Which files are missing beside those that are there, as the end of a sentence."""
     for place in places:
         for form in forms:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from .dataset import Array, Dataset, Ints, ids, positions, runs
-from .files import Arrays, Form, need, npz
+from .files import Arrays, FileFormat, need, npz
 from .forecast import AHEAD, forecast
 from .windows import windowed
 
@@ -218,14 +218,14 @@ def wisdm51_dataset(d: Arrays) -> Dataset:
 # ---- the forms each set is published in, the preferred one first ---------------------------------
 
 UCI = (
-    Form(("uci_har.npz",), packed_uci),
-    Form(("UCI HAR Dataset",), text_uci),
-    Form(("UCI HAR Dataset.zip",), text_uci),
+    FileFormat(("uci_har.npz",), packed_uci),
+    FileFormat(("UCI HAR Dataset",), text_uci),
+    FileFormat(("UCI HAR Dataset.zip",), text_uci),
 )
 # The raw text comes before the packed windows: only it can be split by blocks.
 WISDM = (
-    Form(("WISDM_ar_v1.1_raw.txt",), text_wisdm),
-    Form(("WISDM_ar_v1.1/WISDM_ar_v1.1_raw.txt",), text_wisdm),
-    Form(("wisdm_windows128.npz",), packed_wisdm),
+    FileFormat(("WISDM_ar_v1.1_raw.txt",), text_wisdm),
+    FileFormat(("WISDM_ar_v1.1/WISDM_ar_v1.1_raw.txt",), text_wisdm),
+    FileFormat(("wisdm_windows128.npz",), packed_wisdm),
 )
-WISDM51 = (Form(("wisdm51_watch_acc_raw.npz",), packed_wisdm51),)
+WISDM51 = (FileFormat(("wisdm51_watch_acc_raw.npz",), packed_wisdm51),)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..errors import InputError
 from .dataset import Array, Dataset, Pixels
-from .files import Arrays, Download, Form, need, npz
+from .files import Arrays, Download, FileFormat, need, npz
 
 IDX = (
     "train-images-idx3-ubyte",
@@ -88,8 +88,8 @@ def read_idx(path: Path, source: str = "its source") -> Array:
         dimensions = blob[3]
         shape = np.frombuffer(blob, ">u4", dimensions, offset=4).tolist()
         header = 4 + 4 * dimensions
-        holds_bytes = blob[:3] == b"\0\0\x08"
-        if not holds_bytes or len(blob) != header + math.prod(shape):
+        has_bytes = blob[:3] == b"\0\0\x08"
+        if not has_bytes or len(blob) != header + math.prod(shape):
             raise ValueError("its length is not what it states")
     # A truncated file fails in any of these ways, depending on where it ends.
     except (OSError, EOFError, IndexError, ValueError, zlib.error) as error:
@@ -122,12 +122,12 @@ def packed_grey(paths: Sequence[Path]) -> Arrays:
     }
 
 
-def _idx_forms(packed: str, folders: Sequence[str]) -> tuple[Form, ...]:
+def _idx_forms(packed: str, folders: Sequence[str]) -> tuple[FileFormat, ...]:
     """The packed file, or the four idx files in one of the folders."""
-    forms = [Form((packed,), packed_grey)]
+    forms = [FileFormat((packed,), packed_grey)]
     for folder in folders:
         files = tuple(f"{folder}/{file}.gz" for file in IDX)
-        forms.append(Form(files, idx_set))
+        forms.append(FileFormat(files, idx_set))
     return tuple(forms)
 
 
@@ -163,7 +163,7 @@ def emnist_set(paths: Sequence[Path]) -> Arrays:
     return {"x": np.concatenate(xs)[:, None], "y": np.concatenate(ys)}
 
 
-def emnist_forms(split: str) -> tuple[Form, ...]:
+def emnist_forms(split: str) -> tuple[FileFormat, ...]:
     """The four idx files of a split, in the folder of ours, of the archive or of torchvision."""
     forms = []
     for folder in ("emnist", "gzip", "EMNIST/raw"):
@@ -171,7 +171,7 @@ def emnist_forms(split: str) -> tuple[Form, ...]:
         for part in ("train", "test"):
             files.append(f"{folder}/emnist-{split}-{part}-images-idx3-ubyte.gz")
             files.append(f"{folder}/emnist-{split}-{part}-labels-idx1-ubyte.gz")
-        forms.append(Form(tuple(files), emnist_set))
+        forms.append(FileFormat(tuple(files), emnist_set))
     return tuple(forms)
 
 
@@ -222,11 +222,11 @@ def svhn_set(paths: Sequence[Path]) -> Arrays:
     return {"x": np.concatenate(xs), "y": np.concatenate(ys)}
 
 
-def svhn_forms(parts: Sequence[str]) -> tuple[Form, ...]:
+def svhn_forms(parts: Sequence[str]) -> tuple[FileFormat, ...]:
     """The .mat files of these parts, in a folder of their own or beside the other sets."""
     forms = []
     for folder in ("svhn/", "SVHN/", ""):
-        forms.append(Form(tuple(f"{folder}{part}_32x32.mat" for part in parts), svhn_set))
+        forms.append(FileFormat(tuple(f"{folder}{part}_32x32.mat" for part in parts), svhn_set))
     return tuple(forms)
 
 
@@ -303,7 +303,7 @@ def _tar(path: Path, members: Sequence[str]) -> list[tuple[str, bytes]]:
 
 def _cifar_forms(
     folder: str, archive: str, members: tuple[str, ...], labels: int
-) -> tuple[Form, ...]:
+) -> tuple[FileFormat, ...]:
     """The binary files, unpacked in ``folder`` or still in the archive."""
     files = tuple(f"{folder}/{member}" for member in members)
 
@@ -316,7 +316,7 @@ def _cifar_forms(
     def read_archive(paths: Sequence[Path]) -> Arrays:
         return _from_records(_tar(paths[0], files), labels)
 
-    return (Form(files, read_files), Form((archive,), read_archive))
+    return (FileFormat(files, read_files), FileFormat((archive,), read_archive))
 
 
 # ---- the forms each set is published in, the preferred one first ---------------------------------
@@ -324,7 +324,7 @@ def _cifar_forms(
 MNIST = _idx_forms("mnist.npz", ("mnist", "MNIST/raw"))
 FASHION = _idx_forms("fashion_mnist.npz", ("fashion-mnist", "FashionMNIST/raw"))
 CIFAR10 = (
-    Form(("cifar10_train_0.npz", "cifar10_train_1.npz", "cifar10_test.npz"), packed_colour),
+    FileFormat(("cifar10_train_0.npz", "cifar10_train_1.npz", "cifar10_test.npz"), packed_colour),
     *_cifar_forms(
         folder="cifar-10-batches-bin",
         archive="cifar-10-binary.tar.gz",
@@ -347,7 +347,7 @@ CIFAR100 = (
         members=("train.bin", "test.bin"),
         labels=2,
     ),
-    Form(("cifar100_subset.npz",), packed_colour),
+    FileFormat(("cifar100_subset.npz",), packed_colour),
 )
 
 # MD5 sums as torchvision (MNIST, Fashion-MNIST) and the CIFAR page state them.

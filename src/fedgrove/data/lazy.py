@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core import Info
+from ..core import ClientInfo
 
 if TYPE_CHECKING:
     from .federation import ClientData
@@ -39,7 +39,7 @@ class LazyClients(Mapping[int, "ClientData"]):
         self,
         make: Callable[..., ClientData],
         count: int,
-        info: Callable[..., Info] | None = None,
+        info: Callable[..., ClientInfo] | None = None,
         by_round: bool = False,
         kept: int = KEPT,
     ) -> None:
@@ -54,7 +54,7 @@ class LazyClients(Mapping[int, "ClientData"]):
         # The least recently used come first.
         self._made: OrderedDict[tuple[int, int], ClientData] = OrderedDict()
         self._made_bytes = 0
-        self._infos: OrderedDict[tuple[int, int], Info] = OrderedDict()
+        self._infos: OrderedDict[tuple[int, int], ClientInfo] = OrderedDict()
         self._info_by_round = self.info is not None and takes_round(self.info)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class LazyClients(Mapping[int, "ClientData"]):
             self._made_bytes -= _bytes_of(oldest)
         return data
 
-    def info_of(self, k: int, round: int = 0) -> Info:
+    def info_of(self, k: int, round: int = 0) -> ClientInfo:
         """What the server knows of a client in a round."""
         if self.info is None:
             return self.at(k, round).info
@@ -115,7 +115,7 @@ class LazyClients(Mapping[int, "ClientData"]):
         return self._infos[key]
 
 
-class LazyInfos(Mapping[int, Info]):
+class LazyInfos(Mapping[int, ClientInfo]):
     """What the server knows of each client, looked up when it is asked for."""
 
     def __init__(self, clients: Mapping[int, ClientData]) -> None:
@@ -130,7 +130,7 @@ class LazyInfos(Mapping[int, Info]):
     def __contains__(self, k: object) -> bool:
         return k in self.clients
 
-    def __getitem__(self, k: int) -> Info:
+    def __getitem__(self, k: int) -> ClientInfo:
         if isinstance(self.clients, LazyClients):
             if k not in self.clients:
                 raise KeyError(k)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..core import Info
+from ..core import ClientInfo
 from ..errors import InputError, check, unknown
 from ..problems import CLASSES, Problem
 from . import devices, own
@@ -276,7 +276,7 @@ def from_clients(
     *,
     classes: int,
     problem: Problem = CLASSES,
-    info: Callable[..., Info] | None = None,
+    info: Callable[..., ClientInfo] | None = None,
     name: str = "clients",
     labels: Sequence[str] | None = None,
     defaults: Defaults | None = None,
@@ -292,7 +292,7 @@ def from_clients(
     ``problem`` says what the targets are; ``classes`` is how many outputs they take.
     """
     check(callable(client), "client", client, "a function of k that gives a ClientData")
-    check(info is None or callable(info), "info", info, "a function of k that gives an Info")
+    check(info is None or callable(info), "info", info, "a function of k that gives a ClientInfo")
     check(_is_whole(clients) and clients >= 1, "clients", clients, "a whole number, 1 or more")
     fewest = 2 if problem.kind == CLASSES.kind else 1
     enough = _is_whole(classes) and classes >= fewest

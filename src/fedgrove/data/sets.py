@@ -11,7 +11,7 @@ from ..errors import InputError
 from . import har, images
 from .dataset import Dataset, Pixels
 from .federation import Defaults
-from .files import Arrays, Form, arrays
+from .files import Arrays, FileFormat, arrays
 from .generated import (
     diabetes_dataset,
     digits_dataset,
@@ -58,7 +58,7 @@ class NamedSet:
     defaults: Defaults
     partition: str
     clients: int | None = None
-    forms: tuple[Form, ...] = ()
+    forms: tuple[FileFormat, ...] = ()
     dataset: Callable[[Arrays], Dataset] | None = None
     source: str = ""
 

@@ -20,7 +20,7 @@ import tomli_w
 import torch
 
 from .. import __version__
-from ..core import Info
+from ..core import ClientInfo
 from ..data import ClientData, Defaults, Examples, Federation
 from ..data.preparation import Preparation
 from ..engines.flower.letter import codec_name
@@ -106,7 +106,7 @@ class Enrolled:
     """A node's client, as the server knows it."""
 
     partition: int
-    info: Info
+    info: ClientInfo
     labels: tuple[int, ...] | None
     kind: str
     """Shape, outputs and problem of its data, as one text: what all clients must agree in."""
@@ -120,7 +120,7 @@ def enrolled(said: Head) -> Enrolled:
         partition = said["partition"]
         if type(partition) is not int or partition < 0:
             raise ValueError(f"its partition is {partition!r}")
-        info = Info(**said["info"])
+        info = ClientInfo(**said["info"])
         if type(info.examples) is not int or info.examples < 1:
             raise ValueError(f"it has {info.examples!r} examples")
         own = said["own_labels"]

@@ -17,7 +17,7 @@ from ..errors import EngineError, NotHeld, WireError
 from ..runs.run import Run
 from ..wire.codec import Codec, Known, digest_of
 from ..wire.count import BroadcastCosts, count_down, count_up, known_of_report, known_of_task, noted
-from ..wire.held import Contents
+from ..wire.known_state import Contents
 from ..wire.ledger import Ledger
 from ..wire.message import Lacks, read_answer, read_task, write_lacks, write_report, write_task
 from .work import CLIENT_FAILURES, crashed, late, perform, unreadable, with_memory

@@ -222,7 +222,7 @@ def given(run: Run, task: Task, stage: Give, carry: Carry, client: Client) -> Ou
     outcome = stage.f(carry, client)
     if run.privacy is None:
         return outcome
-    return protect(run, task, stage.holds(task, run.net), outcome, client)
+    return protect(run, task, stage.expected(task, run.net), outcome, client)
 
 
 def all_remembered(task: Task, memory: Mapping[str, Tree], outcome: Outcome) -> Mapping[str, Tree]:

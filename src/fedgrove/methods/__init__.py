@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from ..core import AnyMethod
-from ..errors import InputError, unknown
+from ..errors import InputError, MethodError, unknown
 from ..nets import custom
 from .adfedwcp import AdFedWCP
 from .ca_afp import CAAFP
@@ -115,6 +115,7 @@ __all__ = [
     "make",
     "name_of",
     "names",
+    "part_modules",
     "presets",
 ]
 
@@ -133,10 +134,26 @@ def find(name: str) -> type[Any]:
     if name not in names():
         raise unknown("method", name, names())
     module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    found: list[type[Any]] = [
-        v for v in vars(module).values() if _is_method(v) and v.__module__ == module.__name__
-    ]
-    return found[0]
+    for value in vars(module).values():
+        if _is_method(value) and _module_name(value) == name:
+            found: type[Any] = value
+            return found
+    raise MethodError(
+        f"{module.__file__} defines no method; a method is a frozen dataclass with the functions "
+        f"{_listed(FUNCTIONS)}."
+    )
+
+
+def part_modules() -> list[ModuleType]:
+    """The modules of methods' own folders that hold parts: all but the method itself."""
+    modules = []
+    for home in pkgutil.iter_modules(__path__):
+        if home.ispkg:
+            package = importlib.import_module(f"{__name__}.{home.name}")
+            for module in pkgutil.iter_modules(package.__path__):
+                if module.name != "method":
+                    modules.append(importlib.import_module(f"{package.__name__}.{module.name}"))
+    return modules
 
 
 def presets(name: str) -> Mapping[str, AnyMethod]:
@@ -145,8 +162,8 @@ def presets(name: str) -> Mapping[str, AnyMethod]:
     >>> sorted(presets("ca-afp")), sorted(presets("fedavg"))
     (['paper'], [])
     """
-    module = importlib.import_module(find(name).__module__)
-    return getattr(module, "PRESETS", {})
+    cls = find(name)
+    return getattr(sys.modules[cls.__module__], "PRESETS", {})
 
 
 def make(word: str) -> AnyMethod:
@@ -177,16 +194,21 @@ def name_of(method: object) -> str:
     >>> name_of(LGFedAvg())
     'lg-fedavg'
     """
-    package, _, file = type(method).__module__.rpartition(".")
-    return file.replace("_", "-") if package == __name__ else type(method).__name__.lower()
+    return _module_name(type(method)) or type(method).__name__.lower()
+
+
+def _module_name(cls: type) -> str:
+    """The name of the file or folder of this package that defines a class; "" for any other."""
+    package = f"{__name__}."
+    if not cls.__module__.startswith(package):
+        return ""
+    return cls.__module__.removeprefix(package).partition(".")[0].replace("_", "-")
 
 
 def _is_method(value: object) -> bool:
-    return (
-        isinstance(value, type)
-        and dataclasses.is_dataclass(value)
-        and hasattr(value, "paper_bytes")
-    )
+    if not isinstance(value, type) or not dataclasses.is_dataclass(value):
+        return False
+    return all(callable(getattr(value, name, None)) for name in FUNCTIONS)
 
 
 # ---- methods of the user's own -------------------------------------------------------------------

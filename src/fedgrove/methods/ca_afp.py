@@ -44,22 +44,30 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    ExpectedReport,
     Give,
-    Holds,
     Measure,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
-    what_was_sent,
+    expected_as_sent,
 )
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Average, Averaging, WeightedMean
-from ..parts.evidence import Gather, Gradient, Sums, evidence_form, evidence_packet, variance, votes
+from ..parts.evidence import (
+    Gather,
+    Gradient,
+    Sums,
+    evidence_packet,
+    expected_evidence,
+    variance,
+    votes,
+)
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow, weights_to_prune
@@ -295,17 +303,17 @@ class CAAFP:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """One dense model for all (Alg. 1, line 3)."""
         return State(
             round=0,
-            phases=self.lengths(start.rounds),
-            clients=start.some_clients(self.ask),
-            prunable=weights_to_prune(start.layout, self.density),
-            models={0: start.params},
+            phases=self.lengths(setup.rounds),
+            clients=setup.some_clients(self.ask),
+            prunable=weights_to_prune(setup.layout, self.density),
+            models={0: setup.params},
             masks={},
             groups={},
-            reference=start.params,
+            reference=setup.params,
             centres={},
             evidence={},
         )
@@ -537,7 +545,7 @@ class CAAFP:
             "cluster": (
                 Edit(start_from_reference),
                 Train(self.objective, one_epoch),
-                Give(self._send_update, holds_update),
+                Give(self._send_update, expected_update),
             ),
             "cluster:evidence": (
                 Edit(start_from_reference),
@@ -641,20 +649,20 @@ def start_from_reference(carry: Carry, client: Client) -> Carry:
 # ---- what an answer holds ------------------------------------------------------------------------
 
 
-def holds_update(task: Task, net: Net) -> Holds:
+def expected_update(task: Task, net: Net) -> ExpectedReport:
     """The update in 16 bits, prunable weights first."""
     names = dict.fromkeys((*net.layout.prunable, *net.layout.params))
-    return Holds({"update": Half().form(trees.pick(net.blank(), names))})
+    return ExpectedReport({"update": Half().form(trees.pick(net.blank(), names))})
 
 
-def update_and_evidence(task: Task, net: Net) -> Holds:
+def update_and_evidence(task: Task, net: Net) -> ExpectedReport:
     """The update, and a vote for every prunable weight: none is pruned yet."""
     size = net.layout.prunable_size
-    votes_of_all = evidence_form(size, active=size, grow=0)
-    return Holds({**holds_update(task, net).packets, "evidence": votes_of_all})
+    votes_of_all = expected_evidence(size, active=size, grow=0)
+    return ExpectedReport({**expected_update(task, net).packets, "evidence": votes_of_all})
 
 
-def model_and_evidence(task: Task, net: Net) -> Holds:
+def model_and_evidence(task: Task, net: Net) -> ExpectedReport:
     """The model as it was sent, and evidence under its mask."""
     model = task.send["model"]
     weights = trees.pick(model.values, net.layout.prunable)
@@ -664,5 +672,5 @@ def model_and_evidence(task: Task, net: Net) -> Holds:
         active = sum(trees.count(model.mask[name]) for name in weights)
     grow = task.settings["grow"]
     assert isinstance(grow, int)
-    evidence = evidence_form(size, active, grow)
-    return Holds({**what_was_sent(task, net).packets, "evidence": evidence})
+    evidence = expected_evidence(size, active, grow)
+    return ExpectedReport({**expected_as_sent(task, net).packets, "evidence": evidence})

@@ -28,7 +28,7 @@ from ..channels.submodel import (
     groups_to_plain,
     mean_of,
 )
-from ..core import Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
@@ -67,10 +67,10 @@ class CaldasDropout:
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The network's initial parameters."""
         find = groups_of if self.share == 1 else removable_groups
-        return State(0, groups_to_plain(find(start.net)), start.params)
+        return State(0, groups_to_plain(find(setup.net)), setup.params)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging
@@ -71,14 +71,14 @@ class ClusterFL:
     def __post_init__(self) -> None:
         check(self.clusters >= 1, "clusters", self.clusters, "1 or more")
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """All rows are equal."""
-        clients = start.all_clients("holds a model of every client")
+        clients = setup.all_clients("holds a model of every client")
         return State(
             round=0,
             clients=clients,
-            start=start.params,
-            rows=trees.flat(start.params).repeat(len(clients), 1),
+            start=setup.params,
+            rows=trees.flat(setup.params).repeat(len(clients), 1),
             groups=dict.fromkeys(clients, 0),
         )
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import trees
-from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import Carry, Client, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
@@ -31,7 +31,7 @@ from ..parts.allocate import Uniform as Even
 from ..parts.local import LocalTraining
 from ..parts.mask import top, weights_to_prune
 from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import dense_bytes, holds_update, send_sparse
+from ..parts.one_model import dense_bytes, expected_update, send_sparse
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
@@ -69,9 +69,9 @@ class EfficientFL:
         bits_are_valid = self.bits == 0 or 2 <= self.bits <= 16
         check(bits_are_valid, "bits", self.bits, "0 (no quantisation) or in 2..16")
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """Dense, for one round."""
-        return State(0, start.params, {}, weights_to_prune(start.layout, self.density))
+        return State(0, setup.params, {}, weights_to_prune(setup.layout, self.density))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""
@@ -101,7 +101,9 @@ class EfficientFL:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the mask, quantise, send."""
-        give = Give(self._send_quantised_update, holds_update) if self.bits else Give(send_sparse)
+        give = (
+            Give(self._send_quantised_update, expected_update) if self.bits else Give(send_sparse)
+        )
         return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
 
     def _send_quantised_update(self, carry: Carry, client: Client) -> Outcome:

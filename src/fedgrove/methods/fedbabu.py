@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
 from ..errors import UnfitError, check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
@@ -45,16 +45,16 @@ class FedBABU:
         check(self.head >= 0, "head", self.head, "0 or more layers")
         check(self.tune >= 0, "tune", self.tune, "0 or more epochs")
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """Alg. 1, "initialize": the body is the server's, the head is everybody's."""
-        layers = start.layout.trained_layers
+        layers = setup.layout.trained_layers
         if self.head >= len(layers):
             raise UnfitError(
                 f"the last {self.head} layers are the head, and it has {len(layers)} with "
                 "parameters: no body is left. Take a smaller head (--set head=1), or a deeper net."
             )
-        head = set(start.layout.last(self.head))
-        return OneModel(0, {name: v for name, v in start.params.items() if name not in head})
+        head = set(setup.layout.last(self.head))
+        return OneModel(0, {name: v for name, v in setup.params.items() if name not in head})
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client gets the body."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
@@ -34,10 +34,10 @@ class FedBN:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """All but the norm layers is shared."""
-        norms = start.layout.norms
-        return OneModel(0, {name: v for name, v in start.params.items() if name not in norms})
+        norms = setup.layout.norms
+        return OneModel(0, {name: v for name, v in setup.params.items() if name not in norms})
 
     def notes(self, net: Net) -> list[str]:
         """Without norm layers nothing is a client's own."""

@@ -28,13 +28,13 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    ExpectedReport,
     Give,
-    Holds,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -92,14 +92,14 @@ class FedCHAR:
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
         check(self.ask >= 1, "ask", self.ask, "1 or more clients")
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """One model for all."""
         return State(
             round=0,
-            clients=start.some_clients(self.ask),
-            models={0: start.params},
+            clients=setup.some_clients(self.ask),
+            models={0: setup.params},
             groups={},
-            reference=start.params,
+            reference=setup.params,
             centres={},
         )
 
@@ -181,7 +181,7 @@ class FedCHAR:
                 Train(self.objective + self.pull, self.local, start="personal", end="personal"),
                 Give(send_and_keep),
             ),
-            "cluster": (Train(self.objective, one_epoch), Give(send_update, holds_update)),
+            "cluster": (Train(self.objective, one_epoch), Give(send_update, expected_update)),
             "use": (Edit(use_personal),),
         }[verb]
 
@@ -196,6 +196,6 @@ def send_update(carry: Carry, client: Client) -> Outcome:
     return Outcome({"update": Packet(Half()(update))})
 
 
-def holds_update(task: Task, net: Net) -> Holds:
+def expected_update(task: Task, net: Net) -> ExpectedReport:
     """The parameters in 16 bits."""
-    return Holds({"update": Half().form(trees.pick(net.blank(), net.layout.params))})
+    return ExpectedReport({"update": Half().form(trees.pick(net.blank(), net.layout.params))})

@@ -43,8 +43,8 @@ from ..core import (
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -102,12 +102,12 @@ class FedDST:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The initial model, pruned by magnitude."""
-        prunable = weights_to_prune(start.layout, self.density)
-        scores = self.score(trees.pick(start.params, prunable))
+        prunable = weights_to_prune(setup.layout, self.density)
+        scores = self.score(trees.pick(setup.params, prunable))
         mask = top(scores, self.allocation(scores, self.density))
-        return State(0, trees.masked(start.params, mask), mask, self._until(start.rounds))
+        return State(0, trees.masked(setup.params, mask), mask, self._until(setup.rounds))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The sparse model, the same for every client."""

@@ -35,8 +35,8 @@ from ..core import (
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -75,11 +75,11 @@ class FedEM:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The network's initial parameters and other draws of them."""
         # Different draws: equal components would stay equal for ever.
-        others = (start.fresh(m) for m in range(1, self.components))
-        return State(0, (start.params, *others))
+        others = (setup.fresh(m) for m in range(1, self.components))
+        return State(0, (setup.params, *others))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """All components."""

@@ -41,13 +41,13 @@ from ..core import (
     Carry,
     Client,
     Edit,
-    Form,
+    ExpectedPacket,
+    ExpectedReport,
     Give,
-    Holds,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -99,17 +99,17 @@ class FedLPS:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The predictor as it starts, and every client's share of its channels."""
-        shares = client_shares(start, self.widths, self.local)
-        frozen = encoder_names(start.layout, self.encoder)
-        groups = predictor_groups(start.net, frozen)
+        shares = client_shares(setup, self.widths, self.local)
+        frozen = encoder_names(setup.layout, self.encoder)
+        groups = predictor_groups(setup.net, frozen)
         if not groups and min(shares.values()) < 1:
             raise UnfitError(
                 "behind the encoder it has no channels that could be removed. Take a shorter "
                 "encoder (--set encoder=0), or another net."
             )
-        predictor = {name: v for name, v in start.params.items() if name not in frozen}
+        predictor = {name: v for name, v in setup.params.items() if name not in frozen}
         return State(0, groups_to_plain(groups), predictor, shares, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -155,7 +155,12 @@ class FedLPS:
         train = Train(self.objective, self.local, frozen="fixed")
         return {
             "train": (whole, train, Give(send_received)),
-            "train:prune": (whole, train, Edit(ChoosePart()), Give(send_received, holds_own_part)),
+            "train:prune": (
+                whole,
+                train,
+                Edit(ChoosePart()),
+                Give(send_received, expected_own_part),
+            ),
             "use": (whole,),
         }[verb]
 
@@ -216,6 +221,6 @@ def predictor_size(net: Net, encoder: float, share: float) -> int:
     return net.layout.count(names) - removed
 
 
-def holds_own_part(task: Task, net: Net) -> Holds:
+def expected_own_part(task: Task, net: Net) -> ExpectedReport:
     """The predictor as it was sent, under a mask that the client chose."""
-    return Holds({"model": Form.of(task.send["model"].values, "own")})
+    return ExpectedReport({"model": ExpectedPacket.of(task.send["model"].values, "own")})

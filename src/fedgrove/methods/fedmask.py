@@ -34,14 +34,14 @@ from ..core import (
     Carry,
     Client,
     Edit,
-    Form,
+    ExpectedPacket,
+    ExpectedReport,
     Give,
-    Holds,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -87,12 +87,12 @@ class FedMask:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """All weights are in use."""
         # Raises where there is nothing to mask, with density 1 too.
-        names = weights_to_prune(start.layout, 0.0)
-        check_density(trees.pick(start.params, names), self.density)
-        return State(0, trees.map(torch.ones_like, trees.pick(start.params, names)))
+        names = weights_to_prune(setup.layout, 0.0)
+        check_density(trees.pick(setup.params, names), self.density)
+        return State(0, trees.map(torch.ones_like, trees.pick(setup.params, names)))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """What most clients use, for those who have no mask of their own yet."""
@@ -125,7 +125,7 @@ class FedMask:
             differentiate=True,
         )
         return {
-            "train": (Edit(self._begin), train, Edit(self._prune), Give(send_bits, holds_bits)),
+            "train": (Edit(self._begin), train, Edit(self._prune), Give(send_bits, expected_bits)),
             "use": (Edit(self._use),),
         }[verb]
 
@@ -283,6 +283,6 @@ def send_bits(carry: Carry, client: Client) -> Outcome:
     return Outcome({"bits": Packet(mask, carry["part"])}, memory=memory)
 
 
-def holds_bits(task: Task, net: Net) -> Holds:
+def expected_bits(task: Task, net: Net) -> ExpectedReport:
     """A bit for every weight, in a part that the client has chosen."""
-    return Holds({"bits": Form.of(task.send["bits"].values, "own")})
+    return ExpectedReport({"bits": ExpectedPacket.of(task.send["bits"].values, "own")})

@@ -24,14 +24,14 @@ from .. import trees
 from ..core import (
     Carry,
     Client,
-    Form,
+    ExpectedPacket,
+    ExpectedReport,
     Give,
-    Holds,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -71,9 +71,9 @@ class FedPAQ:
         check(self.levels >= 0, "levels", self.levels, "1 or more, or 0: not quantised")
         check_scope(self.scope)
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """Alg. 1, "initial model x_0"."""
-        return initial_model(start)
+        return initial_model(setup)
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""
@@ -91,7 +91,7 @@ class FedPAQ:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, and send the quantised update."""
-        give = Give(self._send, self._holds)
+        give = Give(self._send, self._expected)
         if not self.levels:
             give = Give(send_model)
         return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
@@ -108,13 +108,13 @@ class FedPAQ:
             give["statistics"] = Packet(trees.pick(carry["local"], layout.buffers))
         return Outcome(give)
 
-    def _holds(self, task: Task, net: Net) -> Holds:
+    def _expected(self, task: Task, net: Net) -> ExpectedReport:
         """What :meth:`_send` sends."""
         params = net.blank()
-        packets = {"update": Form.of(trees.pick(params, net.layout.params))}
+        packets = {"update": ExpectedPacket.of(trees.pick(params, net.layout.params))}
         if net.layout.buffers:
-            packets["statistics"] = Form.of(trees.pick(params, net.layout.buffers))
-        return Holds(packets)
+            packets["statistics"] = ExpectedPacket.of(trees.pick(params, net.layout.buffers))
+        return ExpectedReport(packets)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Down 32 bits a number; up a sign and the number of the level, and once the length."""

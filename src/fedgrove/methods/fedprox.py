@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
@@ -39,9 +39,9 @@ class FedProx:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters."""
-        return initial_model(start)
+        return initial_model(setup)
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""

@@ -37,17 +37,17 @@ from ..core import (
     Batches,
     Carry,
     Client,
+    ExpectedReport,
     Give,
-    Holds,
     Measure,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
-    what_was_sent,
+    expected_as_sent,
 )
 from ..errors import check
 from ..nets import Net
@@ -59,7 +59,7 @@ from ..parts.mask import all_kept, best, top, weights_to_prune
 from ..parts.model_size import RiskPerTime
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import send_sparse
-from ..parts.scores import scores_form, scores_of, scores_packet
+from ..parts.scores import expected_scores, scores_of, scores_packet
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
 
@@ -103,16 +103,16 @@ class FedPrune:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """Dense, until the first step."""
-        prunable = weights_to_prune(start.layout, self.density)
+        prunable = weights_to_prune(setup.layout, self.density)
         check(
-            self.density == 1 or self.every < start.rounds,
+            self.density == 1 or self.every < setup.rounds,
             "every",
             self.every,
-            f"below the number of rounds, {start.rounds}, or nothing is ever pruned",
+            f"below the number of rounds, {setup.rounds}, or nothing is ever pruned",
         )
-        return State(0, start.rounds, start.params, {}, prunable)
+        return State(0, setup.rounds, setup.params, {}, prunable)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""
@@ -183,7 +183,7 @@ class FedPrune:
             "train:importance": (
                 train,
                 Measure("importance", SquaredGradient(self.objective), batches, of="local"),
-                Give(send_importance, holds_importance),
+                Give(send_importance, expected_importance),
             ),
             "use": (),
         }[verb]
@@ -258,6 +258,8 @@ def send_importance(carry: Carry, client: Client) -> Outcome:
     return Outcome(packets)
 
 
-def holds_importance(task: Task, net: Net) -> Holds:
+def expected_importance(task: Task, net: Net) -> ExpectedReport:
     """The model as it was sent, and a number for every prunable weight."""
-    return Holds({**what_was_sent(task, net).packets, "importance": scores_form(net)})
+    return ExpectedReport(
+        {**expected_as_sent(task, net).packets, "importance": expected_scores(net)}
+    )

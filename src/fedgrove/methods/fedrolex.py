@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from ..channels.choice import rolling
 from ..channels.submodel import cut_out, groups_from_plain
-from ..core import Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.device_widths import (
@@ -49,9 +49,9 @@ class FedRolex:
     def __post_init__(self) -> None:
         check_shares(self.widths)
 
-    def init(self, start: Start) -> SharedWidths:
+    def init(self, setup: Setup) -> SharedWidths:
         """The network's initial parameters, and every client's width."""
-        return initial_widths(start, self.widths, self.local)
+        return initial_widths(setup, self.widths, self.local)
 
     def deliver(self, state: SharedWidths, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""

@@ -25,14 +25,14 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    ExpectedReport,
     Give,
-    Holds,
     Measure,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -52,7 +52,7 @@ from ..parts.one_model import (
     use_network_start,
 )
 from ..parts.score import sensitivity
-from ..parts.scores import scores_form, scores_of, scores_packet
+from ..parts.scores import expected_scores, scores_of, scores_packet
 from ..trees import Mask, Tree
 from ..wire.codec import Codec, Smallest
 
@@ -86,11 +86,11 @@ class FedSNIP:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
         check(self.ask >= 1, "ask", self.ask, "1 or more clients")
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """Dense, until all clients have been asked."""
         # Raises where there is nothing to prune.
-        weights_to_prune(start.layout, self.density)
-        return State(0, start.params, {}, start.some_clients(self.ask))
+        weights_to_prune(setup.layout, self.density)
+        return State(0, setup.params, {}, setup.some_clients(self.ask))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model, under its mask once it has one."""
@@ -131,7 +131,7 @@ class FedSNIP:
             "snip": (
                 Edit(use_network_start),
                 Measure("gradient", Gradient(self.objective), one_batch),
-                Give(send_sensitivity, holds_sensitivity),
+                Give(send_sensitivity, expected_sensitivity),
             ),
             "train": (Train(self.objective, self.local), Give(send_sparse)),
             "use": (),
@@ -149,6 +149,6 @@ def send_sensitivity(carry: Carry, client: Client) -> Outcome:
     return Outcome({"sensitivity": scores_packet(scores)})
 
 
-def holds_sensitivity(task: Task, net: Net) -> Holds:
+def expected_sensitivity(task: Task, net: Net) -> ExpectedReport:
     """A number for every prunable weight."""
-    return Holds({"sensitivity": scores_form(net)})
+    return ExpectedReport({"sensitivity": expected_scores(net)})

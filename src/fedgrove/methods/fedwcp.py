@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Packet, Report, Stage, Start, Task
+from ..core import Packet, Report, Setup, Stage, Task
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.anneal import AnnealedPull
-from ..parts.centroids import Fixed
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss
 from ..wire.codec import Codec, Smallest
-from .adfedwcp import AdFedWCP, State
+from .adfedwcp.anneal import AnnealedPull
+from .adfedwcp.centroids import Fixed
+from .adfedwcp.method import AdFedWCP, State
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class FedWCP:
             codec=self.codec,
         )
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The initial model."""
-        return self._adaptive.init(start)
+        return self._adaptive.init(setup)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The shared model, for those who have no personal one yet."""

@@ -27,8 +27,8 @@ from ..core import (
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -78,9 +78,9 @@ class FixedPrune:
         mask = top(scores, self.allocation(scores, self.density))
         return Packet(trees.masked(model, mask), mask)
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The pruned initial model."""
-        packet = self.prune(start.params, weights_to_prune(start.layout, self.density))
+        packet = self.prune(setup.params, weights_to_prune(setup.layout, self.density))
         return State(0, packet.values, packet.mask or {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:

@@ -35,9 +35,9 @@ from ..channels.groups import Channels
 from ..channels.submodel import (
     PlainGroups,
     add,
+    expected_submodel,
     groups_from_plain,
     groups_to_plain,
-    holds_submodel,
     mask_of,
     masked_packet,
     mean_of,
@@ -50,24 +50,26 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    ExpectedReport,
     Give,
-    Holds,
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
-    no_packets,
+    expected_no_packets,
 )
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.gamma import GammaL1
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss
 from ..parts.schedule import stepwise
-from ..parts.slimming import (
+from ..trees import Tree
+from ..wire.codec import Codec, Smallest
+from .safl.gamma import GammaL1
+from .safl.slimming import (
     check_densities,
     check_epochs,
     check_start,
@@ -80,8 +82,6 @@ from ..parts.slimming import (
     start_with_what_is_left,
     tuning,
 )
-from ..trees import Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,14 @@ class Hermes:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The norm layers are not shared, nor is the last layer without ``share_head``."""
-        check_start(start, len(self.schedule), self.score, self.devices, self.local)
+        check_start(setup, len(self.schedule), self.score, self.devices, self.local)
         return State(
             round=0,
-            clients=start.all_clients("asks every client in every round of its first stage"),
-            structure=groups_to_plain(groups_of(start.net)),
-            model=trees.pick(start.params, travels(start.layout, self.share_head)),
+            clients=setup.all_clients("asks every client in every round of its first stage"),
+            structure=groups_to_plain(groups_of(setup.net)),
+            model=trees.pick(setup.params, travels(setup.layout, self.share_head)),
             kept={},
         )
 
@@ -196,7 +196,7 @@ class Hermes:
         )
         train = Train(self.objective, self.local)
         return {
-            "prune": (*prune, Give(self._keep, no_packets)),
+            "prune": (*prune, Give(self._keep, expected_no_packets)),
             "prune:last": (*prune, Give(self._keep_and_send, self._what_is_shared)),
             "train": (Edit(own), train, Give(self._share, self._what_is_shared)),
             "use": (Edit(own),),
@@ -209,8 +209,8 @@ class Hermes:
         keep = keep_recovered if self.recover else keep_what_is_left
         return keep(carry, client)
 
-    def _what_is_shared(self, task: Task, net: Net) -> Holds:
-        return holds_submodel(net, self.share_head)
+    def _what_is_shared(self, task: Task, net: Net) -> ExpectedReport:
+        return expected_submodel(net, self.share_head)
 
     def _share(self, carry: Carry, client: Client) -> Outcome:
         return share_submodel(carry, client, self.share_head)

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from ..core import (
     Batches,
     Edit,
-    Form,
+    ExpectedPacket,
+    ExpectedReport,
     Give,
-    Holds,
     Measure,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -63,12 +63,12 @@ class IFCA:
     def __post_init__(self) -> None:
         check(self.clusters >= 1, "clusters", self.clusters, "1 or more")
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The network's initial parameters and other draws of them."""
-        models = {0: start.params}
+        models = {0: setup.params}
         # Different starts: equal models would have equal losses for ever.
         for j in range(1, self.clusters):
-            models[j] = start.fresh(j)
+            models[j] = setup.fresh(j)
         return State(0, models, {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -102,9 +102,11 @@ class IFCA:
             return (losses, Edit(choose), train, Give(send_choice, self._model_and_choice))
         return {"use": (losses, Edit(choose))}[verb]
 
-    def _model_and_choice(self, task: Task, net: Net) -> Holds:
+    def _model_and_choice(self, task: Task, net: Net) -> ExpectedReport:
         """A trained model, and which of those sent it was."""
-        return Holds({"model": Form.of(net.blank())}, {"group": (0, self.clusters - 1)})
+        return ExpectedReport(
+            {"model": ExpectedPacket.of(net.blank())}, {"group": (0, self.clusters - 1)}
+        )
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""

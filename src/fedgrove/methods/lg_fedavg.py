@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
 from ..errors import UnfitError, check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
@@ -38,15 +38,15 @@ class LGFedAvg:
     def __post_init__(self) -> None:
         check(self.shared >= 1, "shared", self.shared, "1 or more layers")
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """The last layers are shared."""
-        layers = start.layout.trained_layers
+        layers = setup.layout.trained_layers
         if len(layers) < self.shared:
             raise UnfitError(
                 f"the last {self.shared} layers are shared, and it has {len(layers)} with "
                 f"parameters. Share fewer (--set shared={len(layers)}), or take a deeper net."
             )
-        return OneModel(0, pick(start.params, start.layout.last(self.shared)))
+        return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client gets the shared layers."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Edit, Give, Packet, Report, Stage, Start, Task, Train
+from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective, ProblemLoss
@@ -36,7 +36,7 @@ class Local:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """Nothing is shared."""
         return State(0)
 

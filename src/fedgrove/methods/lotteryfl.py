@@ -37,8 +37,8 @@ from ..core import (
     Outcome,
     Packet,
     Report,
+    Setup,
     Stage,
-    Start,
     Task,
     Train,
 )
@@ -86,9 +86,9 @@ class LotteryFL:
 
     # ---- the server ------------------------------------------------------------------------------
 
-    def init(self, start: Start) -> State:
+    def init(self, setup: Setup) -> State:
         """The network's initial parameters, and no tickets."""
-        return State(0, start.params, weights_to_prune(start.layout, self.density), {})
+        return State(0, setup.params, weights_to_prune(setup.layout, self.density), {})
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model under the client's own ticket; all of it before the client has one."""

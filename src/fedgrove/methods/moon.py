@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
@@ -42,10 +42,10 @@ class MOON:
     local: LocalTraining | None = None
     codec: Codec = Dense()
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters."""
-        check_has_features(start.layout)
-        return initial_model(start)
+        check_has_features(setup.layout)
+        return initial_model(setup)
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .. import trees
-from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Start, Task, Train
+from ..core import Carry, Client, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
 from ..parts.aggregate import Averaging, WeightedMean
@@ -31,7 +31,7 @@ from ..parts.one_model import (
     average,
     deliver_model,
     dense_bytes,
-    holds_update,
+    expected_update,
     initial_model,
     send_model,
     train_cohort,
@@ -68,9 +68,9 @@ class QFedCG:
         """Whether anything is left out of an update, or rounded."""
         return self.share < 1 or self.bits < WHOLE
 
-    def init(self, start: Start) -> OneModel:
+    def init(self, setup: Setup) -> OneModel:
         """Start at the network's initial parameters."""
-        return initial_model(start)
+        return initial_model(setup)
 
     def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
         """Every client uses the model."""
@@ -94,7 +94,7 @@ class QFedCG:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, compress, send."""
         # An update that is added again is the model but for rounding: whole, the model is sent.
-        give = Give(self._send_update, holds_update) if self.compresses else Give(send_model)
+        give = Give(self._send_update, expected_update) if self.compresses else Give(send_model)
         return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
 
     def _send_update(self, carry: Carry, client: Client) -> Outcome:

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import check
+from .cpu_training.series import two_blocks
 from .dropout import Dropout
-from .series import two_blocks
 
 
 # Classes of their own, and not a change of the weights afterwards: whoever draws a layer anew
@@ -46,7 +46,8 @@ class HarCnn(nn.Module):
     starts as the paper's network does, which is TensorFlow's; ``"torch"`` draws weights and biases
     within 1/sqrt(fan_in). A window is treated as an image of height 1: torch's CPU kernels for
     images with channels last are 1.6 (convolution) to 3 times (pooling) as fast as those for
-    series. When it trains on a CPU, both blocks are one function (:mod:`fedgrove.nets.series`).
+    series. When it trains on a CPU, both blocks are one function
+    (:mod:`fedgrove.nets.cpu_training.series`).
     """
 
     def __init__(

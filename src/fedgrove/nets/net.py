@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .. import twins
+from .. import gpu_copies as twins
 from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
 from ..trees import Tree

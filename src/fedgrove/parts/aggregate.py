@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import trees, twins
+from .. import gpu_copies as twins
+from .. import trees
 from ..trees import Tree
 
 

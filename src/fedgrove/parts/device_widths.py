@@ -20,7 +20,7 @@ from ..channels.submodel import (
     size_at,
 )
 from ..channels.widths import Width, width_for, widths
-from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Report, Start
+from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Report, Setup
 from ..errors import InputError, check
 from ..nets import Net
 from ..trees import Tree
@@ -52,30 +52,30 @@ def check_shares(shares: Sequence[float]) -> None:
 
 
 def initial_widths(
-    start: Start, shares: Sequence[float], local: LocalTraining | None
+    setup: Setup, shares: Sequence[float], local: LocalTraining | None
 ) -> SharedWidths:
     """The network's initial parameters, and every client's share."""
     everybody_has_all = bool(shares) and min(shares) == 1
     find = groups_of if everybody_has_all else removable_groups
-    structure = groups_to_plain(find(start.net))
-    return SharedWidths(0, structure, start.params, client_shares(start, shares, local))
+    structure = groups_to_plain(find(setup.net))
+    return SharedWidths(0, structure, setup.params, client_shares(setup, shares, local))
 
 
 def client_shares(
-    start: Start, shares: Sequence[float], local: LocalTraining | None
+    setup: Setup, shares: Sequence[float], local: LocalTraining | None
 ) -> dict[int, float]:
     """Every client's share of channels: given in turn, or what its device can hold."""
-    clients = start.all_clients("holds a width for every client")
+    clients = setup.all_clients("holds a width for every client")
     if shares:
         return {k: shares[i % len(shares)] for i, k in enumerate(clients)}
     if local is None:
-        options = widths(start.net)
+        options = widths(setup.net)
     else:
-        options = widths(start.net, local.batch, local.optimiser.slots)
-    return {k: width_for(start.clients[k], options) for k in clients}
+        options = widths(setup.net, local.batch, local.optimiser.slots)
+    return {k: width_for(setup.clients[k], options) for k in clients}
 
 
-def narrow_clients(start: Start, local: LocalTraining | None) -> dict[int, float]:
+def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float]:
     """The clients whose devices are too small or too slow for the whole net, with their shares.
 
     Of very many clients a sample is looked at; where one of those is narrow, each would need a
@@ -84,25 +84,25 @@ def narrow_clients(start: Start, local: LocalTraining | None) -> dict[int, float
     batch, slots = 32, 1
     if local is not None:
         batch, slots = local.batch, local.optimiser.slots
-    needed = start.layout.memory(batch, slots)
+    needed = setup.layout.memory(batch, slots)
 
     def is_narrow(client: int) -> bool:
-        device = start.clients[client]
+        device = setup.clients[client]
         return device.memory < needed or device.speed < 1
 
-    if len(start.clients) > MOST_AT_ONCE:
-        sample = start.some_clients(LOOKED_AT)
+    if len(setup.clients) > MOST_AT_ONCE:
+        sample = setup.some_clients(LOOKED_AT)
         if not any(is_narrow(client) for client in sample):
             return {}
-    narrow = [client for client in start.all_clients(WHY_ALL) if is_narrow(client)]
+    narrow = [client for client in setup.all_clients(WHY_ALL) if is_narrow(client)]
     if not narrow:
         # Nothing has to be cut, nor need it be possible.
         return {}
-    options = widths(start.net, batch, slots)
-    return {client: width_for(start.clients[client], options) for client in narrow}
+    options = widths(setup.net, batch, slots)
+    return {client: width_for(setup.clients[client], options) for client in narrow}
 
 
-def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:
+def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:
     """Every client's pruning ratio: the smallest with which a training step fits its device.
 
     A step fits as in :func:`fedgrove.channels.widths.width_for`, in the net that ``rule`` really
@@ -110,17 +110,17 @@ def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) 
     cuts. Ratios are multiples of :data:`RATIO_STEP`. A device whose memory is too small at the
     largest is refused.
     """
-    clients = start.all_clients("holds a pruning ratio for every client")
+    clients = setup.all_clients("holds a pruning ratio for every client")
     batch, slots = 32, 1
     if local is not None:
         batch, slots = local.batch, local.optimiser.slots
-    layout = start.layout
+    layout = setup.layout
     whole = Width(1.0, layout.memory(batch, slots), layout.macs)
-    devices = {k: start.clients[k] for k in clients}
+    devices = {k: setup.clients[k] for k in clients}
     if all(d.memory >= whole.memory and d.speed >= 1 for d in devices.values()):
         # Nothing has to be cut, nor need it be possible.
         return dict.fromkeys(clients, 0.0)
-    groups = candidates(removable_groups(start.net), layout.shapes)
+    groups = candidates(removable_groups(setup.net), layout.shapes)
     ratio_of = {1.0: 0.0}
     options = [whole]
     for i in range(1, round(1 / RATIO_STEP)):
@@ -128,8 +128,8 @@ def client_ratios(start: Start, rule: ChannelRule, local: LocalTraining | None) 
         ratio = round(i * RATIO_STEP, 6)
         if ratio > largest_ratio(rule, groups):
             break
-        kept = rule(start.params, groups, ratio, 0, clients[0])
-        small = cut(start.net, kept).net.layout
+        kept = rule(setup.params, groups, ratio, 0, clients[0])
+        small = cut(setup.net, kept).net.layout
         options.append(Width(1 - ratio, small.memory(batch, slots), small.macs))
         ratio_of[1 - ratio] = ratio
     least = min(option.memory for option in options)

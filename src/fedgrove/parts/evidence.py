@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import GRADIENT_PASSES, Batch, Carry, Form, Packet
+from ..core import GRADIENT_PASSES, Batch, Carry, ExpectedPacket, Packet
 from ..nets import Net
 from ..trees import Tree
 from .gradient import gradient, loss_at
@@ -95,14 +95,14 @@ def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
     return Packet(values)
 
 
-def evidence_form(weights: int, active: int, grow: int) -> Form:
+def expected_evidence(weights: int, active: int, grow: int) -> ExpectedPacket:
     """What :func:`evidence_packet` makes looks like, where ``active`` of the weights are in use."""
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
         "scores.signs": (torch.int8, (active,))
     }
     if grow:
         tensors["scores.grow"] = (torch.bfloat16, (weights - active,))
-    return Form(tensors)
+    return ExpectedPacket(tensors)
 
 
 # ---- on the server -------------------------------------------------------------------------------

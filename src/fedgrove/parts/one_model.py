@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Carry, Client, Form, Holds, Outcome, Packet, Report, Start, Task
+from ..core import (
+    Carry,
+    Client,
+    ExpectedPacket,
+    ExpectedReport,
+    Outcome,
+    Packet,
+    Report,
+    Setup,
+    Task,
+)
 from ..nets import Net
 from ..trees import Tree
 from .aggregate import Averaging
@@ -23,9 +33,9 @@ class OneModel:
     model: Tree
 
 
-def initial_model(start: Start) -> OneModel:
+def initial_model(setup: Setup) -> OneModel:
     """Start at the network's initial parameters."""
-    return OneModel(0, start.params)
+    return OneModel(0, setup.params)
 
 
 def deliver_model(state: OneModel) -> Mapping[str, Packet]:
@@ -56,15 +66,15 @@ def send_sparse(carry: Carry, client: Client) -> Outcome:
     return Outcome({"model": Packet(carry["local"], carry.get("model.mask"))})
 
 
-def model_with_own_mask(task: Task, net: Net) -> Holds:
+def model_with_own_mask(task: Task, net: Net) -> ExpectedReport:
     """The whole model, under a mask that the client found."""
-    return Holds({"model": Form.of(net.blank(), "own")})
+    return ExpectedReport({"model": ExpectedPacket.of(net.blank(), "own")})
 
 
-def holds_update(task: Task, net: Net) -> Holds:
+def expected_update(task: Task, net: Net) -> ExpectedReport:
     """An update looks like the model that was sent, under the same mask."""
     model = task.send["model"]
-    return Holds({"update": Form.of(model.values, model.mask)})
+    return ExpectedReport({"update": ExpectedPacket.of(model.values, model.mask)})
 
 
 def use_network_start(carry: Carry, client: Client) -> Carry:

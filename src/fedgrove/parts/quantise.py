@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Form
+from ..core import ExpectedPacket
 from ..errors import InputError, check, unknown
 from ..trees import Tree
 from .mask import best
@@ -87,13 +87,13 @@ class Half:
         """The tree in sixteen bits."""
         return _map_floats(tree, lambda x: x.to(WIDTHS[self.kind]))
 
-    def form(self, tree: Mapping[str, Tensor]) -> Form:
+    def form(self, tree: Mapping[str, Tensor]) -> ExpectedPacket:
         """What a packet of a tree like this looks like in sixteen bits."""
         tensors = {}
         for name, leaf in tree.items():
             dtype = WIDTHS[self.kind] if leaf.is_floating_point() else leaf.dtype
             tensors[name] = (dtype, tuple(leaf.shape))
-        return Form(tensors)
+        return ExpectedPacket(tensors)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ are on other scales and would drown them; but if they were only carried along, a
 honest weights with a variance of 1e30. They are combined by the coordinate-wise median in all
 these rules.
 
-Values must be finite, which :class:`fedgrove.parts.gate.Gate` sees to.
+Values must be finite, which :class:`fedgrove.runs.gate.Gate` sees to.
 """
 
 from __future__ import annotations

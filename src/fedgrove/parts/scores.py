@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from .. import trees
-from ..core import Form, Packet
+from ..core import ExpectedPacket, Packet
 from ..nets import Net
 from ..trees import Tree
 from .quantise import Half
@@ -22,7 +22,7 @@ def scores_packet(scores: Mapping[str, Tensor]) -> Packet:
     return Packet(Half("bfloat16")(named))
 
 
-def scores_form(net: Net) -> Form:
+def expected_scores(net: Net) -> ExpectedPacket:
     """What :func:`scores_packet` makes of a score for every prunable weight."""
     weights = trees.pick(net.blank(), net.layout.prunable)
     return Half("bfloat16").form({PREFIX + name: leaf for name, leaf in weights.items()})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import SCORING_VERBS, Answer, Lost, Report, Task
 from ..errors import FedgroveError
-from ..parts.gate import FEW, Lengths, RecentLengths, Refusal, Ruler, malformed
+from .gate import FEW, Lengths, RecentLengths, Refusal, Ruler, malformed
 from .store import version_of
 
 if TYPE_CHECKING:
@@ -118,9 +118,9 @@ class Admission:
             refusal = Refusal("duplicate", f"client {task.to} answered a task again.")
         else:
             del self._unanswered[id(task)]
-            holds = self._run.holds(task)
+            expected = self._run.expected(task)
             info = self._run.federation.info(task.to, task.round)
-            refusal = self._run.gate.refuses(answer, task, holds, info, self._ruler)
+            refusal = self._run.gate.refuses(answer, task, expected, info, self._ruler)
             if refusal is None:
                 refusal = self._refuses_memory(task, answer.memory)
         if refusal is not None:

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core import REFERENCE_GMACS, Answer, Info, Lost, Task
+from ..core import REFERENCE_GMACS, Answer, ClientInfo, Lost, Task
 from ..data.devices import Steps
 from ..errors import InputError
 
@@ -48,13 +48,13 @@ class Times(NamedTuple):
 
 
 def times(
-    info: Info, steps: Steps | None, start: float, bytes_down: int, macs: int, bytes_up: int
+    info: ClientInfo, steps: Steps | None, start: float, bytes_down: int, macs: int, bytes_up: int
 ) -> Times:
     """How long a client takes that is sent its task at the virtual second ``start``.
 
     A megabyte each way at 8 and 4 Mbit/s, and 2 GMAC at speed 1:
 
-    >>> device = Info(examples=1, bandwidth=4.0, downlink=8.0)
+    >>> device = ClientInfo(examples=1, bandwidth=4.0, downlink=8.0)
     >>> times(device, None, 0.0, bytes_down=1_000_000, macs=2 * 10**9, bytes_up=1_000_000)
     Times(down=1.0, compute=2.0, up=2.0)
     """

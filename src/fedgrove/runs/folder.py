@@ -33,11 +33,11 @@ from torch import Tensor
 
 from ..core import Packet
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError, not_a_run
-from ..parts.gate import is_plain_name
 from ..trees import Digests, Tree
-from ..wire.held import Held
+from ..wire.known_state import Held
 from . import checksums
 from .checksums import damaged, digest, inside
+from .gate import is_plain_name
 from .model import FILE as PREPARATION
 from .model import FORMAT as PREPARATION_FORMAT
 from .model import described

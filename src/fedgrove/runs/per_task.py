@@ -1,10 +1,10 @@
 """A method once for each true task: the server is told who does what, and keeps the tasks apart.
 
 In a federation that mixes data sets, a method with one model makes one model of all tasks. With
-``per_task`` the server has a state of the method for each task (``Info.task``), as if each task
-were a federation of its own: cohort, reports and deliveries go by the task of their client. Clients
-notice nothing, and the method is any method, as it is. It is what an oracle would do, and so the
-measure for methods that must find the tasks themselves.
+``per_task`` the server has a state of the method for each task (``ClientInfo.task``), as if each
+task were a federation of its own: cohort, reports and deliveries go by the task of their client.
+Clients notice nothing, and the method is any method, as it is. It is what an oracle would do, and
+so the measure for methods that must find the tasks themselves.
 
 All tasks start at the same initial parameters. The cohort of a round is drawn over all clients as
 ever; a task of which nobody is drawn, or nobody answers, keeps its state, and its round passes.
@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Any
 
 from .. import seeds
-from ..core import AnyMethod, Info, Packet, Report, Server, Start, Task, WithServerTraining
+from ..core import AnyMethod, ClientInfo, Packet, Report, Server, Setup, Task, WithServerTraining
 from ..errors import EngineError, InputError
 
 
@@ -61,13 +61,13 @@ class PerTask:
     clients: Sequence[int]
     """All clients, in order."""
 
-    def init(self, start: Start) -> TaskStates:
+    def init(self, setup: Setup) -> TaskStates:
         """The method's first state for each task, of the clients that ever have it."""
-        members: dict[str, dict[int, Info]] = {}
-        for client in start.all_clients("has a state for each task"):
+        members: dict[str, dict[int, ClientInfo]] = {}
+        for client in setup.all_clients("has a state for each task"):
             # Scores after the last round are of clients as a next one would find them.
-            for task in {self.task_of(client, at) for at in range(start.rounds + 1)}:
-                members.setdefault(task, {})[client] = start.clients[client]
+            for task in {self.task_of(client, at) for at in range(setup.rounds + 1)}:
+                members.setdefault(task, {})[client] = setup.clients[client]
         if set(members) == {""}:
             raise InputError(
                 "per_task is given, and the clients have no tasks of their own; mix data sets "
@@ -76,9 +76,9 @@ class PerTask:
         states = {}
         for task in sorted(members):
             # The run's sample is of all clients: where a method asks some, they are the first ones.
-            share = len(members[task]) / len(start.clients)
-            cohort = max(1, round(share * start.cohort))
-            own = replace(start, clients=members[task], sample=None, cohort=cohort)
+            share = len(members[task]) / len(setup.clients)
+            cohort = max(1, round(share * setup.cohort))
+            own = replace(setup, clients=members[task], sample=None, cohort=cohort)
             states[task] = self.method.init(own)
         return chained(states)
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import methods, seeds
-from ..core import SCORING_VERBS, Client, Form, Holds, Outcome, Packet, Task
+from ..core import SCORING_VERBS, Client, ExpectedPacket, ExpectedReport, Outcome, Packet, Task
 from ..errors import InputError, check, unknown
 from ..methods import CAAFP, SAFL, FedDST, FedLPS, FedPrune, Hermes, LotteryFL
 from ..nets import Net
@@ -104,18 +104,18 @@ class Privacy:
 # ---- what can be protected -----------------------------------------------------------------------
 
 
-def protected(task: Task, holds: Holds, net: Net, method: str) -> dict[str, Tree]:
+def protected(task: Task, expected: ExpectedReport, net: Net, method: str) -> dict[str, Tree]:
     """For each packet of the answer, the values that the server knows and the change starts from.
 
     An update starts from nothing, and has an empty tree. Refused is a method whose answer holds
-    anything else: ``holds`` says what, and is made from the task alone.
+    anything else: ``expected`` says what, and is made from the task alone.
     """
-    numbers = [*holds.metrics, *holds.optional]
+    numbers = [*expected.metrics, *expected.optional]
     if numbers:
         raise _refusal(method, f"send numbers beside their model ({_few(numbers)})")
     buffers = {name for each in (net, *net.nets.values()) for name in each.layout.buffers}
     known: dict[str, Tree] = {}
-    for name, form in holds.packets.items():
+    for name, form in expected.packets.items():
         if form.mask == "own":
             raise _refusal(method, f"choose the mask of {name!r} from their data")
         if not all(dtype.is_floating_point for dtype, _ in form.tensors.values()):
@@ -133,12 +133,12 @@ def protected(task: Task, holds: Holds, net: Net, method: str) -> dict[str, Tree
     return known
 
 
-def _reference(task: Task, name: str, form: Form, method: str) -> Tree:
+def _reference(task: Task, name: str, form: ExpectedPacket, method: str) -> Tree:
     """What the server knows of a packet, or nothing if it is an update."""
     if name == UPDATE:
         return {}
     sent = task.send.get(name)
-    if sent is None or Form.of(sent.values).tensors != form.tensors:
+    if sent is None or ExpectedPacket.of(sent.values).tensors != form.tensors:
         raise _refusal(method, f"send {name!r}, which is no change of what they were sent")
     return sent.values
 
@@ -191,28 +191,32 @@ def check_tasks(run: Run, tasks: Iterable[Task]) -> None:
         return
     name = methods.name_of(run.method)
     for task in tasks:
-        protected(task, run.holds(task), run.net, name)
+        protected(task, run.expected(task), run.net, name)
 
 
 # ---- what leaves a client ------------------------------------------------------------------------
 
 
-def protect(run: Run, task: Task, holds: Holds, outcome: Outcome, client: Client) -> Outcome:
+def protect(
+    run: Run, task: Task, expected: ExpectedReport, outcome: Outcome, client: Client
+) -> Outcome:
     """What may leave a client of what it wants to give."""
     privacy = run.privacy
     if privacy is None or task.verb in SCORING_VERBS or privacy.does_nothing:
         return outcome
     method = methods.name_of(run.method)
-    known = protected(task, holds, run.net, method)
+    known = protected(task, expected, run.net, method)
     # The server's gate would refuse the same, but by then it would have been sent.
     if outcome.metrics:
         raise _refusal(method, f"send numbers beside their model ({_few(list(outcome.metrics))})")
-    if outcome.give.keys() != holds.packets.keys():
+    if outcome.give.keys() != expected.packets.keys():
         raise _refusal(method, f"send {_few(list(outcome.give))}, which is not what was announced")
     changes: dict[str, Tree] = {}
     for name, packet in outcome.give.items():
-        form = holds.packets[name]
-        if Form.of(packet.values).tensors != form.tensors or not _same(packet.mask, form.mask):
+        form = expected.packets[name]
+        if ExpectedPacket.of(packet.values).tensors != form.tensors or not _same(
+            packet.mask, form.mask
+        ):
             raise _refusal(method, f"send {name!r} in another form than was announced")
         changes[name] = _change(packet, known[name])
     shrink = _shrink(changes, privacy.clip)
@@ -310,7 +314,7 @@ def asked(run: Run, tasks: Iterable[Task]) -> dict[str, list[int]]:
     """
     if run.privacy is None:
         return {}
-    return {"private_messages": [task.to for task in tasks if run.holds(task).packets]}
+    return {"private_messages": [task.to for task in tasks if run.expected(task).packets]}
 
 
 def summary_of(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

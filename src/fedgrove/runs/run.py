@@ -11,20 +11,32 @@ from typing import Any
 import torch
 
 from .. import methods, nets, problems, seeds, trees
-from ..core import AnyMethod, Client, Give, Holds, Info, Packet, Stage, Start, Task, WithNets
+from ..core import (
+    AnyMethod,
+    Client,
+    ClientInfo,
+    ExpectedReport,
+    Give,
+    Packet,
+    Setup,
+    Stage,
+    Task,
+    WithNets,
+)
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
-from ..nets import Net, given
+from ..nets import Net
+from ..nets import initial_weights as given
 from ..nets.freeze import check_share
 from ..nets.freeze import freeze as freeze_layers
-from ..nets.given import Origin
-from ..parts.gate import Gate, RecentLengths
+from ..nets.initial_weights import Origin
 from ..parts.local import SGD, Adam, LocalTraining
 from ..trees import Tree
-from ..wire.held import Held
+from ..wire.known_state import Held
 from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
+from .gate import Gate, RecentLengths
 from .guard import calling
 from .per_task import PerTask
 from .privacy import Privacy, check_protected
@@ -93,7 +105,7 @@ class Run:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @cached_property
-    def infos(self) -> Mapping[int, Info]:
+    def infos(self) -> Mapping[int, ClientInfo]:
         """What the server knows of each client."""
         return self.federation.infos
 
@@ -150,7 +162,7 @@ class Run:
             check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")
             net.problem = self.net.problem
         nets = {**others, "model": self.net}
-        # Whoever is handed one of them reaches all: objectives, predictions, `holds`.
+        # Whoever is handed one of them reaches all: objectives, predictions, `expected`.
         for net in nets.values():
             net.nets = nets
         return nets
@@ -162,7 +174,7 @@ class Run:
         return self.nets[name]
 
     @cached_property
-    def start(self) -> Start:
+    def start(self) -> Setup:
         """What the server knows before the first round."""
 
         def fresh(j: int) -> Tree:
@@ -173,7 +185,7 @@ class Run:
             head = self.net.layout.head
             return {name: drawn[name] if name in head else self.params[name] for name in drawn}
 
-        return Start(
+        return Setup(
             params=self.params,
             net=self.net,
             clients=self.infos,
@@ -241,14 +253,14 @@ class Run:
         with calling(self.method, f"work({verb!r})"):
             return self.method.work(verb)
 
-    def holds(self, task: Task) -> Holds:
+    def expected(self, task: Task) -> ExpectedReport:
         """What the answer to a task holds, as its last stage says."""
         stages = self.work(task.verb)
         last = stages[-1] if stages else None
         if not isinstance(last, Give):
             raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
         with calling(self.method, "holds"):
-            return last.holds(task, self.net)
+            return last.expected(task, self.net)
 
     def deliver(self, state: Any, client: int) -> Mapping[str, Packet]:
         """What a client is sent in order to use the model now."""

@@ -18,8 +18,8 @@ from ..core import (
     Carry,
     Client,
     Edit,
+    ExpectedReport,
     Give,
-    Holds,
     Measure,
     Outcome,
     Report,
@@ -31,7 +31,7 @@ from ..core import (
     bytes_of_paper,
 )
 from ..nets import Net
-from ..nets.given import SCRATCH
+from ..nets.initial_weights import SCRATCH
 from ..nets.layout import Layout
 from ..parts.objective import ProblemLoss
 from ..problems import ACCURACY, AnyProblem, Metric, Tasks
@@ -86,11 +86,11 @@ def finetune_stages(
 def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
     """The last stage: no packets, but a value of the metric for each length of fine-tuning."""
 
-    def what_is_given(task: Task, net: Net) -> Holds:
+    def what_is_given(task: Task, net: Net) -> ExpectedReport:
         # A client without test examples has none of these.
         values = {f"test{epochs}": net.problem.range for epochs in lengths}
         numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
-        return Holds(metrics=numbers, optional=values)
+        return ExpectedReport(metrics=numbers, optional=values)
 
     return Give(_scores(lengths, keep), what_is_given)
 

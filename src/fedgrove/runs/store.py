@@ -22,10 +22,10 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import EngineError, InputError
-from ..parts.gate import is_plain_name
 from ..trees import Tree
 from . import checksums
 from .checksums import Piece, damaged
+from .gate import is_plain_name
 from .tensor_file import TensorFile, pieces_of
 
 PARTIAL = ".part"

@@ -12,7 +12,7 @@ from ..core import SCORING_VERBS, Packet, Report, Task
 from ..trees import Mask
 from . import message
 from .codec import Chainable, Codec, Encoded, Known, Measured, digest_of, refers_to_masks
-from .held import Held
+from .known_state import Held
 from .message import Cost
 
 T = TypeVar("T")

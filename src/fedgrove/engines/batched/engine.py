@@ -48,15 +48,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ... import nets, seeds, trees, twins
+from ... import gpu_copies as twins
+from ... import nets, seeds, trees
 from ...core import (
     Answer,
     Batch,
     Carry,
     Client,
+    ClientInfo,
     Edit,
     Give,
-    Info,
     Measure,
     Report,
     Stage,
@@ -138,7 +139,7 @@ MEMORY_SHARE = 0.5
 """The share of the free memory that a stack may take; the rest is for other stacks' graphs."""
 
 NO_EXAMPLES = Examples(torch.empty(0), torch.empty(0))
-NO_DATA = ClientData(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES, Info(0))
+NO_DATA = ClientData(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES, ClientInfo(0))
 """Of a client whose own could not be made."""
 
 
@@ -274,7 +275,7 @@ class Batched:
             client = run.client(task, memory)
         except Exception as error:
             # Its data could not be made. None of its stages is run.
-            nobody = Client(task.to, Info(0), NO_DATA, memory, run.net, run.params, seed=0)
+            nobody = Client(task.to, ClientInfo(0), NO_DATA, memory, run.net, run.params, seed=0)
             return Job(run, task, nobody, {}, works[work_key], lost=crashed(task, error))
         try:
             carry = initial_carry(task, memory, dtype, run.marks(client))

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import trees, twins
+from ... import gpu_copies as twins
+from ... import trees
 from ...channels.shrink import cut, structured
 from ...channels.thin import NarrowedLeaves, Thin
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
@@ -199,7 +200,7 @@ class RecentStacks:
     """Leaves that are stacked on the device already, for an earlier stage of the same clients.
 
     Most of a carry is the same at every stage: what was sent, what is remembered, masks. The stacks
-    are read and never written; steps write into copies. As for :mod:`fedgrove.twins`, what is
+    are read and never written; steps write into copies. As for :mod:`fedgrove.gpu_copies`, what is
     written into a leaf behind torch's back (through ``.data`` or ``.numpy()``) is not noticed.
     """
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...core import LOSSES, Answer, Cost, Job, Lost, Task
+from ...core import LOST_REASONS, Answer, Cost, Job, Lost, Task
 from ...errors import EngineError, FedgroveError, WireError
 from ...runs.run import Run
 from ...wire.codec import Known
@@ -220,7 +220,7 @@ def _as_said(task: Task, letter: Letter) -> Lost:
     """Why a client has no report, in its own words."""
     reason = str(letter.note["lost"])
     sentence = str(letter.note.get("detail", ""))[:1000]
-    return Lost(task.to, reason if reason in LOSSES else "crashed", sentence)
+    return Lost(task.to, reason if reason in LOST_REASONS else "crashed", sentence)
 
 
 def lost_by_error(task: Task, error: Any) -> Lost:

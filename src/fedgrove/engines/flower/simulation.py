@@ -26,9 +26,9 @@ from weakref import WeakKeyDictionary
 from ...core import MOST_AT_ONCE, Answer, Job
 from ...errors import EngineError, FedgroveError, InputError
 from ...nets import custom
-from ...parts.gate import RecentLengths
+from ...runs.gate import RecentLengths
 from ...runs.run import Run
-from ...wire.held import Held
+from ...wire.known_state import Held
 from ..pool.engine import cores
 from ..pool.packing import RunPickler, cannot_be_sent
 from ..work import explained

@@ -1,0 +1,60 @@
+"""A study of two rows and summaries of its runs, for the table and for the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedgrove.config.experiment import Experiment
+from fedgrove.methods import FedAvg, Local
+from fedgrove_lab.papers import Row, Study
+
+
+def summary(seed: int, means: dict[int, float], std: float = 0.1, **more: Any) -> dict[str, Any]:
+    lengths = {
+        str(n): {"accuracy_mean": m, "accuracy_std": std, "accuracy_worst": m - 0.2}
+        for n, m in means.items()
+    }
+    counts = {
+        "bytes_up": 2**20,
+        "bytes_down": 2**21,
+        "bytes_paper": 5 * 2**19,
+        "seconds": 1.5,
+        "engine": "serial",
+    }
+    dealt = {
+        "data": "motion",
+        "partition": "natural",
+        "scenario": "none",
+        "split": "blocks",
+        "clients": 4,
+    }
+    return {
+        "seed": seed,
+        "finetune": lengths,
+        "group_sizes": [3, 1],
+        "notes": ["made up"],
+        **counts,
+        **dealt,
+        **more,
+    }
+
+
+def study(**more: Any) -> Study:
+    fedavg = Experiment(FedAvg(), "motion", finetune=(0, 3))
+    local = Experiment(Local(), "motion", finetune=(0, 3))
+    reported = {"accuracy_mean:3": 0.8, "accuracy_std:3": 0.2, "mib_paper": 2.0}
+    rows = (
+        Row("a", "a", fedavg, reported, lead=True),
+        Row("b", "b & co", local),
+    )
+    return Study("A paper, Table 1", "Two rows.", rows, 2, notes=("a note",), **more)
+
+
+def done() -> dict[str, dict[str, Any] | None]:
+    return {
+        "a-s0": summary(0, {0: 0.5, 3: 0.7}),
+        "a-s1": summary(1, {0: 0.7, 3: 0.9}),
+        "b-s0": summary(0, {0: 0.4, 3: 0.7}, group_sizes=[1] * 9),
+        "b-s1": summary(1, {0: 0.4, 3: 0.9}, group_sizes=[1] * 9),
+        "b-s2": None,
+    }

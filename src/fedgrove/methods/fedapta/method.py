@@ -1,0 +1,540 @@
+r"""FedAPTA: devices of different tasks and strength, a model for each task that the server finds.
+
+(Yu, Yuan, Wang, Cheng & Hu, "FedAPTA: Federated Multi-task Learning for Heterogeneous Devices with
+Adaptive Layer-wise Pruning and Task-aware Aggregation", 2025, Alg. 1 to 3.)
+
+Round :math:`t`, cohort :math:`S_t`; device i goes without a share :math:`\rho_i` of the weights of
+the convolutional layers, and is in group t, whose task the server does not know::
+
+    I_k    = mean |w| of layer k of the group's model w_t                   -> layer_importance
+    rho_k  = nearest to s / I_k, larger where I_k is smaller,
+             sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .9 rho_i -> monotone_ratios
+    M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
+    w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
+    w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> infilled
+    D_i    = w_i - w_t in the last layer, summed until it is learnt         -> Trace
+    groups = HDBSCAN on 1 - cos(D_i, D_j) (Eq. 4)                           -> Hdbscan, matched
+    w_t    = sum_i n_i w_i / sum_i n_i over the group (Eq. 5)               -> WeightedMean
+
+With ``drift`` (FedDC, as the paper's experiments have it) a device also keeps h_i::
+
+    w^_i   = ... min CE + alpha/2 |w + h_i - w_t|^2 + <w, c_i>              -> DriftCorrection
+    c_i    = (D_i - D_t) / (K lr), of the round before, where M_i was 1     -> correction
+    h_i    = h_i + (w^_i - w_t M_i)                                         -> drifted
+    w_t    = sum_i n_i (w_i + h_i) / sum_i n_i
+
+With ratio 0 for all, ``grouping=None`` and no drift this is FedAvg. Differs from the paper: what it
+leaves open is decided in docs/papers/fedapta.md. The least ratio of a layer is ours, so that weak
+devices are really faster (``prune.least``); ``fedapta:paper`` has none, and the literal grouping.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ... import trees
+from ...channels.find import channel_mask, groups_of, removable_groups
+from ...channels.submodel import (
+    PlainGroups,
+    cut_out,
+    groups_from_plain,
+    groups_to_plain,
+    infilled,
+    masked_packet,
+)
+from ...core import (
+    Carry,
+    Client,
+    Edit,
+    ExpectedReport,
+    Give,
+    Outcome,
+    Packet,
+    Report,
+    Setup,
+    Stage,
+    Task,
+    Train,
+    expected_as_sent,
+)
+from ...errors import InputError, UnfitError, check, unknown
+from ...nets import Net
+from ...nets.layout import Layout
+from ...parts.aggregate import Averaging, WeightedMean
+from ...parts.channel_rules import (
+    LayerwiseL1,
+    RandomChannels,
+    RollingWindow,
+    UniformL1,
+    check_ratio,
+)
+from ...parts.device_widths import client_ratios, send_masked
+from ...parts.layer_importance import candidates
+from ...parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
+from ...parts.objective import Objective, ProblemLoss
+from ...parts.one_model import dense_bytes
+from ...trees import Tree
+from ...wire.codec import Codec, Smallest
+from .drift import DriftCorrection, correction, drifted
+from .task_groups import NOISE, Hdbscan, distances, matched, together
+from .task_memory import Trace, remembered
+
+PARTS_USED = ("cut", "whole")
+"""What a device uses: its group's model cut to its own ratio, or the whole of it."""
+START = -1
+"""Where a device began that belonged to no group: at the network's initial parameters."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The groups' models in full width, who is in which, and how each device's last layer moved."""
+
+    round: int
+    structure: PlainGroups
+    """The layers that lose channels."""
+    params: tuple[str, ...]
+    """The names of all parameters."""
+    head: tuple[str, ...]
+    """The tensors whose updates are compared."""
+    ratios: dict[int, float]
+    """By device: the share of weights that it goes without."""
+    first: Tree
+    """The initial parameters, where newcomers begin once there are several groups."""
+    models: dict[int, Tree]
+    """By group."""
+    groups: dict[int, int]
+    """By device that has taken part."""
+    traces: dict[int, tuple[Tensor, Tensor, float, float, bool]]
+    """By device, those seen last at the end: the fields of its trace."""
+    moved: dict[int, Tree]
+    """By group: its mean update of the last round; with a drift only."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What the server makes of one report."""
+
+    origin: int
+    """The group whose model the device began with, or :data:`START`."""
+    model: Tree
+    """Recovered, and with its drift where there is one."""
+    update: Tree
+    """Of all parameters; empty without a drift."""
+    trace: Trace
+    """Of the last layer."""
+    examples: int
+
+
+@dataclass(frozen=True)
+class FedAPTA:
+    """A model per task, found by the server; every device trains it as narrow as it must."""
+
+    ratios: tuple[float, ...] = ()
+    """Pruning ratios, given to the devices in turn; empty: by what each device can hold."""
+    prune: LayerwiseL1 | UniformL1 | RollingWindow | RandomChannels = LayerwiseL1()
+    """Which channels a device goes without: FedAPTA's rule, FedLPS', FedRolex' or FedDrop's."""
+    grouping: Hdbscan | None = Hdbscan()
+    """How tasks are found; none: all devices are one group."""
+    last: int = 1
+    """So many of the last fully connected layers are compared."""
+    drift: bool = False
+    """Whether devices correct for their drift (FedDC). Messages are then twice as long; with SGD
+    only."""
+    correct: DriftCorrection = DriftCorrection()
+    use: str = "cut"
+    """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
+    mean: Averaging = WeightedMean()
+    """Of each group; groups are formed from the updates as they come."""
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    starts_trained = True
+
+    def __post_init__(self) -> None:
+        in_range = all(0 <= ratio < 1 for ratio in self.ratios)
+        check(in_range, "ratios", self.ratios, "shares in [0, 1)")
+        check(self.last >= 1, "last", self.last, "1 or more layers")
+        if self.use not in PARTS_USED:
+            raise unknown("use", self.use, PARTS_USED)
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def init(self, setup: Setup) -> State:
+        """One model for all; a ratio that no allocation can meet is refused here."""
+        if self.drift and self.local is not None and isinstance(self.local.optimiser, Adam):
+            # An update of Adam's over its rate is about 1 for every weight, however small its
+            # gradient: as a correction it would drown the loss.
+            raise InputError(
+                "drift is true and the optimiser Adam; FedDC takes updates for sums of gradients, "
+                "which they are with SGD alone. Take that (--set optimiser=SGD --lr 0.1), or "
+                "drift=false."
+            )
+        ratios = self._ratios(setup)
+        find = removable_groups if any(ratios.values()) else groups_of
+        structure = candidates(find(setup.net), setup.layout.shapes)
+        for ratio in sorted(set(ratios.values())):
+            if ratio:
+                check_ratio(self.prune, structure, ratio)
+        return State(
+            round=0,
+            structure=groups_to_plain(structure),
+            params=setup.layout.params,
+            head=last_layers(setup.layout, self.last),
+            ratios=ratios,
+            first=setup.params,
+            models={0: setup.params},
+            groups={},
+            traces={},
+            moved={},
+        )
+
+    def _ratios(self, setup: Setup) -> dict[int, float]:
+        """Every device's ratio: given in turn, or the smallest that fits the device."""
+        if not self.ratios:
+            return client_ratios(setup, self.prune, self.local)
+        clients = setup.all_clients("holds a pruning ratio for every client")
+        return {k: self.ratios[i % len(self.ratios)] for i, k in enumerate(clients)}
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """The group's model, cut to the device; who has none gets that of the largest group."""
+        group = state.groups.get(client, largest_group(state))
+        model = state.models[group]
+        if self.use == "whole":
+            return {"model": Packet(model)}
+        return {"model": self._cut(state, model, client)}
+
+    def _cut(self, state: State, model: Tree, client: int) -> Packet:
+        """Alg. 2: the model without the channels that the device's ratio costs."""
+        ratio = state.ratios[client]
+        if not ratio:
+            return Packet(model)
+        layers = groups_from_plain(state.structure)
+        kept = self.prune(model, layers, ratio, state.round, client)
+        return cut_out(model, layers, kept)
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """Alg. 1, lines 6 to 10: each device trains its group's model at its own ratio."""
+        packets: dict[tuple[int, float, int], Packet] = {}
+        tasks = []
+        for client in cohort:
+            origin = origin_of(state, client)
+            # Devices of one group and ratio share one packet, and so one small network.
+            whose = client if self.prune.varies else 0
+            key = (origin, state.ratios[client], whose)
+            if key not in packets:
+                packets[key] = self._cut(state, model_at(state, origin), client)
+            packet = packets[key]
+            if not self.drift:
+                tasks.append(Task(client, {"model": packet}))
+                continue
+            moved = state.moved.get(origin)
+            if moved is None:
+                moved = _zeros(trees.pick(packet.values, state.params))
+            mask = packet.mask or {}
+            update = masked_packet(trees.masked(moved, mask), packet.mask)
+            send = {"model": packet, "group_update": update}
+            # The device compares the number with the one it had: in a new group its drift is 0.
+            tasks.append(Task(client, send, {"group": float(origin)}))
+        return tasks
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """Alg. 1, lines 11 to 14: recover, find the groups, and average in each."""
+        # The groups are not known before the last report is there, so that the cohort's models
+        # are held until then: a device's place in a mean cannot be decided as it comes.
+        arrivals: dict[int, Arrival] = {}
+        for report in reports:
+            arrivals[report.of] = self._arrival(state, report)
+        # By number, not by arrival: neither groups nor sums depend on who was faster.
+        arrivals = dict(sorted(arrivals.items()))
+        next_round = state.round + 1
+        if not arrivals:
+            return replace(state, round=next_round)
+        if self.grouping is None:
+            after = replace(state, groups=state.groups | dict.fromkeys(arrivals, 0))
+        else:
+            after = self._regroup(self.grouping, state, arrivals)
+        models, moved = self._average(state, after.groups, arrivals)
+        return replace(after, round=next_round, models=models, moved=moved)
+
+    def _arrival(self, state: State, report: Report) -> Arrival:
+        """Eq. 3: the device's model in full width, and how it moved."""
+        origin = origin_of(state, report.of)
+        begun = model_at(state, origin)
+        packet = report.give["model"]
+        model = infilled(packet, begun, groups_from_plain(state.structure))
+        mask = packet.mask or {}
+        present = []
+        for name in state.head:
+            present.append(mask.get(name, torch.ones_like(begun[name], dtype=torch.bool)))
+        head = {name: model[name].float() - begun[name].float() for name in state.head}
+        trace = Trace(trees.flat(head), torch.cat([leaf.reshape(-1) for leaf in present]))
+        update: Tree = {}
+        if self.drift:
+            drift = report.give["drift"].values
+            update = {name: model[name] - begun[name] for name in drift}
+            model = model | {name: model[name] + h for name, h in drift.items()}
+        return Arrival(origin, model, update, trace, report.examples)
+
+    def _regroup(self, grouping: Hdbscan, state: State, arrivals: Mapping[int, Arrival]) -> State:
+        """Alg. 3, on all devices that are remembered; if all are settled, groups stay."""
+        traces = {k: arrival.trace for k, arrival in arrivals.items()}
+        groups = state.groups
+        if grouping.memory:
+            before = {k: Trace(*fields) for k, fields in state.traces.items()}
+            traces = remembered(
+                before, groups, traces, grouping.fade, grouping.settle, grouping.forget
+            )
+        if not all(trace.is_settled for trace in traces.values()):
+            # Known by this update alone: newcomers, and those that have forgotten what they did.
+            homeless = {k for k, arrival in arrivals.items() if traces[k] is arrival.trace}
+            groups = clustered(grouping, state, traces, homeless)
+        kept = {}
+        if grouping.memory:
+            for k, t in traces.items():
+                kept[k] = (t.total, t.present, t.weight, t.first, t.is_settled)
+        return replace(state, groups=dict(sorted(groups.items())), traces=kept)
+
+    def _average(
+        self, state: State, groups: Mapping[int, int], arrivals: Mapping[int, Arrival]
+    ) -> tuple[dict[int, Tree], dict[int, Tree]]:
+        """Eq. 5: the mean of each group, and its mean update; a group without devices is gone.
+
+        A device that joins a group from another one began with another model: it counts from the
+        next round on. Where nobody of a new group began with the same, those that most began with.
+        """
+        models: dict[int, Tree] = {}
+        moved: dict[int, Tree] = {}
+        for group in sorted(set(groups.values())):
+            members = [k for k in arrivals if groups[k] == group]
+            origins = Counter(arrivals[k].origin for k in members)
+            origin = group
+            if group not in state.models:
+                before = [state.groups.get(k, START) for k, g in groups.items() if g == group]
+                counts = origins or Counter(before)
+                # Of equally many the one of the smallest number.
+                origin = min(counts, key=lambda o: (-counts[o], o))
+            begun = model_at(state, origin)
+            mean = self.mean.start(begun)
+            update = WeightedMean().start(_zeros(trees.pick(begun, state.params)))
+            counted = [k for k in members if arrivals[k].origin == origin]
+            for k in counted:
+                mean.add(arrivals[k].model, arrivals[k].examples)
+                if self.drift:
+                    update.add(arrivals[k].update, arrivals[k].examples)
+            models[group] = mean.value() if counted else begun
+            if self.drift and counted:
+                moved[group] = update.value()
+            elif group in state.moved:
+                moved[group] = state.moved[group]
+        return models, moved
+
+    def figures(self, state: State) -> Mapping[str, float]:
+        """How many groups there are, and how many devices the largest has."""
+        sizes = Counter(state.groups.values())
+        return {"groups": len(state.models), "largest_group": max(sizes.values(), default=0)}
+
+    # ---- a device --------------------------------------------------------------------------------
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train at the device's ratio and send; to use the model, nothing need be done."""
+        if verb == "use":
+            return ()
+        if not self.drift:
+            return {"train": (Train(self.objective, self.local), Give(send_masked))}[verb]
+        return {
+            "train": (
+                Edit(self._begin),
+                Train(self.objective + self.correct, self.local),
+                Give(self._send_drift, expected_drift),
+            )
+        }[verb]
+
+    def _begin(self, carry: Carry, client: Client) -> Carry:
+        """What the device kept of its drift, where it has the weight; 0 at first, or if regrouped.
+
+        So is its correction: without an update of the round before there is nothing to correct. Nor
+        is there for a weight that the device lacked then: that it did not move says nothing.
+        """
+        mask = carry.get("model.mask", {})
+        group = carry["settings"]["group"]
+        kept_for = carry.get("drift_group")
+        is_same_group = kept_for is not None and float(kept_for["number"]) == float(group)
+        nothing = _zeros(trees.pick(carry["model"], client.layout.params))
+        drift = nothing
+        along = nothing
+        if is_same_group:
+            drift = trees.masked(carry["drift"], mask)
+            local = self.local or LocalTraining()
+            over = batches_of(client.net, Train(self.objective, local))
+            seen = over.seen(client.info.examples)
+            steps = max(1, local.epochs * math.ceil(seen / over.size))
+            lr = float(learning_rate(local, carry))
+            along = correction(carry["own_update"], carry["group_update"], steps, lr)
+            along = trees.masked(trees.masked(along, mask), carry["had"])
+        return {**carry, "drift": drift, "correction": along}
+
+    def _send_drift(self, carry: Carry, client: Client) -> Outcome:
+        """The sub-model and its drift; the device keeps the drift, its update and what it had."""
+        mask = carry.get("model.mask")
+        names = client.layout.params
+        trained = trees.pick(carry["local"], names)
+        received = trees.pick(carry["model"], names)
+        drift = trees.masked(drifted(carry["drift"], trained, received), mask or {})
+        update = trees.masked(trees.sub(trained, received), mask or {})
+        give = {
+            "model": masked_packet(carry["local"], mask),
+            "drift": masked_packet(drift, mask),
+        }
+        had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
+        had |= {name: kept for name, kept in (mask or {}).items() if name in had}
+        number = {"number": carry["settings"]["group"]}
+        memory = {"drift": drift, "own_update": update, "had": had, "drift_group": number}
+        return Outcome(give, memory=memory)
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """Sub-models of these ratios, in turn, 4 bytes a number, down and up; masks do not count.
+
+        Nor does a drift, of which the paper says nothing. Cut as in the first round, from the
+        network's initial weights; the whole model if devices decide.
+        """
+        structure = candidates(groups_of(net), net.layout.shapes)
+        params = net.params()
+        sizes = []
+        for ratio in self.ratios or (0.0,):
+            lost = 0
+            if ratio:
+                mask = channel_mask(net, self.prune(params, structure, ratio, 0, 0))
+                lost = sum(int((~mask[name]).sum()) for name in net.layout.params if name in mask)
+            sizes.append(net.layout.size - lost)
+        return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))
+
+
+LITERAL = Hdbscan(min_size=2, common=False, memory=False, merge=0.0, adjust=False)
+"""Alg. 3 as it is printed."""
+PRESETS = {
+    "paper": FedAPTA(
+        ratios=(0.0, 0.2, 0.4, 0.6, 0.8),
+        prune=LayerwiseL1(least=0.0),
+        grouping=LITERAL,
+        drift=True,
+        local=LocalTraining(5, 32, SGD(0.1, weight_decay=1e-3), decay=0.998, clip=10.0),
+    )
+}
+"""``fedapta:paper``: ratios, local training and drift of its experiments, layers' ratios by Eq. 1
+alone, and HDBSCAN on this round's updates alone."""
+
+
+# ---- what a state says ---------------------------------------------------------------------------
+
+
+def last_layers(layout: Layout, number: int) -> tuple[str, ...]:
+    """The parameters of the last fully connected layers, whose updates are compared."""
+    linear = [layer for layer in layout.trained_layers if layer.kind == "linear"]
+    if not linear:
+        raise UnfitError(
+            "it has no fully connected layer, and FedAPTA tells tasks apart by the updates of the "
+            "last one; take a net that ends with one."
+        )
+    allowed = f"at most {len(linear)}, as many fully connected layers as this net has"
+    check(number <= len(linear), "last", number, allowed)
+    names: list[str] = []
+    for layer in linear[-number:]:
+        names += layer.params
+    return tuple(names)
+
+
+def origin_of(state: State, client: int) -> int:
+    """The group whose model a device trains.
+
+    A newcomer trains the only one there is, or where there are several begins at the start, as all
+    others did: there its update shows its task.
+    """
+    if client in state.groups:
+        return state.groups[client]
+    if len(state.models) == 1:
+        return next(iter(state.models))
+    return START
+
+
+def model_at(state: State, origin: int) -> Tree:
+    """The model of a group, or the initial parameters."""
+    if origin == START:
+        return state.first
+    return state.models[origin]
+
+
+def largest_group(state: State) -> int:
+    """The group of most devices; of equal ones, the one of the smallest number."""
+    sizes = Counter(state.groups.values())
+    return min(state.models, key=lambda group: (-sizes[group], group))
+
+
+def placed(state: State) -> dict[int, int]:
+    """The groups of all devices; before the first round everybody is in the one there is."""
+    if state.groups:
+        return state.groups
+    return dict.fromkeys(state.ratios, next(iter(state.models)))
+
+
+def clustered(
+    grouping: Hdbscan, state: State, traces: Mapping[int, Trace], homeless: Set[int]
+) -> dict[int, int]:
+    """The groups of all devices: clusters of their traces, with the numbers of the groups so far.
+
+    Those who are ``homeless`` have no group to stay in.
+    """
+    devices = sorted(traces)
+    vectors = torch.stack([traces[k].total for k in devices])
+    present = torch.stack([traces[k].present for k in devices])
+    known = placed(state)
+    before = []
+    for k in devices:
+        # In the first round everybody is known by one update alone, and of the one group there is.
+        is_homeless = k in homeless and bool(state.groups)
+        before.append(NOISE if is_homeless else known.get(k, NOISE))
+    labels = grouping(vectors, present, before)
+    if NOISE in labels:
+        # No cluster at all: everybody stays, and newcomers join their nearest neighbour.
+        apart = distances(vectors, present, grouping.distance)
+        return stay(state.groups, devices, apart)
+    labels = together(labels, before, [traces[k].is_settled for k in devices])
+    clusters = dict(zip(devices, labels, strict=True))
+    numbers = matched(clusters, known, fresh=max(state.models) + 1)
+    return state.groups | {k: numbers[label] for k, label in clusters.items()}
+
+
+def stay(groups: Mapping[int, int], devices: Sequence[int], apart: Tensor) -> dict[int, int]:
+    """The groups as they were; a newcomer joins its nearest neighbour that has one, or group 0.
+
+    >>> far = torch.tensor([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
+    >>> stay({4: 7, 6: 9}, devices=[4, 5, 6], apart=far)
+    {4: 7, 6: 9, 5: 7}
+    """
+    result = dict(groups)
+    placed_rows = [row for row, k in enumerate(devices) if k in groups]
+    for row, k in enumerate(devices):
+        if k in groups:
+            continue
+        if placed_rows:
+            neighbour = placed_rows[int(apart[row, placed_rows].argmin())]
+            result[k] = groups[devices[neighbour]]
+        else:
+            result[k] = 0
+    return result
+
+
+def expected_drift(task: Task, net: Net) -> ExpectedReport:
+    """The sub-model as it was sent, and a drift of the form of the group's update."""
+    sent = expected_as_sent(task, net).packets
+    return ExpectedReport({"model": sent["model"], "drift": sent["group_update"]})
+
+
+def _zeros(tree: Tree) -> Tree:
+    return trees.map(torch.zeros_like, tree)

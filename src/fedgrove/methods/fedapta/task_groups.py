@@ -1,0 +1,333 @@
+"""Which devices do the same task, found from the updates of their last layers (FedAPTA, Alg. 3).
+
+The steps, each a function: distances between devices (:func:`distances`), HDBSCAN on them
+(:class:`Hdbscan`), clusters are divided by the groups so far (:func:`refined`), noise joins its
+nearest neighbour (:func:`settled`), clusters that agree are one (:func:`merged`), devices move to
+the one that they agree with best (:func:`adjusted`), settled devices of a group stay together
+(:func:`together`), and clusters get the numbers of the groups they continue (:func:`matched`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...errors import check, unknown
+from ...parts.group import renumbered
+from .task_memory import Trace, agreement
+
+DISTANCES = ("cosine", "l1", "l2", "inner")
+"""How two updates are compared; the paper's choice, and those of its Figure 3."""
+NOISE = -1
+"""What HDBSCAN calls a device that is in no cluster."""
+NEIGHBOURS = 2
+"""HDBSCAN's min_samples: a device and its nearest neighbour say how dense it is around it. With as
+many as the smallest cluster has, its default, devices between two tasks join them."""
+SWEEPS = 3
+"""How often devices may move to clusters that they agree with better."""
+
+
+@dataclass(frozen=True)
+class Hdbscan:
+    """Clusters of devices by the direction in which their last layers moved.
+
+    The paper's literal rule is ``Hdbscan(min_size=2, common=False, memory=False, merge=0,
+    adjust=False)``: it compares this round's updates alone. Updates of one task agree while a model
+    learns; once it has learnt, what is left of them is each device's own pull, and devices of one
+    task point away from each other. So by default a device is compared by the sum of its updates so
+    far, the first of which count most.
+    """
+
+    distance: str = "cosine"
+    """cosine, l1, l2 or inner (the inner product)."""
+    min_size: int = 3
+    """The smallest cluster, HDBSCAN's min_cluster_size. With 2, chance pairs split a task."""
+    common: bool = True
+    """Whether a cosine is over the weights that both devices have; without, devices of one ratio
+    look alike whatever their tasks, since they lack the same weights."""
+    memory: bool = True
+    """Whether a device is compared by the sum of its updates; False: by this round's alone."""
+    fade: float = 0.85
+    """In that sum each update counts this share of the one before."""
+    settle: float = 0.5
+    """A device is settled by an update shorter than this share of its first: it has learnt its
+    task, and later updates say nothing of which it is. Its sum is then final, and it leaves its
+    group only if its task changes, or with all settled devices of its group. 0: never."""
+    forget: float = 0.2
+    """A device forgets its earlier updates if the new one agrees (as a cosine) by so much more with
+    another group than with its own: its task has changed. An update that is shorter than the
+    device's first counts less. Nothing without ``memory``."""
+    merge: float = 0.6
+    """Clusters are one if devices of different ones agree, on average, at least this share of what
+    devices within them do; 0: never. For cosines only."""
+
+    adjust: bool = True
+    """Whether each device ends up in the cluster with whose sum it agrees best. HDBSCAN goes by
+    nearest neighbours, of which a device with few examples may have the wrong ones."""
+
+    def __post_init__(self) -> None:
+        if self.distance not in DISTANCES:
+            raise unknown("distance", self.distance, DISTANCES)
+        check(self.min_size >= 2, "min_size", self.min_size, "2 or more devices")
+        check(0 < self.fade <= 1, "fade", self.fade, "in (0, 1]")
+        check(0 <= self.settle <= 1, "settle", self.settle, "in [0, 1]")
+        check(self.forget > 0, "forget", self.forget, "above 0")
+        check(0 <= self.merge <= 1, "merge", self.merge, "in [0, 1]")
+
+    def __call__(
+        self, vectors: Tensor, present: Tensor, before: Sequence[int] | None = None
+    ) -> list[int]:
+        """The cluster of each row, from 0 in order of first appearance; :data:`NOISE` for none.
+
+        If HDBSCAN finds no cluster, as among fewer rows than ``min_size``, all are noise. With
+        ``merge``, ``before`` are the groups so far (:data:`NOISE` for a device without one): groups
+        that were apart stay so unless they agree, whatever HDBSCAN joins.
+        """
+        if not self.common:
+            present = torch.ones_like(present)
+        apart = distances(vectors, present, self.distance)
+        labels = hdbscan(apart, self.min_size)
+        merges = self.merge > 0 and self.distance == "cosine"
+        if merges and before is not None:
+            labels = refined(labels, before, self.min_size)
+        labels = settled(labels, apart)
+        if merges:
+            labels = merged(labels, 1 - apart, self.merge)
+        if self.adjust:
+            labels = adjusted(labels, vectors, present)
+        return labels
+
+
+# ---- how far devices are from each other ---------------------------------------------------------
+
+
+def distances(vectors: Tensor, present: Tensor, distance: str = "cosine") -> Tensor:
+    r"""The distance of every two rows; entries where ``present`` is false are 0 in ``vectors``.
+
+    cosine: :math:`1 - \Delta_i \cdot \Delta_j / (|\Delta_i||\Delta_j|)` (Eq. 4), both lengths over
+    the entries that *both* rows have. l1, l2: the length of the difference. inner: how far the
+    inner product is below the largest one there is, in units of that.
+
+    >>> rows = torch.tensor([[3.0, 4.0], [3.0, 0.0]])
+    >>> distances(rows, torch.tensor([[True, True], [True, False]]))[0, 1].item()
+    0.0
+    >>> distances(rows, torch.ones(2, 2).bool())[0, 1].item()
+    0.4
+    """
+    x = vectors.double()
+    if distance == "cosine":
+        has = present.double()
+        # Row i, column j: the square of i's length over what j has.
+        squares = (x * x) @ has.T
+        lengths = (squares * squares.T).sqrt()
+        # The smallest normal number instead of 0: a row of zeros is at distance 1 from all others.
+        apart = 1 - (x @ x.T) / lengths.clamp_min(torch.finfo(torch.float64).tiny)
+        apart = apart.clamp(0, 2)
+    elif distance == "inner":
+        products = x @ x.T
+        largest = products.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
+        apart = (largest - products) / largest
+    else:
+        apart = torch.cdist(x, x, p=1.0 if distance == "l1" else 2.0)
+    # A matrix product need not be symmetric to the last bit, nor its diagonal exactly 0.
+    apart = (apart + apart.T) / 2
+    apart.fill_diagonal_(0)
+    return apart
+
+
+# ---- clusters ------------------------------------------------------------------------------------
+
+
+def hdbscan(apart: Tensor, min_size: int) -> list[int]:
+    """HDBSCAN's clusters (Campello et al. 2013), and :data:`NOISE`."""
+    # The library refuses fewer rows than this.
+    if len(apart) < max(2, min_size):
+        return [NOISE] * len(apart)
+    # Imported where it is used: scikit-learn is slow to load.
+    from sklearn.cluster import HDBSCAN
+
+    model = HDBSCAN(
+        min_cluster_size=min_size, min_samples=NEIGHBOURS, metric="precomputed", copy=True
+    )
+    return [int(label) for label in model.fit_predict(apart.numpy())]
+
+
+def settled(labels: Sequence[int], apart: Tensor) -> list[int]:
+    """Noise joins the cluster of its nearest neighbour that is in one; with no cluster all stay.
+
+    >>> apart = torch.tensor([[0.0, 1, 9, 4], [1, 0, 9, 2], [9, 9, 0, 3], [4, 2, 3, 0]])
+    >>> settled([5, 5, 2, -1], apart)
+    [0, 0, 1, 0]
+    """
+    clustered = [row for row, label in enumerate(labels) if label != NOISE]
+    if not clustered:
+        return list(labels)
+    result = list(labels)
+    for row, label in enumerate(labels):
+        if label == NOISE:
+            neighbour = clustered[int(apart[row, clustered].argmin())]
+            result[row] = labels[neighbour]
+    return renumbered(result)
+
+
+def refined(labels: Sequence[int], before: Sequence[int], min_size: int) -> list[int]:
+    """Clusters divided by the groups that their devices were in; what is too small is noise.
+
+    >>> refined([0, 0, 0, 0, 0, 1, 1], before=[4, 4, 8, 8, 4, 8, 4], min_size=2)
+    [0, 0, 1, 1, 0, -1, -1]
+    """
+    pieces = list(zip(labels, before, strict=True))
+    sizes = Counter(pieces)
+    numbers: dict[tuple[int, int], int] = {}
+    result = []
+    for piece in pieces:
+        is_cluster = piece[0] != NOISE and sizes[piece] >= min_size
+        if is_cluster:
+            result.append(numbers.setdefault(piece, len(numbers)))
+        else:
+            result.append(NOISE)
+    return result
+
+
+def merged(labels: Sequence[int], similarity: Tensor, share: float) -> list[int]:
+    """Clusters that agree become one: the two that agree most, again and again.
+
+    Two agree if the mean similarity across them is at least ``share`` of the smaller of their mean
+    similarities within, which must be above 0.
+
+    >>> within, across = 0.5, 0.4
+    >>> pair = torch.tensor([[1, within], [within, 1]])
+    >>> other = torch.full((2, 2), across)
+    >>> similarity = torch.cat([torch.cat([pair, other], 1), torch.cat([other, pair], 1)])
+    >>> merged([0, 0, 1, 1], similarity, 0.7), merged([0, 0, 1, 1], similarity, 0.9)
+    ([0, 0, 0, 0], [0, 0, 1, 1])
+    """
+    result = list(labels)
+    while True:
+        best = share
+        pair = None
+        members = _members(result)
+        numbers = sorted(members)
+        for place, one in enumerate(numbers):
+            for other in numbers[place + 1 :]:
+                within = min(_within(similarity, members[one]), _within(similarity, members[other]))
+                across = float(similarity[members[one]][:, members[other]].mean())
+                if within > 0 and across / within >= best:
+                    best = across / within
+                    pair = (one, other)
+        if pair is None:
+            break
+        result = [pair[0] if label == pair[1] else label for label in result]
+    return result if NOISE in result else renumbered(result)
+
+
+def adjusted(labels: Sequence[int], vectors: Tensor, present: Tensor) -> list[int]:
+    """Every row moves to the cluster with whose sum it agrees best, itself left out; and again.
+
+    At most :data:`SWEEPS` times, or until none moves. Noise stays noise.
+
+    >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.9, 0.2], [0.0, 1.0], [0.1, 1.0]])
+    >>> adjusted([0, 0, 1, 1, 1], rows, torch.ones(5, 2).bool())
+    [0, 0, 0, 1, 1]
+    """
+    result = list(labels)
+    if NOISE in result:
+        return result
+    # Once for all that is asked of a row.
+    vectors = vectors.double()
+    for _ in range(SWEEPS):
+        sums = {}
+        for label, rows in _members(result).items():
+            sums[label] = vectors[rows].sum(0)
+        moved = []
+        for row, label in enumerate(result):
+            update = Trace(vectors[row], present[row])
+            best = label
+            most = agreement(update, sums[label] - vectors[row])
+            for other, direction in sums.items():
+                if other == label:
+                    continue
+                agrees = agreement(update, direction)
+                if agrees > most:
+                    best = other
+                    most = agrees
+            moved.append(best)
+        if moved == result:
+            break
+        result = moved
+    return renumbered(result)
+
+
+def _members(labels: Sequence[int]) -> dict[int, list[int]]:
+    members: dict[int, list[int]] = {}
+    for row, label in enumerate(labels):
+        if label != NOISE:
+            members.setdefault(label, []).append(row)
+    return members
+
+
+def _within(similarity: Tensor, rows: Sequence[int]) -> float:
+    """The mean over pairs of different rows; 1 for a single row."""
+    count = len(rows)
+    if count == 1:
+        return 1.0
+    block = similarity[rows][:, rows]
+    return float((block.sum() - block.diagonal().sum()) / (count * (count - 1)))
+
+
+# ---- groups that last from round to round --------------------------------------------------------
+
+
+def matched(labels: Mapping[int, int], groups: Mapping[int, int], fresh: int) -> dict[int, int]:
+    """Group numbers for clusters: a cluster continues the group with which it shares most devices.
+
+    ``labels`` and ``groups`` are by device: its new cluster, and the group it was in. Clusters are
+    matched so that the devices shared in all are as many as can be (Hungarian method). A cluster
+    left over, or one that shares nobody with its match, is a new group, numbered from ``fresh``.
+
+    >>> matched({1: 0, 2: 0, 3: 1, 4: 1, 5: 1}, groups={1: 7, 2: 7, 3: 7, 4: 9}, fresh=10)
+    {0: 7, 1: 9}
+    """
+    clusters = sorted(set(labels.values()))
+    known = sorted({groups[device] for device in labels if device in groups})
+    shared = Counter((labels[d], groups[d]) for d in labels if d in groups)
+    numbers: dict[int, int] = {}
+    if known:
+        # Imported where it is used: most methods form no groups.
+        from scipy.optimize import linear_sum_assignment
+
+        table = [[shared[cluster, group] for group in known] for cluster in clusters]
+        rows, columns = linear_sum_assignment(table, maximize=True)
+        for row, column in zip(rows, columns, strict=True):
+            if table[row][column]:
+                numbers[clusters[row]] = known[column]
+    for cluster in clusters:
+        if cluster not in numbers:
+            numbers[cluster] = fresh
+            fresh += 1
+    return dict(sorted(numbers.items()))
+
+
+def together(labels: Sequence[int], before: Sequence[int], is_settled: Sequence[bool]) -> list[int]:
+    """Settled devices of one group stay together: all take the cluster that most of them are in.
+
+    Of equally many the one of the smallest number. A group can join another so, but is not divided,
+    and no settled device leaves it alone.
+
+    >>> together([0, 0, 1, 1, 1], [4, 4, 4, 8, 8], [True, True, True, True, False])
+    [0, 0, 0, 1, 1]
+    """
+    votes: dict[int, Counter[int]] = {}
+    for label, group, settles in zip(labels, before, is_settled, strict=True):
+        if settles:
+            votes.setdefault(group, Counter())[label] += 1
+    result = list(labels)
+    for row, group in enumerate(before):
+        if is_settled[row]:
+            count = votes[group]
+            result[row] = min(count, key=lambda label: (-count[label], label))
+    return renumbered(result)

@@ -1,0 +1,5 @@
+"""FedKD: the method, and the parts that only it uses."""
+
+from .method import FedKD
+
+__all__ = ["FedKD"]

@@ -1,0 +1,258 @@
+r"""FedMP: a bandit for each client finds how narrow a model its device should train (Jiang, Xu, Xu,
+Wang, Qiao & Zhao, "FedMP: Federated Learning through Adaptive Model Pruning in Heterogeneous Edge
+Computing", ICDE 2022).
+
+Round :math:`t`, cohort :math:`S_t`; client k has a bandit over pruning ratios, up to ``most``::
+
+    a_k  = the ratio its bandit plays                                             -> EUCB
+    M_k  = the (1 - a_k) C filters of largest |w|_1 of every layer                -> FilterL1, Even
+    w_k  = E epochs of min CE(w; D_k) from w M_k, really smaller                  -> Train
+    w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                              -> infilled
+
+The last line is R2SP, "residual recovery synchronous parallel": what a client did not have counts
+as it was. Then each bandit learns::
+
+    T_k  = computing + 2 sending: seconds by device, sub-model and examples       -> seconds
+    r_k  = max(0, F_{t-1} - F_t) / max(|T_k - mean T| / mean T, .1)               -> rewarded
+
+F is the mean validation loss of the trained sub-models. A client uses the whole model. If ``most``
+is 0 this is FedAvg.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ...channels.choice import Even, FilterL1, FilterL2
+from ...channels.find import groups_of, removable_groups
+from ...channels.shrink import structured
+from ...channels.submodel import (
+    PlainGroups,
+    cut_out,
+    groups_from_plain,
+    groups_to_plain,
+    infilled,
+    masked_packet,
+    size_at,
+)
+from ...core import (
+    GRADIENT_PASSES,
+    REFERENCE_GMACS,
+    Batch,
+    Batches,
+    Carry,
+    Client,
+    ClientInfo,
+    ExpectedReport,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Setup,
+    Stage,
+    Task,
+    Train,
+    expected_as_sent,
+)
+from ...errors import check
+from ...nets import Net
+from ...parts.aggregate import Averaging, WeightedMean
+from ...parts.local import LocalTraining
+from ...parts.objective import Objective, ProblemLoss
+from ...parts.one_model import dense_bytes
+from ...seeds import torch_rng
+from ...trees import Tree
+from ...wire.codec import Codec, Smallest
+from .bandit import EUCB
+
+LEAST_GAP = 0.1
+"""Clients whose time is this near to the mean, as a share of it, gain the same."""
+LARGEST_LOSS = 1e6
+LONGEST_ROUND = 1e9
+"""Seconds, some thirty years."""
+
+
+@dataclass(frozen=True)
+class State:
+    """The model in full width, the last mean loss, and what every client's bandit has seen."""
+
+    round: int
+    structure: PlainGroups
+    model: Tree
+    loss: float | None
+    edges: dict[int, tuple[float, ...]]
+    """Between the intervals of ratios; a client without edges has one interval."""
+    plays: dict[int, tuple[tuple[float, float], ...]]
+    """Ratios and rewards, the latest last."""
+
+
+@dataclass(frozen=True)
+class FedMP:
+    """One model of which every client trains as many filters as its bandit finds worth its time."""
+
+    most: float = 0.8
+    """The largest pruning ratio: the share of a layer's filters that a client goes without."""
+    bandit: EUCB = EUCB()
+    score: FilterL1 | FilterL2 = FilterL1()
+    draw: int = 0
+    """Seed of the draws, beside round and client; the run's own seed does not enter."""
+    mean: Averaging = WeightedMean()
+    """Over recovered models: what a client did not have counts as it was."""
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check(0 <= self.most < 1, "most", self.most, "in [0, 1)")
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def init(self, setup: Setup) -> State:
+        """The network's initial parameters; no bandit has played."""
+        find = removable_groups if self.most else groups_of
+        structure = groups_to_plain(find(setup.net))
+        return State(0, structure, setup.params, None, {}, {})
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """Every client uses the whole model."""
+        return {"model": Packet(state.model)}
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """The cohort trains, each client the width that its bandit plays."""
+        groups = groups_from_plain(state.structure)
+        scores = self.score(state.model, groups)
+        tasks = []
+        for client in cohort:
+            channels = Even()(scores, 1 - self.ratio(state, client))
+            tasks.append(Task(client, {"model": cut_out(state.model, groups, channels)}))
+        return tasks
+
+    def ratio(self, state: State, client: int) -> float:
+        """What a client's bandit plays in this round: the same whenever it is asked."""
+        edges = state.edges.get(client, (0.0, self.most))
+        generator = torch_rng(self.draw, state.round, client, "ratio")
+        draw = float(torch.rand((), generator=generator, dtype=torch.float64))
+        return self.bandit(edges, state.plays.get(client, ()), draw)
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """The mean of the recovered models; then the bandits learn."""
+        groups = groups_from_plain(state.structure)
+        mean = self.mean.start(state.model)
+        times: dict[int, float] = {}
+        losses: dict[int, tuple[int, float]] = {}
+        for report in reports:
+            packet = report.give["model"]
+            mean.add(infilled(packet, state.model, groups), report.examples)
+            times[report.of] = report.metrics["seconds"]
+            if "loss" in report.metrics:
+                # However large a number a client sends, sums of it stay finite.
+                loss = min(report.metrics["loss"], LARGEST_LOSS)
+                losses[report.of] = (report.examples, loss)
+        after = replace(state, round=state.round + 1, model=mean.value())
+        if not losses or not self.most:
+            return after
+        after = replace(after, loss=mean_loss(losses))
+        if state.loss is None or after.loss is None:
+            # Nothing to compare with: the plays of this round are not counted.
+            return after
+        return self._learn(state, after, rewarded(state.loss - after.loss, times))
+
+    def _learn(self, state: State, after: State, rewards: Mapping[int, float]) -> State:
+        """The bandits of those who answered know one play more."""
+        edges = dict(state.edges)
+        plays = dict(state.plays)
+        for client, gained in rewards.items():
+            played = self.ratio(state, client)
+            known = (*plays.get(client, ()), (played, gained))
+            plays[client] = known[-self.bandit.remembered :]
+            edges[client] = self.bandit.split(edges.get(client, (0.0, self.most)), played)
+        edges = dict(sorted(edges.items()))
+        plays = dict(sorted(plays.items()))
+        return replace(after, edges=edges, plays=plays)
+
+    # ---- a client --------------------------------------------------------------------------------
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Train and send, with the loss and the time it took; to use the model, nothing."""
+        return {
+            "train": (
+                Train(self.objective, self.local),
+                Measure("loss", losses_of, Batches("validation"), of="local"),
+                Give(self._send, expected_time),
+            ),
+            "use": (),
+        }[verb]
+
+    def _send(self, carry: Carry, client: Client) -> Outcome:
+        """The sub-model under the mask it came with, its loss, and its time."""
+        mask = carry.get("model.mask")
+        epochs = 1 if self.local is None else self.local.epochs
+        thin = structured(client.net, mask)
+        layout = client.layout if thin is None else thin.net.layout
+        metrics = {"seconds": seconds(client.info, layout.macs, layout.size, epochs)}
+        sums = carry["loss"]
+        # Without validation data a client says nothing of its loss, nor if that is not finite.
+        if sums:
+            loss = float(sums["loss"] / sums["examples"])
+            if math.isfinite(loss):
+                metrics["loss"] = loss
+        return Outcome({"model": masked_packet(carry["local"], mask)}, metrics)
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        """Sub-models down and up as if every bandit played half of ``most``; masks do not count."""
+        return dense_bytes(size_at(net, 1 - self.most / 2), cohort, rounds)
+
+
+def seconds(info: ClientInfo, macs: int, params: int, epochs: int) -> float:
+    r"""How long a round takes a client: computing, and the sub-model down and up.
+
+    :math:`3\, m\, n\, E / v + 32\, p / b_{down} + 32\, p / b_{up}`: :math:`m` -> ``macs`` of a
+    forward pass, and as much twice for the way back, :math:`n` examples, :math:`E` -> ``epochs``,
+    :math:`v` multiply-accumulates per second, :math:`p` -> ``params``, :math:`b` bits per second.
+
+    >>> device = ClientInfo(100, bandwidth=64.0, speed=0.5)
+    >>> seconds(device, macs=5_000_000, params=1_000_000, epochs=2)
+    7.0
+    """
+    work = GRADIENT_PASSES * macs * info.examples * epochs
+    computing = work / (info.speed * REFERENCE_GMACS * 1e9)
+    sending = 32 * params / (info.down * 1e6) + 32 * params / (info.up * 1e6)
+    return computing + sending
+
+
+def mean_loss(losses: Mapping[int, tuple[int, float]]) -> float:
+    """The mean over clients, weighted by examples, in whatever order they answered."""
+    total = math.fsum(examples for examples, _ in losses.values())
+    return math.fsum(examples * loss for examples, loss in losses.values()) / total
+
+
+def rewarded(drop: float, times: Mapping[int, float]) -> dict[int, float]:
+    """What each client's play gained: the drop of the loss over its distance from the mean time.
+
+    >>> rewarded(0.5, {0: 1.0, 1: 3.0, 2: 2.0})
+    {0: 1.0, 1: 1.0, 2: 5.0}
+    """
+    mean = math.fsum(times.values()) / len(times)
+    rewards = {}
+    for client, time in times.items():
+        # Relative to the mean, which is 0 only if all say that they take no time.
+        gap = abs(time - mean) / mean if mean else 0.0
+        rewards[client] = max(0.0, drop) / max(gap, LEAST_GAP)
+    return rewards
+
+
+def losses_of(net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+    """The summed loss of a batch, and its examples."""
+    outputs = net(params, batch.x, train=False).logits
+    losses = net.problem.losses(outputs, batch.y, carry.get("client", {}))
+    return {"loss": (losses * batch.weight).sum(), "examples": batch.weight.sum()}
+
+
+def expected_time(task: Task, net: Net) -> ExpectedReport:
+    """The sub-model as it was sent, and the seconds it took."""
+    return replace(expected_as_sent(task, net), metrics={"seconds": (0.0, LONGEST_ROUND)})

@@ -1,0 +1,149 @@
+"""How heads move, as evidence of which clients are alike: what Grove finds its groups by.
+
+A head (the last linear layer) sees what a client's labels do to the same features; its change is
+short, and says more of the kind of a client than the change of all other layers. Of each client two
+sums are kept, of its 1st, 3rd, ... and of its 2nd, 4th, ... report, so that a division can be made
+from one and tried on the other (:mod:`.stability`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median_low
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ... import trees
+from ...core import MOST_AT_ONCE, Carry
+from ...nets.layout import Layout
+from ..stc.ternary import SparseTernary
+from .stability import nearest_others
+
+EVIDENCE = 0.5
+"""The share of a head's change that is sent as evidence."""
+FEW = 4
+"""Of fewer clients nobody changes groups."""
+LONGEST = 5.0
+"""A change so many times longer than is usual in its round is shortened to that: of what all have
+in common no client decides alone."""
+
+Evidence = dict[int, tuple[int, Tensor, Tensor]]
+"""By client: its reports, and how its head moved unlike others' in the odd and the even ones."""
+
+
+def head_change(carry: Carry, layout: Layout) -> Tensor:
+    """How training changed the last layer: the larger half of it, as signs."""
+    before = trees.flat(trees.pick(carry["model"], layout.head))
+    after = trees.flat(trees.pick(carry["local"], layout.head))
+    return SparseTernary(EVIDENCE)({"head": after - before})["head"]
+
+
+def unlike_others(heads: Mapping[int, Tensor]) -> dict[int, Tensor]:
+    """How each head moved unlike the others of its round, as a vector of length 1.
+
+    >>> unlike_others({4: torch.tensor([3.0, 1.0]), 7: torch.tensor([1.0, 1.0])})
+    {4: tensor([1., 0.]), 7: tensor([-1.,  0.])}
+    """
+    if not heads:
+        return {}
+    lengths = {client: float(moved.double().norm()) for client, moved in heads.items()}
+    longest = LONGEST * median_low(lengths.values())
+    bounded = {}
+    for client, moved in heads.items():
+        if lengths[client] > longest:
+            # By its length first: the quotient alone may be too small for a number.
+            moved = (moved.double() / lengths[client] * longest).to(moved.dtype)
+        bounded[client] = moved
+    mean = torch.stack(list(bounded.values())).mean(0)
+    return {client: normalize(moved - mean, dim=0) for client, moved in bounded.items()}
+
+
+def gathered(
+    before: Mapping[int, tuple[int, Tensor, Tensor]],
+    unlike: Mapping[int, Tensor],
+    forget: float,
+    most: int,
+) -> Evidence:
+    """What is known with the reports of a round; of at most ``most`` clients.
+
+    A sum fades by ``forget`` when its client adds to it. All rounds count the same: the first steps
+    are the longest and say the least.
+    """
+    evidence = dict(before)
+    for client, moved in unlike.items():
+        if client not in evidence and len(evidence) >= most:
+            continue
+        zero = torch.zeros_like(moved)
+        count, odd, even = evidence.get(client, (0, zero, zero))
+        if count % 2:
+            even = (1 - forget) * even + moved
+        else:
+            odd = (1 - forget) * odd + moved
+        evidence[client] = (count + 1, odd, even)
+    return dict(sorted(evidence.items()))
+
+
+def halves(
+    evidence: Mapping[int, tuple[int, Tensor, Tensor]],
+) -> tuple[list[int], Tensor, Tensor]:
+    """The clients of whom both halves are known, with a row for each in either half."""
+    ready = [client for client, (count, _, _) in evidence.items() if count >= 2]
+    if not ready:
+        return [], torch.zeros(0, 0), torch.zeros(0, 0)
+    odd = torch.stack([evidence[client][1] for client in ready])
+    even = torch.stack([evidence[client][2] for client in ready])
+    return ready, odd, even
+
+
+def regrouped(
+    groups: Mapping[int, int],
+    evidence: Mapping[int, tuple[int, Tensor, Tensor]],
+    unlike: Mapping[int, Tensor],
+) -> dict[int, int]:
+    """The groups after a round: those who reported may be nearer to another than to their own.
+
+    Clients that have none yet join one with their first report. Those of whom no evidence is kept
+    join anew with each; of them the last are remembered.
+    """
+    after = dict(groups)
+    members = {client: said for client, said in evidence.items() if client in groups}
+    ready, odd, even = halves(members)
+    if len(ready) >= FEW:
+        now = torch.tensor([groups[client] for client in ready])
+        nearest = nearest_others(normalize(odd.double() + even.double()), now)
+        for client, label in zip(ready, nearest.tolist(), strict=True):
+            if client in unlike:
+                after[client] = label
+    for client, moved in unlike.items():
+        if client not in members:
+            # Behind all others, as the last that joined.
+            after.pop(client, None)
+            after[client] = nearest_group(moved, members, groups)
+    joined = [client for client in after if client not in evidence]
+    for client in joined[: max(0, len(joined) - MOST_AT_ONCE)]:
+        del after[client]
+    return after
+
+
+def nearest_group(
+    moved: Tensor,
+    members: Mapping[int, tuple[int, Tensor, Tensor]],
+    groups: Mapping[int, int],
+) -> int:
+    """The group whose members' heads move most as this one does.
+
+    >>> east = (2, torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.1]))
+    >>> north = (2, torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0]))
+    >>> nearest_group(torch.tensor([-0.5, 1.0]), {3: east, 8: north}, {3: 1, 8: 2})
+    2
+    """
+    totals: dict[int, Tensor] = {}
+    for client, (_, odd, even) in members.items():
+        member = normalize(odd.double() + even.double(), dim=0)
+        totals[groups[client]] = totals.get(groups[client], 0) + member
+    cosines = {}
+    for group in sorted(totals):
+        cosines[group] = float(moved.double() @ normalize(totals[group], dim=0))
+    return max(cosines, key=lambda group: cosines[group])

@@ -1,0 +1,361 @@
+r"""SAFL: clients that are alike prune alike (Li, Wang, Du, Cai & Wang, "SAFL: Structure-Aware
+Personalized Federated Learning via Client-Specific Clustering and SCSI-Guided Model Pruning",
+Alg. 1 and 2).
+
+Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients; cluster
+models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
+
+     4  j_k  = argmin_j L_k(w^j), on the training data                      -> Losses, choose
+     6  v_k  = recover(u_k): restored channels with gamma 0                 -> recovered
+     7  v_k  = E1 epochs of min CE + lambda sum_b |gamma_b|_1
+                      + mu sum_b |gamma_b - gamma_b^j|_1 from v_k           -> GammaDistance
+     8  M_k  = the rho_t C channels of largest |gamma|                      -> Gamma, Slim
+     9  u_k  = E2 epochs of min CE from v_k under M_k                       -> Train
+    11  M^j  = the channels that most clients of the cluster kept,
+               of equally many those of largest mean |gamma|                -> Overlap
+    12  w^j  = the mean of u_k over those of the cluster who have a
+               parameter, under M^j                                         -> WeightedMean
+
+Stage 2, the remaining rounds, cohort :math:`S_t`, structure fixed, norm layers on the client
+(Hermes; lines of Alg. 2)::
+
+     4  u_k  = E epochs of min CE from (its norms, w M_k)                   -> own, Train
+     5  w_i  = sum_k n_k m_ki u_ki / sum_k n_k m_ki over those who have i   -> WeightedMean
+
+All K models travel down in stage 1, one up. Stage 2 begins with the client's own model; from then
+on it gets its part of w. Without a stage 1 this is FedBN.
+
+Differs from the paper where that is silent or contradicts itself: docs/papers/safl.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ... import trees
+from ...channels.choice import FilterL1, FilterL2, Gamma, Overlap
+from ...channels.find import groups_of
+from ...channels.groups import ChannelGroup, Channels
+from ...channels.submodel import (
+    PlainGroups,
+    Score,
+    add,
+    cut_out,
+    expected_submodel,
+    groups_from_plain,
+    groups_to_plain,
+    mask_of,
+    masked_packet,
+    mean_of,
+    own,
+    share_submodel,
+    size_at,
+    travels,
+)
+from ...core import (
+    Batches,
+    Carry,
+    Client,
+    Edit,
+    ExpectedPacket,
+    ExpectedReport,
+    Give,
+    Measure,
+    Outcome,
+    Packet,
+    Report,
+    Setup,
+    Stage,
+    Task,
+    Train,
+)
+from ...errors import check
+from ...nets import Net
+from ...parts.aggregate import Average, Averaging, WeightedMean
+from ...parts.choose import Losses, choose
+from ...parts.local import LocalTraining
+from ...parts.objective import Objective, ProblemLoss
+from ...parts.schedule import stepwise
+from ...trees import Tree
+from ...wire.codec import Codec, Smallest
+from .gamma import GammaDistance, GammaL1
+from .slimming import (
+    check_densities,
+    check_epochs,
+    check_start,
+    deliver_submodel,
+    guided_training,
+    keep_recovered,
+    slim_to_task,
+    start_personal,
+    tuning,
+)
+
+MOST_CLUSTERS = 5
+"""Cluster models at the start if their number is to be found."""
+PATIENCE = 2
+"""After so many rounds in which nobody chose it, such a cluster is dropped."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Cluster models and who chose which; the shared model and the channels of every client."""
+
+    round: int
+    clients: tuple[int, ...]
+    structure: PlainGroups
+    models: dict[int, Tree]
+    channels: dict[int, Channels]
+    """The channels of every cluster; one that is not named is whole."""
+    groups: dict[int, int]
+    """Client -> the cluster it chose last."""
+    idle: dict[int, int]
+    """Cluster -> for how many rounds nobody has chosen it."""
+    model: Tree
+    """The shared part of the model, in full width."""
+    kept: dict[int, Channels]
+
+
+@dataclass(frozen=True)
+class SAFL:
+    """Personal sub-models, pruned as similar clients prune; what they share is averaged."""
+
+    density: float = 0.7
+    """The share of channels that a client keeps."""
+    densities: tuple[float, ...] | None = None
+    """The density after each round of stage 1; None: 1, 0.9, ... to ``density``; (): no stage 1."""
+    clusters: int = 1
+    """How many cluster models; 0: found. It begins with five (or one per client) and drops those
+    that nobody chose for two rounds."""
+    guided: int = 50
+    """Epochs before a pruning step."""
+    tune: int = 20
+    """Epochs after it."""
+    devices: bool = False
+    """Whether a client keeps no more channels than its device can hold (``--profile``): its density
+    is lowered until the net fits memory and speed. Stage 1 itself trains the full width."""
+    share_head: bool = True
+    """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
+    score: Gamma | FilterL1 | FilterL2 = Gamma()
+    sparse: GammaL1 = GammaL1(1e-4)
+    pull: GammaDistance = GammaDistance(0.004, to="model")
+    mean: Averaging = WeightedMean()
+    """Of each cluster and of stage 2; the channels of a cluster are put to the vote."""
+    objective: Objective = ProblemLoss()
+    local: LocalTraining | None = None
+    codec: Codec = Smallest()
+
+    def __post_init__(self) -> None:
+        check_epochs(self.guided, self.tune)
+        check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
+        check_densities(self.schedule)
+
+    @property
+    def schedule(self) -> tuple[float, ...]:
+        """The densities of stage 1."""
+        return stepwise(self.density) if self.densities is None else self.densities
+
+    # ---- the server ------------------------------------------------------------------------------
+
+    def init(self, setup: Setup) -> State:
+        """Cluster models from different draws, and the shared part of the model."""
+        check_start(setup, len(self.schedule), self.score, self.devices, self.local)
+        models: dict[int, Tree] = {}
+        if self.schedule:
+            models[0] = setup.params
+            # Different draws: equal cluster models would have equal losses for ever.
+            for j in range(1, self._clusters_at_start(len(setup.clients))):
+                models[j] = setup.fresh(j)
+        return State(
+            round=0,
+            clients=setup.all_clients("asks every client in every round of its first stage"),
+            structure=groups_to_plain(groups_of(setup.net)),
+            models=models,
+            channels={},
+            groups={},
+            idle={},
+            model=trees.pick(setup.params, travels(setup.layout, self.share_head)),
+            kept={},
+        )
+
+    def _clusters_at_start(self, clients: int) -> int:
+        return self.clusters or min(MOST_CLUSTERS, clients)
+
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
+        """The client's part of the shared model; nothing before there is one."""
+        pruning_rounds = len(self.schedule)
+        channels = state.kept.get(client)
+        return deliver_submodel(state.round, pruning_rounds, state.model, state.structure, channels)
+
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
+        """First all clients choose and prune, then the cohort trains."""
+        if state.round >= len(self.schedule):  # Alg. 2, line 3
+            return [Task(k, self.deliver(state, k)) for k in cohort]
+        # Alg. 1, line 2: all cluster models to all clients.
+        groups = groups_from_plain(state.structure)
+        send: dict[str, Packet] = {}
+        for i, (j, model) in enumerate(sorted(state.models.items())):
+            send[f"model{i}"] = cut_out(model, groups, state.channels.get(j))
+        density = {"density": self.schedule[state.round]}
+        verb = f"prune:{len(send)}"
+        return [Task(k, send, density, verb) for k in state.clients]
+
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
+        if state.round >= len(self.schedule):  # Alg. 2, line 5
+            groups = groups_from_plain(state.structure)
+            model = mean_of(state.model, reports, groups, self.mean)
+            return replace(state, round=state.round + 1, model=model)
+        return self._fuse_clusters(state, reports)
+
+    def _fuse_clusters(self, state: State, reports: Iterable[Report]) -> State:
+        """Alg. 1, lines 11 and 12; after the last round of stage 1 also the first shared model."""
+        groups = groups_from_plain(state.structure)
+        clusters = sorted(state.models)
+        is_last_of_stage = state.round + 1 == len(self.schedule)
+        fusions: dict[int, Fusion] = {}
+        chosen = dict(state.groups)
+        kept = dict(state.kept)
+        shared = self.mean.start(state.model)
+        for report in reports:
+            # Line 4: the client names the model by its place among those it was sent.
+            j = clusters[int(report.metrics["group"])]
+            packet = report.give["model"]
+            chosen[report.of] = j
+            if j not in fusions:
+                fusions[j] = Fusion(groups, self.score, self.mean.start(state.models[j]))
+            kept[report.of] = fusions[j].add(packet)
+            if is_last_of_stage:
+                part = Packet(trees.pick(packet.values, state.model), packet.mask)
+                add(shared, part, groups, report.examples)
+
+        models = dict(state.models)
+        channels = dict(state.channels)
+        idle: dict[int, int] = {}
+        for j in clusters:
+            if j in fusions:
+                models[j], channels[j] = fusions[j].value()
+                idle[j] = 0
+            else:
+                idle[j] = state.idle.get(j, 0) + 1
+        state = replace(
+            state,
+            round=state.round + 1,
+            models=models,
+            channels=channels,
+            groups=dict(sorted(chosen.items())),
+            idle=idle,
+            model=shared.value(),
+            kept=dict(sorted(kept.items())),
+        )
+        if is_last_of_stage:
+            # Stage 2 needs no cluster models, only who was in which.
+            return replace(state, models={}, channels={}, idle={})
+        return self._without_idle_clusters(state)
+
+    def _without_idle_clusters(self, state: State) -> State:
+        """If the number of clusters is to be found, drop those that nobody chose for a while."""
+        if self.clusters:
+            return state
+        active = [j for j in state.models if state.idle[j] < PATIENCE]
+        return replace(
+            state,
+            models={j: state.models[j] for j in active},
+            channels={j: c for j, c in state.channels.items() if j in active},
+            idle={j: state.idle[j] for j in active},
+        )
+
+    # ---- a client --------------------------------------------------------------------------------
+
+    def work(self, verb: str) -> tuple[Stage, ...]:
+        """Choose, recover, train near the cluster's scales, slim, train; or train what is left."""
+        name, _, models = verb.partition(":")
+        if name == "prune":
+            guided = self.objective + self.sparse + self.pull
+            return (
+                Measure("losses", Losses(int(models)), Batches("train"), of="model0"),
+                Edit(choose),  # Alg. 1, lines 4 and 5
+                Edit(start_personal),  # line 6; what is kept is in full width already
+                guided_training(guided, self.local, self.guided),  # line 7
+                Edit(self._slim),  # line 8
+                tuning(self.objective, self.local, self.tune),  # line 9
+                Give(keep_and_report_choice, whole_model_and_choice),  # line 10
+            )
+        train = Train(self.objective, self.local)
+        return {
+            "train": (Edit(own), train, Give(self._share, self._what_is_shared)),
+            "use": (Edit(own),),
+        }[verb]
+
+    def _slim(self, carry: Carry, client: Client) -> Carry:
+        return slim_to_task(carry, client, self.score, self.devices, self.local)
+
+    def _what_is_shared(self, task: Task, net: Net) -> ExpectedReport:
+        return expected_submodel(net, self.share_head)
+
+    def _share(self, carry: Carry, client: Client) -> Outcome:
+        return share_submodel(carry, client, self.share_head)
+
+    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
+        r"""Section III.D, where only the cohort S_t takes part in stage 2:
+
+        N M (2K + 1 + K sum_0^{T-2} p_i + sum_0^{T-1} p_i) + 2 G p_{T-1} M |S_t|.
+
+        p_i M is the size of the net with the same share of channels in every layer.
+        """
+        if not self.schedule:
+            return 4 * 2 * rounds * cohort * net.layout.size
+        sizes = [size_at(net, density) for density in self.schedule]
+        k = self._clusters_at_start(clients)
+        stage_1 = clients * ((2 * k + 1) * net.layout.size + k * sum(sizes[:-1]) + sum(sizes))
+        stage_2 = 2 * (rounds - len(sizes)) * cohort * sizes[-1]
+        return 4 * (stage_1 + stage_2)
+
+
+class Fusion:
+    """Heterogeneous model fusion of one cluster (Section III.B.5).
+
+    The channels that most clients of the cluster kept, each parameter averaged over those who have
+    it. Clients count alike here, as in the paper; as many channels stay as its clients keep on
+    average. Channels that equally many clients kept are decided by the mean of the score by which
+    clients prune, |gamma|, over the clients that have them.
+    """
+
+    def __init__(self, groups: Sequence[ChannelGroup], score: Score, mean: Average) -> None:
+        self.groups = groups
+        self.score = score
+        self.overlap = Overlap()
+        self.mean = mean
+        self.clients = 0
+
+    def add(self, packet: Packet) -> Channels:
+        """Add one client's sub-model; returns its channels."""
+        channels = add(self.mean, packet, self.groups, weight=1)
+        self.overlap.add(channels, self.score(packet.values, self.groups))
+        self.clients += 1
+        return channels
+
+    def value(self) -> tuple[Tree, Channels]:
+        """The cluster's next model and its channels."""
+        counts = self.overlap.counts.values()
+        times_kept = sum(int(count.sum()) for count in counts)
+        channels_in_all = sum(len(count) for count in counts)
+        density = times_kept / (self.clients * channels_in_all)
+        channels = self.overlap.value(density)
+        model = cut_out(self.mean.value(), self.groups, channels).values
+        return model, channels
+
+
+def whole_model_and_choice(task: Task, net: Net) -> ExpectedReport:
+    """The whole model under a mask of the client's own, and which of the models sent it chose."""
+    return ExpectedReport(
+        {"model": ExpectedPacket.of(net.blank(), "own")}, {"group": (0, len(task.send) - 1)}
+    )
+
+
+def keep_and_report_choice(carry: Carry, client: Client) -> Outcome:
+    """Send the sub-model, norm layers included, and the choice; keep the model in full width."""
+    packet = masked_packet(carry["tuned"], mask_of(client, carry["channels"]))
+    choice = {"group": float(carry["choice"]["group"])}
+    return replace(keep_recovered(carry, client), give={"model": packet}, metrics=choice)

@@ -1,0 +1,144 @@
+"""What SAFL and Hermes share: two stages, slimmed sub-models that each client keeps for itself.
+
+Stage 1 prunes round by round to the densities of a schedule; stage 2 trains what is left. Between
+rounds a client keeps its model in full width, so that a pruned channel can come back; or, without
+recovery, only what is left of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ...channels.find import removable_groups
+from ...channels.groups import Channels
+from ...channels.submodel import (
+    PlainGroups,
+    Score,
+    cut_out,
+    groups_from_plain,
+    mask_of,
+    recovered,
+    slim,
+)
+from ...core import Carry, Client, Outcome, Packet, Setup, Train
+from ...errors import check
+from ...parts.device_widths import client_shares
+from ...parts.local import LocalTraining
+from ...parts.objective import Objective
+from ...trees import Tree
+
+
+def check_epochs(guided: int, tune: int) -> None:
+    """Refuse lengths of training, before and after a pruning step, that are not 1 or more."""
+    check(min(guided, tune) >= 1, "guided, tune", (guided, tune), "1 or more epochs each")
+
+
+def check_densities(densities: Sequence[float]) -> None:
+    """Refuse shares of channels, one per round of stage 1, that are not in (0, 1]."""
+    check(all(0 < d <= 1 for d in densities), "densities", tuple(densities), "in (0, 1] each")
+
+
+def check_start(
+    setup: Setup, pruning_rounds: int, score: Score, devices: bool, local: LocalTraining | None
+) -> None:
+    """Refuse a run without a stage 2, and a net whose channels have no score.
+
+    (A net without norms has no scales.) If devices decide, there must be a stage 1, and the
+    narrowest net must fit them all.
+    """
+    check(
+        setup.rounds > pruning_rounds,
+        "rounds",
+        setup.rounds,
+        f"more than {pruning_rounds}, which the pruning of stage 1 takes",
+    )
+    if pruning_rounds:
+        # Raises where there is nothing to score.
+        score(setup.params, removable_groups(setup.net))
+    if devices:
+        check(
+            pruning_rounds > 0,
+            "densities",
+            (),
+            "one or more where devices decide, since pruning is what fits a model to one",
+        )
+        # Raises where a device cannot hold the narrowest net.
+        client_shares(setup, (), local)
+
+
+def deliver_submodel(
+    state_round: int,
+    pruning_rounds: int,
+    model: Tree,
+    structure: PlainGroups,
+    channels: Channels | None,
+) -> Mapping[str, Packet]:
+    """The client's part of the shared model; nothing before stage 2 has made one."""
+    # After the last round of stage 1 a client still starts from its own model (SAFL, Alg. 2,
+    # line 1); without a stage 1 there is no such model.
+    has_pruning = pruning_rounds > 0
+    if has_pruning and state_round <= pruning_rounds:
+        return {}
+    return {"model": cut_out(model, groups_from_plain(structure), channels)}
+
+
+# ---- a client ------------------------------------------------------------------------------------
+
+
+def start_personal(carry: Carry, client: Client) -> Carry:
+    """A client's first model is the network's initial one."""
+    return {"personal": client.start, **carry}
+
+
+def start_with_what_is_left(carry: Carry, client: Client) -> Carry:
+    """As :func:`start_personal`, with the mask of the channels that were not pruned so far."""
+    left = mask_of(client, carry.get("channels"))
+    return {**start_personal(carry, client), "left.mask": left or {}}
+
+
+def guided_training(
+    objective: Objective, local: LocalTraining | None, epochs: int, mask: str = ""
+) -> Train:
+    """Training before a pruning step, in full width or under a mask of the carry."""
+    return Train(objective, for_epochs(local, epochs), "personal", "guided", mask=mask)
+
+
+def tuning(objective: Objective, local: LocalTraining | None, epochs: int) -> Train:
+    """Training of what is left, after a pruning step."""
+    return Train(objective, for_epochs(local, epochs), "guided", "tuned", mask="slim.mask")
+
+
+def for_epochs(local: LocalTraining | None, epochs: int) -> LocalTraining | None:
+    """The recipe for so many epochs."""
+    return None if local is None else replace(local, epochs=epochs)
+
+
+def slim_to_task(
+    carry: Carry,
+    client: Client,
+    score: Score,
+    devices: bool,
+    local: LocalTraining | None,
+    recover: bool = True,
+) -> Carry:
+    """Keep the channels of best score, as many as the task's density says.
+
+    If ``devices`` decide, no more than the client's device can hold. Without ``recover``, only
+    channels that are still there.
+    """
+    # As it was written in the task: single precision would round it off.
+    density = round(float(carry["settings"]["density"]), 6)
+    recipe = (local or LocalTraining()) if devices else None
+    left = None if recover else carry.get("channels")
+    return slim(carry, client, score, density, recipe, left)
+
+
+def keep_recovered(carry: Carry, client: Client) -> Outcome:
+    """The client keeps its model, already in full width again, and its channels."""
+    return Outcome(memory={"personal": recovered(carry, client), "channels": carry["channels"]})
+
+
+def keep_what_is_left(carry: Carry, client: Client) -> Outcome:
+    """The client keeps its pruned model, with 0 in place of what is gone, and its channels."""
+    return Outcome(memory={"personal": carry["tuned"], "channels": carry["channels"]})

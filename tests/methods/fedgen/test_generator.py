@@ -1,0 +1,105 @@
+"""A generator of features: the head on its own, the clients' term, the server's steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedgrove import trees
+from fedgrove.core import Batch
+from fedgrove.errors import InputError, UnfitError
+from fedgrove.methods.fedgen.generator import (
+    FeatureGenerator,
+    GeneratedFeatures,
+    GeneratorTraining,
+    check_ends_in_head,
+    generator_inputs,
+    head_logits,
+)
+from fedgrove.nets import Net
+
+NET = Net(nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 2)), (1,))
+
+
+def test_inputs_by_hand() -> None:
+    found = generator_inputs(torch.tensor([2, 0]), torch.tensor([[0.5], [-1.0]]), 3)
+    assert found.tolist() == [[0, 0, 1, 0.5], [1, 0, 0, -1]]
+
+
+def test_the_head_alone_gives_the_networks_own_logits() -> None:
+    params = NET.params()
+    out = NET(params, torch.tensor([[3.0]]), train=False)
+    assert out.features is not None
+    assert torch.equal(head_logits(NET.layout, params, out.features), out.logits)
+    check_ends_in_head(NET, params)
+
+
+class Softened(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x).log_softmax(1)
+        return out
+
+
+def test_a_network_that_goes_on_behind_its_head_is_refused() -> None:
+    net = Net(Softened(nn.Linear(1, 2), nn.Linear(2, 2)), (1,))
+    with pytest.raises(UnfitError, match="its outputs are not those of its last linear layer"):
+        check_ends_in_head(net, net.params())
+    bare = Net(nn.Sequential(nn.Conv1d(1, 2, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten()), (1, 4))
+    with pytest.raises(UnfitError, match="it has none that is trained"):
+        check_ends_in_head(bare, bare.params())
+
+
+def test_the_clients_term_by_hand() -> None:
+    # The head is the identity: logits are the features (ln 3, 0), class 1 has a share of 1/4, and
+    # class 0 of 3/4: alpha (ln 4 + ln 4/3) / 2. Where the generator is not trained, 0.
+    params = {**NET.params(), "2.weight": torch.eye(2), "2.bias": torch.zeros(2)}
+    z = torch.tensor([[math.log(3), 0.0], [math.log(3), 0.0]])
+    generated = {"z": z, "y": torch.tensor([1, 0]), "own": torch.ones(2).bool()}
+    x = torch.zeros(1, 1)
+    batch = Batch(x, torch.zeros(1).long(), torch.ones(1), torch.arange(1), torch.tensor(0))
+    expected = 2 * (math.log(4) + math.log(4 / 3)) / 2
+    for weight, value in ((1.0, expected), (0.0, 0.0)):
+        carry = {"generated": {**generated, "weight": torch.tensor(weight)}}
+        out = NET(params, x, train=True)
+        loss, _ = GeneratedFeatures(alpha=2.0)(out, params, batch, carry)
+        assert float(loss) == pytest.approx(value)
+
+
+def test_the_server_teaches_it_what_the_head_knows() -> None:
+    torch.manual_seed(0)
+    net = Net(FeatureGenerator(2, 3, 16, 2), (5,))
+    model = {**NET.params(), "2.weight": 3 * torch.eye(2), "2.bias": torch.zeros(2)}
+    before = net.params()
+    untouched = {k: v.clone() for k, v in before.items()}
+    train = GeneratorTraining(steps=200)
+    # Class 0 alone is asked for.
+    after = train(net, before, NET.layout, model, torch.tensor([1.0, 0.0]), seed=3)
+    assert trees.identical(before, untouched)
+    assert trees.identical(
+        after, train(net, before, NET.layout, model, torch.tensor([1.0, 0.0]), 3)
+    )
+    y = torch.zeros(50).long()
+    inputs = generator_inputs(y, torch.randn(50, 3), 2)
+    shares = []
+    for weights in (before, after):
+        z = net(weights, inputs, train=False).logits
+        shares.append(head_logits(NET.layout, model, z).softmax(1)[:, 0].mean())
+    assert float(shares[0]) < 0.8
+    assert float(shares[1]) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: GeneratedFeatures(alpha=-1), "alpha is -1; it must be 0 or more."),
+        (lambda: GeneratorTraining(steps=-1), "steps is -1; it must be 0 or more."),
+        (lambda: GeneratorTraining(batch=1), "batch is 1; it must be 2 or more."),
+        (lambda: GeneratorTraining(diversity=-1), "diversity is -1; it must be 0 or more."),
+    ],
+)
+def test_impossible_values_are_refused(make, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        make()

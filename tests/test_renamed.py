@@ -1,0 +1,51 @@
+"""Old names work, and say what they are called now."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import pytest
+
+import fedgrove
+from fedgrove import core, renamed
+
+
+@pytest.mark.parametrize("old", sorted(renamed.MODULES))
+def test_modules_are_found_under_their_old_names(old: str) -> None:
+    sys.modules.pop(old, None)
+    new = renamed.MODULES[old]
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        module = importlib.import_module(old)
+    there = importlib.import_module(new)
+    public = [name for name in vars(there) if not name.startswith("_")]
+    assert public
+    for name in public:
+        assert getattr(module, name) is getattr(there, name)
+    # The module keeps its own name: what it defines can still be pickled.
+    assert there.__spec__ is not None
+    assert there.__spec__.name == new
+    sys.modules.pop(old, None)
+
+
+@pytest.mark.parametrize(
+    ("module", "old"), [(module, old) for module, names in renamed.NAMES.items() for old in names]
+)
+def test_old_names_in_a_module(module: str, old: str) -> None:
+    there = importlib.import_module(module)
+    new = renamed.NAMES[module][old]
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is now {module}.{new}"):
+        assert getattr(there, old) is getattr(there, new)
+
+
+def test_old_names_of_the_package() -> None:
+    with pytest.warns(DeprecationWarning, match="fedgrove.core.Info is now"):
+        assert fedgrove.Info is core.ClientInfo
+    with pytest.raises(AttributeError, match="no attribute 'Infos'"):
+        _ = fedgrove.Infos
+
+
+def test_an_old_argument() -> None:
+    with pytest.warns(DeprecationWarning, match="holds= of Give is now expected="):
+        give = core.Give(lambda carry, client: core.Outcome(), holds=core.expected_no_packets)
+    assert give.expected is core.expected_no_packets
