@@ -82,7 +82,7 @@ class FedGen:
             optimiser.step()
         return replace(state, generator={k: v.detach() for k, v in leaves.items()})
 
-    def figures(self, state):
+    def server_metrics(self, state):
         return {"generator_length": float(trees.sq_norm(state.generator)) ** 0.5}
 
     def work(self, verb):

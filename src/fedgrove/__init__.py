@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from .config.experiment import Experiment
     from .core import (
         Batch,
+        Batches,
+        Carry,
         Client,
         ClientInfo,
         Edit,
+        ExpectedPacket,
+        ExpectedReport,
         Give,
         Measure,
         Outcome,
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
         Setup,
         Task,
         Train,
+        expected_as_sent,
+        expected_no_packets,
     )
     from .data import from_arrays, load
     from .errors import EngineError, FedgroveError, InputError, InputErrors, WireError
@@ -41,10 +47,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "Batches",
+    "Carry",
     "Client",
     "ClientInfo",
     "Edit",
     "EngineError",
+    "ExpectedPacket",
+    "ExpectedReport",
     "Experiment",
     "FederatedClassifier",
     "FederatedRegressor",
@@ -65,6 +75,8 @@ __all__ = [
     "choose",
     "compare",
     "cost",
+    "expected_as_sent",
+    "expected_no_packets",
     "export_model",
     "from_arrays",
     "load",

@@ -1,9 +1,9 @@
-"""The nouns: what travels, what a client is and does, what a method is, what runs it. Read first.
+"""The nouns: packets, tasks, reports, clients, stages, methods and engines. Read this first.
 
 A :class:`Method` plans :class:`Task` objects and folds :class:`Report` objects; it never sees
-bytes, devices or networks. An :class:`Engine` carries tasks to where the data are and does the
-method's work there, stage by stage; it never sees maths. A stage reads and writes the *carry*: a
-dictionary of named trees.
+bytes, devices or networks. An :class:`Engine` takes tasks to where the data are and runs the
+method's stages there; it never sees maths. A stage reads and writes the *carry*: a dictionary of
+named trees.
 
 The carry of a task starts as::
 
@@ -12,7 +12,7 @@ The carry of a task starts as::
     carry[m]            each tree m the client remembers from earlier rounds
                         (a packet of the same name wins)
     carry["settings"]   the task's numbers and the round, as tensors
-    carry["client"]     where a client has them: its own labels and its task, as tensors
+    carry["client"]     the client's own labels and its task, as tensors, if it has them
     carry["aux"]        what objectives keep from step to step
 """
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .wire.codec import Codec
 
 Carry = dict[str, Tree]
-Settings = Mapping[str, float | Sequence[float]]
+TaskSettings = Mapping[str, float | Sequence[float]]
 
 RESERVED = {
     "settings": "the task's numbers",
@@ -59,39 +59,46 @@ RESERVED = {
     "aux": "what objectives keep from step to step",
     "own": "the model that fine-tuning leaves with a client",
 }
-"""Names of trees that are taken: no packet and no memory of a method's may be called so."""
+"""Reserved names in the carry: no packet and no memory of a method may use them."""
 
 
 def check_names(names: Iterable[str], what: str) -> None:
-    """Refuse names that the carry has for something else."""
+    """Refuse names of packets or memories that the carry reserves.
+
+    Args:
+        names: The names that the method uses.
+        what: "a packet" or "a memory", for the error message.
+
+    Raises:
+        InputError: A name is reserved.
+    """
     for name in names:
         if name in RESERVED:
             raise InputError(
                 f"the method calls {what} {name!r}, which is the name of {RESERVED[name]}; "
                 "give it another name."
             )
-        # A packet's own mask is found there.
+        # The carry keeps the mask of packet p under this name.
         if name.endswith(".mask") and what == "a packet":
             raise InputError(
-                f"the method calls a packet {name!r}; a mask travels with its packet: "
+                f"the method calls a packet {name!r}; a mask is part of its packet: "
                 "Packet(values, mask)."
             )
 
 
 SCORING_VERBS = ("evaluate", "finetune")
-"""The verbs that every run has beside its method's own; their traffic is counted apart."""
+"""The verbs that every run adds to those of its method; their bytes are counted separately."""
 
 
-# ---- what travels --------------------------------------------------------------------------------
+# ---- messages between server and clients ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Packet:
-    """Named tensors with an optional mask: what crosses the wire, before any byte is written.
+    """Named tensors with an optional mask: one part of a message, before it is encoded.
 
-    Where the mask is false the values are +0.0, as :func:`fedgrove.trees.masked` makes them: that
-    is what a receiver reads there. In a packet without a mask the codec leaves zeros out as well,
-    but a -0.0 is a value like any other.
+    Where the mask is false the values must be +0.0, as :func:`fedgrove.trees.masked` makes them,
+    because the receiver reads +0.0 there. Without a mask, codecs skip +0.0 too, but keep -0.0.
     """
 
     values: Tree
@@ -100,35 +107,36 @@ class Packet:
 
 @dataclass(frozen=True)
 class Task:
-    """Server to one client: packets, numbers, and the name of the work to do with them.
+    """A message from the server to one client: packets, numbers, and the work to do.
 
-    A verb may have a qualifier, "train:evidence". Randomness depends only on the part before the
-    colon, so that a method which also measures something trains as it would without.
+    ``verb`` names the work; :meth:`Method.work` returns its stages. A verb may have a qualifier, as
+    in "train:evidence". Randomness depends only on the part before the colon, so that a client that
+    also measures something trains exactly as it would without measuring.
     """
 
     to: int
     send: Mapping[str, Packet] = field(default_factory=dict)
-    settings: Settings = field(default_factory=dict)
+    settings: TaskSettings = field(default_factory=dict)
     verb: str = "train"
     round: int = 0
-    """This and the next two are filled in by :mod:`fedgrove.runs.rounds`; part of every seed."""
+    """The round. :mod:`fedgrove.runs.rounds` fills in this field and the next two."""
     attempt: int = 0
-    """How often this exchange was abandoned before; part of every seed."""
+    """How often this exchange was abandoned before. Seeds depend on it and on the round."""
     memory: str | None = None
-    """The version of the client's memory that the server knows of. After a reply that was lost or
-    refused the client goes back to it."""
+    """The version of the client's memory that the server accepted last. The client starts from it,
+    also if it has a newer one whose report was lost or refused."""
 
 
 Cost = Mapping[str, Mapping[str, int]]
-"""Real bytes, by direction ("up", "down") and part."""
+"""Encoded bytes by direction ("up", "down") and part of the message."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One client to the server.
+    """A message from one client to the server: the answer to a task.
 
-    ``cost``, ``memory`` and ``macs`` are filled in by the engine: real bytes, the version of what
-    the client remembers from now on, if that changed, and the multiply-accumulates of its work.
+    The engine fills in ``cost`` (encoded bytes), ``memory`` (the new version of the client's
+    memory, if it changed) and ``macs`` (the multiply-accumulates of its work).
     """
 
     of: int
@@ -142,27 +150,25 @@ class Report:
 
 @dataclass(frozen=True)
 class Lost:
-    """A task that got no usable reply: why, in a word that is counted and in a sentence.
-
-    ``cost`` is what its messages cost all the same.
-    """
+    """A task without a usable reply, and the reason. ``cost`` counts the bytes that were sent."""
 
     of: int
     reason: str
-    """One of the words of :data:`LOST_REASONS`."""
+    """A key of :data:`LOST_REASONS`."""
     detail: str = ""
+    """The reason in one sentence."""
     cost: Cost = field(default_factory=dict)
 
 
 LOST_REASONS = {
     "crashed": "the client's work ended with an error",
-    "died": "the process that worked for the client ended, twice; or its machine is gone",
+    "died": "the client's worker process ended twice, or its machine is gone",
     "late": "no answer within --timeout, or within --deadline on the virtual clock",
     "unreadable": "the reply could not be read",
     "unanswered": "the engine gave no answer",
     "unsent": "the task could not be sent: it is too large, or the client has not joined",
 }
-"""Why a task can be lost."""
+"""Why a task can be lost: the reason, and what it means."""
 
 Answer = Report | Lost
 
@@ -171,19 +177,23 @@ Answer = Report | Lost
 
 
 REFERENCE_GMACS = 1.0
-"""A device of speed 1 does so many billion multiply-accumulates per second when it trains: a round
-number of ours, not a measurement."""
+"""Billions of multiply-accumulates per second that a device of speed 1 does in training. A round
+number that we chose, not a measurement."""
 
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What the server knows of a client: how many examples it has and what kind of device it is.
+    """What the server knows about a client: its number of training examples and its device.
 
-    bandwidth is that of the uplink in Mbit/s, which is what a server budgets by; downlink is the
-    other way, None if it is the same. speed is relative to a reference device
-    (:data:`REFERENCE_GMACS`), memory is in bytes; task is the data set it belongs to, in a
-    federation that mixes several: for its own loss, and for whoever reads the scores. A method's
-    server must not look at it: that is what it has to find out.
+    Args:
+        examples: The number of training examples.
+        bandwidth: The uplink in Mbit/s.
+        speed: Training speed relative to a reference device (:data:`REFERENCE_GMACS`).
+        memory: Device memory in bytes.
+        task: The data set that the client belongs to, in a federation that mixes several. It
+            selects the client's loss and groups the scores. The server side of a method must not
+            read it: a method that separates tasks has to find them itself.
+        downlink: The downlink in Mbit/s; None: equal to ``bandwidth``.
 
     >>> device = ClientInfo(examples=100, bandwidth=5.0, downlink=40.0)
     >>> device.up, device.down, ClientInfo(examples=100, bandwidth=5.0).down
@@ -205,20 +215,22 @@ class ClientInfo:
 
     @property
     def up(self) -> float:
-        """Mbit/s from the client to the server."""
+        """Uplink in Mbit/s."""
         return self.bandwidth
 
     @property
     def down(self) -> float:
-        """Mbit/s from the server to the client."""
-        return self.bandwidth if self.downlink is None else self.downlink
+        """Downlink in Mbit/s."""
+        if self.downlink is None:
+            return self.bandwidth
+        return self.downlink
 
 
 class Batch(NamedTuple):
-    """Some examples.
+    """A batch of examples; a named tuple, because ``torch.func`` can map over one.
 
-    ``weight`` 0 marks padding; ``index`` is the position in the client's split; ``position`` is the
-    batch's number within the epoch. (A named tuple is a pytree, which ``torch.func`` can map over.)
+    ``weight`` is 0 for padding. ``index`` is each example's position in the client's split;
+    ``position`` is the number of the batch within the epoch.
     """
 
     x: Tensor
@@ -236,12 +248,12 @@ class Batches:
     size: int = 256
     shuffle: bool = False
     limit: int | None = None
-    """At most this many batches: with ``shuffle``, or they are the first rows in storage order."""
+    """At most this many batches. Without ``shuffle`` these are the first rows in storage order."""
     least: int = 1
-    """A last batch with fewer examples is left out (BatchNorm cannot train on one)."""
+    """A last batch with fewer examples is skipped (BatchNorm cannot train on one example)."""
 
     def seen(self, count: int) -> int:
-        """How many of ``count`` examples one pass sees.
+        """Return how many of ``count`` examples one pass uses.
 
         >>> Batches(size=4, limit=2).seen(30), Batches(size=4, least=2).seen(9)
         (8, 8)
@@ -259,9 +271,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Client:
-    """A client while it works on one task: its data, what it remembers, the network.
+    """A client while it works on one task: its data, its memory and the network.
 
-    ``start`` holds the network's initial parameters: both sides draw them from the run's seed, so
+    ``memory`` holds the trees that the client kept from earlier tasks. ``start`` holds the
+    network's initial parameters, which client and server both draw from the run's seed, so that
     they cost no bytes.
     """
 
@@ -272,7 +285,7 @@ class Client:
     net: Net
     start: Tree
     seed: int
-    """For this client in this task: derived from (seed, round, client, verb)."""
+    """The seed of this client in this task, derived from (seed, round, client, verb)."""
     nets: Mapping[str, Net] = field(default_factory=dict)
     """All networks of the method by name; ``net`` is the one called "model"."""
 
@@ -282,9 +295,11 @@ class Client:
         return self.net.layout
 
     def order(self, over: Batches, *purpose: int | str) -> Tensor:
-        """The examples of one pass over a split, in order.
+        """Return the positions of the examples of one pass over a split, in order.
 
-        A shuffle depends on the seed and ``purpose`` alone.
+        Args:
+            over: The split, batch size and whether to shuffle.
+            purpose: What the pass is for; the shuffle depends on it and on ``seed`` only.
         """
         count = len(getattr(self.data, over.split))
         if over.shuffle:
@@ -295,7 +310,7 @@ class Client:
         return order[: over.seen(count)]
 
     def batches(self, over: Batches, *purpose: int | str) -> Iterator[Batch]:
-        """One pass over a split, batch by batch."""
+        """Yield the batches of one pass over a split; arguments as for :meth:`order`."""
         examples = getattr(self.data, over.split)
         order = self.order(over, *purpose)
         if not len(order):
@@ -312,19 +327,20 @@ class Client:
             )
 
 
-# ---- what a client does: a short tuple of stages, in order ---------------------------------------
+# ---- the stages of a client's work ---------------------------------------------------------------
 
 
 GRADIENT_PASSES = 3
-"""What a gradient costs, in forward passes: one forwards, and about two backwards."""
+"""The cost of a gradient in forward passes: one forward, and about two backward."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """Parameters move from ``carry[start]`` to ``carry[end]``, under ``carry[mask]`` if there.
+    """Train parameters from ``carry[start]`` and store them as ``carry[end]``.
 
-    A pure function of tensors, so that an engine may batch it over clients: the objective has no
-    Python branch on data.
+    If the carry has the mask, only unmasked parameters are trained. The stage is a pure function of
+    tensors, so that an engine can run many clients in one batch: the objective must have no Python
+    branch on data.
     """
 
     objective: Objective
@@ -332,28 +348,28 @@ class Train:
     start: str = "model"
     end: str = "local"
     mask: str | None = None
-    """None: the mask that came with ``start``, ``start + ".mask"``; "": none."""
+    """The mask's name in the carry; None: ``start + ".mask"``, sent with the packet; "": none."""
     net: str = "model"
-    """Which of the method's networks is trained."""
+    """The name of the network to train, among the method's networks."""
     at: Callable[[Tree, Carry], Tree] | None = None
-    """The forward pass is made at ``at(params, carry)``, at masked, clustered or rounded weights,
-    and its gradient moves the parameters themselves ("straight through"). Pure, like Train.
+    """Run the forward pass at ``at(params, carry)``, for example at masked or rounded weights, and
+    apply its gradient to ``params`` (a straight-through estimator). Must be pure.
 
-    It must compare equal from round to round, or batched stacks no clients of other runs with these
-    and captures its CUDA graphs anew each time: a function of a module, a method of a frozen
-    dataclass or an instance of one, and no lambda that ``work`` makes at each call."""
+    It must compare equal in every run of the method; otherwise ``batched`` cannot stack clients of
+    several runs, and captures its CUDA graphs again for each run. Use a module-level function, or
+    an instance of a frozen dataclass or one of its methods; not a lambda."""
     differentiate: bool = False
-    """Whether the gradient goes through ``at`` by the chain rule instead of past it: scores that
-    make a mask are moved by what they do to the weights."""
+    """Whether the gradient is taken through ``at`` by the chain rule, as for scores that define a
+    mask."""
     whole: tuple[str, ...] = ()
-    """Trees of the carry that keep their full width where the mask removes whole channels, and all
-    others are narrowed with the network: a teacher's, which ``out.whole`` runs."""
+    """Trees of the carry that keep their full width if the mask removes whole channels. All other
+    trees are narrowed with the network. For example a teacher's, which ``out.whole`` runs."""
     frozen: str = ""
-    """A tree of the carry whose parameters and buffers, by name, stay as they are; "": none."""
+    """A tree of the carry that names the parameters and buffers to keep unchanged; "": none."""
 
     @property
     def mask_name(self) -> str:
-        """The name under which the carry may hold a mask."""
+        """The mask's name in the carry, which need not have one."""
         if self.mask is None:
             return f"{self.start}.mask"
         return self.mask
@@ -361,10 +377,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Measure:
-    """``carry[name]`` becomes the sum over batches of ``f(net, carry[of], batch, carry)``.
+    """Store the sum over batches of ``f(net, carry[of], batch, carry)`` as ``carry[name]``.
 
-    Pure, like Train. On the virtual clock it takes one forward pass, or as many as ``f.passes``
-    says: a gradient counts as three (:data:`GRADIENT_PASSES`).
+    ``f`` must be pure, as for :class:`Train`. On the virtual clock the stage costs ``f.passes``
+    forward passes, by default one; a gradient counts as three (:data:`GRADIENT_PASSES`).
     """
 
     name: str
@@ -372,21 +388,21 @@ class Measure:
     over: Batches = Batches()
     of: str = "model"
     net: str = "model"
-    """Which of the method's networks ``f`` gets."""
+    """The name of the network that ``f`` gets, among the method's networks."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Any change of the carry, for one client at a time: choose a group, cluster weights, ..."""
+    """Change the carry in any way, one client at a time: choose a group, cluster weights, ..."""
 
     f: Callable[[Carry, Client], Carry]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a client's work: what to send, what to report, what to remember.
+    """The result of a client's work: packets to send, numbers to report, trees to remember.
 
-    A name that is left out of ``memory`` stays as it was.
+    Trees in the client's memory that ``memory`` does not name stay unchanged.
     """
 
     give: Mapping[str, Packet] = field(default_factory=dict)
@@ -396,43 +412,44 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ExpectedPacket:
-    """What one packet of an answer looks like: its tensors, in order, and its mask."""
+    """The form of one packet of a report: names, types and shapes of its tensors, and its mask."""
 
     tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
     mask: Mask | Literal["own"] | None = None
-    """This very mask; or "own": one that the client chose, or none; or None: without a mask."""
+    """Exactly this mask; or "own": any mask that the client chose, or none; or None: no mask."""
 
     @classmethod
     def of(
         cls, tree: Mapping[str, Tensor], mask: Mask | Literal["own"] | None = None
     ) -> ExpectedPacket:
-        """The form of a packet that holds tensors like these."""
+        """Return the form of a packet with tensors like those of ``tree``."""
         tensors = {name: (leaf.dtype, tuple(leaf.shape)) for name, leaf in tree.items()}
         return cls(tensors, mask)
 
 
 @dataclass(frozen=True)
 class ExpectedReport:
-    """What the answer to a task holds: these packets and no others, and these numbers.
+    """What the report on a task contains: exactly these packets, and at least these numbers.
 
-    Numbers stand with the range they must lie in; others are free, as long as they are finite.
+    Each number has a range (lowest, highest). Other numbers are allowed if they are finite.
     """
 
     packets: Mapping[str, ExpectedPacket] = field(default_factory=dict)
     metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     optional: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Numbers that may be left out; where they are given, their range counts."""
+    """Numbers that a report may leave out; if it has them, they must lie in their range."""
 
 
 def expected_as_sent(task: Task, net: Net) -> ExpectedReport:
-    """The packets that the task sent, changed in their values only."""
-    return ExpectedReport(
-        {name: ExpectedPacket.of(packet.values, packet.mask) for name, packet in task.send.items()}
-    )
+    """Expect the packets of the task, with other values: the default of :class:`Give`."""
+    packets = {}
+    for name, packet in task.send.items():
+        packets[name] = ExpectedPacket.of(packet.values, packet.mask)
+    return ExpectedReport(packets)
 
 
 def expected_no_packets(task: Task, net: Net) -> ExpectedReport:
-    """Nothing but the news that the work is done."""
+    """Expect a report without packets."""
     return ExpectedReport()
 
 
@@ -440,8 +457,8 @@ def expected_no_packets(task: Task, net: Net) -> ExpectedReport:
 class Give:
     """The last stage: what leaves the client.
 
-    ``expected`` declares what the report contains, so that the server can refuse anything else: a
-    report that looks different never reaches ``fold``.
+    ``expected(task, net)`` declares what the report contains. The server refuses any other report
+    before it reaches ``fold``.
     """
 
     f: Callable[[Carry, Client], Outcome]
@@ -459,14 +476,14 @@ class Give:
 Stage = Train | Measure | Edit | Give
 
 
-# ---- what a method is ----------------------------------------------------------------------------
+# ---- methods -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Setup:
     """What the server knows before the first round.
 
-    ``fresh(j)`` draws the j-th other set of initial parameters.
+    ``fresh(j)`` draws the j-th alternative set of initial parameters.
     """
 
     params: Tree
@@ -477,9 +494,9 @@ class Setup:
     nets: Mapping[str, Net] = field(default_factory=dict)
     """All networks of the method by name; ``net`` is the one called "model"."""
     sample: Callable[[int], tuple[int, ...]] | None = None
-    """``sample(n)`` draws so many clients from the run's seed; None: the first ones are taken."""
+    """``sample(n)`` draws n clients from the run's seed; None: take the first n."""
     cohort: int = 1
-    """How many clients take part in a round."""
+    """The number of clients that take part in a round."""
 
     @property
     def layout(self) -> Layout:
@@ -487,7 +504,7 @@ class Setup:
         return self.net.layout
 
     def some_clients(self, most: int) -> tuple[int, ...]:
-        """Whom to ask where all clients should be asked: all, in order, or a sample of ``most``."""
+        """Return all clients in order, or a sample of ``most`` if there are more."""
         if len(self.clients) <= most:
             return tuple(sorted(self.clients))
         if self.sample is None:
@@ -495,9 +512,13 @@ class Setup:
         return self.sample(most)
 
     def all_clients(self, why: str) -> tuple[int, ...]:
-        """All clients in order, for a method that cannot do with a sample; ``why`` says so.
+        """Return all clients in order, for a method that needs all of them.
 
-        More than :data:`MOST_AT_ONCE` are refused.
+        Args:
+            why: What the method does that needs all clients, for the error message.
+
+        Raises:
+            InputError: There are more than :data:`MOST_AT_ONCE` clients.
         """
         check(
             len(self.clients) <= MOST_AT_ONCE,
@@ -510,7 +531,7 @@ class Setup:
 
 
 MOST_AT_ONCE = 10_000
-"""So many clients may take part in one exchange, or have a place of their own in a state."""
+"""The most clients that may take part in one exchange, or have their own entry in a state."""
 
 
 class State(Protocol):
@@ -518,63 +539,76 @@ class State(Protocol):
 
     @property
     def round(self) -> int:
-        """Rounds completed. An exchange that is not a round (a clustering) leaves it as it is."""
+        """The number of completed rounds. An exchange that is not a round, such as one that forms
+        groups, does not change it."""
 
 
 S = TypeVar("S")
 
 
 class Method(Protocol[S]):
-    """A federated algorithm.
+    """A federated algorithm: a frozen dataclass whose fields are its parts.
 
-    A frozen dataclass whose fields are its parts, and pure functions of an explicit state.
+    All functions are pure: what changes from round to round is in the state.
     """
 
     @property
     def local(self) -> LocalTraining | None:
-        """How clients train; None takes the data set's own recipe."""
+        """How clients train; None: as the data set recommends."""
 
     @property
     def codec(self) -> Codec:
-        """How packets are written."""
+        """How packets are encoded."""
 
     def init(self, setup: Setup) -> S:
-        """The state before round 0."""
+        """Return the state before round 0."""
 
     def deliver(self, state: S, client: int) -> Mapping[str, Packet]:
-        """What a client is sent in order to use the model now; empty if it uses its own."""
+        """Return the packets that a client needs to use the current model.
+
+        They are empty if the client uses a model that it keeps itself.
+        """
 
     def plan(self, state: S, cohort: Sequence[int]) -> list[Task]:
-        """The tasks of the next exchange."""
+        """Return the tasks of the next exchange, at most one for each client.
+
+        Args:
+            state: The current state.
+            cohort: The clients drawn for this round. The tasks may go to other clients too.
+        """
 
     def fold(self, state: S, reports: Iterable[Report]) -> S:
-        """The next state. Reports come one by one, in task order: keep sums, not reports.
+        """Return the next state.
 
-        Some tasks may have none: their clients failed, or what they sent was refused.
+        Args:
+            state: The state that the tasks were planned from.
+            reports: The reports in task order, one by one: keep sums, not reports. Tasks whose
+                clients failed, and reports that were refused, are missing.
         """
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """What a client does on a verb.
+        """Return the stages of a client's work on a verb; called once for each run and verb.
 
-        After "use", ``carry["model"]`` is the client's own model.
+        The work of every verb ends with :class:`Give`, except "use": after its stages,
+        ``carry["model"]`` is the model that the client uses.
         """
 
 
-# ---- what a method may have beside that ----------------------------------------------------------
+# ---- what a method may have in addition ----------------------------------------------------------
 
 
 @runtime_checkable
 class WithPaper(Protocol):
-    """A method whose paper says what it sends."""
+    """A method whose paper has a formula for the bytes that it sends."""
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """What the paper's own formula counts, both directions unless it says otherwise."""
+        """Return the bytes of a run by the paper's formula, in both directions unless noted."""
 
 
-def bytes_of_paper(
+def count_paper_bytes(
     method: AnyMethod, net: Net, clients: int, cohort: int, rounds: int
 ) -> int | None:
-    """What the method's paper counts; None where there is none."""
+    """Return the bytes of a run by the formula of the method's paper; None without a formula."""
     if not isinstance(method, WithPaper):
         return None
     return method.paper_bytes(net, clients, cohort, rounds)
@@ -582,43 +616,47 @@ def bytes_of_paper(
 
 @runtime_checkable
 class WithNets(Protocol):
-    """A method with more networks than one: a teacher beside a student, a generator."""
+    """A method with several networks: for example a teacher and a student, or a generator."""
 
     def nets(self, net: Net) -> Mapping[str, Net]:
-        """The other networks by name; ``net`` is the run's own, called "model".
+        """Return the additional networks by name; ``net`` is the run's network, called "model".
 
-        Initial weights are drawn from torch's generator, which the run has seeded.
+        Draw initial weights from torch's global generator, which the run has seeded.
         """
 
 
 @runtime_checkable
 class WithPrediction(Protocol):
-    """A method whose clients predict otherwise than by one pass of one network: by a mixture."""
+    """A method whose clients predict with more than one pass of one network, such as a mixture."""
 
     def predict(self, net: Net, model: Tree, x: Tensor, carry: Carry) -> Tensor:
-        """The logits for ``x``, where ``model`` is the client's (fine-tuned) model. Pure.
+        """Return the logits for ``x``. Must be pure.
 
-        ``net`` is the run's own; ``net.nets`` are all of the method's.
+        Args:
+            net: The run's network; ``net.nets`` are all networks of the method.
+            model: The client's model, fine-tuned if the run fine-tunes.
+            x: The inputs.
+            carry: The carry after the stages of "use".
         """
 
 
 @runtime_checkable
 class WithTuning(Protocol):
-    """A method with a prediction of its own that can be fine-tuned; without this it is refused."""
+    """A method with ``predict`` that can be fine-tuned. Without this, fine-tuning it is refused."""
 
     @property
     def tuned(self) -> str:
-        """The tree of the carry that is trained, in the network of that name, or else in "model".
+        """The name of the tree in the carry to fine-tune; ``predict`` gets it as ``model``.
 
-        It is what ``predict`` then gets as ``model``, and finds in the carry.
+        It is trained in the network of that name if there is one, otherwise in "model".
         """
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server trains: its networks, and a seed for this exchange alone.
+    """What the server trains with: the method's networks, and a seed for this exchange.
 
-    Torch's global generator is seeded with it too, for dropout, and torch has one thread.
+    Torch's global generator is seeded with it as well, for dropout, and torch uses one thread.
     """
 
     nets: Mapping[str, Net]
@@ -627,56 +665,57 @@ class Server:
 
 @runtime_checkable
 class WithServerTraining(Protocol[S]):
-    """A method that trains on the server as well, after the reports of an exchange are folded."""
+    """A method that also trains on the server, after the reports of an exchange are folded."""
 
     def train_server(self, state: S, server: Server) -> S:
-        """The next state; a pure function of its arguments. The round stays as it is."""
+        """Return the next state, with the same round. Must be pure."""
 
 
 @runtime_checkable
-class WithFigures(Protocol):
-    """A method with figures of its own."""
+class WithServerMetrics(Protocol):
+    """A method that reports numbers about its state, such as the number of groups."""
 
-    def figures(self, state: Any) -> Mapping[str, float]:
-        """Numbers that go into metrics.jsonl and summary.json under ``figures``."""
+    def server_metrics(self, state: Any) -> Mapping[str, float]:
+        """Return finite numbers by name; metrics.jsonl and summary.json have them as "figures"."""
 
 
 @runtime_checkable
 class WithTrainedStart(Protocol):
-    """A method whose paper starts from trained weights: a run from scratch then says that it is."""
+    """A method whose paper may start from trained weights; a run from scratch then has a note."""
 
     @property
     def starts_trained(self) -> bool:
-        """Whether its paper does."""
+        """Whether the paper starts from trained weights."""
 
 
 @runtime_checkable
 class WithNotes(Protocol):
-    """A method that has something to say of the network it is given."""
+    """A method with notes about how it treats a network."""
 
     def notes(self, net: Net) -> list[str]:
-        """Sentences for ``summary["notes"]``."""
+        """Return sentences for ``summary["notes"]``."""
 
 
 @runtime_checkable
 class EngineWithNotes(Protocol):
-    """An engine that could not do all as it was asked to."""
+    """An engine with notes about what it did differently from what was requested."""
 
     def notes(self, run: Run) -> list[str]:
-        """What it did otherwise in this run, for ``summary["notes"]``."""
+        """Return sentences about this run for ``summary["notes"]``."""
 
 
 class Engine(Protocol):
-    """Does the work where the data are: all that differs between a laptop, a GPU and a network."""
+    """Runs tasks where the data are: in this process, on a GPU or over a network."""
 
     @property
     def name(self) -> str:
-        """What ``--engine`` calls it."""
+        """The engine's name, as ``--engine`` takes it."""
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
-        """Do the jobs: one answer for each, in job order. Several runs may travel together.
+        """Do the jobs and yield one answer for each, in job order.
 
-        Nothing that a client does is raised here; its task is :class:`Lost`.
+        The jobs may belong to several runs. An error in a client's work is not raised: the answer
+        to its task is :class:`Lost`.
         """
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Mine:
     def work(self, verb):
         return {"train": (Train(CrossEntropy(), self.local), Give(send_model)), "use": ()}[verb]
 
-    def figures(self, state):
+    def server_metrics(self, state):
         return {"shift": self.by.shift()}
 
 

@@ -122,7 +122,7 @@ def test_what_the_paper_counts_of_an_uplink_by_hand(tmp_path: Path) -> None:
     run = tiny(FedWCP(k=4), tmp_path)
     *_, (_, _, _, after) = exchanges(run)
     assert run.net.layout.size == 5187
-    assert run.method.figures(after) == {
+    assert run.method.server_metrics(after) == {
         "centroids": 4,
         "uplink_counted": pytest.approx((384 + 10112 + 4192) / (32 * 5187)),
     }

@@ -234,7 +234,7 @@ def test_a_round_without_reports_changes_nothing() -> None:
 def test_figures_count_groups() -> None:
     method = FedAPTA(ratios=(0.0,))
     state = exchange(method, method.init(start(8)), two_tasks())
-    assert method.figures(state) == {"groups": 2, "largest_group": 4}
+    assert method.server_metrics(state) == {"groups": 2, "largest_group": 4}
 
 
 # ---- ratios --------------------------------------------------------------------------------------

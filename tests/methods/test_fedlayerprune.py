@@ -323,7 +323,7 @@ def test_weaker_devices_prune_more(tmp_path: Path) -> None:
 def test_figures_of_its_own(tmp_path: Path) -> None:
     run = tiny(tmp_path)
     final = play(run, Serial())
-    figures = run.method.figures(final)
+    figures = run.method.server_metrics(final)
     assert 0 < figures["mask_stability"] <= 1
     for name in run.net.layout.prunable:
         assert figures[f"density:{name}"] == pytest.approx(float(final.mask[name].double().mean()))

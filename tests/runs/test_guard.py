@@ -17,13 +17,13 @@ from fedgrove import methods
 from fedgrove.cli import main
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, MethodError
-from fedgrove.runs.guard import figures_of
+from fedgrove.runs.guard import server_metrics_of
 
 FAULTS = {
     "plan": "def plan(self, state, cohort): return [1 / 0 for k in cohort]",
     "fold": "def fold(self, state, reports): return [1 / 0 for report in reports]",
     "deliver": "def deliver(self, state, client): return 1 / 0",
-    "figures": "def figures(self, state): return {'a': 1 / 0}",
+    "server_metrics": "def server_metrics(self, state): return {'a': 1 / 0}",
     "train_server": "def train_server(self, state, server): return 1 / 0",
     "predict": "def predict(self, net, model, x, carry): return 1 / 0",
     "work('use')": "def work(self, verb): return {'use': (), 'train': 1}[verb][1 / 0]",
@@ -130,7 +130,7 @@ def test_a_fold_that_returns_nothing(tmp_path: Path) -> None:
 
 
 class Figured(methods.FedAvg):
-    def figures(self, state: Any) -> Any:
+    def server_metrics(self, state: Any) -> Any:
         return state
 
 
@@ -138,7 +138,7 @@ class Figured(methods.FedAvg):
     "figure", [2, 2.0, np.float32(2), torch.tensor(2.0), torch.ones(1) * 2], ids=repr
 )
 def test_any_one_number_is_a_figure(figure: Any) -> None:
-    figures = figures_of(Figured(), {"a": figure})
+    figures = server_metrics_of(Figured(), {"a": figure})
     assert figures == {"figures": {"a": 2.0}}
     assert type(figures["figures"]["a"]) is float
 
@@ -146,15 +146,25 @@ def test_any_one_number_is_a_figure(figure: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"a": float("nan")}, "the figure 'a' is nan; give one finite number"),
-        ({"a": torch.ones(2)}, r"the figure 'a' is tensor\(\[1., 1.\]\)"),
-        ({"a": None}, "the figure 'a' is None"),
-        (None, "figures gives a NoneType; give a dictionary"),
+        ({"a": float("nan")}, "the number 'a' of server_metrics is nan; give one finite number"),
+        ({"a": torch.ones(2)}, r"the number 'a' of server_metrics is tensor\(\[1., 1.\]\)"),
+        ({"a": None}, "the number 'a' of server_metrics is None"),
+        (None, "server_metrics gives a NoneType; give a dictionary"),
     ],
 )
 def test_what_is_no_figure_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises(MethodError, match=f"figured: {sentence}"):
-        figures_of(Figured(), given)
+        server_metrics_of(Figured(), given)
+
+
+class OldNamed(methods.FedAvg):
+    def figures(self, state: Any) -> Any:
+        return {"a": 1}
+
+
+def test_the_old_name_of_the_function_works() -> None:
+    with pytest.warns(DeprecationWarning, match="oldnamed: figures is now server_metrics"):
+        assert server_metrics_of(OldNamed(), None) == {"figures": {"a": 1.0}}
 
 
 def test_from_python_the_cause_is_kept(tmp_path: Path) -> None:

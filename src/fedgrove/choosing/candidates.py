@@ -15,7 +15,7 @@ from .. import methods
 from ..config.experiment import Experiment, Federations, with_settings
 from ..config.grid import has_setting
 from ..config.plan import Plan, plan
-from ..core import AnyMethod, bytes_of_paper
+from ..core import AnyMethod, count_paper_bytes
 from ..errors import BudgetError, InputError
 from ..methods.grove.byte_budget import parse_size
 from ..parts.local import LocalTraining
@@ -194,7 +194,7 @@ def _within(
     if budget is None:
         return fit, ""
     run = planned.run
-    counted = bytes_of_paper(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+    counted = count_paper_bytes(run.method, run.net, len(run.infos), run.cohort, run.rounds)
     if counted is None:
         return fit, ""
     each = counted / len(run.infos)

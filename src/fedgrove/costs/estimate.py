@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, bytes_of_paper
+from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, count_paper_bytes
 from ..data import ClientData, Defaults, Examples, Federation
 from ..data.devices import Trace
 from ..data.lazy import LazyClients
@@ -97,7 +97,7 @@ def cost(
         )
         played = _play(run, with_recipe(method, local), trace)
     layout = run.net.layout
-    paper = bytes_of_paper(method, run.net, clients, cohort, rounds)
+    paper = count_paper_bytes(method, run.net, clients, cohort, rounds)
     # Four bytes per parameter, down and up.
     dense = 8 * layout.size * cohort * rounds
     return {

@@ -77,9 +77,9 @@ class FedWCP:
         """Train, cluster, send."""
         return self._adaptive.work(verb)
 
-    def figures(self, state: State) -> Mapping[str, float]:
+    def server_metrics(self, state: State) -> Mapping[str, float]:
         """Of the last round: centroids per layer, and the uplink by the paper's count."""
-        return self._adaptive.figures(state)
+        return self._adaptive.server_metrics(state)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """k centroids, log2 k bits per weight and 32-bit biases; both directions counted alike."""

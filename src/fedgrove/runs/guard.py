@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import methods
-from ..core import AnyMethod, WithFigures
+from ..core import AnyMethod, WithServerMetrics
 from ..errors import FedgroveError, MethodError
 from ..nets.custom import file_of
 from .per_task import states_of
@@ -93,37 +94,53 @@ def check_state(method: AnyMethod, function: str, state: Any) -> None:
         )
 
 
-def figures_of(method: AnyMethod, state: Any) -> dict[str, dict[str, float]]:
-    """A method's own figures of a state, under ``figures``; nothing where it has none.
+def server_metrics_of(method: AnyMethod, state: Any) -> dict[str, dict[str, float]]:
+    """Return a method's numbers about a state, under "figures"; nothing if it has none.
 
-    Where the server keeps tasks apart, the name of a task stands before those of its figures.
+    If the server keeps tasks apart, the names of the numbers begin with the name of their task.
     """
-    if not isinstance(method, WithFigures):
+    function = _find_server_metrics(method)
+    if not function:
         return {}
-    figures: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for task, own in states_of(state).items():
-        for name, figure in _figures(method, own).items():
-            figures[f"{task}.{name}" if task else name] = figure
-    return {"figures": figures}
+        for name, number in _call_server_metrics(method, function, own).items():
+            numbers[f"{task}.{name}" if task else name] = number
+    return {"figures": numbers}
 
 
-def _figures(method: Any, state: Any) -> dict[str, float]:
-    """The figures of one state, once they are known to be numbers."""
-    with calling(method, "figures"):
-        given = method.figures(state)
+def _find_server_metrics(method: AnyMethod) -> str:
+    """Return the name of the function that a method has for this; "" if it has none."""
+    if isinstance(method, WithServerMetrics):
+        return "server_metrics"
+    # The old name; goes with the next release (:mod:`fedgrove.renamed`).
+    if callable(getattr(method, "figures", None)):
+        name = methods.name_of(method)
+        message = f"{name}: figures is now server_metrics; the old name goes with the next release."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return "figures"
+    return ""
+
+
+def _call_server_metrics(method: AnyMethod, function: str, state: Any) -> dict[str, float]:
+    """Return the numbers of one state, after checking that they are numbers."""
+    with calling(method, function):
+        given = getattr(method, function)(state)
     if not isinstance(given, Mapping):
         kind = type(given).__name__
-        raise MethodError(f"{methods.name_of(method)}: figures gives a {kind}; give a dictionary.")
-    figures = {}
-    for name, figure in given.items():
+        raise MethodError(
+            f"{methods.name_of(method)}: {function} gives a {kind}; give a dictionary."
+        )
+    numbers = {}
+    for name, value in given.items():
         try:
-            number = float(figure)
+            number = float(value)
         except (TypeError, ValueError, RuntimeError):
             number = math.nan
         if not math.isfinite(number):
             raise MethodError(
-                f"{methods.name_of(method)}: the figure {name!r} is {figure!r:.80}; give one "
-                "finite number, or leave it out."
+                f"{methods.name_of(method)}: the number {name!r} of {function} is {value!r:.80}; "
+                "give one finite number, or leave it out."
             )
-        figures[str(name)] = number
-    return figures
+        numbers[str(name)] = number
+    return numbers

@@ -21,7 +21,7 @@ from . import fits, privacy
 from .admission import Admission, TooFewReports, unanswered
 from .clock import Stopwatch, clock_of
 from .folder import RunFolder
-from .guard import figures_of
+from .guard import server_metrics_of
 from .purity import purity_of
 from .rounds import Answers, Exchange, evaluation, rounds
 from .run import Run
@@ -105,7 +105,7 @@ class Member:
             **privacy.asked(self.run, tasks),
         }
         self._now = self.line["virtual_clock"]
-        self.line |= figures_of(self.run.method, self.exchange.state)
+        self.line |= server_metrics_of(self.run.method, self.exchange.state)
         self.line |= purity_of(self.run, self.exchange.state, round_before)
         if self.exchange.why_abandoned:
             why = f"{self.exchange.why_abandoned} {watch.nobody_in_time}".strip()

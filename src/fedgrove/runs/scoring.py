@@ -28,7 +28,7 @@ from ..core import (
     Train,
     WithPrediction,
     WithTuning,
-    bytes_of_paper,
+    count_paper_bytes,
 )
 from ..nets import Net
 from ..nets.initial_weights import SCRATCH
@@ -38,7 +38,7 @@ from ..problems import ACCURACY, AnyProblem, Metric, Tasks
 from ..trees import Tree
 from ..wire.ledger import Ledger
 from . import clock
-from .guard import calling, figures_of
+from .guard import calling, server_metrics_of
 from .purity import purity_of
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ def summarise(
         },
         "validation_clients": {str(n): _validation(scored, n) for n in run.finetune},
         **_densities(reports),
-        **figures_of(run.method, state),
+        **server_metrics_of(run.method, state),
         **_own_prediction(run),
         "notes": [
             *federation.notes,
@@ -471,7 +471,7 @@ def _densities(reports: Sequence[Report]) -> dict[str, dict[str, float]]:
 
 def _paper_bytes(run: Run) -> int | None:
     with calling(run.method, "paper_bytes"):
-        return bytes_of_paper(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+        return count_paper_bytes(run.method, run.net, len(run.infos), run.cohort, run.rounds)
 
 
 def _own_prediction(run: Run) -> dict[str, str]:

@@ -335,7 +335,7 @@ class AdFedWCP:
 
     # ---- what is told of it ----------------------------------------------------------------------
 
-    def figures(self, state: State) -> Mapping[str, float]:
+    def server_metrics(self, state: State) -> Mapping[str, float]:
         """Of the last round: centroids per layer, and the uplink by the paper's count."""
         return {"centroids": state.centroids, "uplink_counted": state.counted}
 

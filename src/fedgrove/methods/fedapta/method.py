@@ -335,7 +335,7 @@ class FedAPTA:
                 moved[group] = state.moved[group]
         return models, moved
 
-    def figures(self, state: State) -> Mapping[str, float]:
+    def server_metrics(self, state: State) -> Mapping[str, float]:
         """How many groups there are, and how many devices the largest has."""
         sizes = Counter(state.groups.values())
         return {"groups": len(state.models), "largest_group": max(sizes.values(), default=0)}

@@ -347,7 +347,7 @@ class FedLayerPrune:
 
     # ---- what is told of it ----------------------------------------------------------------------
 
-    def figures(self, state: State) -> Mapping[str, float]:
+    def server_metrics(self, state: State) -> Mapping[str, float]:
         """The kept share of each layer, and how much of the mask stayed as it was."""
         figures = {"mask_stability": state.stability}
         for name in state.prunable:

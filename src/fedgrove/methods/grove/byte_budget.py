@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...core import Packet, Report, Settings, Setup, Task
+from ...core import Packet, Report, Setup, Task, TaskSettings
 from ...errors import BudgetError, InputError, check
 from ...seeds import torch_rng
 from ...trees import Tree
@@ -96,7 +96,7 @@ def task_bytes(
     send: Mapping[str, Packet],
     codec: Codec,
     setup: Setup,
-    settings: Settings | None = None,
+    settings: TaskSettings | None = None,
     memory: str | None = MEMORY,
 ) -> int:
     """The length of a task in the middle of a run."""

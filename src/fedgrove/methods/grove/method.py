@@ -62,10 +62,10 @@ from ...core import (
     Outcome,
     Packet,
     Report,
-    Settings,
     Setup,
     Stage,
     Task,
+    TaskSettings,
     Train,
 )
 from ...errors import InputError, UnfitError, check
@@ -315,7 +315,7 @@ class Grove:
         """The cohort catches up and trains."""
         known: Known = {}
         sums: holdings.Sums = {}
-        settings: Settings = {"up": state.up} if self.has_budget else {}
+        settings: TaskSettings = {"up": state.up} if self.has_budget else {}
         tasks = []
         for client in cohort:
             send = self._send(state, client, known, sums, will_report=True)
@@ -492,7 +492,7 @@ class Grove:
         )
         return self._scored(branched)
 
-    def figures(self, state: State) -> Mapping[str, float]:
+    def server_metrics(self, state: State) -> Mapping[str, float]:
         """How many groups there are, since when, and how real they are; the shares in use."""
         return {
             "groups": float(max(1, len(set(state.groups.values())))),
