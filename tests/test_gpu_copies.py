@@ -1,4 +1,4 @@
-"""Numbers in two places; here both are on the CPU, and the twin holds others to be told apart."""
+"""Tensors with a cached copy; here both sides are on the CPU, and the copy has other numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgrove import gpu_copies as twins
-from fedgrove import trees
+from fedgrove import gpu_copies, trees
 from fedgrove.core import Packet, Report, Task
 from fedgrove.nets import Net
 from fedgrove.parts.aggregate import WeightedMean
@@ -20,105 +19,105 @@ LIKE = {"w": torch.zeros(2, 2), "b": torch.zeros(1)}
 
 
 def clients(rows: torch.Tensor) -> list[trees.Tree]:
-    return [trees.unflat(row, LIKE) for row in rows]
+    return [trees.unflatten(row, LIKE) for row in rows]
 
 
 def vector_of(tree: trees.Tree) -> torch.Tensor:
-    vector = trees.vector(tree)
+    vector = trees.as_vector(tree)
     assert vector is not None
     return vector
 
 
-def test_a_part_has_the_part_of_its_twin() -> None:
+def test_a_part_has_the_part_of_its_copy() -> None:
     here = torch.arange(10.0).view(2, 5).clone()
-    twins.keep(here, here + 100)
+    gpu_copies.keep_copy(here, here + 100)
     _, second = clients(here)
-    found = twins.of(vector_of(second))
+    found = gpu_copies.find_copy(vector_of(second))
     assert found is not None
     assert found.tolist() == [105.0, 106.0, 107.0, 108.0, 109.0]
-    leaf = twins.of(second["w"])
+    leaf = gpu_copies.find_copy(second["w"])
     assert leaf is not None
     assert leaf.tolist() == [[105.0, 106.0], [107.0, 108.0]]
-    assert twins.on(second["b"], torch.device("cpu")) is second["b"]
+    assert gpu_copies.read_on(second["b"], torch.device("cpu")) is second["b"]
 
 
 def test_leaves_of_rows_are_stacked_in_any_order() -> None:
     here = torch.arange(15.0).view(3, 5).clone()
     there = here + 100
-    twins.keep(here, there)
+    gpu_copies.keep_copy(here, there)
     first, second, third = clients(here)
-    found = twins.rows_of([third["w"], first["w"], third["w"]])
+    found = gpu_copies.stack_rows([third["w"], first["w"], third["w"]])
     assert found is not None
     assert found.tolist() == [
         [[110.0, 111.0], [112.0, 113.0]],
         [[100.0, 101.0], [102.0, 103.0]],
         [[110.0, 111.0], [112.0, 113.0]],
     ]
-    # Another place in the row, another memory, none that has a twin, other strides.
-    assert twins.rows_of([first["b"], vector_of(second)[:1]]) is None
-    assert twins.rows_of([first["w"], torch.zeros(3, 5)[0, :4].view(2, 2)]) is None
-    assert twins.rows_of([first["w"].clone(), first["w"]]) is None
-    assert twins.rows_of([first["w"], second["w"].T]) is None
-    assert twins.rows_of([vector_of(first)[:0], vector_of(third)[5:]]) is None
+    # Another place in the row, another memory, none that has a copy, other strides.
+    assert gpu_copies.stack_rows([first["b"], vector_of(second)[:1]]) is None
+    assert gpu_copies.stack_rows([first["w"], torch.zeros(3, 5)[0, :4].view(2, 2)]) is None
+    assert gpu_copies.stack_rows([first["w"].clone(), first["w"]]) is None
+    assert gpu_copies.stack_rows([first["w"], second["w"].T]) is None
+    assert gpu_copies.stack_rows([vector_of(first)[:0], vector_of(third)[5:]]) is None
     there.add_(1)
-    assert twins.rows_of([first["w"], second["w"]]) is None
+    assert gpu_copies.stack_rows([first["w"], second["w"]]) is None
 
 
 @pytest.mark.parametrize("side", ["here", "there"])
-def test_a_twin_ends_when_either_side_is_written_to(side: str) -> None:
+def test_a_copy_ends_when_either_side_is_written_to(side: str) -> None:
     here = torch.zeros(2, 5)
     there = torch.zeros(2, 5)
-    twins.keep(here, there)
+    gpu_copies.keep_copy(here, there)
     first, second = clients(here)
-    assert twins.of(vector_of(first)) is not None
+    assert gpu_copies.find_copy(vector_of(first)) is not None
     # Also through a view of another client: what is counted is counted for the whole.
     written = second["b"] if side == "here" else there[1]
     written.add_(1)
-    assert twins.of(vector_of(first)) is None
-    assert twins.of(here) is None
+    assert gpu_copies.find_copy(vector_of(first)) is None
+    assert gpu_copies.find_copy(here) is None
 
 
 def test_a_new_tensor_has_none() -> None:
     here = torch.zeros(2, 5)
-    twins.keep(here, torch.zeros(2, 5))
+    gpu_copies.keep_copy(here, torch.zeros(2, 5))
     first, _ = clients(here)
-    assert twins.of(vector_of(first) + 0) is None
-    assert twins.of(vector_of(first).clone()) is None
+    assert gpu_copies.find_copy(vector_of(first) + 0) is None
+    assert gpu_copies.find_copy(vector_of(first).clone()) is None
     # Every other number is no part of its memory.
-    assert twins.of(vector_of(first)[::2]) is None
-    assert twins.of(here.view(torch.int32)) is None
+    assert gpu_copies.find_copy(vector_of(first)[::2]) is None
+    assert gpu_copies.find_copy(here.view(torch.int32)) is None
 
 
-def test_a_twin_goes_with_the_last_view() -> None:
+def test_a_copy_goes_with_the_last_view() -> None:
     gc.collect()
-    before = twins.held()
+    before = gpu_copies.count_bytes()
     here = torch.zeros(2, 5)
-    twins.keep(here, torch.zeros(2, 5))
+    gpu_copies.keep_copy(here, torch.zeros(2, 5))
     first, second = clients(here)
     del here, first
     gc.collect()
-    assert twins.held() == before + 40
-    assert twins.of(vector_of(second)) is not None
+    assert gpu_copies.count_bytes() == before + 40
+    assert gpu_copies.find_copy(vector_of(second)) is not None
     del second
     gc.collect()
-    assert twins.held() == before
+    assert gpu_copies.count_bytes() == before
 
 
 def test_a_view_gets_none() -> None:
     with pytest.raises(ValueError, match="this is a view"):
-        twins.keep(torch.zeros(10).view(2, 5), torch.zeros(2, 5))
+        gpu_copies.keep_copy(torch.zeros(10).view(2, 5), torch.zeros(2, 5))
 
 
 def test_all_can_be_let_go() -> None:
     here = torch.zeros(5)
-    twins.keep(here, torch.zeros(5))
-    twins.forget()
-    assert twins.of(here) is None
+    gpu_copies.keep_copy(here, torch.zeros(5))
+    gpu_copies.drop_all()
+    assert gpu_copies.find_copy(here) is None
 
 
-def test_the_mean_reads_twins() -> None:
+def test_the_mean_reads_gpu_copies() -> None:
     here = torch.zeros(2, 5)
-    twins.keep(here, torch.tensor([[1.0] * 5, [4.0] * 5]))
+    gpu_copies.keep_copy(here, torch.tensor([[1.0] * 5, [4.0] * 5]))
     mean = WeightedMean().start(LIKE)
     first, second = clients(here)
     mean.add(first, 1)
@@ -129,10 +128,10 @@ def test_the_mean_reads_twins() -> None:
     assert mean.value()["b"].tolist() == [pytest.approx(1 / 3)]
 
 
-def test_the_length_of_what_was_sent_reads_twins() -> None:
+def test_the_length_of_what_was_sent_reads_gpu_copies() -> None:
     here = torch.zeros(5)
-    twins.keep(here, torch.tensor([3.0, 0.0, 4.0, 0.0, 12.0]))
-    sent = Packet(trees.unflat(here, LIKE))
+    gpu_copies.keep_copy(here, torch.tensor([3.0, 0.0, 4.0, 0.0, 12.0]))
+    sent = Packet(trees.unflatten(here, LIKE))
     assert Ruler().length(sent) == 13.0
     assert Ruler().length(sent, ("w",)) == 5.0
 
@@ -140,15 +139,15 @@ def test_the_length_of_what_was_sent_reads_twins() -> None:
 def test_what_one_client_was_sent_is_not_brought_to_a_card() -> None:
     here = torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]])
     # Numbers that cannot be read: to ask this device would be an error.
-    twins.keep(here, torch.empty(1, 5, device="meta"))
+    gpu_copies.keep_copy(here, torch.empty(1, 5, device="meta"))
     (changed,) = clients(here)
     task = Task(0, {"model": Packet(LIKE)})
     assert lengths_of(Report(0, {"model": Packet(changed)}), task) == {"model": (13.0, 0.0)}
 
 
-def test_a_length_reads_twins() -> None:
+def test_a_length_reads_gpu_copies() -> None:
     here = torch.zeros(1, 5)
-    twins.keep(here, torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]]))
+    gpu_copies.keep_copy(here, torch.tensor([[3.0, 0.0, 4.0, 0.0, 12.0]]))
     (changed,) = clients(here)
     task = Task(0, {"model": Packet(LIKE)})
     report = Report(0, {"model": Packet(changed)})
@@ -168,14 +167,16 @@ def test_a_length_reads_twins() -> None:
 def test_a_stack_is_measured_at_once() -> None:
     """Rows of a stack, cut to the columns asked for; each client has its own length."""
     here = torch.zeros(3, 5)
-    twins.keep(here, torch.tensor([[3.0, 4.0, 0, 0, 2], [0, 0, 0, 0, 3], [6, 8, 0, 0, 4.0]]))
+    gpu_copies.keep_copy(
+        here, torch.tensor([[3.0, 4.0, 0, 0, 2], [0, 0, 0, 0, 3], [6, 8, 0, 0, 4.0]])
+    )
     first, second, third = clients(here)
-    found = twins.row_of(vector_of({"b": second["b"]}))
+    found = gpu_copies.find_row(vector_of({"b": second["b"]}))
     assert found is not None
     rows, row = found
     assert (rows.tolist(), row) == ([[2.0], [3.0], [4.0]], 1)
     # What spans two rows is no row.
-    assert twins.row_of(here.view(-1)[3:7]) is None
+    assert gpu_copies.find_row(here.view(-1)[3:7]) is None
     ruler = Ruler()
     task = Task(0, {"model": Packet(LIKE)})
     lengths = []
@@ -189,53 +190,53 @@ def test_a_stack_is_measured_at_once() -> None:
 
 def test_a_vector_is_brought_once_and_whole() -> None:
     cpu = torch.device("cpu")
-    model = trees.joined({"w": torch.ones(2, 2), "b": torch.full((1,), 3.0)})
-    first = twins.brought(model["w"], cpu)
+    model = trees.pack_leaves({"w": torch.ones(2, 2), "b": torch.full((1,), 3.0)})
+    first = gpu_copies.find_or_make_copy(model["w"], cpu)
     assert first is not None
     assert first.tolist() == [[1.0, 1.0], [1.0, 1.0]]
     # It is another one than the model's own, and the next leaf lies behind it.
     assert first.data_ptr() != model["w"].data_ptr()
-    second = twins.brought(model["b"], cpu)
+    second = gpu_copies.find_or_make_copy(model["b"], cpu)
     assert second is not None
     assert second.data_ptr() == first.data_ptr() + 16
     model["w"].add_(1)
     # It was written to, so it is brought anew.
-    third = twins.brought(model["b"], cpu)
+    third = gpu_copies.find_or_make_copy(model["b"], cpu)
     assert third is not None
     assert third.data_ptr() != second.data_ptr()
     # A row of a stack is not: all other clients would come along.
-    assert twins.brought(torch.zeros(2, 5)[0], cpu) is None
-    assert twins.brought(torch.zeros(5), cpu) is None
+    assert gpu_copies.find_or_make_copy(torch.zeros(2, 5)[0], cpu) is None
+    assert gpu_copies.find_or_make_copy(torch.zeros(5), cpu) is None
 
 
-def test_what_comes_back_has_a_twin() -> None:
+def test_what_comes_back_has_a_copy() -> None:
     there = torch.arange(3.0)
-    here = twins.copied_back(there)
+    here = gpu_copies.copy_to_cpu(there)
     assert here.tolist() == [0.0, 1.0, 2.0]
-    assert twins.of(here) is not None
+    assert gpu_copies.find_copy(here) is not None
     assert here.data_ptr() != there.data_ptr()
 
 
 def test_trees_of_two_types_are_not_joined() -> None:
     tree = {"w": torch.zeros(2), "n": torch.zeros(2, dtype=torch.int64)}
-    assert trees.joined(tree) == tree
-    assert trees.joined({}) == {}
-    joined = trees.joined(LIKE)
-    assert trees.vector(joined) is not None
+    assert trees.pack_leaves(tree) == tree
+    assert trees.pack_leaves({}) == {}
+    joined = trees.pack_leaves(LIKE)
+    assert trees.as_vector(joined) is not None
     assert trees.equal(joined, LIKE)
 
 
-def test_what_batch_norm_writes_ends_a_twin() -> None:
+def test_what_batch_norm_writes_ends_a_copy() -> None:
     """Torch does not count it, so the net does: an Edit may adapt statistics to a client."""
     net = Net(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)), (1, 2, 2))
-    tree = trees.joined(net.params())
+    tree = trees.pack_leaves(net.params())
     vector = vector_of(tree)
-    twins.keep(vector._base, torch.zeros(vector.numel()))
+    gpu_copies.keep_copy(vector._base, torch.zeros(vector.numel()))
     x = torch.randn(4, 1, 2, 2)
     net.run(tree, x, train=False)
-    assert twins.of(vector) is not None
+    assert gpu_copies.find_copy(vector) is not None
     net.run(tree, x, train=True)
-    assert twins.of(vector) is None
+    assert gpu_copies.find_copy(vector) is None
 
 
 def test_clients_that_were_sent_something_else_each_are_measured_one_by_one(
@@ -250,7 +251,7 @@ def test_clients_that_were_sent_something_else_each_are_measured_one_by_one(
 
     monkeypatch.setattr(gate, "_lengths_of_rows", counted)
     here = torch.zeros(4, 5)
-    twins.keep(here, torch.ones(4, 5))
+    gpu_copies.keep_copy(here, torch.ones(4, 5))
     ruler = Ruler()
     for tree in clients(here):
         ruler.take_next()

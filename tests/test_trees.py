@@ -53,7 +53,7 @@ def test_pick_keeps_the_asked_order_and_shares_the_tensors() -> None:
 
 def test_masked_zeroes_what_the_mask_drops_and_leaves_what_it_does_not_name() -> None:
     mask = {"w": torch.tensor([[True, False], [False, True]])}
-    result = trees.masked(A, mask)
+    result = trees.apply_mask(A, mask)
     assert result["w"].tolist() == [[1.0, 0.0], [0.0, 0.5]]
     assert result["b"] is A["b"]
     assert A["w"].tolist() == [[1.0, -2.0], [3.0, 0.5]]
@@ -64,16 +64,16 @@ def test_masked_leaves_no_sign_where_it_puts_a_zero() -> None:
     values = torch.tensor([-2.0, -0.0, -math.inf, math.nan, -0.0, -3.0])
     mask = torch.tensor([False, False, False, False, True, True])
     wanted = {"w": torch.tensor([0.0, 0.0, 0.0, 0.0, -0.0, -3.0])}
-    assert trees.identical(trees.masked({"w": values}, {"w": mask}), wanted)
+    assert trees.identical(trees.apply_mask({"w": values}, {"w": mask}), wanted)
 
 
 def test_masked_keeps_the_type_and_stacks() -> None:
     counts = {"n": torch.tensor([3, 4])}
-    masked = trees.masked(counts, {"n": torch.tensor([True, False])})
+    masked = trees.apply_mask(counts, {"n": torch.tensor([True, False])})
     assert trees.identical(masked, {"n": torch.tensor([3, 0])})
     rows = torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])
     masks = torch.tensor([[True, False], [False, True]])
-    stacked = vmap(lambda w, m: trees.masked({"w": w}, {"w": m}))(rows, masks)
+    stacked = vmap(lambda w, m: trees.apply_mask({"w": w}, {"w": m}))(rows, masks)
     assert trees.identical(stacked, {"w": torch.tensor([[-1.0, 0.0], [0.0, -4.0]])})
 
 
@@ -83,7 +83,7 @@ def test_sq_norm() -> None:
 
 
 def test_flat_and_size() -> None:
-    assert trees.flat(A).tolist() == [1.0, -2.0, 3.0, 0.5, 4.0]
+    assert trees.flatten(A).tolist() == [1.0, -2.0, 3.0, 0.5, 4.0]
     assert trees.size(A) == 5
     assert trees.size({}) == 0
     assert trees.size({"n": torch.tensor(3), "none": torch.zeros(0, 4)}) == 1
@@ -180,7 +180,7 @@ def test_identical_takes_any_type_and_layout(dtype: torch.dtype) -> None:
 def test_consecutive_views_are_one_vector_without_a_copy() -> None:
     whole = torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0, 5.0])
     tree = {"w": whole[1:5].view(2, 2), "none": whole[:0], "b": whole[5]}
-    vector = trees.vector(tree)
+    vector = trees.as_vector(tree)
     assert vector is not None
     assert vector.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
     vector[0] = 7.0
@@ -206,7 +206,7 @@ def no_vectors() -> dict[str, trees.Tree]:
 
 @pytest.mark.parametrize("kind", list(no_vectors()))
 def test_what_is_no_vector(kind: str) -> None:
-    assert trees.vector(no_vectors()[kind]) is None
+    assert trees.as_vector(no_vectors()[kind]) is None
 
 
 def test_neighbours_in_memory_are_no_vector() -> None:
@@ -215,14 +215,14 @@ def test_neighbours_in_memory_are_no_vector() -> None:
     first = torch.frombuffer(memory, dtype=torch.float32, count=2)
     second = torch.frombuffer(memory, dtype=torch.float32, count=2, offset=8)
     assert second.data_ptr() == first.data_ptr() + 8
-    assert trees.vector({"w": first, "b": second}) is None
+    assert trees.as_vector({"w": first, "b": second}) is None
 
 
 @given(forests())
 def test_a_flat_tree_is_its_vector(forest: list[trees.Tree]) -> None:
     for tree in forest:
-        flat = trees.flat(tree)
-        vector = trees.vector(trees.unflat(flat, tree))
+        flat = trees.flatten(tree)
+        vector = trees.as_vector(trees.unflatten(flat, tree))
         assert vector is not None
         assert torch.equal(vector, flat)
         assert vector.data_ptr() == flat.data_ptr()
@@ -242,7 +242,7 @@ TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
-    return tensor.reshape(-1).view(trees.WORDS[tensor.dtype.itemsize]).tolist()
+    return tensor.reshape(-1).view(trees.INTEGER_TYPES[tensor.dtype.itemsize]).tolist()
 
 
 @given(
@@ -260,9 +260,9 @@ def test_where_is_torch_where_to_the_bit(
     assert bits(trees.where(mask, value, other)) == bits(torch.where(mask, value, other))
     assert bits(trees.where(mask, value, fill)) == bits(value.masked_fill(~mask, fill))
     assert bits(trees.where(mask, value)) == bits(value.masked_fill(~mask, 0))
-    assert trees.chosen(value, mask).dtype == dtype
-    assert bits(trees.chosen(value, mask)) == bits(value[mask])
-    assert trees.places(mask).tolist() == mask.nonzero().flatten().tolist()
+    assert trees.select(value, mask).dtype == dtype
+    assert bits(trees.select(value, mask)) == bits(value[mask])
+    assert trees.find_true(mask).tolist() == mask.nonzero().flatten().tolist()
 
 
 def test_where_keeps_the_type_of_whole_numbers_and_takes_any_strides() -> None:
@@ -272,7 +272,7 @@ def test_where_keeps_the_type_of_whole_numbers_and_takes_any_strides() -> None:
     assert trees.where(mask, whole).dtype == torch.int64
     # Columns first: neither lies in memory as it is read.
     assert trees.where(mask.T, whole.T).tolist() == [[0, 0], [0, 4], [2, 0]]
-    assert trees.chosen(whole.T, mask.T).tolist() == [0, 4, 2]
+    assert trees.select(whole.T, mask.T).tolist() == [0, 4, 2]
 
 
 def test_where_lets_gradients_and_vmap_through() -> None:
@@ -281,7 +281,7 @@ def test_where_lets_gradients_and_vmap_through() -> None:
     trees.where(mask, weights * 5).sum().backward()
     assert weights.grad is not None
     assert weights.grad.tolist() == [5.0, 0.0]
-    slope = torch.func.grad(lambda x: (trees.masked({"w": x}, {"w": mask})["w"] ** 2).sum())
+    slope = torch.func.grad(lambda x: (trees.apply_mask({"w": x}, {"w": mask})["w"] ** 2).sum())
     assert slope(torch.tensor([2.0, 3.0])).tolist() == [4.0, 0.0]
     rows = vmap(lambda x: trees.where(mask, x, -1.0))(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert rows.tolist() == [[1.0, -1.0], [3.0, -1.0]]
@@ -304,7 +304,7 @@ def test_any_along_is_any_over_all_other_dimensions(
 def test_booleans_are_counted_and_joined_as_torch_does() -> None:
     mask = torch.tensor([[True, False], [True, True]])
     row = torch.tensor([[True, False]])
-    assert trees.count(mask) == trees.count(mask.t()) == trees.count(mask.int()) == 3
-    assert torch.equal(trees.both(mask, row), mask & row)
-    assert torch.equal(trees.both(mask.t(), row), mask.t() & row)
-    assert trees.both(torch.tensor(True), torch.tensor(False)).tolist() is False
+    assert trees.count_true(mask) == trees.count_true(mask.t()) == trees.count_true(mask.int()) == 3
+    assert torch.equal(trees.and_masks(mask, row), mask & row)
+    assert torch.equal(trees.and_masks(mask.t(), row), mask.t() & row)
+    assert trees.and_masks(torch.tensor(True), torch.tensor(False)).tolist() is False

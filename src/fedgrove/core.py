@@ -97,8 +97,9 @@ SCORING_VERBS = ("evaluate", "finetune")
 class Packet:
     """Named tensors with an optional mask: one part of a message, before it is encoded.
 
-    Where the mask is false the values must be +0.0, as :func:`fedgrove.trees.masked` makes them,
-    because the receiver reads +0.0 there. Without a mask, codecs skip +0.0 too, but keep -0.0.
+    Where the mask is false the values must be +0.0, as :func:`fedgrove.trees.apply_mask` makes
+    them, because the receiver reads +0.0 there. Without a mask, codecs skip +0.0 too, but keep
+    -0.0.
     """
 
     values: Tree

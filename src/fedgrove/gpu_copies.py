@@ -1,9 +1,9 @@
-"""Numbers that lie on the CPU and on a card too: what is there need not be brought there again.
+"""Tensors on the CPU that also have a cached copy on the GPU, so that they are sent there once.
 
-Methods work on the CPU, so what the batched engine trained is copied there. The rows on the card,
-its *twin*, stay as long as the copy does, and the gate and the mean read those: a card does in
-microseconds what takes a CPU milliseconds. A twin is only ever a copy; where there is none, or one
-side was written to since, the CPU's numbers are read.
+Methods work on the CPU, so the batched engine copies there what it trained. The rows on the GPU are
+kept as long as the CPU tensor lives, and the gate and the mean read those: a GPU does in
+microseconds what takes a CPU milliseconds. Where there is no copy, or where either side was written
+to since, the CPU's numbers are read.
 """
 
 from __future__ import annotations
@@ -15,191 +15,202 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-SHARE = 1 / 8
-"""Of a card's memory: twins take no more, since training needs it."""
+MEMORY_SHARE = 1 / 8
+"""The share of a GPU's memory that copies may take, since training needs the rest."""
 
 
 @dataclass(eq=False)
-class Twin:
-    """The same numbers elsewhere, and how often either side had been written to when they were."""
+class GpuCopy:
+    """A copy of a CPU tensor, and how often either side had been written to when it was made."""
 
-    there: Tensor
-    version: int
-    version_there: int
+    values: Tensor
+    cpu_version: int
+    gpu_version: int
     written: torch.cuda.Event | None = None
-    """When a card had written them; None: they were there when this was made."""
-    served: set[int] = field(default_factory=set)
-    """The CUDA streams, by number, that may read them."""
+    """When the GPU has written the copy; None if it already had."""
+    ready_streams: set[int] = field(default_factory=set)
+    """The CUDA streams, by number, that may read the copy."""
 
-    def for_now(self) -> Tensor:
-        """The numbers for what is launched next, on whatever stream that is."""
-        if not self.there.is_cuda:
-            return self.there
-        # The same as current_stream(...).cuda_stream, but quick: this is asked for every client.
-        number = torch._C._cuda_getCurrentRawStream(self.there.get_device())
-        if number not in self.served:
-            stream = torch.cuda.current_stream(self.there.device)
+    def for_current_stream(self) -> Tensor:
+        """Return the copy for what is launched next, on whatever stream that is."""
+        if not self.values.is_cuda:
+            return self.values
+        # The same as current_stream(...).cuda_stream, but fast: this runs for every client.
+        number = torch._C._cuda_getCurrentRawStream(self.values.get_device())
+        if number not in self.ready_streams:
+            stream = torch.cuda.current_stream(self.values.device)
             if self.written is not None:
                 stream.wait_event(self.written)
-            # Their memory is given to no one else before this stream is done with it.
-            self.there.record_stream(stream)
-            self.served.add(number)
-        return self.there
+            # The memory is given to no one else before this stream is done with it.
+            self.values.record_stream(stream)
+            self.ready_streams.add(number)
+        return self.values
 
 
-# By the tensor that owns the memory, of which leaves are views. Weak: a twin goes with the last of
+# By the tensor that owns the memory, of which leaves are views. Weak: a copy goes with the last of
 # them.
-_twins: MutableMapping[Tensor, Twin] = WeakTensorKeyDictionary()
+_copies: MutableMapping[Tensor, GpuCopy] = WeakTensorKeyDictionary()
 
 
-def keep(here: Tensor, there: Tensor, is_written: bool = False) -> None:
-    """Remember that two tensors, contiguous and no views, hold the same numbers.
+def keep_copy(on_cpu: Tensor, on_gpu: Tensor, is_written: bool = False) -> None:
+    """Remember that two tensors contain the same numbers, if there is room for the copy.
 
-    ``is_written``: a card has written its side already, and no one need wait for it.
+    Torch counts the writes to a tensor and its views, and the first write to either side ends it.
+    Writes that torch does not count are not noticed: through ``.data`` or ``.numpy()``, and by
+    torch's fused optimisers. :class:`fedgrove.nets.Net` reports those of BatchNorm by
+    :func:`drop_copies`.
 
-    Torch counts what is written into a tensor or a view of it, and of either side one write ends
-    it. What is written behind torch's back (through ``.data`` or ``.numpy()``, or by torch's own
-    fused optimisers) is not counted. Nor is what BatchNorm writes: :class:`fedgrove.nets.Net` says
-    so, by :func:`end`.
+    Args:
+        on_cpu: A contiguous tensor that owns its memory.
+        on_gpu: Its copy, contiguous too.
+        is_written: The GPU has already written the copy, so no stream needs to wait for it.
     """
-    if here._base is not None:
-        raise ValueError("a twin belongs to a tensor that owns its memory, and this is a view")
-    if not _has_room(there.nbytes, there.device):
+    if on_cpu._base is not None:
+        raise ValueError("a copy belongs to a tensor that owns its memory, and this is a view")
+    if not _has_room(on_gpu.nbytes, on_gpu.device):
         return
     written = None
-    if there.is_cuda and not is_written:
-        written = torch.cuda.current_stream(there.device).record_event()
-    _twins[here] = Twin(there, here._version, there._version, written)
+    if on_gpu.is_cuda and not is_written:
+        written = torch.cuda.current_stream(on_gpu.device).record_event()
+    _copies[on_cpu] = GpuCopy(on_gpu, on_cpu._version, on_gpu._version, written)
 
 
 def _has_room(more: int, device: torch.device) -> bool:
-    """Whether twins may take so many bytes more on a device."""
+    """Return whether copies may take ``more`` bytes on a device."""
     if device.type != "cuda":
         return True
-    room = SHARE * torch.cuda.get_device_properties(device).total_memory
-    return more + held() <= room
+    room = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    return more + count_bytes() <= room
 
 
-def held() -> int:
-    """The bytes that all twins take."""
-    return sum(twin.there.nbytes for twin in _twins.values())
+def count_bytes() -> int:
+    """Count the bytes of all copies."""
+    return sum(copy.values.nbytes for copy in _copies.values())
 
 
-def forget() -> None:
-    """Let all go, where memory is short."""
-    _twins.clear()
+def drop_all() -> None:
+    """Drop all copies, where memory is short."""
+    _copies.clear()
 
 
-def end(tensors: Iterable[Tensor]) -> None:
-    """These were written to, and torch did not count it: their twins are none any more."""
-    if not _twins:
+def drop_copies(tensors: Iterable[Tensor]) -> None:
+    """Drop the copies of tensors that were written to without torch counting it."""
+    if not _copies:
         return
     for tensor in tensors:
-        owner = tensor if tensor._base is None else tensor._base
-        _twins.pop(owner, None)
+        _copies.pop(_find_owner(tensor), None)
 
 
-def of(tensor: Tensor) -> Tensor | None:
-    """The twin of a tensor, or of the part that a view shows; None where there is none."""
-    owner = tensor if tensor._base is None else tensor._base
-    there = _current(owner, tensor)
-    if there is None:
+def find_copy(tensor: Tensor) -> Tensor | None:
+    """Return the GPU copy of a tensor, or of the part that a view shows; None if there is none."""
+    owner = _find_owner(tensor)
+    values = _find_current(owner, tensor)
+    if values is None:
         return None
     begin = tensor.storage_offset() - owner.storage_offset()
-    return there.view(-1)[begin : begin + tensor.numel()].view(tensor.shape)
+    return values.view(-1)[begin : begin + tensor.numel()].view(tensor.shape)
 
 
-def _current(owner: Tensor, part: Tensor) -> Tensor | None:
-    """All of a twin, if there is one of this part's owner that is still the same."""
-    twin = _twins.get(owner)
-    if twin is None or not part.is_contiguous() or part.dtype != twin.there.dtype:
-        return None
-    if owner._version != twin.version or twin.there._version != twin.version_there:
-        return None
-    return twin.for_now()
+def find_row(vector: Tensor) -> tuple[Tensor, int] | None:
+    """Find the row of a stack on the GPU that a vector is a copy of.
 
-
-def row_of(vector: Tensor) -> tuple[Tensor, int] | None:
-    """The rows of a stack of twins that a vector is one of, and which; None where it is none.
-
-    The rows are cut to the columns that the vector spans.
+    Returns:
+        All rows of the stack, cut to the columns that the vector spans, and the number of its row;
+        None if the vector is no part of one row.
     """
-    owner = vector if vector._base is None else vector._base
-    there = _current(owner, vector)
-    if there is None or owner.dim() != 2:
+    owner = _find_owner(vector)
+    values = _find_current(owner, vector)
+    if values is None or owner.dim() != 2:
         return None
-    width = owner.shape[1]
-    begin = vector.storage_offset() - owner.storage_offset()
-    column = begin % width
-    if column + vector.numel() > width:
+    begin = int(vector.storage_offset() - owner.storage_offset())
+    row, column = divmod(begin, owner.shape[1])
+    if column + vector.numel() > owner.shape[1]:
         return None
-    return there[:, column : column + vector.numel()], begin // width
+    return values[:, column : column + vector.numel()], row
 
 
-def rows_of(leaves: Sequence[Tensor]) -> Tensor | None:
-    """The twins of leaves of one shape and type, stacked, where they are parts of a stack's rows.
+def stack_rows(leaves: Sequence[Tensor]) -> Tensor | None:
+    """Stack the copies of leaves that are the same columns of one stack's rows, in one kernel.
 
-    None where they are not. The same as to ask for each leaf's twin, but in one kernel: a stage's
-    results are what the next begins with.
+    A stage's results are what the next stage begins with. Asking for each leaf's copy would give
+    the same, with one kernel per leaf.
+
+    Returns:
+        The stacked copies, or None if the leaves are no such columns.
     """
     first = leaves[0]
     owner = first._base
-    # One without numbers lies nowhere.
-    found = None if owner is None or not first.numel() else row_of(first)
+    # A leaf without elements has no place in memory.
+    found = None if owner is None or not first.numel() else find_row(first)
     if owner is None or found is None:
         return None
     rows, _ = found
     width = owner.shape[1]
     origin = owner.storage_offset()
     column = (first.storage_offset() - origin) % width
-    places: list[int] = []
+    numbers: list[int] = []
     for leaf in leaves:
         begin = int(leaf.storage_offset() - origin)
         is_alike = leaf._base is owner and leaf.stride() == first.stride()
         if not is_alike or begin % width != column:
             return None
-        places.append(begin // width)
-    # Not by an index, which would have to be brought to the card.
-    each = rows.unbind()
-    return torch.stack([each[row] for row in places]).view(len(leaves), *first.shape)
+        numbers.append(begin // width)
+    # Not by an index, which would have to be sent to the GPU.
+    views = rows.unbind()
+    return torch.stack([views[row] for row in numbers]).view(len(leaves), *first.shape)
 
 
-def brought(tensor: Tensor, device: torch.device) -> Tensor | None:
-    """The twin on a device of what is part of a vector; None for anything else.
+def find_or_make_copy(tensor: Tensor, device: torch.device) -> Tensor | None:
+    """Return the copy, on a device, of a part of a vector; None for anything else.
 
-    The whole vector is brought there the first time, and stays: a model whose leaves are views of
-    one goes to a card in one copy, and only once for all who ask.
+    The whole vector is copied the first time, and stays: a model whose leaves are views of one
+    vector goes to the GPU in one copy, once for all clients.
     """
-    found = of(tensor)
+    found = find_copy(tensor)
     owner = tensor._base
     if found is None and owner is not None and owner.dim() == 1 and owner.dtype == tensor.dtype:
-        # Asked first: where there is none, every leaf would take the whole vector along in vain.
+        # Checked first: without room, every leaf would send the whole vector in vain.
         if not _has_room(owner.nbytes, device):
             return None
         # Pinned: the CPU does not wait for all that was launched before.
         pinned = owner.detach().pin_memory() if device.type == "cuda" else owner.detach()
-        keep(owner, pinned.to(device, copy=True, non_blocking=True))
-        found = of(tensor)
+        keep_copy(owner, pinned.to(device, copy=True, non_blocking=True))
+        found = find_copy(tensor)
     if found is None or found.device.type != device.type:
         return None
-    # No copy: "cuda" is a card too, the one in use.
+    # No copy: "cuda" without a number is the current GPU.
     return found.to(device)
 
 
-def copied_back(there: Tensor) -> Tensor:
-    """A copy on the CPU of what a card has computed, which stays there as its twin."""
-    # Pinned: a card copies there at full speed, and torch keeps the memory for the next one.
-    here = torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
-    here.copy_(there)
-    keep(here, there)
-    return here
+def copy_to_cpu(on_gpu: Tensor) -> Tensor:
+    """Copy what a GPU has computed to the CPU, and keep the original as the copy's cached copy."""
+    # Pinned: a GPU copies there at full speed, and torch keeps the memory for the next one.
+    on_cpu = torch.empty(on_gpu.shape, dtype=on_gpu.dtype, pin_memory=on_gpu.is_cuda)
+    on_cpu.copy_(on_gpu)
+    keep_copy(on_cpu, on_gpu)
+    return on_cpu
 
 
-def on(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device: itself or its twin, if it is there, or else a copy."""
+def read_on(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device: itself or its cached copy if it is there, else a new copy."""
     if tensor.device == device:
         return tensor
-    twin = of(tensor)
-    if twin is not None and twin.device == device:
-        return twin
+    found = find_copy(tensor)
+    if found is not None and found.device == device:
+        return found
     return tensor.to(device)
+
+
+def _find_owner(tensor: Tensor) -> Tensor:
+    """Return the tensor whose memory a view shows; the tensor itself if it is no view."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _find_current(owner: Tensor, part: Tensor) -> Tensor | None:
+    """Return all of the owner's copy; None if there is none or either side was written to."""
+    copy = _copies.get(owner)
+    if copy is None or not part.is_contiguous() or part.dtype != copy.values.dtype:
+        return None
+    if owner._version != copy.cpu_version or copy.values._version != copy.gpu_version:
+        return None
+    return copy.for_current_stream()

@@ -61,6 +61,23 @@ NAMES = {
         "no_packets": "expected_no_packets",
         "what_was_sent": "expected_as_sent",
     },
+    "fedgrove.seeds": {
+        "one_thread": "single_thread",
+        "own_randomness": "preserve_rng",
+        "threads": "use_threads",
+    },
+    "fedgrove.trees": {
+        "WORDS": "INTEGER_TYPES",
+        "both": "and_masks",
+        "chosen": "select",
+        "count": "count_true",
+        "flat": "flatten",
+        "joined": "pack_leaves",
+        "masked": "apply_mask",
+        "places": "find_true",
+        "unflat": "unflatten",
+        "vector": "as_vector",
+    },
 }
 """Names that changed inside a module: old name, new name."""
 

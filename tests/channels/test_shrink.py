@@ -91,7 +91,7 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
     assert {k: tuple(v.shape) for k, v in part.items()} == small.layout.shapes
     assert list(part) == list(tree)
 
-    masked = trees.masked(tree, mask)
+    masked = trees.apply_mask(tree, mask)
     x = torch.randn(
         5, *NETS[name][1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )

@@ -89,7 +89,7 @@ def test_recovery_by_hand(tmp_path: Path) -> None:
     assert carry["channels"]["conv1"].tolist() == [True, False, False, False]
     assert carry["channels"]["conv2"].tolist() == [True] * 5 + [False] * 3
     tuned = {k: v + 1 if k in run.net.layout.params else v for k, v in guided.items()}
-    tuned = trees.masked(tuned, carry["slim.mask"])
+    tuned = trees.apply_mask(tuned, carry["slim.mask"])
     whole = recovered({**carry, "tuned": tuned}, client)
     # what stays is as tuned, what was removed is as before, but for its scale
     assert torch.equal(whole["conv1.weight"][0], guided["conv1.weight"][0] + 1)
@@ -137,7 +137,7 @@ def test_a_gradient_flows_back_into_restored_channels_where_the_shift_is_above_z
     run = make_run(Hermes(), tmp_path, net="bn-cnn2")
     guided = {**run.params, "norm1.bias": torch.full_like(run.params["norm1.bias"], shift)}
     carry = slim({"guided": guided}, client := run.client(Task(0), {}), Gamma(), 0.5)
-    whole = recovered({**carry, "tuned": trees.masked(guided, carry["slim.mask"])}, client)
+    whole = recovered({**carry, "tuned": trees.apply_mask(guided, carry["slim.mask"])}, client)
     removed = ~carry["channels"]["conv1"]
     scale = whole["norm1.weight"].clone().requires_grad_()
     x = torch.randn(5, *run.federation.shape, dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_own_model(tmp_path: Path) -> None:
     carry = own({"personal": personal, "channels": channels, "model": got}, client)
     mask = channel_mask(run.net, channels)
     assert trees.identical(carry["model.mask"], mask)
-    assert trees.identical(carry["model"], trees.masked({**personal, **got}, mask))
+    assert trees.identical(carry["model"], trees.apply_mask({**personal, **got}, mask))
     assert list(carry["model"]) == list(run.net.layout.shapes) == list(shapes_of(run.params))
     lost = own({"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client)
     assert trees.identical(

@@ -220,7 +220,7 @@ def lied(report: Report) -> Report:
     give = {}
     for name, packet in report.give.items():
         values = trees.map(lambda leaf: leaf.float() + 1e20, packet.values)
-        give[name] = Packet(trees.masked(values, packet.mask or {}), packet.mask)
+        give[name] = Packet(trees.apply_mask(values, packet.mask or {}), packet.mask)
     return replace(report, give=give)
 
 
@@ -242,7 +242,7 @@ def largest_sent(run: Run, first: list[Report], liar: int | None) -> float:
     for task in tasks:
         for packet in task.send.values():
             if task.to != liar:
-                largest = max(largest, float(trees.flat(packet.values).double().abs().max()))
+                largest = max(largest, float(trees.flatten(packet.values).double().abs().max()))
     return largest
 
 

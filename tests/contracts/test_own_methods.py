@@ -354,7 +354,7 @@ class MaskedStudent(Plain):
         for name in setup.layout.prunable:
             places = torch.arange(setup.params[name].numel())
             mask[name] = (places % 2 == 0).view(setup.params[name].shape)
-        return Sparse(0, trees.masked(setup.params, mask), mask)
+        return Sparse(0, trees.apply_mask(setup.params, mask), mask)
 
     def deliver(self, state: Sparse, client: int) -> Mapping[str, Packet]:
         return {"student": Packet(state.model, state.mask)}
@@ -705,7 +705,7 @@ class Distilled(MaskedStudent):
         for group in groups_of(setup.net):
             channels[group.name] = torch.arange(group.size) % 2 == 0
         mask = channel_mask(setup.net, channels)
-        return Sparse(0, trees.masked(setup.params, mask), mask)
+        return Sparse(0, trees.apply_mask(setup.params, mask), mask)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         if verb == "use":

@@ -723,7 +723,7 @@ def test_rows_of_a_stack_are_each_clients_tree_and_one_vector() -> None:
     forest = split_rows(rows, {name: leaf[0] for name, leaf in stacked.items()})
     assert trees.identical(trees.stack(forest), stacked)
     for row, tree in zip(rows, forest, strict=True):
-        vector = trees.vector(tree)
+        vector = trees.as_vector(tree)
         assert vector is not None
         assert vector.data_ptr() == row.data_ptr()
     assert len(bring_back({}, [0, 0, 0]).trees()) == 3

@@ -307,7 +307,7 @@ def test_bytes_are_those_of_serial_whoever_is_done_first(tmp_path: Path) -> None
             for client in range(20):
                 shape = run.params["head.weight"].shape
                 mask = {"head.weight": torch.rand(shape, generator=generator) < 0.5}
-                packet = Packet(trees.masked(run.params, mask), mask)
+                packet = Packet(trees.apply_mask(run.params, mask), mask)
                 # Every third takes longer than the next ones.
                 act = ANSWER_LATER if client % 3 == 0 else 0
                 tasks.append(Task(client, {"model": packet}, {"act": act}, "probe", round))

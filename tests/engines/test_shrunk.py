@@ -77,7 +77,7 @@ def test_shrunk_training_is_masked_training(
     tolerance = 1e-6 if net == "shufflenetv2" else 1e-9
     assert trees.distance(thin["local"], small.settled(masked["local"])) < tolerance
     # Something was learnt.
-    assert trees.distance(thin["local"], trees.masked(run.params, mask)) > 1e-3
+    assert trees.distance(thin["local"], trees.apply_mask(run.params, mask)) > 1e-3
     assert list(thin["local"]) == list(masked["local"])
     assert all(bool((thin["local"][k][~m] == 0).all()) for k, m in mask.items())
     assert thin["near"] is near
@@ -183,7 +183,7 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
         for group in groups_of(run.net):
             channels[group.name] = torch.arange(group.size) % every == client % every
         mask = channel_mask(run.net, channels)
-        tasks.append(Task(client, {"model": Packet(trees.masked(run.params, mask), mask)}))
+        tasks.append(Task(client, {"model": Packet(trees.apply_mask(run.params, mask), mask)}))
 
     engine = Batched()
     jobs = [engine._start_job(run, task, {}) for task in tasks]

@@ -39,7 +39,7 @@ from fedgrove.parts.evidence import Gradient
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.run import Run
-from fedgrove.seeds import one_thread, own_randomness
+from fedgrove.seeds import preserve_rng, single_thread
 from fedgrove.wire.codec import Delta, Dense
 from fedgrove.wire.count import BroadcastCosts, count_down, count_up
 from fedgrove.wire.message import write_report, write_task
@@ -317,7 +317,7 @@ def test_threads_and_randomness_are_left_as_they_were(tmp_path: Path) -> None:
         perform(run, Task(0, {"model": Packet(run.params)}), {})
     assert torch.get_num_threads() == 2
     assert torch.equal(torch.get_rng_state(), before)
-    with one_thread(), own_randomness():
+    with single_thread(), preserve_rng():
         assert torch.get_num_threads() == 1
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
@@ -362,7 +362,7 @@ def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> Non
     run = make_run(methods.FedAvg(codec=Delta()), tmp_path, dtype=torch.float32)
     drawn = torch.rand(run.params["fc1.weight"].shape, generator=torch.Generator().manual_seed(0))
     mask = {"fc1.weight": drawn < 0.5}
-    packet = Packet(trees.masked(run.params, mask), mask)
+    packet = Packet(trees.apply_mask(run.params, mask), mask)
     scored, first, second, other = (
         count_down(task, run.method.codec, run.held, BroadcastCosts())["mask"]
         for task in (

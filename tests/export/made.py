@@ -76,7 +76,7 @@ def every_other(net: Net) -> trees.Mask:
 def prune(run: RunFolder, net: Net, client: int = 0) -> trees.Tree:
     """Zero every other channel of a client's stored model."""
     path = run.path / "models" / f"client-{client:05d}.safetensors"
-    tree = trees.masked(read_tree(path), every_other(net))
+    tree = trees.apply_mask(read_tree(path), every_other(net))
     write_tree(path, tree)
     list_again(run.path)
     return tree
@@ -108,4 +108,4 @@ def thinned(net: Net) -> trees.Tree:
         if value.dim() == 1:
             value = value + 0.3 * torch.rand(value.shape, generator=g)
         moved[name] = value
-    return trees.masked(moved, every_other(net))
+    return trees.apply_mask(moved, every_other(net))

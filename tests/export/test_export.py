@@ -138,7 +138,7 @@ class Halved(FedAvg):
     """FedAvg on half the channels."""
 
     def init(self, setup: Setup) -> State:
-        return State(0, trees.masked(setup.params, half()))
+        return State(0, trees.apply_mask(setup.params, half()))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         return {"model": Packet(state.model, dict(half()))}
@@ -189,7 +189,7 @@ def test_zero_channels_fill_up_to_a_multiple(align: int, widths: tuple[int, int]
     kept: dict[str, Tensor] = {}
     for group, left in zip(groups_of(net), (20, 45), strict=True):
         kept[group.name] = torch.arange(group.size) >= group.size - left
-    tree = trees.masked(net.params(), channel_mask(net, kept))
+    tree = trees.apply_mask(net.params(), channel_mask(net, kept))
     small, few = shrunk(net, tree, align)
     filters = [value for value in few.values() if value.dim() == 4]
     assert tuple(len(value) for value in filters) == widths

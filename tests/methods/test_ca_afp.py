@@ -180,7 +180,7 @@ def test_updates_are_one_epoch_from_the_reference_however_long_training_is(tmp_p
     short = updates[1]
     long = updates[3]
     assert all(trees.equal(a, b) for a, b in zip(short, long, strict=True))
-    assert all(float(trees.flat(update).abs().max()) > 0 for update in short)
+    assert all(float(trees.flatten(update).abs().max()) > 0 for update in short)
 
 
 @pytest.mark.parametrize("phases", [(2, 2, 0), (0, 2, 0)])
@@ -210,7 +210,7 @@ def test_training_is_pulled_to_the_reference_and_not_to_the_groups_model(
                 (alone,) = reports(free, Serial(), [Task(report.of, {"model": Packet(reference)})])
                 update = trees.sub(alone.give["model"].values, reference)
                 assert trees.distance(report.give["update"].values, update) < 2**-11 * float(
-                    trees.flat(update).abs().max()
+                    trees.flatten(update).abs().max()
                 )
             continue
         for task, report in zip(tasks, answers, strict=True):
@@ -317,17 +317,17 @@ def test_churn_changes_places_and_regrown_weights_start_at_zero(tmp_path: Path) 
     states = [after for *_, after in exchanges(run)]
     total = run.net.layout.prunable_size
     for one, other in pairwise(states[:3]):
-        a = trees.flat(one.masks[0])
-        b = trees.flat(other.masks[0])
+        a = trees.flatten(one.masks[0])
+        b = trees.flatten(other.masks[0])
         (model,) = other.models.values()
         assert int((a & ~b).sum()) == int((b & ~a).sum()) == round(0.1 * round(0.5 * total))
-        new = trees.flat(trees.pick(model, run.net.layout.prunable))[b & ~a]
+        new = trees.flatten(trees.pick(model, run.net.layout.prunable))[b & ~a]
         assert bool((new == 0).all())
-    moved = trees.flat(trees.pick(states[2].models[0], run.net.layout.prunable))
+    moved = trees.flatten(trees.pick(states[2].models[0], run.net.layout.prunable))
     fresh = (
-        trees.flat(states[1].masks[0])
-        & ~trees.flat(states[0].masks[0])
-        & trees.flat(states[2].masks[0])
+        trees.flatten(states[1].masks[0])
+        & ~trees.flatten(states[0].masks[0])
+        & trees.flatten(states[2].masks[0])
     )
     assert float((moved[fresh] != 0).double().mean()) > 0.5
 
@@ -339,9 +339,9 @@ def test_the_first_mask_by_hand(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(0, 0, 1), clusters=1)
     _, _, answers, after = next(exchanges(run))
     names = run.net.layout.prunable
-    w = trees.flat(trees.pick(run.params, names)).double()
+    w = trees.flatten(trees.pick(run.params, names)).double()
     updates = torch.stack(
-        [trees.flat(trees.pick(r.give["update"].values, names)).double() for r in answers]
+        [trees.flatten(trees.pick(r.give["update"].values, names)).double() for r in answers]
     )
     signs = torch.stack([r.give["evidence"].values["scores.signs"].double() for r in answers])
     score = (
@@ -349,7 +349,7 @@ def test_the_first_mask_by_hand(tmp_path: Path) -> None:
         + 0.25 / (1 + updates.var(0, unbiased=False))
         + 0.25 * signs.mean(0).abs()
     )
-    kept = trees.flat(after.masks[0])
+    kept = trees.flatten(after.masks[0])
     assert int(kept.sum()) == round(0.3 * len(w))
     assert float(score[kept].min()) >= float(score[~kept].max()) - 1e-6
 
@@ -421,8 +421,8 @@ def test_groups_of_one_move_their_masks_when_their_client_reports(tmp_path: Path
             continue
         reported = {before.groups[report.of] for report in answers}
         for group, mask in after.masks.items():
-            a = trees.flat(before.masks[group])
-            b = trees.flat(mask)
+            a = trees.flatten(before.masks[group])
+            b = trees.flatten(mask)
             moved = round(0.2 * active) if group in reported else 0
             assert int((a & ~b).sum()) == int((b & ~a).sum()) == moved
 
@@ -478,7 +478,7 @@ def test_a_late_joiner_shows_its_update_when_it_is_drawn_and_joins_the_nearest(
             assert {task.to for task in tasks if task.verb == "cluster"} == {late}
             assert after.round == before.round + 1
             (update,) = (r.give["update"].values for r in answers if r.of == late)
-            vector = trees.flat({k: v.float() for k, v in update.items()})
+            vector = trees.flatten({k: v.float() for k, v in update.items()})
             assert after.groups == {**before.groups, late: nearest(vector, before.centres)}
         verbs_of_late.append(mine.verb.partition(":")[0])
     assert verbs_of_late[0] == "cluster"

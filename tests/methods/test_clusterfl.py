@@ -84,7 +84,7 @@ def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
     way = torch.randn(len(first), generator=torch.Generator().manual_seed(1), dtype=F64)
     rows = torch.stack([first + way, first - way, first + way, first - way])
     for k, task in enumerate(plan(run, replace(state, rows=rows))):
-        assert (trees.flat(task.send["model"].values) - rows[k]).abs().max() < 1e-9
+        assert (trees.flatten(task.send["model"].values) - rows[k]).abs().max() < 1e-9
 
 
 def test_a_rule_averages_the_clients_group_by_hand() -> None:

@@ -39,11 +39,11 @@ def test_one_dense_round_then_a_fixed_mask_and_few_levels(
             model = {k: v + packet.values[k] * r.examples / weight for k, v in model.items()}
         exchange = loop.send(zip(exchange.tasks, found, strict=True))
         masks.append(exchange.state.mask)
-        assert trees.distance(trees.masked(model, masks[-1]), exchange.state.model) < 1e-12
+        assert trees.distance(trees.apply_mask(model, masks[-1]), exchange.state.model) < 1e-12
         if before.round == 0:
             # By the magnitude of the first mean, all layers together.
-            w = trees.flat(trees.pick(model, prunable))
-            kept = trees.flat(trees.pick(masks[0], prunable))
+            w = trees.flatten(trees.pick(model, prunable))
+            kept = trees.flatten(trees.pick(masks[0], prunable))
             assert int(kept.sum()) == round(0.25 * len(kept))
             assert float(w[kept].abs().min()) >= float(w[~kept].abs().max()) - 1e-12
     assert len(masks) == 3

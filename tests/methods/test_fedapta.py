@@ -38,7 +38,7 @@ from fedgrove.runs.purity import purity
 from fedgrove.runs.rounds import evaluation, plan, rounds
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory
-from fedgrove.seeds import one_thread
+from fedgrove.seeds import single_thread
 from fedgrove.trees import Tree
 from fedgrove_lab.bench import device
 
@@ -65,7 +65,7 @@ def answer(task: Any, head: list[float] | None = None, body: float = 0.0) -> Rep
     values["0.weight"] += body
     if head is not None:
         values["2.weight"] += torch.tensor(head).reshape(2, 1).expand(2, 4)
-    return Report(task.to, {"model": replace(packet, values=trees.masked(values, packet.mask or {}))},
+    return Report(task.to, {"model": replace(packet, values=trees.apply_mask(values, packet.mask or {}))},
                   10 * (task.to + 1))  # fmt: skip
 
 
@@ -335,7 +335,7 @@ def test_a_weak_device_takes_at_most_35_percent_of_a_dense_step(
         device.DENSE: training(net, net.params()),
         "cut": training(thin.net, thin.narrow(net.params())),
     }
-    with one_thread():
+    with single_thread():
         times = device.timed(work, turns)
     assert device.median_ratio(times, "cut") <= 0.35
 
@@ -496,10 +496,10 @@ def test_a_weight_that_was_lacking_is_not_corrected(tmp_path: Path) -> None:
     own = trees.map(torch.ones_like, memory["own_update"])
     carry = {
         **memory,
-        "own_update": trees.masked(own, before),
+        "own_update": trees.apply_mask(own, before),
         "model": packet.values,
         "model.mask": mask,
-        "group_update": trees.masked(moved, mask),
+        "group_update": trees.apply_mask(moved, mask),
         "settings": {"group": torch.tensor(0.0), "round": torch.tensor(1.0)},
     }
     along = run.method._begin(carry, run.client(later, dict(memory)))["correction"]

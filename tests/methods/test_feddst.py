@@ -146,22 +146,22 @@ def test_masks_keep_their_numbers_move_and_then_stay(tmp_path: Path) -> None:
             assert {k: int(m.sum()) for k, m in packet.mask.items()} == counts
             assert trees.equal(packet.mask, before.mask) != moves
         assert {k: int(m.sum()) for k, m in after.mask.items()} == counts
-        masks.append(trees.flat(after.mask))
-        assert torch.equal(masks[-1], trees.flat(before.mask)) != moves
+        masks.append(trees.flatten(after.mask))
+        assert torch.equal(masks[-1], trees.flatten(before.mask)) != moves
 
 
 def test_new_weights_are_trained_in_the_same_round(tmp_path: Path) -> None:
     """Otherwise they would be 0 when they are sent, and fall at the server at once."""
     run = tiny(tmp_path)
     (_, _, answers, after), *_ = exchanges(run)
-    before = trees.flat(run.method.init(run.start).mask)
+    before = trees.flatten(run.method.init(run.start).mask)
     for report in answers:
         packet = report.give["model"]
-        new = trees.flat(packet.mask or {}) & ~before
-        values = trees.flat(trees.pick(packet.values, packet.mask or {}))
+        new = trees.flatten(packet.mask or {}) & ~before
+        values = trees.flatten(trees.pick(packet.values, packet.mask or {}))
         assert int(new.sum()) > 0
         assert bool((values[new] != 0).any())
-    assert bool((trees.flat(after.mask) & ~before).any())
+    assert bool((trees.flatten(after.mask) & ~before).any())
 
 
 def test_epochs_are_split_before_and_after(tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ def test_the_mean_of_each_component_by_hand(tmp_path: Path) -> None:
             give[name] = type(packet)(filled)
         answers.append(Report(task.to, give, examples))
     first, second = run.method.fold(state, answers).models
-    assert set(trees.flat(first).tolist()) == {4.0}
-    assert set(trees.flat(second).tolist()) == {-1.0}
+    assert set(trees.flatten(first).tolist()) == {4.0}
+    assert set(trees.flatten(second).tolist()) == {-1.0}
 
 
 def test_a_client_mixes_by_shares_that_fit_the_components_as_they_are(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_importances_are_smoothed_over_the_rounds_a_client_takes_part_in(tmp_pat
     first, second = importances
     # I2 = .9 I1 + .1 I, so what the second mini-batch alone said is 10 I2 - 9 I1: nowhere below 0.
     said = trees.map(lambda new, old: 10 * new - 9 * old, second, first)
-    assert float(trees.flat(said).min()) > -1e-9
+    assert float(trees.flatten(said).min()) > -1e-9
     assert trees.distance(first, second) > 0
 
 

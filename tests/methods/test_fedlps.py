@@ -73,7 +73,7 @@ def test_a_fold_by_hand() -> None:
     after = method.fold(
         state,
         [
-            Report(0, {"model": Packet(trees.masked(small, keep), keep)}, 10),
+            Report(0, {"model": Packet(trees.apply_mask(small, keep), keep)}, 10),
             Report(1, {"model": Packet(wide)}, 30),
         ],
     )
@@ -110,7 +110,7 @@ def test_a_part_without_a_channel_is_not_taken_for_a_choice() -> None:
     method = FedLPS(encoder=0.34, widths=(0.5, 1.0))
     state = method.init(START)
     nothing = {name: torch.zeros_like(v, dtype=torch.bool) for name, v in state.model.items()}
-    empty = Packet(trees.masked(state.model, nothing), nothing)
+    empty = Packet(trees.apply_mask(state.model, nothing), nothing)
     after = method.fold(state, [Report(0, {"model": empty}, 10)])
     assert after.channels == {}
     assert trees.identical(after.model, state.model)

@@ -157,7 +157,7 @@ def test_a_client_uses_the_initial_weights_under_its_own_mask(tmp_path: Path) ->
         used = run.method._use(carry, client)
         mask = bits(memory["scores"], memory["part"])
         assert trees.identical(used["model.mask"], mask)
-        expected = trees.masked(run.params, mask)
+        expected = trees.apply_mask(run.params, mask)
         params = run.net.layout.params
         assert trees.identical(trees.pick(used["model"], params), trees.pick(expected, params))
         # Its own running statistics, which its weights cannot do without.

@@ -41,7 +41,7 @@ def filled(value: float, kept: list[bool]) -> Packet:
     """A sub-model whose numbers are all the same."""
     mask = channel_mask(NET, {"0": torch.tensor(kept)})
     values = trees.map(lambda leaf: torch.full_like(leaf, value), FIRST)
-    return Packet(trees.masked(values, mask), mask)
+    return Packet(trees.apply_mask(values, mask), mask)
 
 
 def test_a_sub_model_keeps_the_filters_of_largest_l1() -> None:

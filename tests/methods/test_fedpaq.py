@@ -86,7 +86,7 @@ def test_what_is_drawn_depends_on_seed_round_and_client(tmp_path: Path) -> None:
         assert trees.identical(one.give["update"].values, other.give["update"].values)
     # Few levels are few values, of which a codec makes few bytes.
     for report in first:
-        sent = trees.flat(report.give["update"].values)
+        sent = trees.flatten(report.give["update"].values)
         assert len(set(sent.abs().tolist())) <= 11
         up = sum(report.cost["up"].values())
         assert 5 * up < sum(report.cost["down"].values())

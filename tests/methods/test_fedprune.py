@@ -164,7 +164,7 @@ def test_density_falls_step_by_step_and_nothing_else_changes_it(tmp_path: Path) 
     total = run.net.layout.count(run.net.layout.prunable)
     found = []
     for _, _, _, after in exchanges(run):
-        found.append(int(trees.flat(after.mask).sum()) if after.mask else total)
+        found.append(int(trees.flatten(after.mask).sum()) if after.mask else total)
     expected = [total, *[round(total * share) for share in (0.8, 0.8, 0.6, 0.6, 0.4, 0.4, 0.4)]]
     assert found == expected
 
@@ -173,7 +173,7 @@ def test_the_adaptive_rule_runs_and_may_grow_again(tmp_path: Path) -> None:
     method = FedPrune(density=0.01, every=1, adaptive=RiskPerTime())
     run = make_run(method, tmp_path, rounds=6, dtype=torch.float32)
     state = play(run, Serial())
-    share = int(trees.flat(state.mask).sum()) / run.net.layout.count(run.net.layout.prunable)
+    share = int(trees.flatten(state.mask).sum()) / run.net.layout.count(run.net.layout.prunable)
     assert 0.01 <= share < 1
 
 

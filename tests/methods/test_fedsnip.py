@@ -51,7 +51,7 @@ def test_the_mask_is_that_of_a_random_batch_of_every_client_and_stays(tmp_path: 
     score = sum(info.examples * sensitivity(run, k) for k, info in run.infos.items())
     wanted = best(score, round(0.2 * len(score)))
     mask = exchange.state.mask
-    kept = trees.flat(trees.pick(mask, run.net.layout.prunable))
+    kept = trees.flatten(trees.pick(mask, run.net.layout.prunable))
     assert int(kept.sum()) == round(0.2 * len(kept))
     assert float(score[kept].min()) >= float(score[~kept].max()) * (1 - 1e-6)
     # But for equals in 16 bits.

@@ -234,11 +234,11 @@ def test_both_sides_know_what_a_client_holds(
                 model = state.models[group]
                 expected = holdings.next_view(state.holdings, client, model, 0.1, mask or None)
             else:
-                expected = trees.masked(state.holdings.published.models[group], mask)
+                expected = trees.apply_mask(state.holdings.published.models[group], mask)
                 # And what is left adds up to the model.
                 whole = trees.map(torch.add, expected, state.holdings.left[group])
-                model = trees.masked(state.models[group], mask)
-                assert trees.distance(trees.masked(whole, mask), model) < 1e-12
+                model = trees.apply_mask(state.models[group], mask)
+                assert trees.distance(trees.apply_mask(whole, mask), model) < 1e-12
             assert trees.distance(now, expected) < 1e-12
     assert state is not None
     assert (len(state.models) > 1) == (finding is EAGER)

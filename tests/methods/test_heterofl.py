@@ -79,7 +79,7 @@ def test_a_fold_by_the_median_by_hand() -> None:
         packet = method.deliver(state, k)["model"]
         value = 1e30 if k == 4 else float(k)
         values = {n: torch.full_like(v, value) for n, v in packet.values.items()}
-        values = trees.masked(values, packet.mask or {})
+        values = trees.apply_mask(values, packet.mask or {})
         done.append(Report(k, {"model": replace(packet, values=values)}, 10 + k))
     found = method.fold(state, done).model
     for name in ("0.weight", "0.bias", "1.weight", "1.running_mean", "1.running_var", "3.weight"):

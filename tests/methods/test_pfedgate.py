@@ -79,7 +79,7 @@ def test_clients_with_different_data_come_to_choose_different_blocks(tmp_path: P
     state = play(run, Serial())
     masks = []
     for answer in reports(run, Serial(), plan(run, state)):
-        masks.append(trees.flat(answer.give["model"].mask))
+        masks.append(trees.flatten(answer.give["model"].mask))
     assert any(not torch.equal(masks[0], other) for other in masks[1:])
 
 

@@ -69,7 +69,7 @@ def sub_model(client: int, value: float, shared: bool) -> Report:
     names = [k for k in NET.layout.shapes if not (shared and k in NET.layout.norms)]
     values = {k: torch.full(NET.layout.shapes[k], value) for k in names}
     mask = {k: m for k, m in mask.items() if k in values}
-    packet = Packet(trees.masked(values, mask), mask)
+    packet = Packet(trees.apply_mask(values, mask), mask)
     return Report(client, {"model": packet}, (10, 30, 60)[client], {"group": 0.0})
 
 

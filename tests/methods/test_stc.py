@@ -69,7 +69,7 @@ def test_the_client_by_hand(tmp_path: Path) -> None:
     outcome = run.method._give({"model": client.start, "local": local, "left": left}, client)
     sent = outcome.give["update"].values
     assert sent[bias][:4].tolist() == pytest.approx([2.5, -2.5, 0.0, 0.0])
-    assert int((trees.flat(sent) != 0).sum()) == 2
+    assert int((trees.flatten(sent) != 0).sum()) == 2
     assert outcome.memory["left"][bias][:4].tolist() == pytest.approx([0.5, 0.5, 2.0, 0.0])
     assert trees.identical(outcome.memory["held"], client.start)
 

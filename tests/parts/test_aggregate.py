@@ -212,7 +212,7 @@ def test_vectors_and_leaves_have_the_same_mean_to_the_bit(
     whole = WeightedMean().start(PREVIOUS)
     apart = WeightedMean().start(PREVIOUS)
     for tree, weight, mask in cohort:
-        assert trees.vector(tree) is not None
+        assert trees.as_vector(tree) is not None
         whole.add(tree, weight, mask)
         apart.add({name: leaf.clone() for name, leaf in tree.items()}, weight, mask)
         assert trees.identical(whole.value(), apart.value())
@@ -221,13 +221,13 @@ def test_vectors_and_leaves_have_the_same_mean_to_the_bit(
 def test_the_mean_of_vectors_is_a_vector() -> None:
     numbers = torch.arange(5.0)
     mean = WeightedMean().start(PREVIOUS)
-    mean.add(trees.unflat(numbers, PREVIOUS), 2)
+    mean.add(trees.unflatten(numbers, PREVIOUS), 2)
     first = mean.value()
-    vector = trees.vector(first)
+    vector = trees.as_vector(first)
     assert vector is not None
     assert vector.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     # It is no view of the sums, which go on.
-    mean.add(trees.unflat(numbers + 3, PREVIOUS), 1)
+    mean.add(trees.unflatten(numbers + 3, PREVIOUS), 1)
     assert vector.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert mean.value()["b"].tolist() == [5.0]
 
@@ -257,7 +257,7 @@ def test_masked_trees_are_added_in_order_to_the_bit(joined: bool) -> None:
         tree = {name: torch.randn(leaf.shape, generator=g) for name, leaf in like.items()}
         mask = {name: torch.rand(like[name].shape, generator=g) < 0.5 for name in ("w", "v")}
         tree["w"][~mask["w"]] = torch.nan
-        mean.add(trees.joined(tree) if joined else tree, weight, mask)
+        mean.add(trees.pack_leaves(tree) if joined else tree, weight, mask)
         for name, leaf in tree.items():
             kept = mask.get(name, torch.ones(leaf.shape, dtype=torch.bool))
             sums[name].add_(leaf.masked_fill(~kept, 0.0).double(), alpha=weight)

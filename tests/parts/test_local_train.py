@@ -91,7 +91,7 @@ def test_no_batches_give_the_masked_start(tmp_path: Path) -> None:
     _, carry = task_of(run, mask)
     for form in (lean, pure):
         trained = form(run, Train(CrossEntropy(), LocalTraining()), carry, [])["local"]
-        assert trees.identical(trained, trees.masked(run.params, mask))
+        assert trees.identical(trained, trees.apply_mask(run.params, mask))
 
 
 def test_one_step_by_hand() -> None:

@@ -158,7 +158,7 @@ class Liar(FedAvg):
             return Outcome({"model": Packet(model)}, {"loss": 1.0})
         if self.what == "mask":
             mask = {name: value > 0 for name, value in model.items()}
-            return Outcome({"model": Packet(trees.masked(model, mask), mask)})
+            return Outcome({"model": Packet(trees.apply_mask(model, mask), mask)})
         return Outcome({"model": Packet(model), "more": Packet(model)})
 
 
@@ -249,8 +249,8 @@ def test_no_change_is_longer_than_the_clip(values, keeps, clip, name, tmp_path_f
     run = RUNS.setdefault("one", make_run(FedAvg(), tmp_path_factory.mktemp("privacy")))
     run = replace(run, privacy=Privacy(clip, 0.0))
     mask = {"w": torch.tensor(keeps[: len(values)])}
-    wanted = trees.masked({"w": torch.tensor(values, dtype=torch.float64)}, mask)
-    sent = trees.masked({"w": torch.ones(len(values), dtype=torch.float64)}, mask)
+    wanted = trees.apply_mask({"w": torch.tensor(values, dtype=torch.float64)}, mask)
+    sent = trees.apply_mask({"w": torch.ones(len(values), dtype=torch.float64)}, mask)
     task = Task(0, {"model": Packet(sent, mask)})
     expected = ExpectedReport({name: ExpectedPacket.of(sent, mask)})
     outcome = Outcome({name: Packet(wanted, mask)})

@@ -500,7 +500,7 @@ def test_zeros_that_a_mask_makes_cost_no_sign() -> None:
     m = x.abs().max()
     drawn = torch.rand(len(x), generator=g) * m < x.abs()
     signs = {"w": x.sign() * m}
-    ternary = trees.masked(signs, {"w": drawn})
+    ternary = trees.apply_mask(signs, {"w": drawn})
     product = {"w": signs["w"] * drawn}
     assert trees.equal(ternary, product)
     bytes_ternary = len(check_round_trip(Smallest(), Packet(ternary)))

@@ -35,7 +35,7 @@ def packet(number: int) -> Packet:
     if number == len(MASKS):
         return Packet(dict(VALUES))
     mask = {name: kept.clone() for name, kept in MASKS[number].items()}
-    return Packet(trees.masked(VALUES, mask), mask)
+    return Packet(trees.apply_mask(VALUES, mask), mask)
 
 
 def total(cost: Mapping[str, int]) -> int:

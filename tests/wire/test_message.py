@@ -32,7 +32,7 @@ VALUES = {
     "n": torch.tensor([1, 2, 3]),
 }
 MASK = {"w": torch.tensor([[True, False, True], [False, True, True]])}
-MASKED = Packet(trees.masked(VALUES, MASK), MASK)
+MASKED = Packet(trees.apply_mask(VALUES, MASK), MASK)
 TASK = Task(
     3, {"model": Packet(VALUES), "other": MASKED}, {"lr": 0.1, "phases": [1, 2]}, "cluster", 7
 )

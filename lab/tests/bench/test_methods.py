@@ -22,7 +22,7 @@ from fedgrove.errors import InputError
 from fedgrove.runs.admission import Admission
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.store import Memory
-from fedgrove.trees import flat
+from fedgrove.trees import flatten
 from fedgrove.wire.count import count_up
 from fedgrove_lab.bench import where
 from fedgrove_lab.bench.methods import Asked, Exchanged, checks, measure, summarise
@@ -135,7 +135,7 @@ def test_parts_of_functions() -> None:
         RunFolder.save: "checkpoint",
         Admission.reports: "server",
         # These are whatever they are called for.
-        flat: None,
+        flatten: None,
         json.dumps: None,
     }
     for function, part in parts.items():

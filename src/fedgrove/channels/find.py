@@ -121,7 +121,7 @@ def agrees(net: Net, groups: Sequence[ChannelGroup]) -> bool:
         kept = (torch.arange(group.size) + i) % 2 == 0
         kept[0] |= ~kept.any()
         channels[group.name] = kept
-    masked = trees.masked(tree, expand(groups, net.layout.shapes, channels))
+    masked = trees.apply_mask(tree, expand(groups, net.layout.shapes, channels))
     try:
         thin = cut_groups(net, groups, checked(groups, channels))
         # A forward pass that branches on data may go one way for x, and the other for -x.

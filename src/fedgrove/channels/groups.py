@@ -170,7 +170,7 @@ def expand(
         leaf: Tensor | None = None
         for dim, entries in dims.items():
             line = _line(entries, dim, len(shape))
-            leaf = line if leaf is None else trees.both(leaf, line)
+            leaf = line if leaf is None else trees.and_masks(leaf, line)
         assert leaf is not None, f"{name} is reached in no dimension"
         # A copy in any case: whoever gets the mask may write into it.
         mask[name] = leaf.expand(shape).clone(memory_format=torch.contiguous_format)
@@ -197,7 +197,7 @@ def without_removed(
     for name, kept in mask.items():
         for dim, entries in stays.get(name, {}).items():
             # Line by line: the mask of the channels need not be written down.
-            kept = trees.both(kept, _line(entries, dim, kept.dim()))
+            kept = trees.and_masks(kept, _line(entries, dim, kept.dim()))
         less[name] = kept
     return less
 

@@ -36,7 +36,7 @@ def shrink(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -
     ((1, 2), (1, 3))
     """
     thin = cut(net, channels_left(net, mask) or {})
-    return thin.net, thin.narrow(trees.masked(params, mask))
+    return thin.net, thin.narrow(trees.apply_mask(params, mask))
 
 
 def widen(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:

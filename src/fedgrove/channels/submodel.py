@@ -98,7 +98,7 @@ def cut_out(
     if channels is None or is_whole(channels):
         return Packet(model)
     mask = shared_mask(groups, shapes_of(model), channels)
-    return Packet(trees.masked(model, mask), mask)
+    return Packet(trees.apply_mask(model, mask), mask)
 
 
 def channels_in(packet: Packet, groups: Sequence[ChannelGroup]) -> Channels:
@@ -186,7 +186,7 @@ def own(carry: Carry, client: Client) -> Carry:
     if not mask:
         next_carry["model"] = model
     else:
-        next_carry["model"] = trees.masked(model, mask)
+        next_carry["model"] = trees.apply_mask(model, mask)
         next_carry["model.mask"] = mask
     return next_carry
 
@@ -281,7 +281,7 @@ def recovered(carry: Carry, client: Client) -> Tree:
     groups = groups_of(client.net)
     mask = shared_mask(groups, client.layout.shapes, carry["channels"], buffers=True)
     scale_masks = {name: leaf for name, leaf in mask.items() if name in client.layout.scales}
-    before = trees.masked(carry["guided"], scale_masks)
+    before = trees.apply_mask(carry["guided"], scale_masks)
     model: Tree = {}
     for name, leaf in carry["tuned"].items():
         if name in mask:

@@ -183,6 +183,6 @@ def _with_number(values: Tree, packet: Packet, number: float) -> Tree:
         changed.view(-1)[0] = min(number, largest) if number == 1e30 else number
         mask = None if packet.mask is None else packet.mask.get(name)
         if mask is not None:
-            changed = trees.masked({name: changed}, {name: mask})[name]
+            changed = trees.apply_mask({name: changed}, {name: mask})[name]
         spoilt[name] = changed
     return spoilt

@@ -39,7 +39,7 @@ from ..nets import Net
 from ..parts import local
 from ..runs.privacy import protect
 from ..runs.run import Run
-from ..seeds import one_thread, own_randomness
+from ..seeds import preserve_rng, single_thread
 from ..trees import Tree
 from ..wire.count import NOTHING, BroadcastCosts, count_down, count_up
 from ..wire.message import Cost
@@ -205,7 +205,7 @@ def do_stages(run: Run, task: Task, client: Client) -> tuple[Outcome, Computed]:
     computed: Computed = []
     # What is protected is the change of what was sent, which work might alter in place.
     received = _copied(task) if run.privacy else task
-    with one_thread(), own_randomness():
+    with single_thread(), preserve_rng():
         for number, stage in numbered(run.work(task.verb)):
             if isinstance(stage, Train | Measure):
                 carry, per_example = worked(run, stage, carry, client, number)

@@ -368,7 +368,7 @@ class CAAFP:
                         prunable_weights(state, group), active_weights(state, group)
                     )
                 gathered[group].add(
-                    trees.flat(trees.pick(trained, state.prunable)),
+                    trees.flatten(trees.pick(trained, state.prunable)),
                     report.give["evidence"].values,
                 )
 
@@ -380,7 +380,7 @@ class CAAFP:
         # Alg. 1, line 12 (all clients are in group 0), line 36 (no mask yet) or line 63.
         models = dict(state.models)
         for group, mean in means.items():
-            models[group] = trees.masked(mean.value(), state.masks.get(group, {}))
+            models[group] = trees.apply_mask(mean.value(), state.masks.get(group, {}))
         evidence = dict(state.evidence)
         for group, sums in gathered.items():
             evidence[group] = sums.since(state.evidence.get(group, {}))
@@ -446,7 +446,7 @@ class CAAFP:
         """Divide the clients; every group starts at the reference (Alg. 1, lines 22-26)."""
         groups = newcomers.updates.divide(self.grouping, self.clusters)
         reference = state.models[0]
-        weights = trees.flat(trees.pick(reference, state.prunable))
+        weights = trees.flatten(trees.pick(reference, state.prunable))
         # The updates are the group's first evidence: they gather around 0 instead of a model.
         no_update = torch.zeros_like(weights)
         all_active = torch.ones_like(weights).bool()
@@ -477,7 +477,7 @@ class CAAFP:
         models = {}
         for group, model in state.models.items():
             masks[group] = self._next_mask(state, group, clock.prune_round)
-            models[group] = trees.masked(model, masks[group])
+            models[group] = trees.apply_mask(model, masks[group])
         # The next step is decided by what clients report from here on.
         return replace(state, models=models, masks=masks, evidence={})
 
@@ -509,7 +509,7 @@ class CAAFP:
         if n_grow and sums:
             # Line 55. What this step pruned does not regrow in it.
             new = regrow(new, sums["grow"].float(), n_grow, barred=mask & ~new)
-        return trees.unflat(new, trees.pick(state.models[group], state.prunable))
+        return trees.unflatten(new, trees.pick(state.models[group], state.prunable))
 
     def _sizes(self, state: State, group: int, t: int) -> tuple[int, int]:
         """How many weights of a group to prune and to regrow before round ``t`` of phase 3."""
@@ -576,11 +576,11 @@ class CAAFP:
         """What the gradient says of the weights; nothing if it was not measured."""
         if "gradient" not in carry:
             return {}
-        gradient = trees.flat(carry["gradient"])
+        gradient = trees.flatten(carry["gradient"])
         if mask is None:
             active = torch.ones_like(gradient).bool()
         else:
-            active = trees.flat(trees.pick(mask, carry["gradient"]))
+            active = trees.flatten(trees.pick(mask, carry["gradient"]))
         grow = int(carry["settings"].get("grow", torch.tensor(0)))
         return {"evidence": evidence_packet(gradient, active, grow)}
 
@@ -620,7 +620,7 @@ class Newcomers:
 
 def prunable_weights(state: State, group: int) -> Tensor:
     """A group's prunable weights as one vector."""
-    return trees.flat(trees.pick(state.models[group], state.prunable))
+    return trees.flatten(trees.pick(state.models[group], state.prunable))
 
 
 def active_weights(state: State, group: int) -> Tensor:
@@ -628,7 +628,7 @@ def active_weights(state: State, group: int) -> Tensor:
     mask = state.masks.get(group)
     if mask is None:
         return torch.ones_like(prunable_weights(state, group)).bool()
-    return trees.flat(mask)
+    return trees.flatten(mask)
 
 
 def measure_gradient(objective: Objective) -> Measure:
@@ -669,7 +669,7 @@ def model_and_evidence(task: Task, net: Net) -> ExpectedReport:
     size = trees.size(weights)
     active = size
     if model.mask is not None:
-        active = sum(trees.count(model.mask[name]) for name in weights)
+        active = sum(trees.count_true(model.mask[name]) for name in weights)
     grow = task.settings["grow"]
     assert isinstance(grow, int)
     evidence = expected_evidence(size, active, grow)

@@ -78,7 +78,7 @@ class ClusterFL:
             round=0,
             clients=clients,
             start=setup.params,
-            rows=trees.flat(setup.params).repeat(len(clients), 1),
+            rows=trees.flatten(setup.params).repeat(len(clients), 1),
             groups=dict.fromkeys(clients, 0),
         )
 
@@ -96,14 +96,14 @@ class ClusterFL:
         tasks = []
         for client in cohort:
             u = (share[state.clients.index(client)] @ rows).to(state.rows.dtype)
-            tasks.append(Task(client, {"model": Packet(trees.unflat(u, state.start))}))
+            tasks.append(Task(client, {"model": Packet(trees.unflatten(u, state.start))}))
         return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """The cohort's rows are replaced; all others stay."""
         rows = state.rows.clone()
         for report in reports:
-            rows[state.clients.index(report.of)] = trees.flat(report.give["model"].values)
+            rows[state.clients.index(report.of)] = trees.flatten(report.give["model"].values)
         labels = cluster_labels(rows.double(), self.clusters)
         groups = dict(zip(state.clients, labels, strict=True))
         return replace(state, round=state.round + 1, rows=rows, groups=groups)
@@ -127,10 +127,10 @@ class ClusterFL:
 def group_average(state: State, client: int, rule: Averaging) -> Tree:
     """u_k by a rule: the average of the models of the client's group."""
     models = dict(zip(state.clients, state.rows, strict=True))
-    average = rule.start(trees.unflat(models[client], state.start))
+    average = rule.start(trees.unflatten(models[client], state.start))
     for other, row in models.items():
         if state.groups[other] == state.groups[client]:
-            average.add(trees.unflat(row, state.start), weight=1)
+            average.add(trees.unflatten(row, state.start), weight=1)
     return average.value()
 
 

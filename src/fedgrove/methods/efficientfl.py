@@ -97,7 +97,7 @@ class EfficientFL:
         if mask_is_due:
             scores = self.score(trees.pick(model, state.prunable))
             mask = top(scores, self.allocation(scores, self.density))
-        return State(state.round + 1, trees.masked(model, mask), mask, state.prunable)
+        return State(state.round + 1, trees.apply_mask(model, mask), mask, state.prunable)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train under the mask, quantise, send."""

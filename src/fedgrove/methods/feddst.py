@@ -107,7 +107,7 @@ class FedDST:
         prunable = weights_to_prune(setup.layout, self.density)
         scores = self.score(trees.pick(setup.params, prunable))
         mask = top(scores, self.allocation(scores, self.density))
-        return State(0, trees.masked(setup.params, mask), mask, self._until(setup.rounds))
+        return State(0, trees.apply_mask(setup.params, mask), mask, self._until(setup.rounds))
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The sparse model, the same for every client."""
@@ -136,7 +136,7 @@ class FedDST:
         anybody_answered = any(bool(leaf.any()) for leaf in held.values())
         if anybody_answered:
             mask = self._largest(model, held, state.mask)
-        return replace(state, round=state.round + 1, model=trees.masked(model, mask), mask=mask)
+        return replace(state, round=state.round + 1, model=trees.apply_mask(model, mask), mask=mask)
 
     def _largest(self, model: Tree, held: Mask, before: Mask) -> Mask:
         """As many weights of each layer as before: the largest of those that anybody has."""

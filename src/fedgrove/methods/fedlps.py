@@ -185,7 +185,7 @@ class ChoosePart:
         if is_whole(channels):
             return carry
         mask = expand(groups, shapes_of(carry["received"]), channels)
-        return {**carry, "local": trees.masked(carry["local"], mask), "model.mask": mask}
+        return {**carry, "local": trees.apply_mask(carry["local"], mask), "model.mask": mask}
 
 
 def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:

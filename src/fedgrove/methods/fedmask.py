@@ -159,7 +159,7 @@ class FedMask:
         statistics = rest.pop("statistics", {})
         for name in ("scores", "part"):
             rest.pop(name, None)
-        model = trees.masked({**self.network(client), **statistics}, mask)
+        model = trees.apply_mask({**self.network(client), **statistics}, mask)
         return {**rest, "model": model, "model.mask": mask}
 
     def network(self, client: Client) -> Tree:

@@ -138,7 +138,7 @@ class FedPrune:
         mask = state.mask
         if is_step:
             mask = self._new_mask(after, importance.value())
-        return replace(after, model=trees.masked(after.model, mask), mask=mask)
+        return replace(after, model=trees.apply_mask(after.model, mask), mask=mask)
 
     def _steps(self, rounds: int) -> range:
         """The numbers of completed rounds after which the mask is found anew; the last is no step.
@@ -154,7 +154,7 @@ class FedPrune:
         weights = trees.pick(state.model, importance)
         used = state.mask or trees.map(all_kept, weights)
         total = trees.size(weights)
-        in_use = int(trees.flat(used).sum())
+        in_use = int(trees.flatten(used).sum())
         if self.adaptive is None:
             steps = self._steps(state.rounds)
             step = steps.index(state.round) + 1
@@ -164,7 +164,7 @@ class FedPrune:
             safe = protected(weights, used, contested)
         else:
             safe = protected(weights, used, self.contested)
-            found = self.adaptive(trees.flat(importance), trees.flat(safe))
+            found = self.adaptive(trees.flatten(importance), trees.flatten(safe))
             count = max(found, round(self.density * total))
         # Protected weights rank before all others.
         scores = trees.map(lambda g, stays: g.masked_fill(stays, torch.inf), importance, safe)

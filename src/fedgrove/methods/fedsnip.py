@@ -107,9 +107,11 @@ class FedSNIP:
         if self._needs_mask(state):
             mask = self._find_mask(reports)
             # Not a round: its number stays 0.
-            return State(0, trees.masked(state.model, mask), mask, state.clients)
+            return State(0, trees.apply_mask(state.model, mask), mask, state.clients)
         dense = average(OneModel(state.round, state.model), reports, self.mean)
-        return State(dense.round, trees.masked(dense.model, state.mask), state.mask, state.clients)
+        return State(
+            dense.round, trees.apply_mask(dense.model, state.mask), state.mask, state.clients
+        )
 
     def _needs_mask(self, state: State) -> bool:
         return self.density < 1 and not state.mask

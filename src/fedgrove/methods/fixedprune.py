@@ -76,7 +76,7 @@ class FixedPrune:
         """The model with the largest weights of each layer, and the mask that says which."""
         scores = self.score(trees.pick(model, prunable))
         mask = top(scores, self.allocation(scores, self.density))
-        return Packet(trees.masked(model, mask), mask)
+        return Packet(trees.apply_mask(model, mask), mask)
 
     def init(self, setup: Setup) -> State:
         """The pruned initial model."""
@@ -95,7 +95,7 @@ class FixedPrune:
         """The weighted mean, pruned again or under the mask that stays."""
         dense = average(OneModel(state.round, state.model), reports, self.mean)
         if self.static:
-            return State(dense.round, trees.masked(dense.model, state.mask), state.mask)
+            return State(dense.round, trees.apply_mask(dense.model, state.mask), state.mask)
         # The mask names all that is prunable: it never gains or loses a layer.
         packet = self.prune(dense.model, state.mask)
         return State(dense.round, packet.values, packet.mask or {})

@@ -95,7 +95,7 @@ class LotteryFL:
         if client not in state.tickets:
             return {"model": Packet(state.model)}
         mask = unpacked(state.tickets[client], trees.pick(state.model, state.prunable))
-        return {"model": Packet(trees.masked(state.model, mask), mask)}
+        return {"model": Packet(trees.apply_mask(state.model, mask), mask)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains; who is above the density may prune first."""
@@ -216,10 +216,10 @@ def packed(mask: Mapping[str, Tensor]) -> Tensor:
     >>> packed({"a": torch.tensor([True, False, True]), "b": torch.ones(6, dtype=torch.bool)})
     tensor([191, 128], dtype=torch.uint8)
     """
-    return torch.from_numpy(np.packbits(trees.flat(mask).numpy()))
+    return torch.from_numpy(np.packbits(trees.flatten(mask).numpy()))
 
 
 def unpacked(bits: Tensor, like: Mapping[str, Tensor]) -> Mask:
     """The inverse of :func:`packed`: names and shapes as in ``like``."""
     flags = np.unpackbits(bits.numpy(), count=trees.size(like))
-    return trees.unflat(torch.from_numpy(flags).bool(), like)
+    return trees.unflatten(torch.from_numpy(flags).bool(), like)

@@ -132,5 +132,5 @@ def largest_of(update: Tree, share: float) -> Tree:
     {'a': tensor([3., 0.]), 'b': tensor([-2.,  0.])}
     """
     count = max(1, round(share * trees.size(update)))
-    kept = largest(trees.flat(update), count)
-    return trees.masked(update, trees.unflat(kept, update))
+    kept = largest(trees.flatten(update), count)
+    return trees.apply_mask(update, trees.unflatten(kept, update))

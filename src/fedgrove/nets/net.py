@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .. import gpu_copies as twins
+from .. import gpu_copies
 from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
@@ -191,7 +191,7 @@ class Net:
                 self._put_constants(old_constants)
         if train and self.layout.buffers:
             # BatchNorm moves its statistics, and torch does not count that as a write.
-            twins.end(tree[name] for name in self.layout.buffers)
+            gpu_copies.drop_copies(tree[name] for name in self.layout.buffers)
         return output
 
     def filled(self, tree: Mapping[str, Tensor]) -> nn.Module:

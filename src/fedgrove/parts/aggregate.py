@@ -14,8 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .. import gpu_copies as twins
-from .. import trees
+from .. import gpu_copies, trees
 from ..trees import Tree
 
 
@@ -148,16 +147,16 @@ class WeightedSums:
         is_first = not self._sums
         if not is_first and self._whole is None:
             return False
-        vector = trees.vector(tree)
+        vector = trees.as_vector(tree)
         if vector is None:
             return False
         if is_first:
-            twin = twins.of(vector)
-            values = vector if twin is None else twin
+            on_gpu = gpu_copies.find_copy(vector)
+            values = vector if on_gpu is None else on_gpu
             self._whole = _scaled(values, weight)
-            self._sums = trees.unflat(self._whole, tree)
+            self._sums = trees.unflatten(self._whole, tree)
         elif self._whole is not None and trees.same_layout(tree, self._sums):
-            _add_scaled(self._whole, twins.on(vector, self._whole.device), weight)
+            _add_scaled(self._whole, gpu_copies.read_on(vector, self._whole.device), weight)
         else:
             return False
         self._whole_weights = None
@@ -180,12 +179,12 @@ class WeightedSums:
         values = trees.where(kept, vector)
         if self._whole is None:
             self._whole = _scaled(values, weight)
-            self._sums = trees.unflat(self._whole, tree)
+            self._sums = trees.unflatten(self._whole, tree)
         else:
             _add_scaled(self._whole, values, weight)
         if self._whole_weights is None:
             self._whole_weights = self._weights_of_each(tree)
-            self._weights = dict(trees.unflat(self._whole_weights, tree))
+            self._weights = dict(trees.unflatten(self._whole_weights, tree))
         _add_scaled(self._whole_weights, kept.view(torch.uint8), weight)
         return True
 
@@ -201,7 +200,7 @@ class WeightedSums:
         """What comes leaf by leaf is on the CPU."""
         if self._whole is not None and self._whole.is_cuda:
             self._whole = self._whole.cpu()
-            self._sums = trees.unflat(self._whole, self._sums)
+            self._sums = trees.unflatten(self._whole, self._sums)
 
     def value(self) -> Tree:
         """The mean so far."""
@@ -236,17 +235,17 @@ class WeightedSums:
             return None
         there = _divided(self._whole, weights.pop(), types.pop())
         # The next round's clients, and the gate, need it on the card again.
-        here = twins.copied_back(there) if there.is_cuda else there
-        return trees.unflat(here, previous)
+        here = gpu_copies.copy_to_cpu(there) if there.is_cuda else there
+        return trees.unflatten(here, previous)
 
     def _whole_masked_mean(
         self, previous: Mapping[str, Tensor], sums: Tensor, weights: Tensor
     ) -> Tree:
         """The mean as one vector, where nobody may have a coordinate."""
-        before = trees.vector(previous)
+        before = trees.as_vector(previous)
         if before is None:
-            before = trees.flat(previous)
-        return trees.unflat(_mean_or(before, sums, weights), previous)
+            before = trees.flatten(previous)
+        return trees.unflatten(_mean_or(before, sums, weights), previous)
 
 
 # On a CPU part by part: whole copies in double precision would go through the memory several times.
@@ -303,9 +302,9 @@ def _vector_or_copy(tree: Mapping[str, Tensor]) -> Tensor | None:
     kinds = {(leaf.dtype, leaf.device) for leaf in tree.values()}
     if len(kinds) != 1:
         return None
-    vector = trees.vector(tree)
+    vector = trees.as_vector(tree)
     # A copy takes less than what is done leaf by leaf otherwise.
-    return trees.flat(tree) if vector is None else vector
+    return trees.flatten(tree) if vector is None else vector
 
 
 def _whole_mask(tree: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tensor:

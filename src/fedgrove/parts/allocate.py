@@ -42,7 +42,7 @@ class GlobalRank:
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> dict[str, int]:
         """The number of weights kept, per layer."""
-        all_scores = trees.flat(scores)
+        all_scores = trees.flatten(scores)
         kept = round(density * all_scores.numel())
         by_layer = torch.split(best(all_scores, kept), [s.numel() for s in scores.values()])
         return {layer: int(mask.sum()) for layer, mask in zip(scores, by_layer, strict=True)}

@@ -86,9 +86,9 @@ def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
     tensor([0., 4.], dtype=torch.bfloat16)
     """
     gradient = settled(gradient)
-    values: Tree = {"scores.signs": trees.chosen(gradient, mask).sign().to(torch.int8)}
+    values: Tree = {"scores.signs": trees.select(gradient, mask).sign().to(torch.int8)}
     if grow:
-        outside = trees.chosen(gradient, ~mask)
+        outside = trees.select(gradient, ~mask)
         # Zeros mark the rest: the codec writes few bytes for them, and no positions are needed.
         largest = trees.where(best(outside.abs(), grow), outside)
         values["scores.grow"] = largest.to(torch.bfloat16)
@@ -118,8 +118,8 @@ class Gather:
 
     def __init__(self, model: Tensor, mask: Tensor) -> None:
         # Looked up once for all reports: a search takes longer than to add them.
-        self._inside = trees.places(mask)
-        self._outside = trees.places(~mask)
+        self._inside = trees.find_true(mask)
+        self._outside = trees.find_true(~mask)
         # Doubles: the variance is a small difference of two large sums.
         self._model = model.double()
         self._moved = torch.zeros_like(self._model)

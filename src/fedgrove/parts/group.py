@@ -278,7 +278,7 @@ class Updates:
 
     def add(self, client: int, update: Mapping[str, Tensor]) -> None:
         """Add one client's update."""
-        vector = trees.flat({k: v.float() for k, v in update.items()})
+        vector = trees.flatten({k: v.float() for k, v in update.items()})
         update_bytes = 4 * max(1, vector.numel())
         # At least one is held, however large: no group would have a centre otherwise.
         room = max(1, self._held // update_bytes)

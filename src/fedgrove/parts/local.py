@@ -295,13 +295,13 @@ def start_training(net: Net, stage: Train, carry: Carry) -> Carry:
     ``carry[BEFORE]`` keeps what ``carry[end]`` was, which is what an objective sees under that
     name: a stage may start, end and be pulled to the same tree.
     """
-    tree = trees.masked(carry[stage.start], carry.get(stage.mask_name, {}))
+    tree = trees.apply_mask(carry[stage.start], carry.get(stage.mask_name, {}))
     params = trees.pick(tree, net.layout.params)
     return {
         **carry,
         BEFORE: carry.get(stage.end, {}),
         stage.end: tree,
-        OPTIMISER: recipe(stage).optimiser.init(trees.flat(params)),
+        OPTIMISER: recipe(stage).optimiser.init(trees.flatten(params)),
         "aux": carry["aux"] | stage.objective.begin(params, carry),
     }
 
@@ -353,7 +353,7 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     """The carry after a step, given its gradients: mask, clip, the optimiser's step; pure."""
     local = recipe(stage)
     params = trees.pick(carry[stage.end], net.layout.params)
-    g = trees.flat(trees.pick(grads, params))
+    g = trees.flatten(trees.pick(grads, params))
     # The mask comes before clipping, so that the length is that of the weights in use, and before
     # the optimiser, so that momentum moves no pruned weight. A product may leave -0.0 in the
     # gradient; a pruned weight starts as +0.0, and 0.0 minus a zero of either sign is 0.0.
@@ -365,9 +365,9 @@ def moved(net: Net, stage: Train, carry: Carry, grads: Tree, aux: Tree, buffers:
     if local.clip is not None:
         g = g * clip_scale(g, local.clip)
     w, state = local.optimiser.step(
-        trees.flat(params), g, carry[OPTIMISER], learning_rate(local, carry)
+        trees.flatten(params), g, carry[OPTIMISER], learning_rate(local, carry)
     )
-    after = trees.unflat(w, params) | buffers
+    after = trees.unflatten(w, params) | buffers
     for name in frozen & after.keys():
         # Weight decay moves a parameter whose gradient is 0, and a forward pass moves statistics.
         after[name] = carry[stage.end][name]
@@ -388,12 +388,12 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     Equal to :func:`start_training` and :func:`step` over ``batches``.
     """
     local = recipe(stage)
-    start = trees.masked(carry[stage.start], carry.get(stage.mask_name, {}))
+    start = trees.apply_mask(carry[stage.start], carry.get(stage.mask_name, {}))
     start_params = trees.pick(start, net.layout.params)
-    w = trees.flat(start_params)
+    w = trees.flatten(start_params)
     # Parameters are views of w: when the optimiser moves w in place, the network has moved.
     params = {}
-    for name, view in trees.unflat(w, start_params).items():
+    for name, view in trees.unflatten(w, start_params).items():
         params[name] = view.detach().requires_grad_()
     # Copies: the forward pass writes running statistics in place, and the start must stay as it is.
     buffers = {k: start[k].clone() for k in net.layout.buffers}
@@ -405,7 +405,7 @@ def train(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> Car
     if stage.mask_name in carry:
         mask = flat_mask(carry[stage.mask_name], params)
     frozen = frozen_names(stage, carry)
-    frozen_views = {k: v for k, v in trees.unflat(w, start_params).items() if k in frozen}
+    frozen_views = {k: v for k, v in trees.unflatten(w, start_params).items() if k in frozen}
     if frozen:
         ones = torch.ones_like(w) if mask is None else mask
         mask = without_frozen(ones, start_params, frozen)

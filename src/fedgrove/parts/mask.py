@@ -141,7 +141,7 @@ def prune(mask: Tensor, score: Tensor, n: int) -> Tensor:
     >>> prune(torch.tensor([True, True, False]), torch.tensor([2.0, 1.0, 0.0]), 1)
     tensor([ True, False, False])
     """
-    active = trees.count(mask)
+    active = trees.count_true(mask)
     check(0 <= n <= active, "the number of weights pruned", n, f"from 0 to {active}, those in use")
     return best(score, active - n, among=mask)
 

@@ -208,9 +208,9 @@ class Clustered(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """Small, along the cluster, and near where it was."""
-        w = trees.flat(params)
-        u = trees.flat(trees.pick(carry["model"], params))
-        last = trees.flat(trees.pick(carry["personal"], params))
+        w = trees.flatten(params)
+        u = trees.flatten(trees.pick(carry["model"], params))
+        last = trees.flatten(trees.pick(carry["personal"], params))
         away = w - last
         # The first two terms of the formula above, then the third.
         along_cluster = self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum()

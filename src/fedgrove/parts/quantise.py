@@ -437,8 +437,8 @@ def map_scope(
     floats = {name: value for name, value in tree.items() if value.is_floating_point()}
     if not trees.size(floats):
         return dict(tree)
-    mapped = _map_floats({"all": trees.flat(floats)}, f, has_plain_zeros)
-    return {**tree, **trees.unflat(mapped["all"], floats)}
+    mapped = _map_floats({"all": trees.flatten(floats)}, f, has_plain_zeros)
+    return {**tree, **trees.unflatten(mapped["all"], floats)}
 
 
 def _map_floats(

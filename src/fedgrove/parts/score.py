@@ -111,6 +111,6 @@ def sensitivity(params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) ->
     tensor([0.2500, 0.7500])
     """
     products = trees.map(lambda w, g: (w * g).abs(), params, gradient)
-    total = trees.flat(products).sum()
+    total = trees.flatten(products).sum()
     # The sum goes over all layers, so scores can be ranked across them (GlobalRank).
     return trees.map(lambda product: product / torch.where(total > 0, total, 1.0), products)

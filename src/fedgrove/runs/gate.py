@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import gpu_copies as twins
-from .. import trees
+from .. import gpu_copies, trees
 from ..core import ClientInfo, ExpectedPacket, ExpectedReport, Packet, Report, Task
 from ..errors import check
 from ..parts.robust import is_parameter
@@ -232,7 +231,7 @@ def _refuses_mask(packet: Packet, form: ExpectedPacket) -> str | None:
             return f"a mask of {kept.dtype} and shape {tuple(kept.shape)} in {name}."
         # What lies outside a mask is not sent, so it must not count where nothing is sent either.
         # As booleans true is more than false; to count them takes a fifth of the time of any().
-        if trees.count(packet.values[name].bool() > kept):
+        if trees.count_true(packet.values[name].bool() > kept):
             return f"values outside its mask in {name}."
     return None
 
@@ -358,8 +357,8 @@ class Ruler:
         self, after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: tuple[str, ...]
     ) -> float | None:
         """The length of a change where the leaves lie on a card as well; None where they do not."""
-        vector = trees.vector({name: after[name] for name in names})
-        found = None if vector is None else twins.row_of(vector)
+        vector = trees.as_vector({name: after[name] for name in names})
+        found = None if vector is None else gpu_copies.find_row(vector)
         if found is None:
             return None
         if before and any(_is_new(after[name], before.get(name)) for name in names):
@@ -393,11 +392,11 @@ class Ruler:
         key = (id(before), names, device)
         if key not in self._on_card:
             leaves = trees.pick(before, names)
-            as_sent = trees.vector(leaves)
-            as_sent = trees.flat(leaves) if as_sent is None else as_sent
+            as_sent = trees.as_vector(leaves)
+            as_sent = trees.flatten(leaves) if as_sent is None else as_sent
             if len(self._on_card) == MODELS_ON_CARD:
                 del self._on_card[next(iter(self._on_card))]
-            self._on_card[key] = twins.on(as_sent, device)
+            self._on_card[key] = gpu_copies.read_on(as_sent, device)
         return self._on_card[key]
 
 
@@ -406,16 +405,18 @@ def _is_on(sent: Mapping[str, Tensor], names: tuple[str, ...], device: torch.dev
     leaves = trees.pick(sent, names) if sent else {}
     if all(leaf.device == device for leaf in leaves.values()):
         return True
-    vector = trees.vector(leaves)
-    twin = None if vector is None else twins.of(vector)
-    return twin is not None and twin.device == device
+    vector = trees.as_vector(leaves)
+    on_gpu = None if vector is None else gpu_copies.find_copy(vector)
+    return on_gpu is not None and on_gpu.device == device
 
 
 def _length_on_card(leaves: Mapping[str, Tensor]) -> float | None:
     """How long leaves are that lie on a card as well; None where they do not."""
-    vector = trees.vector(leaves)
-    twin = None if vector is None or not vector.is_floating_point() else twins.of(vector)
-    return None if twin is None else _lengths_of_rows(twin.unsqueeze(0), None)[0]
+    vector = trees.as_vector(leaves)
+    on_gpu = (
+        None if vector is None or not vector.is_floating_point() else gpu_copies.find_copy(vector)
+    )
+    return None if on_gpu is None else _lengths_of_rows(on_gpu.unsqueeze(0), None)[0]
 
 
 def _lengths_of_rows(rows: Tensor, sent: Tensor | None) -> list[float]:

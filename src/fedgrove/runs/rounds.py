@@ -100,7 +100,7 @@ def train_server(run: Run, server: WithServerTraining[Any], state: Any, number: 
     ``number`` exchanges are done: of those that are no rounds, several may end in the same round.
     """
     seed = seeds.derive(run.seed, state.round, "server", number)
-    with seeds.one_thread(), seeds.own_randomness():
+    with seeds.single_thread(), seeds.preserve_rng():
         # For dropout, which draws from torch's global generator, as on a client.
         torch.default_generator.manual_seed(seed)
         with calling(run.method, "train_server"):

@@ -143,7 +143,7 @@ class Run:
     @cached_property
     def params(self) -> Tree:
         """The network's initial parameters: both sides draw them from the seed, or have a file."""
-        return trees.joined(self.net.params())
+        return trees.pack_leaves(self.net.params())
 
     @cached_property
     def nets(self) -> dict[str, Net]:

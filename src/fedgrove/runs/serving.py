@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from ..seeds import one_thread
+from ..seeds import single_thread
 
 SMALL = 1 << 20
 """Parameters. What a server computes on a network with fewer takes one thread least time."""
@@ -18,7 +18,7 @@ def serving(parameters: int) -> AbstractContextManager[None]:
     Leaves of ten thousand numbers are done before a second thread has woken up, and threads that
     wait for the next leaf keep cores from those that encode and train.
     """
-    return one_thread() if parameters < SMALL else nullcontext()
+    return single_thread() if parameters < SMALL else nullcontext()
 
 
 NEW_OBJECTS = 20_000

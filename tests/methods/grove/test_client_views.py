@@ -69,7 +69,7 @@ def received(
         carry[name] = packet.values
     now, rest = holdings.receive(carry, held.initial)
     assert not rest
-    return trees.masked(now, mask or {})
+    return trees.apply_mask(now, mask or {})
 
 
 def test_versions_by_hand() -> None:

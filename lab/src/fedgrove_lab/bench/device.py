@@ -26,7 +26,7 @@ from fedgrove.nets import Net, build
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
-from fedgrove.seeds import one_thread
+from fedgrove.seeds import single_thread
 from fedgrove.trees import Tree
 
 REMOVED = (0.0, 0.3, 0.5, 0.7)
@@ -140,7 +140,7 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
     for key, model in models.items():
         training[key] = _training(setup, batch, *model)
         inference[key] = _inference(batch, *model)
-    with one_thread():
+    with single_thread():
         train = timed(training, repeats * setup.turns)
         infer = timed(inference, repeats * setup.turns)
     for share in removed:
@@ -198,7 +198,7 @@ def _training(
 def _inference(batch: Batch, net: Net, params: Tree, mask: Tree | None) -> Callable[[], object]:
     """Inference on one batch."""
     # Outside what is timed: a masked model's weights are zeroed once, when it is stored.
-    kept = trees.masked(params, mask or {})
+    kept = trees.apply_mask(params, mask or {})
 
     def predict() -> object:
         with torch.no_grad():

@@ -24,7 +24,7 @@ from fedgrove.errors import EngineError
 from fedgrove.parts import mask as masks
 from fedgrove.parts.allocate import Uniform
 from fedgrove.parts.quantise import cluster
-from fedgrove.seeds import one_thread
+from fedgrove.seeds import single_thread
 from fedgrove.wire.codec import Line, Smallest, explain
 from fedgrove.wire.entropy import entropy_bytes, flag_bytes
 from fedgrove.wire.forms import to_words
@@ -93,7 +93,7 @@ def measure(
     repeats: int = 51,
 ) -> Iterator[Row]:
     """The rows of one model, as they are ready; a timing is the median of at most ``repeats``."""
-    with one_thread():
+    with single_thread():
         for density in densities:
             mask = prune(weights, density)
             for k in kinds:
@@ -113,7 +113,7 @@ def quantised(weights: Weights, mask: trees.Mask | None, k: int) -> Packet:
 
     One of the k is the 0 of what is pruned. With k = 0 nothing is clustered.
     """
-    masked = trees.masked(weights.tree, mask or {})
+    masked = trees.apply_mask(weights.tree, mask or {})
     if k == 0:
         return Packet(masked, mask)
     values = {}

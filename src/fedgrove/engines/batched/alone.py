@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 from ... import nets
 from ...core import Measure, Train
 from ...nets import Net
-from ...seeds import one_thread
+from ...seeds import single_thread
 from ...trees import Tree
 from ..work import CLIENT_FAILURES, crashed, examples_seen, worked
 from .stacking import Job
@@ -103,7 +103,7 @@ def run_alone(job: Job, number: int) -> int:
     place, stage = job.work.stages[number]
     assert isinstance(stage, Train | Measure)
     try:
-        with one_thread():
+        with single_thread():
             job.carry, per_example = worked(job.run, stage, job.carry, job.client, place)
     except CLIENT_FAILURES as error:
         job.lost = crashed(job.task, error)

@@ -48,8 +48,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ... import gpu_copies as twins
-from ... import nets, seeds, trees
+from ... import gpu_copies, nets, seeds, trees
 from ...core import (
     Answer,
     Batch,
@@ -70,7 +69,7 @@ from ...errors import EngineError, check
 from ...nets import Net
 from ...parts import local
 from ...runs.run import Run
-from ...seeds import threads
+from ...seeds import use_threads
 from ...trees import Tree
 from ...wire.count import BroadcastCosts
 from ..work import (
@@ -349,7 +348,7 @@ class Batched:
     def _torch_as_needed(self) -> Iterator[None]:
         """The engine's stream, threads and precision; torch's generators stay as they were."""
         # Whoever takes the answers may have set one thread only (:mod:`fedgrove.runs.serving`).
-        own_threads = threads(self._threads) if self._device.type == "cpu" else nullcontext()
+        own_threads = use_threads(self._threads) if self._device.type == "cpu" else nullcontext()
         with (
             self._own_stream(),
             own_threads,
@@ -612,7 +611,7 @@ class Batched:
         if self._graph_cache is not None:
             self._graph_cache = GraphCache()
         self._recent.clear()
-        twins.forget()
+        gpu_copies.drop_all()
         torch.cuda.empty_cache()
         half = len(jobs) // 2
         # Kept, so that the next round need not find out again.

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ... import gpu_copies as twins
-from ... import trees
+from ... import gpu_copies, trees
 from ...channels.shrink import cut, structured
 from ...channels.thin import NarrowedLeaves, Thin
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
@@ -306,12 +305,14 @@ def _already_there(leaves: Sequence[Tensor], device: torch.device) -> Tensor | N
     # them take one copy if they go together.
     are_shared = len(leaves) <= FEW_MODELS
     if not are_shared:
-        stacked = twins.rows_of(leaves)
+        stacked = gpu_copies.stack_rows(leaves)
         if stacked is not None and stacked.device.type == device.type:
             return stacked
     found: list[Tensor] = []
     for leaf in leaves:
-        twin = twins.brought(leaf, device) if are_shared else twins.of(leaf)
+        twin = (
+            gpu_copies.find_or_make_copy(leaf, device) if are_shared else gpu_copies.find_copy(leaf)
+        )
         if twin is None or twin.device.type != device.type:
             return None
         found.append(twin)
@@ -337,7 +338,7 @@ class Returning(NamedTuple):
         own: dict[int, Tree] = {}
         for rows, part, copy in zip(self.rows_by_run, self.parts, here.values(), strict=True):
             # It was copied from.
-            twins.keep(copy, part, is_written=True)
+            gpu_copies.keep_copy(copy, part, is_written=True)
             own.update(zip(rows, split_rows(copy, self.like), strict=True))
         return [own[row] for row in range(len(own))]
 

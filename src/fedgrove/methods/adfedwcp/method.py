@@ -441,7 +441,7 @@ def mask_and_use(carry: Carry, client: Client) -> Carry:
         **carry,
         "kept": kept,
         "clustered.model": {**trained, **clustered},
-        "used": trees.masked(trained, kept),
+        "used": trees.apply_mask(trained, kept),
     }
 
 
@@ -451,7 +451,7 @@ def use_personal(carry: Carry, client: Client) -> Carry:
         return carry
     personal = carry["personal"]
     kept = carry.get("kept", {})
-    return {**carry, "model": trees.masked(personal, kept), "model.mask": dict(kept)}
+    return {**carry, "model": trees.apply_mask(personal, kept), "model.mask": dict(kept)}
 
 
 def clustered_bytes(layout: Layout, k: int) -> int:

@@ -238,7 +238,7 @@ class FedAPTA:
             if moved is None:
                 moved = _zeros(trees.pick(packet.values, state.params))
             mask = packet.mask or {}
-            update = masked_packet(trees.masked(moved, mask), packet.mask)
+            update = masked_packet(trees.apply_mask(moved, mask), packet.mask)
             send = {"model": packet, "group_update": update}
             # The device compares the number with the one it had: in a new group its drift is 0.
             tasks.append(Task(client, send, {"group": float(origin)}))
@@ -274,7 +274,7 @@ class FedAPTA:
         for name in state.head:
             present.append(mask.get(name, torch.ones_like(begun[name], dtype=torch.bool)))
         head = {name: model[name].float() - begun[name].float() for name in state.head}
-        trace = Trace(trees.flat(head), torch.cat([leaf.reshape(-1) for leaf in present]))
+        trace = Trace(trees.flatten(head), torch.cat([leaf.reshape(-1) for leaf in present]))
         update: Tree = {}
         if self.drift:
             drift = report.give["drift"].values
@@ -370,14 +370,14 @@ class FedAPTA:
         drift = nothing
         along = nothing
         if is_same_group:
-            drift = trees.masked(carry["drift"], mask)
+            drift = trees.apply_mask(carry["drift"], mask)
             local = self.local or LocalTraining()
             over = batches_of(client.net, Train(self.objective, local))
             seen = over.seen(client.info.examples)
             steps = max(1, local.epochs * math.ceil(seen / over.size))
             lr = float(learning_rate(local, carry))
             along = correction(carry["own_update"], carry["group_update"], steps, lr)
-            along = trees.masked(trees.masked(along, mask), carry["had"])
+            along = trees.apply_mask(trees.apply_mask(along, mask), carry["had"])
         return {**carry, "drift": drift, "correction": along}
 
     def _send_drift(self, carry: Carry, client: Client) -> Outcome:
@@ -386,8 +386,8 @@ class FedAPTA:
         names = client.layout.params
         trained = trees.pick(carry["local"], names)
         received = trees.pick(carry["model"], names)
-        drift = trees.masked(drifted(carry["drift"], trained, received), mask or {})
-        update = trees.masked(trees.sub(trained, received), mask or {})
+        drift = trees.apply_mask(drifted(carry["drift"], trained, received), mask or {})
+        update = trees.apply_mask(trees.sub(trained, received), mask or {})
         give = {
             "model": masked_packet(carry["local"], mask),
             "drift": masked_packet(drift, mask),

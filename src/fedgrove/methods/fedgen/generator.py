@@ -150,19 +150,19 @@ class GeneratorTraining:
         random = torch_rng(seed, "generator")
         classes = len(shares)
         params = trees.pick(weights, net.layout.params)
-        w = trees.flat(params)
+        w = trees.flatten(params)
         noise_size = net.shape[0] - classes
         state = self.optimiser.init(w)
         for _ in range(self.steps):
             y = torch.multinomial(shares, self.batch, replacement=True, generator=random)
             noise = torch.randn(self.batch, noise_size, generator=random).to(w.dtype)
             leaf = w.detach().requires_grad_()
-            z = net(trees.unflat(leaf, params), generator_inputs(y, noise, classes), True).logits
+            z = net(trees.unflatten(leaf, params), generator_inputs(y, noise, classes), True).logits
             loss = F.cross_entropy(head_logits(layout, model, z), y)
             loss = loss + self.diversity * sameness(z, noise)
             (g,) = torch.autograd.grad(loss, leaf)
             w, state = self.optimiser.step(w, g, state, self.optimiser.lr)
-        return {name: value.clone() for name, value in trees.unflat(w, params).items()}
+        return {name: value.clone() for name, value in trees.unflatten(w, params).items()}
 
 
 def sameness(z: Tensor, noise: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ def without_empty_channels(
         left: dict[str, int] = {}
         for group in groups:
             alive = has_filters(group, mask)
-            count = trees.count(alive)
+            count = trees.count_true(alive)
             # A group that would lose all its channels is left as it is.
             if count:
                 channels[group.name] = alive

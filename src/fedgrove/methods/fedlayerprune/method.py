@@ -194,11 +194,13 @@ class FedLayerPrune:
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The model under the mask, the same for every client."""
-        return {"model": Packet(trees.masked(state.model, state.mask), _unless_whole(state.mask))}
+        return {
+            "model": Packet(trees.apply_mask(state.model, state.mask), _unless_whole(state.mask))
+        }
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains and prunes at the rates of this round."""
-        model = Packet(trees.masked(state.model, state.mask), _unless_whole(state.mask))
+        model = Packet(trees.apply_mask(state.model, state.mask), _unless_whole(state.mask))
         verb = "train:scores" if self._regrows_after(state) else "train"
         p = state.p_base * self.schedule(state.round, state.rounds)
         tasks = []
@@ -311,7 +313,7 @@ class FedLayerPrune:
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """The model under the client's mask; it remembers the importances."""
         own = carry.get("own.mask", {})
-        packet = Packet(trees.masked(carry["local"], own), _unless_whole(own))
+        packet = Packet(trees.apply_mask(carry["local"], own), _unless_whole(own))
         metrics: dict[str, float] = {}
         if self.rates.measures is not None:
             figures = self.rates.measures.value(carry["layers"])
@@ -328,7 +330,7 @@ class FedLayerPrune:
             return outcome
         importance = self.score.value(carry["importance"], int(carry["estimates"]["count"]))
         pruned = _outside(carry["own.mask"], importance)
-        scores = scores_packet(trees.masked(importance, pruned))
+        scores = scores_packet(trees.apply_mask(importance, pruned))
         return replace(outcome, give={**outcome.give, "scores": scores})
 
     def _expected(self, task: Task, net: Net) -> ExpectedReport:
@@ -408,10 +410,10 @@ def grown(mask: Mask, importance: Mapping[str, Tensor], share: float) -> Mask:
     >>> grown(mask, {"w": torch.tensor([9.0, 1.0, 2.0])}, 0.5)["w"]
     tensor([ True, False,  True])
     """
-    kept = trees.flat(mask)
+    kept = trees.flatten(mask)
     count = round(share * int((~kept).sum()))
-    flat_importance = trees.flat(trees.pick(importance, mask))
-    return trees.unflat(kept | best(flat_importance, count, among=~kept), mask)
+    flat_importance = trees.flatten(trees.pick(importance, mask))
+    return trees.unflatten(kept | best(flat_importance, count, among=~kept), mask)
 
 
 def equal_bits(before: Mask, after: Mask) -> float:

@@ -167,7 +167,7 @@ class Exchange:
         model = {"model": Packet(self.model), **whole}
         largest = task_bytes(model, self.codec, self.federation, settings)
         numbers = trees.size(self.model)
-        kept = int((trees.flat(self._update(share, 0)) != 0).sum())
+        kept = int((trees.flatten(self._update(share, 0)) != 0).sum())
         # A place and a value take eight bytes, a number of the model four.
         longest = min(
             self.room * 4 * numbers / (8 * kept), 32 * numbers / update_bits(numbers, kept)

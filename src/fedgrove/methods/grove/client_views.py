@@ -104,7 +104,7 @@ def packets(
         # A client learns its channels from a mask, also when it has missed nothing.
         send[f"{MISSED}0"] = Packet(trees.map(torch.zeros_like, model))
     for name, packet in send.items():
-        send[name] = masked_packet(trees.masked(packet.values, mask), mask)
+        send[name] = masked_packet(trees.apply_mask(packet.values, mask), mask)
     return send
 
 
@@ -132,7 +132,7 @@ def next_view(
     # A cohort may be large.
     holdings.sent.pop(client, None)
     view = trees.map(torch.add, held, change)
-    return trees.masked(view, mask or {})
+    return trees.apply_mask(view, mask or {})
 
 
 def publish(
@@ -184,7 +184,7 @@ def thin(holdings: Holdings, group: int, mask: Mask) -> Holdings:
     """A group's model without what a mask removes: nothing of that is left to publish."""
     if holdings.published is None:
         return holdings
-    left = {**holdings.left, group: trees.masked(holdings.left[group], mask)}
+    left = {**holdings.left, group: trees.apply_mask(holdings.left[group], mask)}
     return replace(holdings, left=left)
 
 

@@ -35,8 +35,8 @@ Evidence = dict[int, tuple[int, Tensor, Tensor]]
 
 def head_change(carry: Carry, layout: Layout) -> Tensor:
     """How training changed the last layer: the larger half of it, as signs."""
-    before = trees.flat(trees.pick(carry["model"], layout.head))
-    after = trees.flat(trees.pick(carry["local"], layout.head))
+    before = trees.flatten(trees.pick(carry["model"], layout.head))
+    after = trees.flatten(trees.pick(carry["local"], layout.head))
     return SparseTernary(EVIDENCE)({"head": after - before})["head"]
 
 

@@ -334,7 +334,7 @@ class Grove:
         mask = self._mask(state, client, known)
         model = state.models[group]
         if not self.codes_down:
-            send = {"model": masked_packet(trees.masked(model, mask or {}), mask)}
+            send = {"model": masked_packet(trees.apply_mask(model, mask or {}), mask)}
         else:
             send = holdings.packets(
                 state.holdings, client, group, model, state.down, mask, sums, will_report
@@ -427,7 +427,7 @@ class Grove:
         if began is None:
             published = state.holdings.published
             assert published is not None, "clients hold views, or versions"
-            began = trees.masked(published.models[state.groups.get(report.of, ALL)], mask or {})
+            began = trees.apply_mask(published.models[state.groups.get(report.of, ALL)], mask or {})
         return {**given, **trees.sub(trees.pick(given, began), began)}
 
     def _before(self, state: State, group: int) -> Tree:
@@ -525,7 +525,7 @@ class Grove:
         for group, model in state.models.items():
             mask = self._group_mask(state, group, {})
             assert mask is not None
-            models[group] = trees.masked(model, mask)
+            models[group] = trees.apply_mask(model, mask)
             held = holdings.thin(held, group, mask)
         if self.has_budget:
             mask = self._group_mask(state, ALL, {}) or {}
@@ -575,7 +575,7 @@ class Grove:
         if self.codes_up:
             up = byte_budget.coded_bytes(self.up, model)
         if self._gives_evidence(net.layout):
-            head = trees.flat(trees.pick(net.params(), net.layout.head))
+            head = trees.flatten(trees.pick(net.params(), net.layout.head))
             up += byte_budget.coded_bytes(EVIDENCE, {"head": head})
         if self.codes_down:
             # With views nothing in round 0, then one update each time.
@@ -654,9 +654,9 @@ class Grove:
             channels = channels_in(Packet({}, sent_mask), groups_of(client.net))
             mask = channel_mask(client.net, channels)
             rest["model.mask"] = mask
-            model = trees.masked(model, mask)
-            personal = trees.masked(personal, mask)
-            offset = trees.masked(offset, mask)
+            model = trees.apply_mask(model, mask)
+            personal = trees.apply_mask(personal, mask)
+            offset = trees.apply_mask(offset, mask)
         rest["model"] = model
         if self.own in ("offset", "chosen"):
             rest["offset"] = offset
@@ -693,7 +693,7 @@ class Grove:
                 owed = trees.map(torch.clone, step)
             else:
                 owed = trees.map(torch.add, step, left)
-            owed = trees.masked(owed, mask or {})
+            owed = trees.apply_mask(owed, mask or {})
             sent = coded(share, owed, mask)
             # In place: to ask for memory takes longer than the difference.
             memory["left"] = trees.map(Tensor.sub_, owed, sent)

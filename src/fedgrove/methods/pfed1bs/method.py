@@ -128,7 +128,7 @@ class PFed1BS:
 
     def _sketch(self, model: Tree, layout: Layout) -> Tree:
         """The signs of the projections of all parameters."""
-        vector = trees.flat(trees.pick(model, layout.params))
+        vector = trees.flatten(trees.pick(model, layout.params))
         return {"signs": one_bit(project(self._projection(model, layout), vector))}
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:

@@ -129,7 +129,7 @@ class SignPull(Objective):
         self, out: Output, params: Tree, batch: Batch, carry: Carry
     ) -> tuple[Tensor, Tree]:
         """The pull; the data do not matter."""
-        z = project(carry[PROJECTION], trees.flat(params))
+        z = project(carry[PROJECTION], trees.flatten(params))
         scaled = (self.gamma * z).abs()
         # log cosh x = |x| + log(1 + exp(-2|x|)) - log 2, which does not overflow.
         smooth = (scaled + functional.softplus(-2 * scaled)) / self.gamma

@@ -150,7 +150,7 @@ class PFedGate:
         if scores is None:
             return rest
         mask = block_mask(scores["mean"], cuts(client.layout, self.blocks), self.budget)
-        return {**rest, "model": trees.masked(carry["model"], mask), "model.mask": mask}
+        return {**rest, "model": trees.apply_mask(carry["model"], mask), "model.mask": mask}
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The whole model down, the budget's share of its weights and all else up, in 32 bits."""

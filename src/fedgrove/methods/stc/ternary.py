@@ -63,7 +63,7 @@ class SparseTernary:
         if numpy_has_them and count < x.numel():
             return _largest_as_signs(x, count)
         # Few are kept: those alone are looked at.
-        places = trees.places(largest(x, count))
+        places = trees.find_true(largest(x, count))
         values = x.reshape(-1).index_select(0, places)
         # In double precision: in the vector's own, a sum of many values would lose digits.
         mean = values.double().abs().mean().to(x.dtype)
@@ -103,12 +103,12 @@ def coded(share: float, change: Mapping[str, Tensor], mask: Mapping[str, Tensor]
         return coder(change)
     inside = {}
     for name, leaf in change.items():
-        inside[name] = trees.chosen(leaf, mask[name]) if name in mask else leaf
+        inside[name] = trees.select(leaf, mask[name]) if name in mask else leaf
     sent = coder(inside)
     for name, leaf in change.items():
         if name in mask:
             wide = torch.zeros_like(leaf, memory_format=torch.contiguous_format)
-            wide.view(-1).index_copy_(0, trees.places(mask[name]), sent[name])
+            wide.view(-1).index_copy_(0, trees.find_true(mask[name]), sent[name])
             sent[name] = wide
     return sent
 

@@ -236,17 +236,17 @@ def _published(versions: Versions, model: Tree, history: tuple[Tree, ...], group
 
 def _sparse(update: Mapping[str, Tensor]) -> Tree:
     """The places and values of what is not 0, in the flat update."""
-    vector = trees.flat(update)
+    vector = trees.flatten(update)
     place = torch.nonzero(vector).reshape(-1)
     return {"place": place.to(torch.int32), "value": vector[place]}
 
 
 def _sum(updates: Iterable[Mapping[str, Tensor]], like: Mapping[str, Tensor]) -> Tree:
     """The sum of sparse updates as a tree."""
-    total = torch.zeros_like(trees.flat(like))
+    total = torch.zeros_like(trees.flatten(like))
     for update in updates:
         total.index_add_(0, update["place"], update["value"])
-    return trees.unflat(total, like)
+    return trees.unflatten(total, like)
 
 
 def _recent(history: tuple[Tree, ...], room: float) -> tuple[Tree, ...]:
