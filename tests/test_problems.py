@@ -35,13 +35,13 @@ from fedgrove.problems import (
     LABEL_ACCURACY,
     LABELS,
     Metric,
+    MixedProblem,
     Problem,
-    Task,
-    Tasks,
+    TaskProblem,
     Unit,
     client_marks,
     numbers,
-    restricted,
+    restrict_outputs,
 )
 from fedgrove.report.over_seeds import over_seeds, print_over_seeds
 from fedgrove.report.tables import print_summaries
@@ -112,7 +112,7 @@ def test_labels_of_ones_own_are_a_smaller_softmax() -> None:
     assert gradient[:, 1].tolist() == [0.0, 0.0]
     # Without the mask the second logit wins; with it, never.
     assert value(ACCURACY, outputs.detach(), y) == 0
-    assert value(ACCURACY, restricted(outputs.detach(), own), y) == 0.5
+    assert value(ACCURACY, restrict_outputs(outputs.detach(), own), y) == 0.5
     # Padding of a label that the client lacks has a finite loss: times its weight of 0 it is 0.
     assert torch.isfinite(CLASSES.losses(outputs, torch.tensor([1, 1]), own)).all()
     # Of several labels one that is not there is never said, and costs nothing.
@@ -132,10 +132,12 @@ def test_labels_that_a_client_lacks_are_not_in_the_mean() -> None:
     assert float(sums["loss"]) == pytest.approx(math.log(1 + math.exp(3)))
     assert float(sums["value"]) == 0
     # In a mixed federation, where the label is one of the second task's.
-    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", problem, 2, 5, columns=5)))
+    tasks = MixedProblem(
+        (TaskProblem("a", CLASSES, 0, 2), TaskProblem("b", problem, 2, 5, columns=5))
+    )
     marks = client_marks(tasks, 7, (0,), "b")
     beside = torch.cat([torch.zeros(1, 2), outputs], 1)
-    found = tasks.own_sums(tasks.sums(beside, y, torch.ones(1), marks), "b")
+    found = tasks.select_sums(tasks.sums(beside, y, torch.ones(1), marks), "b")
     assert found["loss"] == pytest.approx(math.log(1 + math.exp(3)))
     assert found["value"] == 0
 
@@ -145,7 +147,7 @@ def test_tasks_take_each_its_own_loss_and_let_no_other_gradient_through() -> Non
         return torch.log(y) * outputs
 
     mine = Problem("mine", broken_at_zero, numbers().metric)
-    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", mine, 2, 1, columns=1)))
+    tasks = MixedProblem((TaskProblem("a", CLASSES, 0, 2), TaskProblem("b", mine, 2, 1, columns=1)))
     outputs = torch.tensor([[1.0, 0.0, 5.0]], requires_grad=True)
     for number, y, columns in ((0, 1.0, [0, 1]), (1, 2.0, [2])):
         own = {"task": torch.tensor(number)}
@@ -428,7 +430,7 @@ def switching(k: int, round: int) -> ClientData:
 
 
 def test_a_client_that_switches_task_is_reported_under_the_new_one() -> None:
-    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", CLASSES, 2, 3)))
+    tasks = MixedProblem((TaskProblem("a", CLASSES, 0, 2), TaskProblem("b", CLASSES, 2, 3)))
     federation = data.from_clients(switching, 4, classes=5, problem=tasks)
     words: dict[str, Any] = {"rounds": 3, "cohort": 4, "engine": "serial", "progress": False}
     result = fg.run("fedavg", data=federation, evaluate=1, finetune=[0, 1], **words)
@@ -498,7 +500,7 @@ class InItsWork(methods.FedAvg):
 
     verb: str = "train"
 
-    def plan(self, state: Any, cohort: Sequence[int]) -> list[core.Task]:
+    def plan(self, state: Any, cohort: Sequence[int]) -> list[core.TaskProblem]:
         return [replace(task, verb=self.verb) for task in super().plan(state, cohort)]
 
     def work(self, verb: str) -> tuple[Stage, ...]:

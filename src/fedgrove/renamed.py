@@ -61,6 +61,13 @@ NAMES = {
         "no_packets": "expected_no_packets",
         "what_was_sent": "expected_as_sent",
     },
+    "fedgrove.problems": {
+        "Sums": "MetricSums",
+        "Task": "TaskProblem",
+        "Tasks": "MixedProblem",
+        "mean_over_outputs": "average_outputs",
+        "restricted": "restrict_outputs",
+    },
     "fedgrove.seeds": {
         "one_thread": "single_thread",
         "own_randomness": "preserve_rng",

@@ -7,7 +7,7 @@ import torch
 
 from fedgrove import data
 from fedgrove.errors import InputError
-from fedgrove.problems import Tasks
+from fedgrove.problems import MixedProblem
 
 
 def test_clients_keep_their_task_and_targets():
@@ -43,7 +43,7 @@ def test_the_same_labels_share_the_outputs():
     one = data.load("digits", clients=2)
     other = data.load("digits", clients=3, seed=1)
     mixed = data.mix({"a": one, "b": other})
-    assert isinstance(mixed.problem, Tasks)
+    assert isinstance(mixed.problem, MixedProblem)
     assert mixed.classes == 10
     assert [task.first for task in mixed.problem.tasks] == [0, 0]
     assert mixed.clients[0].train.y.dtype == torch.int64

@@ -14,7 +14,7 @@ from fedgrove.data.dataset import Dataset, Pixels
 from fedgrove.data.images import grey, turned
 from fedgrove.data.several import for_each, is_several, shares, tasks_of
 from fedgrove.errors import InputError
-from fedgrove.problems import Tasks, client_marks
+from fedgrove.problems import MixedProblem, client_marks
 
 
 def images(path: Path, shape: tuple[int, ...], classes: int, users: int = 4) -> str:
@@ -64,7 +64,7 @@ def test_clients_are_those_of_each_set_alone() -> None:
         assert torch.equal(both.clients[3 + k].test.y, ahead.clients[k].test.y)
     # 3 channels, 8 samples each; the 5 activities are the first of these outputs.
     assert both.classes == 24
-    assert isinstance(both.problem, Tasks)
+    assert isinstance(both.problem, MixedProblem)
     assert [(task.first, task.outputs) for task in both.problem.tasks] == [(0, 5), (0, 24)]
 
 
@@ -89,11 +89,11 @@ def test_images_are_brought_to_one_shape(tmp_path: Path) -> None:
         "small: images (1, 2, 2) resized (bilinear) and its grey channel repeated, to (3, 4, 4)"
     )
     # A client of the narrow task can never say one of the other outputs.
-    assert isinstance(both.problem, Tasks)
+    assert isinstance(both.problem, MixedProblem)
     own = client_marks(both.problem, both.classes, None, "small")
     outputs = torch.tensor([[0.0, 1.0, 9.0, 9.0, 9.0]])
     sums = both.problem.sums(outputs, torch.tensor([1]), torch.ones(1), own)
-    assert both.problem.own_sums(sums, "small")["correct"] == 1
+    assert both.problem.select_sums(sums, "small")["correct"] == 1
     assert both.labels[0] == "small: 0 | large: 0"
     assert both.labels[4] == "large: 4"
 

@@ -15,12 +15,14 @@ from fedgrove.errors import InputError
 from fedgrove.nets import Net, Output
 from fedgrove.parts.labels import LabelCounts, LogitCalibration, margins
 from fedgrove.parts.objective import ProblemLoss
-from fedgrove.problems import CLASSES, Task, Tasks, class_targets, numbers
+from fedgrove.problems import CLASSES, MixedProblem, TaskProblem, class_targets, numbers
 from fedgrove.trees import Tree
 
 F64 = torch.float64
 NET = Net(nn.Linear(1, 3).double(), (1,))
-MIXED = Tasks((Task("a", CLASSES, 0, 2), Task("b", numbers(), 2, 1, columns=1)))
+MIXED = MixedProblem(
+    (TaskProblem("a", CLASSES, 0, 2), TaskProblem("b", numbers(), 2, 1, columns=1))
+)
 
 
 def batch(y: Tensor, weight: list[float]) -> Batch:
@@ -110,7 +112,9 @@ def test_a_negative_tau_is_refused() -> None:
 
 
 def test_class_targets_count_over_all_outputs() -> None:
-    tasks = Tasks((Task("a", numbers(), 0, 1, columns=1), Task("b", CLASSES, 1, 3)))
+    tasks = MixedProblem(
+        (TaskProblem("a", numbers(), 0, 1, columns=1), TaskProblem("b", CLASSES, 1, 3))
+    )
     outputs = torch.zeros(2, 4)
     y = torch.tensor([[2.0], [0.0]])
     allowed = torch.tensor([False, True, False, True])

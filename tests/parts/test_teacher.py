@@ -21,7 +21,7 @@ from fedgrove.parts.teacher import (
     cosine,
     not_true_divergence,
 )
-from fedgrove.problems import CLASSES, Task, Tasks, numbers
+from fedgrove.problems import CLASSES, MixedProblem, TaskProblem, numbers
 
 F64 = torch.float64
 
@@ -153,7 +153,9 @@ def test_distillation_is_scaled_by_tau_squared_and_weighs_examples() -> None:
 
 
 def test_only_tasks_of_classes_are_distilled() -> None:
-    tasks = Tasks((Task("a", CLASSES, 0, 2), Task("b", numbers(), 2, 1, columns=1)))
+    tasks = MixedProblem(
+        (TaskProblem("a", CLASSES, 0, 2), TaskProblem("b", numbers(), 2, 1, columns=1))
+    )
     net = Net(nn.Linear(1, 3).double(), (1,), tasks)
     params = {"weight": torch.zeros(3, 1).double(), "bias": torch.zeros(3).double()}
     teacher = {"model": {"weight": rows([1.0], [2.0], [3.0]), "bias": torch.zeros(3).double()}}

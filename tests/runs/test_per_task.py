@@ -19,8 +19,7 @@ from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
-from fedgrove.problems import CLASSES, Tasks
-from fedgrove.problems import Task as OneTask
+from fedgrove.problems import CLASSES, MixedProblem, TaskProblem
 from fedgrove.runs.per_task import PerTask, chained
 from fedgrove.runs.rounds import evaluation, plan
 from fedgrove.runs.run import Run, build
@@ -136,7 +135,7 @@ def switching(k: int, round: int) -> ClientData:
 
 
 def test_a_client_that_switches_goes_to_its_new_task(tmp_path: Path) -> None:
-    tasks = Tasks((OneTask("a", CLASSES, 0, 2), OneTask("b", CLASSES, 2, 2)))
+    tasks = MixedProblem((TaskProblem("a", CLASSES, 0, 2), TaskProblem("b", CLASSES, 2, 2)))
     every = data.from_clients(switching, 2, classes=4, problem=tasks)
     run = made(methods.FedAvg(), every, tmp_path, per_task=True, rounds=3)
     state = run.initial_state

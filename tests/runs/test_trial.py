@@ -62,8 +62,11 @@ METRICS: list[tuple[Callable[..., Any], str]] = [
         r"metric mine, bad, gives",
     ),
     (lambda o, y: (o - y).abs().mean(1), r"of an example changes with .* and y is \(7,\): bring"),
-    (lambda o, y: {"loss": column(o, y)}, "a sum called loss, which is the library's own"),
-    (lambda o, y: {"total": column(o, y)}, "a sum called total"),
+    (
+        lambda o, y: {"loss": column(o, y)},
+        "a number called loss, which the library computes itself",
+    ),
+    (lambda o, y: {"total": column(o, y)}, "a number called total"),
 ]
 
 
@@ -214,7 +217,7 @@ def test_labels_of_ones_own_are_refused_where_targets_are_numbers(way: str, tmp_
     clients = {**rooms.clients, 2: replace(rooms.clients[2], labels=(0,))}
     federation = replace(rooms, clients=clients, problem=problem)
     out = tmp_path / "run"
-    with pytest.raises(InputError, match="its targets are numbers; leave labels out"):
+    with pytest.raises(InputError, match="its targets are numbers; leave the labels out"):
         fedgrove.run("fedavg", data=federation, rounds=1, out=out, progress=False)
     assert not out.exists()
 

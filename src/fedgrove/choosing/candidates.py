@@ -19,7 +19,7 @@ from ..core import AnyMethod, count_paper_bytes
 from ..errors import BudgetError, InputError
 from ..methods.grove.byte_budget import parse_size
 from ..parts.local import LocalTraining
-from ..problems import Tasks
+from ..problems import MixedProblem
 from ..report.tables import mib
 from ..wire.codec import Dense
 
@@ -113,7 +113,7 @@ class Situation:
         # A slow device has a smaller model too, where a method fits models to devices.
         if small or any(device.speed < 1 for device in devices):
             there.add(DEVICES)
-        if isinstance(run.federation.problem, Tasks):
+        if isinstance(run.federation.problem, MixedProblem):
             there.add(TASKS)
         return cls(len(devices), small, memory, frozenset(there))
 

@@ -45,7 +45,7 @@ from ..data import Federation
 from ..errors import EngineError, InputError, check, unknown
 from ..export.size import model_bytes
 from ..nets import Net
-from ..problems import Tasks
+from ..problems import MixedProblem
 from ..runs.folder import RunFolder, fresh_name
 from ..runs.result import Failure, Result
 from ..runs.store import cannot_write, write_bytes
@@ -312,7 +312,7 @@ def _check_can_be_judged(run: Any) -> None:
             "local."
         )
     problem = federation.problem
-    if isinstance(problem, Tasks):
+    if isinstance(problem, MixedProblem):
         metrics = sorted({task.problem.metric.name for task in problem.tasks})
         if len(metrics) > 1:
             raise InputError(

@@ -71,7 +71,7 @@ def _metric(wish: Wish) -> tuple[str, bool]:
     problem: Any = wish.federations.of(wish.base).problem
     tasks = getattr(problem, "tasks", None)
     metric = problem.metric if tasks is None else tasks[0].problem.metric
-    return metric.name, bool(metric.words["share"])
+    return metric.name, bool(metric.describe()["share"])
 
 
 def _row(trial: Trial, is_judged: bool, wish: Wish) -> dict[str, Any]:

@@ -55,7 +55,7 @@ from ..data import Federation
 from ..errors import InputError, Refusals, unknown
 from ..nets.custom import file_of, import_file, is_spec
 from ..nets.initial_weights import path_of
-from ..problems import Metric, Tasks
+from ..problems import Metric, MixedProblem
 from .experiment import Experiment
 from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
 
@@ -111,7 +111,7 @@ def _described(federation: Federation) -> dict[str, Any]:
         "outputs": federation.classes,
         "problem": problem.name,
     }
-    if isinstance(problem, Tasks):
+    if isinstance(problem, MixedProblem):
         metrics = [(task.name, task.problem.metric) for task in problem.tasks]
         described["metric"] = [f"{name}: {_metric(metric)}" for name, metric in metrics]
     else:

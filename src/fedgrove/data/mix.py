@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import InputError, check
-from ..problems import Problem, Task, Tasks
+from ..problems import MixedProblem, Problem, TaskProblem
 from .devices import Steps
 from .federation import ClientData, Examples, Federation
 
@@ -86,7 +86,7 @@ def mix(
         scenario=_agreed(federations, "scenario"),
         split=_agreed(federations, "split"),
         validation=first.validation,
-        problem=Tasks(tasks),
+        problem=MixedProblem(tasks),
         trace=trace or None,
         names=names if len(set(names.values())) == len(clients) else {},
     )
@@ -127,14 +127,14 @@ def _how_shaped(shape: tuple[int, ...], wanted: tuple[int, ...]) -> str:
     return f"images {shape} {how}, to {wanted}"
 
 
-def _tasks(federations: Mapping[str, Federation], shared: bool) -> tuple[Task, ...]:
+def _tasks(federations: Mapping[str, Federation], shared: bool) -> tuple[TaskProblem, ...]:
     """The tasks with their outputs."""
-    tasks: list[Task] = []
+    tasks: list[TaskProblem] = []
     first_outputs: dict[tuple[Problem, tuple[str, ...]], int] = {}
     end = 0
     for name, federation in federations.items():
         problem = federation.problem
-        if isinstance(problem, Tasks):
+        if isinstance(problem, MixedProblem):
             raise InputError(
                 f"{name} is a mixed federation itself; mix the federations that it is made of."
             )
@@ -143,7 +143,7 @@ def _tasks(federations: Mapping[str, Federation], shared: bool) -> tuple[Task, .
             first_outputs[key] = 0 if shared else end
             end += federation.classes
         columns = _kind(federation)[0]
-        tasks.append(Task(name, problem, first_outputs[key], federation.classes, columns))
+        tasks.append(TaskProblem(name, problem, first_outputs[key], federation.classes, columns))
     return tuple(tasks)
 
 

@@ -19,7 +19,7 @@ from ..data.preparation import Preparation
 from ..errors import InputError, check
 from ..methods import FedAvg
 from ..nets import Net
-from ..problems import CLASSES, Tasks
+from ..problems import CLASSES, MixedProblem
 from ..runs.folder import RunFolder
 from ..runs.model import client_number
 from ..runs.result import Result
@@ -159,7 +159,7 @@ def opened(
 def _names_classes(federation: Federation) -> bool:
     """Whether every output of every client's model is a class of its data, scored by accuracy."""
     problem = federation.problem
-    if not isinstance(problem, Tasks):
+    if not isinstance(problem, MixedProblem):
         return problem == CLASSES
     # A task with fewer outputs than the network would need the others cut off.
     widths = {(task.first, task.outputs) for task in problem.tasks}

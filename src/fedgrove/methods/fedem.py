@@ -46,7 +46,7 @@ from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
 from ..parts.one_model import dense_bytes
-from ..problems import CLASSES, restricted
+from ..problems import CLASSES, restrict_outputs
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -263,5 +263,5 @@ def mixed(net: Net, outputs: Tensor, pi: Tensor, own: Tree) -> Tensor:
     """
     if net.problem.name != CLASSES.name:
         return (pi[:, None, None] * outputs).sum(0)
-    log_probabilities = F.log_softmax(restricted(outputs, own), 2)
+    log_probabilities = F.log_softmax(restrict_outputs(outputs, own), 2)
     return torch.logsumexp(log_probabilities + pi.log()[:, None, None], 0)

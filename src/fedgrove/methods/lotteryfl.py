@@ -166,8 +166,8 @@ class LotteryFL:
             return False
         problem = client.net.problem
         task = client.info.task
-        metric = problem.of(task).metric
-        value = metric.value(problem.own_sums(sums, task))
+        metric = problem.for_task(task).metric
+        value = metric.value(problem.select_sums(sums, task))
         return value >= self.threshold if metric.more_is_better else value <= self.threshold
 
     def _pruned(self, kept: Tensor, weights: Tensor) -> Tensor:

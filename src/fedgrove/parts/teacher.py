@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core import Batch, Carry
 from ..errors import InputError, UnfitError, check
 from ..nets.layout import Layout
-from ..problems import class_targets, restricted
+from ..problems import class_targets, restrict_outputs
 from ..trees import Tree
 from .objective import NOT_SETTABLE, Objective
 
@@ -157,8 +157,8 @@ def not_true_divergence(
     classes = torch.arange(student.shape[1], device=student.device)
     # (n, classes): one row per example, without its true class.
     counts = {"allowed": own & (classes != y.unsqueeze(1))}
-    said = F.log_softmax(restricted(student / tau, counts), 1)
-    wanted = F.log_softmax(restricted(teacher / tau, counts), 1)
+    said = F.log_softmax(restrict_outputs(student / tau, counts), 1)
+    wanted = F.log_softmax(restrict_outputs(teacher / tau, counts), 1)
     terms = wanted.exp() * (wanted - said)
     # Of a class that does not count, both are about as low as numbers get: their difference is
     # rounding, and its weight 0.

@@ -31,7 +31,7 @@ from ..data.mix import shaped
 from ..data.preparation import IDENTITY, Preparation
 from ..data.scale import constants
 from ..errors import InputError, check
-from ..problems import Problem, SquaredError, Tasks, Unit
+from ..problems import MixedProblem, Problem, SquaredError, Unit
 
 if TYPE_CHECKING:
     from .run import Run
@@ -320,14 +320,14 @@ def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
     # lost for that, a note says why, and its model is still good for others' inputs.
     except Exception:
         common = federation.preparation.to_json()
-        kind = problem.of("")
+        kind = problem.for_task("")
         return {
             "name": federation.name_of(k),
             "kind": kind.kind,
             **_unit(kind),
             "preparation": common,
         }
-    own = problem.of(data.info.task)
+    own = problem.for_task(data.info.task)
     entry: dict[str, Any] = {
         "name": federation.name_of(k),
         "examples": data.info.examples,
@@ -336,7 +336,7 @@ def _client(federation: Federation, k: int, rounds: int) -> dict[str, Any]:
         **_unit(own),
         "preparation": federation.preparation_of(k, rounds).to_json(),
     }
-    if isinstance(problem, Tasks):
+    if isinstance(problem, MixedProblem):
         task = problem.tasks[problem.number(data.info.task)]
         entry.update(task=task.name, first=task.first, outputs=task.outputs)
     if data.labels is not None:

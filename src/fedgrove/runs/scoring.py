@@ -34,7 +34,7 @@ from ..nets import Net
 from ..nets.initial_weights import SCRATCH
 from ..nets.layout import Layout
 from ..parts.objective import ProblemLoss
-from ..problems import ACCURACY, AnyProblem, Metric, Tasks
+from ..problems import ACCURACY, AnyProblem, Metric, MixedProblem
 from ..trees import Tree
 from ..wire.ledger import Ledger
 from . import clock
@@ -88,7 +88,7 @@ def _give_scores(lengths: Sequence[int], keep: bool) -> Give:
 
     def what_is_given(task: Task, net: Net) -> ExpectedReport:
         # A client without test examples has none of these.
-        values = {f"test{epochs}": net.problem.range for epochs in lengths}
+        values = {f"test{epochs}": net.problem.value_range for epochs in lengths}
         numbers = {"density": (0.0, 1.0), "params": (0.0, math.inf)}
         return ExpectedReport(metrics=numbers, optional=values)
 
@@ -165,9 +165,9 @@ def _scores(lengths: Sequence[int], keep: bool) -> Callable[[Carry, Client], Out
                 if not sums:
                     continue
                 problem = client.net.problem
-                numbers = problem.own_sums(sums, client.info.task)
+                numbers = problem.select_sums(sums, client.info.task)
                 loss = numbers["loss"] / numbers["total"]
-                metric = problem.of(client.info.task).metric
+                metric = problem.for_task(client.info.task).metric
                 metrics[f"{split}{epochs}"] = float(metric.value(numbers))
                 # Weights may be finite and the loss still too large for a number.
                 if math.isfinite(loss):
@@ -237,10 +237,10 @@ def scores(run: Run, at_round: int, reports: Sequence[Report]) -> dict[str, Any]
     reports = with_scores(reports)
     if not reports:
         return density
-    if isinstance(problem, Tasks):
+    if isinstance(problem, MixedProblem):
         return {"tasks": _by_task(run, at_round, problem, reports, 0), **density}
     # A line without a metric is of accuracies.
-    words = {} if problem.metric == ACCURACY else problem.metric.words
+    words = {} if problem.metric == ACCURACY else problem.metric.describe()
     return {
         **words,
         **_spread_of(problem.metric, reports, 0),
@@ -256,7 +256,7 @@ def _spread_of(metric: Metric, reports: Sequence[Report], epochs: int) -> dict[s
 
 
 def _by_task(
-    run: Run, at_round: int, problem: Tasks, reports: Sequence[Report], epochs: int
+    run: Run, at_round: int, problem: MixedProblem, reports: Sequence[Report], epochs: int
 ) -> dict[str, dict[str, Any]]:
     """The figures of each task of a mixed federation of which clients were scored."""
     found: dict[str, dict[str, Any]] = {}
@@ -269,7 +269,7 @@ def _by_task(
         metric = task.problem.metric
         figures = spread(_metric(own, f"test{epochs}"), "", metric.more_is_better)
         found[task.name] = {
-            **metric.words,
+            **metric.describe(),
             "clients": len(own),
             **{name.removeprefix("_"): figure for name, figure in figures.items()},
             "validation_mean": _mean_of_those_who_say(own, f"validation{epochs}"),
@@ -280,7 +280,7 @@ def _by_task(
 
 def task_names(run: Run) -> Callable[[Task], str] | None:
     """Which task of a mixed federation a message belongs to; None where there is one."""
-    if not isinstance(run.federation.problem, Tasks):
+    if not isinstance(run.federation.problem, MixedProblem):
         return None
     return lambda task: run.task_of(task.to, task.round)
 
@@ -430,9 +430,9 @@ def _headline(
     """The figures that a table shows, and those of every length of fine-tuning."""
     last = str(run.finetune[-1])
     if not reports:
-        words = {"metric": None} if isinstance(problem, Tasks) else problem.metric.words
+        words = {"metric": None} if isinstance(problem, MixedProblem) else problem.metric.describe()
         return {**words, "validation_mean": None, "finetune": {}}
-    if isinstance(problem, Tasks):
+    if isinstance(problem, MixedProblem):
         # Different metrics have no common mean.
         by_task = {}
         for n in run.finetune:
@@ -442,7 +442,7 @@ def _headline(
         return {"metric": None, "tasks": by_task[last], "finetune": finetune}
     after = {str(n): _spread_of(problem.metric, reports, n) for n in run.finetune}
     return {
-        **problem.metric.words,
+        **problem.metric.describe(),
         **after[last],
         "validation_mean": _mean_of_those_who_say(reports, f"validation{last}"),
         "finetune": after,
@@ -450,7 +450,7 @@ def _headline(
 
 
 def _prefix(problem: AnyProblem) -> str:
-    return "metric" if isinstance(problem, Tasks) else problem.metric.name
+    return "metric" if isinstance(problem, MixedProblem) else problem.metric.name
 
 
 def _validation(reports: Sequence[Report], epochs: int) -> dict[str, float]:

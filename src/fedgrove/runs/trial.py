@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import nets
 from ..data import ClientData, Examples
 from ..errors import FedgroveError, InputError
-from ..problems import Metric, Problem, Tasks, client_marks, restricted
+from ..problems import Metric, MixedProblem, Problem, client_marks, restrict_outputs
 from ..trees import Tree
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_problem(run: Run) -> None:
         # Those that are made when they are needed are checked when they are made.
         for data in federation.clients.values():
             _check_labels(run, data)
-    if not isinstance(problem, Tasks):
+    if not isinstance(problem, MixedProblem):
         client = _some_client(run)
         if client is not None:
             _try(run, problem, client)
@@ -72,10 +72,8 @@ def _check_labels(run: Run, client: ClientData) -> None:
     # A problem of the user's own says nothing of its targets; numbers show themselves.
     y = client.train.y
     is_yes_or_no = bool(((y == 0) | (y == 1)).all())
-    if not federation.problem.of(task).kind and y.is_floating_point() and not is_yes_or_no:
-        raise InputError(
-            "a client has labels of its own, but its targets are numbers; leave labels out."
-        )
+    if not federation.problem.for_task(task).kind and y.is_floating_point() and not is_yes_or_no:
+        raise InputError("a client has labels, but its targets are numbers; leave the labels out.")
 
 
 def _some_client(run: Run) -> ClientData | None:
@@ -100,17 +98,17 @@ def _try(run: Run, problem: Problem, client: ClientData, task: int | None = None
     outputs = _outputs(run, part.x[rows])
     y = part.y[rows]
     if task is not None:
-        assert isinstance(federation.problem, Tasks)
+        assert isinstance(federation.problem, MixedProblem)
         mine = federation.problem.tasks[task]
-        outputs, y = mine.cut(outputs, y, torch.tensor(True))
-        own = mine.own(own)
+        outputs, y = mine.select(outputs, y, torch.tensor(True))
+        own = mine.select_marks(own)
     found: list[dict[str, Tensor]] = []
     with torch.random.fork_rng(devices=[]):
         # The largest last, and twice: what is drawn at random differs by itself.
         for size in (*SIZES, SIZES[-1]):
             some = outputs[:size]
             losses = _try_loss(problem, some, y[:size], own)
-            numbers = _try_metric(problem.metric, restricted(some, own), y[:size])
+            numbers = _try_metric(problem.metric, restrict_outputs(some, own), y[:size])
             found.append({f"the loss of {problem.name}": losses, **numbers})
     few, many, again = found
     for what, number in many.items():
@@ -155,7 +153,7 @@ def _try_loss(problem: Problem, outputs: Tensor, y: Tensor, own: Tree) -> Tensor
     """What the loss gives, once it is known to be of each example."""
     what = f"the loss of {problem.name}"
     given = outputs.clone().requires_grad_()
-    losses: Tensor = _called(what, problem.loss, restricted(given, own), y)
+    losses: Tensor = _called(what, problem.loss, restrict_outputs(given, own), y)
     _check_tensor(what, losses, outputs, y)
     if not losses.requires_grad:
         raise InputError(
@@ -183,7 +181,7 @@ def _try_metric(metric: Metric, outputs: Tensor, y: Tensor) -> dict[str, Tensor]
     tree = metric.sums(outputs.clone(), y, torch.ones(len(y), dtype=outputs.dtype))
     sums = {name: float(value) for name, value in tree.items()}
     value = _called(f"the value of {what}", metric.value, {**sums, "total": float(len(y))})
-    lowest, highest = metric.range
+    lowest, highest = metric.value_range
     try:
         is_valid = math.isfinite(value) and lowest <= float(value) <= highest
     except (TypeError, ValueError):

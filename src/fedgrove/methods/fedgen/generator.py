@@ -17,7 +17,7 @@ from ...nets import Net
 from ...nets.layout import Layout
 from ...parts.local import Adam
 from ...parts.objective import NOT_SETTABLE, Objective
-from ...problems import restricted
+from ...problems import restrict_outputs
 from ...seeds import torch_rng
 from ...trees import Tree
 
@@ -110,7 +110,7 @@ class GeneratedFeatures(Objective):
         """The mean over what was generated."""
         generated = carry[self.of]
         logits = head_logits(out.net.layout, params, generated["z"])
-        logits = restricted(logits, {"allowed": generated["own"]})
+        logits = restrict_outputs(logits, {"allowed": generated["own"]})
         losses = F.cross_entropy(logits, generated["y"], reduction="none")
         return self.alpha * generated["weight"] * losses.mean(), {}
 

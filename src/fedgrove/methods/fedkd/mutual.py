@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...core import Batch, Carry
 from ...errors import check
 from ...parts.objective import Objective
-from ...problems import CLASSES, AnyProblem, restricted
+from ...problems import CLASSES, AnyProblem, restrict_outputs
 from ...trees import Tree
 
 if TYPE_CHECKING:
@@ -105,6 +105,6 @@ def divergence(problem: AnyProblem, teacher: Tensor, learner: Tensor, own: Tree)
     """
     if problem.name != CLASSES.name:
         return 0.5 * (learner - teacher).square().sum(1)
-    taught = F.log_softmax(restricted(teacher, own), 1)
-    learnt = F.log_softmax(restricted(learner, own), 1)
+    taught = F.log_softmax(restrict_outputs(teacher, own), 1)
+    learnt = F.log_softmax(restrict_outputs(learner, own), 1)
     return (taught.exp() * (taught - learnt)).sum(1)
