@@ -690,6 +690,19 @@ class WithTrainedStart(Protocol):
 
 
 @runtime_checkable
+class WithLaterMessages(Protocol):
+    """A method whose clients send in a later exchange what its first one does not show.
+
+    With ``--privacy`` a run looks at the first exchange before it begins; such a method is refused
+    there too.
+    """
+
+    @property
+    def sends_later(self) -> str:
+        """What its clients do that no noise can protect, as "send ..."; "" if nothing."""
+
+
+@runtime_checkable
 class WithNotes(Protocol):
     """A method with notes about how it treats a network."""
 

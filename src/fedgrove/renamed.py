@@ -14,14 +14,17 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MODULES = {
+MODULES: dict[str, str | tuple[str, ...]] = {
     "fedgrove.nets.given": "fedgrove.nets.initial_weights",
     "fedgrove.parts.anneal": "fedgrove.methods.adfedwcp.anneal",
     "fedgrove.parts.bandit": "fedgrove.methods.fedmp.bandit",
     "fedgrove.parts.blocks": "fedgrove.methods.pfedgate.blocks",
     "fedgrove.parts.byte_budget": "fedgrove.methods.grove.byte_budget",
     "fedgrove.parts.centroids": "fedgrove.methods.adfedwcp.centroids",
+    "fedgrove.parts.channel_rules": "fedgrove.methods.fedapta.channel_rules",
+    "fedgrove.parts.choose": "fedgrove.methods.ifca",
     "fedgrove.parts.drift": "fedgrove.methods.fedapta.drift",
+    "fedgrove.parts.evidence": ("fedgrove.methods.ca_afp.evidence", "fedgrove.parts.gradient"),
     "fedgrove.parts.fisher": "fedgrove.methods.fedlayerprune.fisher",
     "fedgrove.parts.gamma": "fedgrove.methods.safl.gamma",
     "fedgrove.parts.gate": "fedgrove.runs.gate",
@@ -32,21 +35,32 @@ MODULES = {
     "fedgrove.parts.importance": "fedgrove.methods.adfedwcp.importance",
     "fedgrove.parts.imprint": "fedgrove.methods.adfedwcp.imprint",
     "fedgrove.parts.kmeans": "fedgrove.methods.adfedwcp.kmeans",
+    "fedgrove.parts.labels": "fedgrove.methods.fedlc",
+    "fedgrove.parts.layer_importance": "fedgrove.methods.fedapta.layer_ratios",
     "fedgrove.parts.lowrank": "fedgrove.methods.fedkd.lowrank",
+    "fedgrove.parts.model_size": "fedgrove.methods.fedprune",
+    "fedgrove.parts.monotone": "fedgrove.methods.fedapta.layer_ratios",
     "fedgrove.parts.mutual": "fedgrove.methods.fedkd.mutual",
     "fedgrove.parts.rates": "fedgrove.methods.fedlayerprune.rates",
+    "fedgrove.parts.schedule": (
+        "fedgrove.methods.ca_afp.phases",
+        "fedgrove.methods.fedlayerprune.rates",
+        "fedgrove.methods.safl.slimming",
+    ),
+    "fedgrove.parts.scores": "fedgrove.parts.score",
     "fedgrove.parts.sketch": "fedgrove.methods.pfed1bs.sketch",
     "fedgrove.parts.slimming": "fedgrove.methods.safl.slimming",
     "fedgrove.parts.stability": "fedgrove.methods.grove.stability",
     "fedgrove.parts.task_groups": "fedgrove.methods.fedapta.task_groups",
     "fedgrove.parts.task_memory": "fedgrove.methods.fedapta.task_memory",
+    "fedgrove.parts.teacher": ("fedgrove.methods.moon", "fedgrove.methods.fedntd"),
     "fedgrove.parts.ternary": "fedgrove.methods.stc.ternary",
     "fedgrove.parts.versions": "fedgrove.methods.stc.versions",
     "fedgrove.parts.vote": "fedgrove.methods.fedlayerprune.vote",
     "fedgrove.twins": "fedgrove.gpu_copies",
     "fedgrove.wire.held": "fedgrove.wire.known_state",
 }
-"""Modules that moved: old name, new name."""
+"""Modules that moved: old name, new name; several where the names of one went to several."""
 
 NAMES = {
     "fedgrove.core": {
@@ -60,6 +74,23 @@ NAMES = {
         "bytes_of_paper": "count_paper_bytes",
         "no_packets": "expected_no_packets",
         "what_was_sent": "expected_as_sent",
+    },
+    "fedgrove.parts.device_widths": {
+        "client_ratios": "fedgrove.methods.fedapta.channel_rules.client_ratios",
+        "SharedWidths": "fedgrove.methods.heterofl.State",
+    },
+    "fedgrove.parts.objective": {
+        "Clustered": "fedgrove.methods.clusterfl.Clustered",
+    },
+    "fedgrove.parts.quantise": {
+        "QSGD": "fedgrove.methods.fedpaq.QSGD",
+    },
+    "fedgrove.parts.score": {
+        "Blend": "fedgrove.methods.ca_afp.score.Blend",
+        "coherence": "fedgrove.methods.ca_afp.score.coherence",
+        "consistency": "fedgrove.methods.ca_afp.score.consistency",
+        "relative": "fedgrove.methods.ca_afp.score.relative",
+        "sensitivity": "fedgrove.methods.fedsnip.sensitivity",
     },
     "fedgrove.problems": {
         "Sums": "MetricSums",
@@ -86,7 +117,7 @@ NAMES = {
         "vector": "as_vector",
     },
 }
-"""Names that changed inside a module: old name, new name."""
+"""Names that changed inside a module, or moved out of it: old name, new name."""
 
 
 def find_renamed(module: str, name: str) -> Any:
@@ -104,8 +135,11 @@ def find_renamed(module: str, name: str) -> Any:
     new = NAMES.get(module, {}).get(name)
     if new is None:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
-    _warn(f"{module}.{name}", f"{module}.{new}")
-    return getattr(sys.modules[module], new)
+    home, _, new_name = new.rpartition(".")
+    # A name without a module stays in its own.
+    home = home or module
+    _warn(f"{module}.{name}", f"{home}.{new_name}")
+    return getattr(importlib.import_module(home), new_name)
 
 
 def _warn(old: str, new: str) -> None:
@@ -127,10 +161,20 @@ class _OldModules(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the stand-in; the new module itself must keep its own ``__spec__``."""
-        new = importlib.import_module(MODULES[spec.name])
-        _warn(spec.name, new.__name__)
-        stand_in = ModuleType(spec.name, new.__doc__)
-        stand_in.__getattr__ = lambda name: getattr(new, name)  # type: ignore[method-assign]
+        names = MODULES[spec.name]
+        if isinstance(names, str):
+            names = (names,)
+        homes = [importlib.import_module(name) for name in names]
+        _warn(spec.name, " and ".join(names))
+        stand_in = ModuleType(spec.name, homes[0].__doc__)
+
+        def find(name: str) -> Any:
+            for home in homes:
+                if hasattr(home, name):
+                    return getattr(home, name)
+            raise AttributeError(f"module {spec.name!r} has no attribute {name!r}")
+
+        stand_in.__getattr__ = find  # type: ignore[method-assign]
         return stand_in
 
     def exec_module(self, module: ModuleType) -> None:

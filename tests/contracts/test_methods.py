@@ -23,14 +23,16 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.methods.adfedwcp.anneal import AnnealedPull
 from fedgrove.methods.adfedwcp.centroids import Fixed
+from fedgrove.methods.clusterfl import Clustered
 from fedgrove.methods.fedgen.generator import GeneratedFeatures
 from fedgrove.methods.fedkd.lowrank import Energy
+from fedgrove.methods.fedlc import LogitCalibration
+from fedgrove.methods.fedntd import NotTrueDistillation
+from fedgrove.methods.moon import ModelContrast
 from fedgrove.methods.pfed1bs.sketch import SignPull
 from fedgrove.parts.aggregate import Averaging
-from fedgrove.parts.labels import LogitCalibration
-from fedgrove.parts.objective import Clustered, Proximal
+from fedgrove.parts.objective import Proximal
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
-from fedgrove.parts.teacher import ModelContrast, NotTrueDistillation
 from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
 from fedgrove.runs.run import Run
 

@@ -35,7 +35,7 @@ from fedgrove.engines import Serial
 from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.errors import EngineError, InputError
 from fedgrove.nets import Net
-from fedgrove.parts.evidence import Gradient
+from fedgrove.parts.gradient import Gradient
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.run import Run

@@ -16,12 +16,12 @@ from fedgrove.core import Packet, Report, Task
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import CAAFP
-from fedgrove.methods.ca_afp import Clock, Phase, State
-from fedgrove.parts.evidence import Gather
+from fedgrove.methods.ca_afp.evidence import Gather
+from fedgrove.methods.ca_afp.method import State
+from fedgrove.methods.ca_afp.phases import Churn, Clock, Phase
 from fedgrove.parts.group import nearest
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
-from fedgrove.parts.schedule import Churn
 from fedgrove.runs.rounds import draw_cohort, evaluation, rounds
 
 # ---- phases --------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from tests.conftest import make_run, play, remembered
 from fedgrove import methods, trees
 from fedgrove.engines import Serial
 from fedgrove.methods.clusterfl import (
+    Clustered,
     State,
     cluster_labels,
     group_average,
     leading_eigenvectors,
     shares,
 )
-from fedgrove.parts.objective import Clustered
 from fedgrove.parts.robust import ClippedMean, Median
 from fedgrove.runs.rounds import plan
 

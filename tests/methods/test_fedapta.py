@@ -24,14 +24,19 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAPTA, FedAvg
+from fedgrove.methods.fedapta.channel_rules import (
+    RATIO_STEP,
+    LayerwiseL1,
+    RandomChannels,
+    RollingWindow,
+    UniformL1,
+)
 from fedgrove.methods.fedapta.drift import DriftCorrection
+from fedgrove.methods.fedapta.layer_ratios import candidates
 from fedgrove.methods.fedapta.method import LITERAL, START, State, origin_of
 from fedgrove.methods.fedapta.task_groups import Hdbscan
 from fedgrove.nets import Net, build
 from fedgrove.parts import local
-from fedgrove.parts.channel_rules import LayerwiseL1, RandomChannels, RollingWindow, UniformL1
-from fedgrove.parts.device_widths import RATIO_STEP
-from fedgrove.parts.layer_importance import candidates
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.purity import purity

@@ -26,11 +26,11 @@ from fedgrove.methods.fedlayerprune.rates import (
     Allocated,
     KindAndDepth,
     LearnedSensitivity,
+    Piecewise,
     capped,
 )
 from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.parts.schedule import Piecewise
 from fedgrove.parts.score import Magnitude
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py

@@ -12,9 +12,9 @@ from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, FedLC, FedNTD, FedRolex
+from fedgrove.methods.fedntd import NotTrueDistillation
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.objective import ProblemLoss
-from fedgrove.parts.teacher import NotTrueDistillation
 from fedgrove.runs.run import build
 from fedgrove.runs.store import Memory
 

@@ -14,9 +14,8 @@ from fedgrove import trees
 from fedgrove.core import Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.fedpaq import FedPAQ
+from fedgrove.methods.fedpaq import QSGD, FedPAQ
 from fedgrove.parts.one_model import OneModel
-from fedgrove.parts.quantise import QSGD
 from fedgrove.runs.rounds import plan
 
 

@@ -16,10 +16,9 @@ from fedgrove import trees
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
-from fedgrove.methods.fedprune import FedPrune, protected, scheduled
+from fedgrove.methods.fedprune import FedPrune, RiskPerTime, protected, scheduled
 from fedgrove.nets import Net
 from fedgrove.parts.local import LocalTraining
-from fedgrove.parts.model_size import RiskPerTime
 from fedgrove.runs.rounds import rounds
 from fedgrove.wire.ledger import Ledger
 

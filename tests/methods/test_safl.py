@@ -26,9 +26,9 @@ from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
 from fedgrove.methods import SAFL, FedBN, Hermes
 from fedgrove.methods.safl.gamma import GammaDistance, GammaL1
+from fedgrove.methods.safl.slimming import stepwise
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.parts.schedule import stepwise
 from fedgrove.runs.rounds import evaluation, plan
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import freeze, thaw

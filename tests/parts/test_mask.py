@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
+from fedgrove.methods.ca_afp.phases import Churn
 from fedgrove.parts.allocate import ERK, GlobalRank, Uniform
 from fedgrove.parts.mask import best, prune, regrow, top
-from fedgrove.parts.schedule import Churn
 from fedgrove.parts.score import Magnitude
 
 SCORES = {"a": torch.tensor([[4.0, 1.0], [3.0, 2.0]]), "b": torch.tensor([5.0, 0.5])}

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from fedgrove.core import Batch, Carry
 from fedgrove.errors import InputError
+from fedgrove.methods.clusterfl import Clustered
 from fedgrove.nets import Net, Output
-from fedgrove.parts.objective import Clustered, CrossEntropy, Objective, Proximal, Sum
+from fedgrove.parts.objective import CrossEntropy, Objective, Proximal, Sum
 from fedgrove.trees import Tree
 
 F64 = torch.float64

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedgrove import trees
 from fedgrove.core import Packet
 from fedgrove.errors import InputError
+from fedgrove.methods.fedpaq import QSGD
 from fedgrove.parts.quantise import (
-    QSGD,
     Centroids,
     Half,
     Quantiser,

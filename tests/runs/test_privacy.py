@@ -139,7 +139,7 @@ def test_all_that_a_method_sends_is_clipped(name: str, tmp_path: Path) -> None:
 def test_settings_that_leave_out_what_cannot_be_protected(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path, rounds=6, privacy=Privacy(0.5, 0.01))
     privacy.check_tasks(run, plan(run, run.initial_state))
-    assert not privacy.sends_later(method)
+    assert not getattr(method, "sends_later", "")
     play(run, Serial())
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fedgrove.cli import main
 from fedgrove.methods import FedAPTA, FedLPS, FedRolex
-from fedgrove.parts.channel_rules import LayerwiseL1, RollingWindow, UniformL1
+from fedgrove.methods.fedapta.channel_rules import LayerwiseL1, RollingWindow, UniformL1
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove_lab import papers
 from fedgrove_lab.papers import DataTable, Part, Row, Setting, Study

@@ -16,9 +16,8 @@ from fedgrove.config.experiment import Experiment
 from fedgrove.data import Federation
 from fedgrove.methods import FedDST, FedLayerPrune, FedPrune, FixedPrune, name_of
 from fedgrove.methods.fedlayerprune.method import PRESETS
-from fedgrove.methods.fedlayerprune.rates import Alike
+from fedgrove.methods.fedlayerprune.rates import Alike, Piecewise
 from fedgrove.methods.fedlayerprune.vote import Vote
-from fedgrove.parts.schedule import Piecewise
 from fedgrove.runs.store import Memory
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Row, Setting, Study

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import FedgroveError, unknown
+from ..errors import FedgroveError, MethodError, unknown
 from . import complete
 from . import options as o
 from .index import Index, Rows, index
@@ -95,7 +95,11 @@ def find_out() -> Index:
     docstrings = {}
     settings = {}
     for name, _ in lists["methods"]:
-        instance = methods.make(name)
+        try:
+            instance = methods.make(name)
+        except MethodError:
+            # It is listed with the reason.
+            continue
         docstrings[name] = _docstring(type(instance))
         rows = setting_rows(instance, LocalTraining())
         if instance.local is None:
@@ -163,7 +167,12 @@ def _methods() -> list[tuple[str, str]]:
 
     rows = []
     for name in methods.names():
-        docstring = _module_docstring(methods.find(name).__module__)
+        try:
+            docstring = _module_docstring(methods.find(name).__module__)
+        except MethodError as error:
+            # A broken file takes no other method away.
+            rows.append((name, str(error)))
+            continue
         # Up to the citation in brackets, or to the end of the first sentence.
         rows.append((name, plain(re.split(r"\s\(|\.\s", docstring)[0])))
         for preset, method in methods.presets(name).items():
@@ -224,15 +233,16 @@ def _nets() -> list[tuple[str, str]]:
 
 def _parts() -> list[tuple[str, str]]:
     """The parts by the field that takes them, over all methods."""
-    from ..config.settings import fitting, method_types, walk
+    from .. import methods
+    from ..config.settings import fitting, walk
     from ..parts.local import LocalTraining
 
     names_by_role: dict[str, dict[str, None]] = {}
-    for cls in method_types().values():
+    for cls in methods.classes().values():
         # With a recipe, so that its optimiser is listed too.
         method = cls(local=LocalTraining()) if hasattr(cls, "local") else cls()
         for setting in walk(method):
-            names = fitting(setting.hint)
+            names = fitting(setting.hint, setting.home)
             if names:
                 role = setting.path.rpartition(".")[2]
                 # A dictionary as an ordered set.

@@ -9,7 +9,7 @@ import math
 import pkgutil
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import (
@@ -58,51 +58,86 @@ class Setting(NamedTuple):
 # ---- the table of allowed types ------------------------------------------------------------------
 
 
-@cache
-def method_types() -> dict[str, type]:
-    """The methods there are, by class name."""
-    classes = [methods.find(name) for name in methods.names()]
-    return {cls.__name__: cls for cls in classes}
+class MethodTypes(Mapping[str, type]):
+    """The built-in methods by class name; each is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> type:
+        return methods.find_class(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(methods.classes())
+
+    def __len__(self) -> int:
+        return len(methods.classes())
 
 
 @cache
 def part_types() -> tuple[type, ...]:
-    """Every public frozen dataclass that a configuration may name: parts, codecs, channel choices.
+    """Every part that a configuration may name: parts, codecs, channel choices, methods' own parts.
 
     Two parts may have one name (an allocation and a quantiser are both ``Uniform``): the field
-    tells them apart.
+    tells them apart. All methods are imported for it.
 
     >>> LocalTraining in part_types()
     True
     """
-    modules = [choice, codec]
-    for info in pkgutil.iter_modules(parts.__path__):
-        modules.append(import_module(f"{parts.__name__}.{info.name}"))
-    modules.extend(methods.part_modules())
-    classes: list[type] = []
-    for module in modules:
-        classes.extend(_frozen_in(module))
+    classes = list(_shared_part_types())
+    for module in methods.part_modules():
+        classes.extend(_parts_in(module))
     return tuple(classes)
 
 
-def _frozen_in(module: types.ModuleType) -> list[type]:
-    """The public frozen dataclasses that a module defines."""
+@cache
+def _shared_part_types() -> tuple[type, ...]:
+    """The parts that belong to no single method."""
+    modules = [choice, codec]
+    for info in pkgutil.iter_modules(parts.__path__):
+        modules.append(import_module(f"{parts.__name__}.{info.name}"))
+    classes: list[type] = []
+    for module in modules:
+        classes.extend(_parts_in(module))
+    return tuple(classes)
+
+
+def _parts_in(module: types.ModuleType) -> list[type]:
+    """The parts that a module defines: public frozen dataclasses, no methods and no states."""
     classes = []
     for name, value in vars(module).items():
         is_public_class = isinstance(value, type) and not name.startswith("_")
         # Not what a module only imports.
-        if is_public_class and value.__module__ == module.__name__ and _is_frozen(value):
+        if is_public_class and value.__module__ == module.__name__ and _is_part(value):
             classes.append(value)
     return classes
 
 
-def _parts_near(home: str) -> tuple[type, ...]:
-    """All parts, and behind them those of the module of a user's method, which win by name."""
+def _is_part(cls: type) -> bool:
+    if not _is_frozen(cls) or methods.is_method(cls):
+        return False
+    # A method's state has a round (fedgrove.core.State).
+    return "round" not in {field.name for field in dataclasses.fields(cls)}
+
+
+def is_built_in(cls: type) -> bool:
+    """Whether a configuration names a class without its file: a method or a part of fedgrove."""
     package = methods.__name__.partition(".")[0]
-    is_ours = home.partition(".")[0] == package
-    if is_ours or home not in sys.modules:
-        return part_types()
-    return (*part_types(), *_frozen_in(sys.modules[home]))
+    if not cls.__module__.startswith(f"{package}."):
+        return False
+    return methods.is_method(cls) or cls in _parts_in(sys.modules[cls.__module__])
+
+
+def _parts_near(hint: Any, home: str) -> list[type]:
+    """Shared parts, those that a hint names, and behind them those of the method's own file.
+
+    The last win by name. Other methods' own parts are not among them: their files would have to be
+    imported.
+    """
+    near = list(_shared_part_types())
+    for member in members(hint):
+        if isinstance(member, type) and _is_part(member):
+            near.append(member)
+    if home in sys.modules:
+        near.extend(_parts_in(sys.modules[home]))
+    return near
 
 
 def _is_frozen(cls: type) -> bool:
@@ -114,17 +149,32 @@ def _is_frozen(cls: type) -> bool:
 def fitting(hint: Any, home: str = "") -> dict[str, type]:
     """The parts that a field of this type takes, by name; all parts if the type is not known.
 
-    ``home`` is the module of a user's method, whose own parts are there too.
+    ``home`` is the module of a method, whose own parts are there too. Another method's own part is
+    not, though the field may take it: :func:`find_part` finds that by its name.
 
     >>> sorted(fitting(LocalTraining))
     ['LocalTraining']
     """
+    near = part_types() if hint is Any else _parts_near(hint, home)
+    return {cls.__name__: cls for cls in near if _takes(hint, cls)}
+
+
+def find_part(name: str, hint: Any, home: str = "") -> type | None:
+    """The part of this name that a field takes, of any method if need be; None: there is none."""
+    near = fitting(hint, home)
+    takes_parts = any(not is_leaf(member) for member in members(hint))
+    # All methods are imported to find it: not for a word that no class would be called.
+    if name in near or not takes_parts or not name[:1].isupper():
+        return near.get(name)
+    for cls in part_types():
+        if cls.__name__ == name and _takes(hint, cls):
+            return cls
+    return None
+
+
+def _takes(hint: Any, cls: type) -> bool:
     wanted = [member for member in members(hint) if not is_leaf(member)]
-    classes: dict[str, type] = {}
-    for cls in _parts_near(home):
-        if hint is Any or any(_accepts(member, cls) for member in wanted):
-            classes[cls.__name__] = cls
-    return classes
+    return hint is Any or any(_accepts(member, cls) for member in wanted)
 
 
 def _accepts(wanted: Any, cls: type) -> bool:
@@ -170,12 +220,20 @@ def _has(cls: type, name: str, like: Any) -> bool:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """The resolved type of every field that can be set."""
+    """The resolved type of every field that can be set, own fields first."""
     try:
         resolved = get_type_hints(cls)
     except NameError:  # a type imported for type checkers only
         resolved = {}
-    return {f.name: resolved.get(f.name, Any) for f in dataclasses.fields(cls) if f.init}
+    return {f.name: resolved.get(f.name, Any) for f in own_fields_first(cls) if f.init}
+
+
+def own_fields_first(cls: Any) -> list[dataclasses.Field[Any]]:
+    """The fields of a dataclass: those that it declares itself come before inherited ones."""
+    declared: list[str] = []
+    for base in cls.__mro__:
+        declared.extend(vars(base).get("__annotations__", {}))
+    return sorted(dataclasses.fields(cls), key=lambda field: declared.index(field.name))
 
 
 def members(hint: Any) -> tuple[Any, ...]:
@@ -473,17 +531,18 @@ def _find(method: Any, key: str) -> Setting:
 
 def _chosen(setting: Setting, given: Any) -> Any:
     """The value of a field from what was given: a part, a part's name, a number, text or a list."""
-    choices = fitting(setting.hint, setting.home)
     if dataclasses.is_dataclass(given):
-        if type(given) not in choices.values():
+        is_known = is_built_in(type(given)) or type(given).__module__ == setting.home
+        if not is_known or not _takes(setting.hint, type(given)):
             name = type(given).__name__
             allowed_values = allowed(setting.hint, setting.home)
             raise InputError(f"{setting.path} is a {name}; it must be {allowed_values}.")
         return given
-    # By type first: what is not text may not be hashable.
-    if not isinstance(given, str) or given not in choices:
+    cls = None
+    if isinstance(given, str):
+        cls = find_part(given, setting.hint, setting.home)
+    if cls is None:
         return coerce(setting.path, given, setting.hint, setting.home)
-    cls = choices[given]
     if not _needs_only_a_name(cls):
         raise InputError(
             f"{setting.path} is '{given}', which needs more than a name; make it in Python."

@@ -57,7 +57,17 @@ from ..nets.custom import file_of, import_file, is_spec
 from ..nets.initial_weights import path_of
 from ..problems import Metric, MixedProblem
 from .experiment import Experiment
-from .settings import coerce, fitting, hints, is_leaf, members, method_types, part_types
+from .settings import (
+    MethodTypes,
+    coerce,
+    find_part,
+    fitting,
+    hints,
+    is_built_in,
+    is_leaf,
+    members,
+    own_fields_first,
+)
 
 FORMAT = 2
 """Raised when names in config.toml change, or what is meant where one is left out; files of another
@@ -80,7 +90,7 @@ def to_toml(experiment: Experiment, files: Mapping[str, str] | None = None) -> s
         if word != "method" and value is not None:
             run[word] = _word(value)
     code: dict[str, str] = {}
-    method = _table(experiment.method, method_types().values(), code)
+    method = _table(experiment.method, code)
     document = {"format": FORMAT, "run": run, "method": method}
     if isinstance(experiment.data, Federation):
         document["data"] = _described(experiment.data)
@@ -124,11 +134,11 @@ def _metric(metric: Metric) -> str:
     return f"{metric.name}, {direction} is better"
 
 
-def _table(part: Any, known: Collection[type], code: dict[str, str]) -> dict[str, Any]:
+def _table(part: Any, code: dict[str, str]) -> dict[str, Any]:
     """A part as a table; the users' files that it comes from are added to ``code``."""
     cls = type(part)
     file = file_of(cls)
-    if cls in known:
+    if is_built_in(cls):
         name = cls.__name__
     elif file is not None:
         name = f"{file.path}:{cls.__qualname__}"
@@ -136,7 +146,7 @@ def _table(part: Any, known: Collection[type], code: dict[str, str]) -> dict[str
     else:
         name = f"{cls.__module__}:{cls.__qualname__}"
     table: dict[str, Any] = {"type": name}
-    for field in dataclasses.fields(part):
+    for field in own_fields_first(cls):
         value = getattr(part, field.name)
         is_default_none = value is None and field.default is None
         if field.init and not is_default_none:
@@ -146,7 +156,7 @@ def _table(part: Any, known: Collection[type], code: dict[str, str]) -> dict[str
 
 def _value(value: Any, key: str, code: dict[str, str]) -> Any:
     if dataclasses.is_dataclass(value):
-        return _table(value, part_types(), code)
+        return _table(value, code)
     if isinstance(value, tuple | list):
         return [_value(item, key, code) for item in value]
     if value is None:
@@ -428,7 +438,7 @@ def _method(document: Mapping[str, Any], words: Mapping[str, Any]) -> Any:
     table = document.get("method")
     code = document.get("code", {})
     if table is not None:
-        return _part(table, method_types(), "method", code)
+        return _part(table, MethodTypes(), "method", code)
     if "method" not in words:
         raise InputError(
             "config.toml names no method; write method = NAME under [run], or a table [method]."
@@ -495,7 +505,11 @@ def _built(cls: type, fields: Mapping[str, Any], path: str, code: Any) -> Any:
 
 def _rebuilt(value: Any, hint: Any, path: str, code: Any) -> Any:
     if isinstance(value, dict):
-        return _part(value, fitting(hint), path, code, hint)
+        known = fitting(hint)
+        found = find_part(str(value.get("type")), hint)
+        if found is not None:
+            known = {found.__name__: found}
+        return _part(value, known, path, code, hint)
     if isinstance(value, list):
         # A tuple of parts is rebuilt part by part; one of numbers or words at once.
         containers = [member for member in members(hint) if get_args(member)]

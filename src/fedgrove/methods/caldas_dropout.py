@@ -31,13 +31,10 @@ from ..channels.submodel import (
 from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.common import CommonParts
 from ..parts.device_widths import send_masked, submodel_bytes
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
 from ..seeds import torch_rng
 from ..trees import Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class CaldasDropout:
+class CaldasDropout(CommonParts):
     """One model of which every client trains the same share of channels, drawn at random."""
 
     share: float = 0.75
@@ -59,10 +56,6 @@ class CaldasDropout:
     """Whether all clients of a round train the same part."""
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

@@ -25,21 +25,66 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .. import trees
-from ..core import Carry, Client, Edit, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
+from ..core import (
+    Batch,
+    Carry,
+    Client,
+    Edit,
+    Give,
+    Outcome,
+    Packet,
+    Report,
+    Setup,
+    Stage,
+    Task,
+    Train,
+)
 from ..errors import check
-from ..nets import Net
+from ..nets import Net, Output
 from ..parts.aggregate import Averaging
 from ..parts.group import renumbered
 from ..parts.local import LocalTraining
-from ..parts.objective import Clustered, Objective, ProblemLoss
+from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
+
+
+@dataclass(frozen=True)
+class Clustered(Objective):
+    r"""ClusterFL's tie: :math:`\alpha|w|^2 - 2\beta\, w \cdot u + \frac{\rho}{2}|w - w_{last}|^2`.
+
+    (Ouyang et al. 2023.) :math:`u`, the client's share of all models -> ``carry["model"]``;
+    :math:`w_{last}` -> ``carry["personal"]``.
+    """
+
+    is_loss: ClassVar[bool] = False
+    alpha: float = 1e-3
+    beta: float = 5e-4
+    rho: float = 5e-3
+
+    def __post_init__(self) -> None:
+        given = (self.alpha, self.beta, self.rho)
+        check(min(given) >= 0, "alpha, beta, rho", given, "0 or more each")
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        """Small, along the cluster, and near where it was."""
+        w = trees.flatten(params)
+        u = trees.flatten(trees.pick(carry["model"], params))
+        last = trees.flatten(trees.pick(carry["personal"], params))
+        away = w - last
+        # The first two terms of the formula above, then the third.
+        along_cluster = self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum()
+        near_last = 0.5 * self.rho * (away * away).sum()
+        return along_cluster + near_last, {}
 
 
 @dataclass(frozen=True)

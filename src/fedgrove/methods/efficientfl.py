@@ -25,17 +25,14 @@ from .. import trees
 from ..core import Carry, Client, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank
 from ..parts.allocate import Uniform as Even
-from ..parts.local import LocalTraining
+from ..parts.common import CommonParts
 from ..parts.mask import top, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes, expected_update, send_sparse
 from ..parts.quantise import Uniform
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class EfficientFL:
+class EfficientFL(CommonParts):
     """One sparse model for all, pruned once by magnitude; clients send quantised updates."""
 
     density: float = 0.3
@@ -58,11 +55,6 @@ class EfficientFL:
     """Of an update's values; 0: clients send the trained model itself."""
     score: Magnitude = Magnitude()
     allocation: GlobalRank | Even = GlobalRank()
-    mean: Averaging = WeightedMean()
-    """Of the updates as they are sent, or of the models if ``bits`` is 0."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

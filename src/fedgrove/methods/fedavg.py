@@ -5,6 +5,9 @@ Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w         -> Train(ProblemLoss)
     w    = sum_k n_k w_k / sum_k n_k                 -> WeightedMean
+
+Methods with one model that differ only in what clients do, or in how models are averaged, inherit
+from :class:`FedAvg` and override that function.
 """
 
 from __future__ import annotations
@@ -14,9 +17,7 @@ from dataclasses import dataclass
 
 from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
+from ..parts.common import CommonParts
 from ..parts.one_model import (
     OneModel,
     average,
@@ -29,13 +30,10 @@ from ..parts.one_model import (
 from ..wire.codec import Codec, Dense
 
 
-@dataclass(frozen=True)
-class FedAvg:
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(CommonParts):
     """One model for all: the weighted mean of what the cohort trained."""
 
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
     codec: Codec = Dense()
 
     def init(self, setup: Setup) -> OneModel:

@@ -4,7 +4,7 @@ r"""FedBABU: the body is trained under a random head, which clients tune in the 
 Round :math:`t`, cohort :math:`S_t`; b the body, h the last ``head`` layers as they started::
 
     b_k  = E epochs of min CE((b, h); D_k) over b alone, from b        -> Train(frozen="fixed")
-    b    = sum_k n_k b_k / sum_k n_k                                   -> average
+    b    = sum_k n_k b_k / sum_k n_k                                   -> FedAvg
     h_k  = ``tune`` epochs of min CE((b, h); D_k) over h alone         -> Train(frozen="received")
 
 The head is drawn from the seed on both sides and never travels. A client uses (b, h_k), tuned anew
@@ -14,39 +14,31 @@ whenever it is scored; ``tune=0`` is the paper's shared model before personalisa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
+from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import UnfitError, check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
+from ..parts.one_model import OneModel, dense_bytes
 from ..parts.personal import complete_from_start, send_received
-from ..wire.codec import Codec, Dense
+from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedBABU:
+class FedBABU(FedAvg):
     """A body that all train, under a head that stays random until a client tunes it for itself."""
 
     head: int = 1
     """How many of the last layers that have parameters are the head."""
     tune: int = 1
     """Epochs in which a client tunes the head before it uses the model; 0: it stays random."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Dense()
 
     def __post_init__(self) -> None:
         check(self.head >= 0, "head", self.head, "0 or more layers")
         check(self.tune >= 0, "tune", self.tune, "0 or more epochs")
 
     def init(self, setup: Setup) -> OneModel:
-        """Alg. 1, "initialize": the body is the server's, the head is everybody's."""
+        """Alg. 1, "initialize": the server has the body; both sides draw the head."""
         layers = setup.layout.trained_layers
         if self.head >= len(layers):
             raise UnfitError(
@@ -55,18 +47,6 @@ class FedBABU:
             )
         head = set(setup.layout.last(self.head))
         return OneModel(0, {name: v for name, v in setup.params.items() if name not in head})
-
-    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
-        """Every client gets the body."""
-        return deliver_model(state)
-
-    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return train_cohort(state, cohort)
-
-    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
-        """Alg. 1, the weighted mean of the bodies."""
-        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train the body under the head and send it; to use the model, tune the head first."""
@@ -77,7 +57,7 @@ class FedBABU:
         return {"use": (whole, *self._tuning())}[verb]
 
     def _tuning(self) -> tuple[Stage, ...]:
-        """The head's own training, if there is a head and it is tuned."""
+        """The training of the head, if there is a head and it is tuned."""
         if not (self.head and self.tune):
             return ()
         recipe = self.local

@@ -4,7 +4,7 @@ Features via Local Batch Normalization", ICLR 2021, Alg. 1).
 Round :math:`t`, cohort :math:`S_t`; u the norm layers' parameters and statistics, v the rest::
 
     (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, share_received
-    v           = sum_k n_k v_k / sum_k n_k           -> average
+    v           = sum_k n_k v_k / sum_k n_k           -> FedAvg
 
 A client that has not trained yet uses the initial u. On a network without norm layers this is
 FedAvg.
@@ -12,27 +12,18 @@ FedAvg.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
+from ..core import Edit, Give, Setup, Stage, Train
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
+from ..parts.one_model import OneModel, dense_bytes
 from ..parts.personal import complete, share_received
-from ..wire.codec import Codec, Dense
+from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedBN:
+class FedBN(FedAvg):
     """One model for all, except its norm layers, which every client keeps to itself."""
-
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Dense()
 
     def init(self, setup: Setup) -> OneModel:
         """All but the norm layers is shared."""
@@ -40,22 +31,10 @@ class FedBN:
         return OneModel(0, {name: v for name, v in setup.params.items() if name not in norms})
 
     def notes(self, net: Net) -> list[str]:
-        """Without norm layers nothing is a client's own."""
+        """Say that nothing stays on the client if the network has no norm layers."""
         if net.layout.norms:
             return []
         return ["the net has no norm layers, so that fedbn shares all of it: this is fedavg"]
-
-    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
-        """Every client gets the shared part."""
-        return deliver_model(state)
-
-    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return train_cohort(state, cohort)
-
-    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
-        """The weighted mean of the shared parts."""
-        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own norms in, train all, send all but the norms."""

@@ -19,7 +19,7 @@ out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from torch import Tensor
 
@@ -40,10 +40,10 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Average, Averaging, WeightedMean
+from ..parts.aggregate import Average
+from ..parts.common import CommonParts
 from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss, Proximal
+from ..parts.objective import Proximal
 from ..parts.one_model import dense_bytes
 from ..parts.quantise import Half
 from ..trees import Tree
@@ -71,7 +71,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedCHAR:
+class FedCHAR(CommonParts):
     """A dense model per group, and a personal one pulled towards it."""
 
     warmup: int = 10
@@ -81,10 +81,7 @@ class FedCHAR:
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     ask: int = 1000
     """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
-    mean: Averaging = WeightedMean()
-    """Of each group; groups are formed from the updates as they come."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
+    _: KW_ONLY
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:

@@ -3,66 +3,41 @@ r"""FedDrop of Wen et al.: every client trains channels drawn anew, as many as i
 (Wen, Jeon & Huang, "Federated Dropout - A Simple Approach for Enabling Federated Learning on
 Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-dropout``.)
 
-Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every layer's channels::
+Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
     M_k  = s_k C channels of every layer, drawn for this round and client    -> drawn
     w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
-    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
+    w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> HeteroFL
 
 A client uses the whole model. With a share of 1 for all this is FedAvg. Differs from the paper:
 channels of convolutions fall too, not units of linear layers alone; every parameter is averaged
-over those who have it; and as HeteroFL's page says.
+over the clients that have it; and as HeteroFL's page says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..channels.choice import drawn
 from ..channels.submodel import cut_out, groups_from_plain
-from ..core import Give, Packet, Report, Setup, Stage, Task, Train
-from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.device_widths import (
-    SharedWidths,
-    average_overlap,
-    check_shares,
-    initial_widths,
-    send_masked,
-    submodel_bytes,
-)
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
+from ..core import Packet, Task
 from ..seeds import torch_rng
-from ..wire.codec import Codec, Smallest
+from .heterofl import HeteroFL, State
 
 
 @dataclass(frozen=True)
-class FedDrop:
+class FedDrop(HeteroFL):
     """One model of which every client trains channels drawn at random, anew in every round."""
 
-    widths: tuple[float, ...] = ()
-    """Shares of channels, given to the clients in turn; empty: what each device can hold."""
     draw: int = 0
-    """Seed of the draws, beside round and client; the run's own seed does not enter."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
+    """Seed of the draws, next to round and client; they do not depend on the run's own seed."""
 
-    def __post_init__(self) -> None:
-        check_shares(self.widths)
-
-    def init(self, setup: Setup) -> SharedWidths:
-        """The network's initial parameters, and every client's width."""
-        return initial_widths(setup, self.widths, self.local)
-
-    def deliver(self, state: SharedWidths, client: int) -> Mapping[str, Packet]:
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """Every client uses the whole model."""
         return {"model": Packet(state.model)}
 
-    def plan(self, state: SharedWidths, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains, each client its own draw."""
         groups = groups_from_plain(state.structure)
         tasks = []
@@ -71,17 +46,3 @@ class FedDrop:
             channels = drawn(groups, state.shares[k], generator)
             tasks.append(Task(k, {"model": cut_out(state.model, groups, channels)}))
         return tasks
-
-    def fold(self, state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
-        """Every parameter averaged over those who have it."""
-        return average_overlap(state, reports, self.mean)
-
-    def work(self, verb: str) -> tuple[Stage, ...]:
-        """Train and send; to use the model, nothing need be done."""
-        if verb == "train":
-            return (Train(self.objective, self.local), Give(send_masked))
-        return {"use": ()}[verb]
-
-    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """As HeteroFL's: a client's sub-model down and up."""
-        return submodel_bytes(net, self.widths, cohort, rounds)

@@ -50,16 +50,14 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import ERK, GlobalRank, Uniform
-from ..parts.evidence import Gradient, settled
+from ..parts.common import CommonParts
+from ..parts.gradient import Gradient, settled
 from ..parts.local import LocalTraining
 from ..parts.mask import prune, regrow, top, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import dense_bytes, model_with_own_mask, send_sparse
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedDST:
+class FedDST(CommonParts):
     """One sparse model for all; clients swap its smallest weights for those of large gradients."""
 
     density: float = 0.2
@@ -87,11 +85,8 @@ class FedDST:
     """Epochs of a round that are trained after a readjustment, so that new weights leave 0."""
     allocation: ERK | Uniform | GlobalRank = ERK()
     score: Magnitude = Magnitude()
-    mean: Averaging = WeightedMean()
-    """Over those who have a weight."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
+
+    sends_later = "choose the mask of 'model' from their data"
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -245,6 +246,7 @@ class Responsible(Objective):
     component that explains little of a client is moved little by it.
     """
 
+    only_in: ClassVar[str] = "fedem"
     component: int
 
     def __call__(

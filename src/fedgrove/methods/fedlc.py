@@ -5,60 +5,109 @@ Round :math:`t`, cohort :math:`S_t`; client k has n_kc examples of class c::
 
     n_kc = counted on the client, and never sent                       -> LabelCounts
     w_k  = E epochs of min CE(z_c - tau n_kc^(-1/4); D_k) from w       -> Train(LogitCalibration)
-    w    = sum_k n_k w_k / sum_k n_k                                   -> average
+    w    = sum_k n_k w_k / sum_k n_k                                   -> FedAvg
 
 With tau = 0 this is FedAvg.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
-from ..core import Batches, Give, Measure, Packet, Report, Setup, Stage, Task, Train
-from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.labels import LabelCounts, LogitCalibration
-from ..parts.local import LocalTraining
-from ..parts.one_model import (
-    OneModel,
-    average,
-    deliver_model,
-    dense_bytes,
-    initial_model,
-    send_model,
-    train_cohort,
-)
-from ..problems import check_has_classes
-from ..wire.codec import Codec, Dense
+import torch
+from torch import Tensor
+
+from ..core import Batch, Batches, Carry, Give, Measure, Setup, Stage, Train
+from ..errors import check
+from ..parts.objective import NOT_SETTABLE, Objective
+from ..parts.one_model import OneModel, initial_model, send_model
+from ..problems import check_has_classes, class_targets
+from ..trees import Tree
+from .fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from ..nets import Net, Output
+
+LEAST_COUNT = 1e-8
+"""The count of a class without examples: its logit falls by 100 tau, which is out of sight."""
 
 
 @dataclass(frozen=True)
-class FedLC:
+class LabelCounts:
+    """What Measure sums: how often each output's class occurs, ``counts`` (outputs,).
+
+    ``is_class`` is above 0 for the outputs that are classes of the client's.
+    """
+
+    passes: ClassVar[int] = 0
+    """Nothing is computed: only the number of the network's outputs is needed."""
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """The counts of one batch."""
+        outputs = net(params, batch.x[:1], train=False).logits
+        targets = class_targets(net.problem, outputs, batch.y, carry.get("client", {}))
+        classes = torch.arange(outputs.shape[1], device=outputs.device)
+        is_label = classes == targets.y.unsqueeze(1)
+        counts = (is_label.to(batch.weight.dtype) * batch.weight.unsqueeze(1)).sum(0)
+        own = targets.own.to(counts.dtype)
+        return {"counts": counts * own, "is_class": own}
+
+
+@dataclass(frozen=True)
+class LogitCalibration(Objective):
+    r"""FedLC's loss: logits of rare classes are lowered while a client trains, so that it must
+    raise them.
+
+    .. math:: -\log \frac{e^{z_y - \tau n_y^{-1/4}}}{\sum_c e^{z_c - \tau n_c^{-1/4}}}
+
+    (Zhang et al. 2022.) :math:`z` -> ``out.logits``, :math:`n_c` -> the client's examples of
+    class c, ``carry[labels]["counts"]``, which :class:`LabelCounts` makes. It takes the place of
+    ``ProblemLoss``, and equals it to the bit at :math:`\tau = 0`. A class without examples is
+    taken for one of ``LEAST_COUNT``. Outputs that are no classes stay as they are.
+
+    Differs from the paper: its sum leaves out :math:`c = y`, which is no cross-entropy and falls
+    below 0; published implementations keep it.
+    """
+
+    only_in: ClassVar[str] = "fedlc"
+    tau: float = 1.0
+    labels: str = field(default="labels", metadata=NOT_SETTABLE)
+
+    def __post_init__(self) -> None:
+        check(self.tau >= 0, "tau", self.tau, "0 or more")
+
+    def __call__(
+        self, out: Output, params: Tree, batch: Batch, carry: Carry
+    ) -> tuple[Tensor, Tree]:
+        """The mean over the examples that are not padding."""
+        labels = carry[self.labels]
+        lowered = out.logits - self.tau * margins(labels["counts"], labels["is_class"])
+        losses = out.net.problem.losses(lowered, batch.y, carry.get("client", {}))
+        return (losses * batch.weight).sum() / batch.weight.sum(), {}
+
+
+def margins(counts: Tensor, is_class: Tensor) -> Tensor:
+    r"""By how much the logit of each class is lowered: :math:`n_c^{-1/4}`; 0 for other outputs.
+
+    >>> margins(torch.tensor([16.0, 0.0, 0.0]), torch.tensor([1.0, 1.0, 0.0]))
+    tensor([  0.5000, 100.0000,   0.0000])
+    """
+    rare = counts.clamp_min(LEAST_COUNT) ** -0.25
+    return torch.where(is_class > 0, rare, torch.zeros_like(rare))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedLC(FedAvg):
     """One model for all; clients train with logits calibrated by how often they have a class."""
 
     objective: LogitCalibration = LogitCalibration()
-    """In place of the usual loss, and not beside it."""
-    mean: Averaging = WeightedMean()
-    local: LocalTraining | None = None
-    codec: Codec = Dense()
+    """It replaces the usual loss."""
 
     def init(self, setup: Setup) -> OneModel:
-        """Start at the network's initial parameters."""
+        """Start at the network's initial parameters; the targets must be classes."""
         check_has_classes(setup.net.problem)
         return initial_model(setup)
-
-    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
-        """Every client uses the model."""
-        return deliver_model(state)
-
-    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return train_cohort(state, cohort)
-
-    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
-        """The weighted mean is the next model."""
-        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Count the labels, train with calibrated logits and send."""
@@ -69,7 +118,3 @@ class FedLC:
                 Give(send_model),
             )
         return {"use": ()}[verb]
-
-    def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
-        """As FedAvg."""
-        return dense_bytes(net.layout.size, cohort, rounds)

@@ -55,13 +55,10 @@ from ..errors import UnfitError, check
 from ..nets import Net
 from ..nets.freeze import divided
 from ..nets.layout import Layout
-from ..parts.aggregate import Averaging, WeightedMean
+from ..parts.common import CommonParts
 from ..parts.device_widths import check_shares, client_shares
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
 from ..parts.personal import complete_from_start, send_received
 from ..trees import Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedLPS:
+class FedLPS(CommonParts):
     """A predictor on a frozen encoder; each client prunes it once, to the share it can hold."""
 
     encoder: float = 0.0
@@ -85,13 +82,9 @@ class FedLPS:
     start; for a start from trained weights."""
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
-    mean: Averaging = WeightedMean()
-    """Over recovered predictors: what a client did not have counts as it was."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     starts_trained = True
+    sends_later = "choose the mask of 'model' from their data"
 
     def __post_init__(self) -> None:
         check(0 <= self.encoder < 1, "encoder", self.encoder, "in [0, 1)")

@@ -47,13 +47,10 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import Uniform
-from ..parts.local import LocalTraining
+from ..parts.common import CommonParts
 from ..parts.mask import all_kept, top, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedMask:
+class FedMask(CommonParts):
     """A frozen random network for all, and a learned mask of each client's own."""
 
     density: float = 0.5
@@ -75,11 +72,6 @@ class FedMask:
     rescale: bool = True
     """Whether weights are scaled to the variance that a network of this density needs (He et al.
     2015); False: as the network drew them."""
-    mean: Averaging = WeightedMean()
-    """Of the masks, over those who may use a weight."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -6,7 +6,7 @@ Round :math:`t`, cohort :math:`S_t`::
 
     w_k  = E epochs of min CE(w; D_k) from w                    -> Train(ProblemLoss)
     q_k  = Q(w_k - w), with E[Q(x)] = x                         -> QSGD
-    w    = w + sum_k n_k q_k / sum_k n_k                        -> WeightedMean
+    w    = w + sum_k n_k q_k / sum_k n_k                        -> as_model, FedAvg
 
 Running statistics are no weights: they are averaged as they are. With 0 levels nothing is
 quantised, the model itself travels, and this is FedAvg.
@@ -15,10 +15,11 @@ quantised, the model itself travels, and this is FedAvg.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
+from torch import Tensor
 
 from .. import trees
 from ..core import (
@@ -30,58 +31,69 @@ from ..core import (
     Outcome,
     Packet,
     Report,
-    Setup,
     Stage,
     Task,
     Train,
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import (
-    OneModel,
-    average,
-    deliver_model,
-    initial_model,
-    send_model,
-    train_cohort,
-)
-from ..parts.quantise import QSGD, Scope, check_scope
+from ..parts.one_model import OneModel, average
+from ..parts.quantise import Scope, check_scope, draw_uniform, map_scope
 from ..seeds import torch_rng
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
+from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class FedPAQ:
+class QSGD:
+    r"""Levels of the length of the vector, drawn so that the mean is right.
+
+    :math:`q_i = \lVert x \rVert_2\, \mathrm{sign}(x_i)\, \xi_i / s`, where :math:`\xi_i` is
+    :math:`\lfloor s |x_i| / \lVert x \rVert_2 \rfloor`, or one more with the probability of what
+    was cut off: :math:`E[q] = x` and :math:`E\lVert q - x \rVert^2 \le
+    \min(d/s^2, \sqrt d/s) \lVert x \rVert^2` (Alistarh et al. 2017, section 3.1; FedPAQ's
+    low-precision quantiser). s -> ``levels``. The longer the vector, the more of it is 0, and the
+    larger the error: ``scope`` says whether it is the whole tree or a layer.
+    """
+
+    levels: int = 10
+    scope: Scope = "model"
+
+    def __post_init__(self) -> None:
+        check(self.levels >= 1, "levels", self.levels, "1 or more")
+        check_scope(self.scope)
+
+    def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
+        """The tree of levels."""
+        return map_scope(tree, self.scope, lambda x: self._vector(x, draw))
+
+    def _vector(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
+        # In double precision: the largest value of a short vector may be its whole length, and must
+        # not be rounded above it.
+        length = torch.linalg.vector_norm(x.double())
+        if length == 0:
+            return torch.zeros_like(x)
+        level = torch.floor(x.double().abs() * (self.levels / length) + draw_uniform(x, draw))
+        # Levels are multiplied first: equal levels are then equal numbers, whatever their sign.
+        magnitude: Tensor = level * (length / self.levels)
+        return x.sign() * magnitude.to(x.dtype)
+
+
+@dataclass(frozen=True)
+class FedPAQ(FedAvg):
     """One model for all; clients send their updates in a few levels, right on average."""
 
     levels: int = 10
-    """s, levels of an update beside 0, for each sign; 0: not quantised."""
+    """s, levels of an update besides 0, for each sign; 0: not quantised."""
     scope: Scope = "model"
     """Whether levels are shares of the length of the whole update, or of each layer's."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
+    _: KW_ONLY
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(self.levels >= 0, "levels", self.levels, "1 or more, or 0: not quantised")
         check_scope(self.scope)
-
-    def init(self, setup: Setup) -> OneModel:
-        """Alg. 1, "initial model x_0"."""
-        return initial_model(setup)
-
-    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
-        """Every client uses the model."""
-        return deliver_model(state)
-
-    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
-        """Alg. 1: the server sends the model to the clients it has drawn."""
-        return train_cohort(state, cohort)
 
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
         """Alg. 1, the last line of the round: the model and the mean of the updates."""
@@ -91,10 +103,9 @@ class FedPAQ:
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, and send the quantised update."""
-        give = Give(self._send, self._expected)
-        if not self.levels:
-            give = Give(send_model)
-        return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
+        if verb == "train" and self.levels:
+            return (Train(self.objective, self.local), Give(self._send, self._expected))
+        return super().work(verb)
 
     def _send(self, carry: Carry, client: Client) -> Outcome:
         """Alg. 1, Q(x_{k,tau} - x_k), and the running statistics as they are."""
@@ -127,9 +138,9 @@ class FedPAQ:
 
 
 def as_model(report: Report, model: Tree) -> Report:
-    """A report of an update as one of a model: that which was sent, and the update.
+    """A report of an update as one of a model: the model that was sent, plus the update.
 
-    The mean of these is the model and the mean update, and every rule of averaging takes it.
+    The mean of these is the model plus the mean update, and every rule of averaging takes it.
     """
     update = report.give["update"].values
     values = trees.map(torch.add, trees.pick(model, update), update)

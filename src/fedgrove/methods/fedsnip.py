@@ -19,6 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from .. import trees
 from ..core import (
     Batches,
@@ -38,12 +41,10 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import GlobalRank, Uniform
-from ..parts.evidence import Gradient
-from ..parts.local import LocalTraining
+from ..parts.common import CommonParts
+from ..parts.gradient import Gradient
 from ..parts.mask import top, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import (
     OneModel,
     average,
@@ -51,10 +52,8 @@ from ..parts.one_model import (
     send_sparse,
     use_network_start,
 )
-from ..parts.score import sensitivity
-from ..parts.scores import expected_scores, scores_of, scores_packet
+from ..parts.score import expected_scores, scores_of, scores_packet
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,13 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedSNIP:
+class FedSNIP(CommonParts):
     """One sparse model for all; its mask comes from the first gradients and stays."""
 
     density: float = 0.3
     allocation: GlobalRank | Uniform = GlobalRank()
     ask: int = 1000
     """At most so many clients, drawn from the seed, are asked for sensitivities."""
-    mean: Averaging = WeightedMean()
-    """Of the models, and before them of the sensitivities that make the mask."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
@@ -154,3 +148,17 @@ def send_sensitivity(carry: Carry, client: Client) -> Outcome:
 def expected_sensitivity(task: Task, net: Net) -> ExpectedReport:
     """A number for every prunable weight."""
     return ExpectedReport({"sensitivity": expected_scores(net)})
+
+
+def sensitivity(params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Tree:
+    r"""SNIP (Lee et al. 2019, Eq. 5): :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|`.
+
+    0 where every product is.
+
+    >>> sensitivity({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.0, 1.5])})["w"]
+    tensor([0.2500, 0.7500])
+    """
+    products = trees.map(lambda w, g: (w * g).abs(), params, gradient)
+    total = trees.flatten(products).sum()
+    # The sum goes over all layers, so scores can be ranked across them (GlobalRank).
+    return trees.map(lambda product: product / torch.where(total > 0, total, 1.0), products)

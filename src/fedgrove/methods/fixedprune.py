@@ -34,15 +34,12 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
 from ..parts.allocate import ERK, GlobalRank, Uniform
-from ..parts.local import LocalTraining
+from ..parts.common import CommonParts
 from ..parts.mask import top, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import OneModel, average, dense_bytes, model_with_own_mask, send_sparse
 from ..parts.score import Magnitude
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FixedPrune:
+class FixedPrune(CommonParts):
     """One sparse model for all, pruned by magnitude to the same density every round."""
 
     density: float = 0.3
@@ -63,11 +60,6 @@ class FixedPrune:
     """Whether the mask of the pruned initial model stays, and clients train under it."""
     score: Magnitude = Magnitude()
     allocation: Uniform | GlobalRank | ERK = Uniform()
-    mean: Averaging = WeightedMean()
-    """Over the pruned models as they are sent: what a client pruned counts as 0."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -62,12 +62,8 @@ from ..core import (
     expected_no_packets,
 )
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..parts.schedule import stepwise
+from ..parts.common import CommonParts
 from ..trees import Tree
-from ..wire.codec import Codec, Smallest
 from .safl.gamma import GammaL1
 from .safl.slimming import (
     check_densities,
@@ -80,6 +76,7 @@ from .safl.slimming import (
     slim_to_task,
     start_personal,
     start_with_what_is_left,
+    stepwise,
     tuning,
 )
 
@@ -97,7 +94,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Hermes:
+class Hermes(CommonParts):
     """Personal sub-models, pruned alone; every parameter is averaged over those who have it."""
 
     density: float = 0.7
@@ -118,10 +115,8 @@ class Hermes:
     """Whether the last linear layer is shared in stage 2; False keeps it on the client."""
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
+
+    sends_later = "choose the mask of 'model' from their data"
 
     def __post_init__(self) -> None:
         check_epochs(self.guided, self.tune)

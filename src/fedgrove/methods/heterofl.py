@@ -1,73 +1,83 @@
-r"""HeteroFL: each client trains as wide a model as its device can hold, the narrow within the wide
+r"""HeteroFL: each client trains as wide a model as its device can hold
 (Diao, Ding & Tarokh, "HeteroFL: Computation and Communication Efficient Federated Learning for
 Heterogeneous Clients", ICLR 2021, Alg. 1).
 
-Round :math:`t`, cohort :math:`S_t`, client k holds a share :math:`s_k` of every layer's channels::
+Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
     M_k  = the first s_k C channels of every layer               -> width_for, nested
     w_k  = E epochs of min CE(w; D_k) from w M_k                 -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                  -> WeightedMean
 
 A client uses w M_k. With a share of 1 for all this is FedAvg. Differs from the paper: the running
-statistics of norm layers are averaged over those who have the channel (the paper collects them
-after training), activations are not rescaled by 1/s_k, and logits of classes that a client lacks
-are not masked.
+statistics of norm layers are averaged over the clients that have the channel (the paper collects
+them after training), activations are not rescaled by 1/s_k, and logits of classes that a client
+lacks are not masked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..channels.choice import nested
-from ..channels.submodel import cut_out, groups_from_plain
+from ..channels.find import groups_of, removable_groups
+from ..channels.submodel import (
+    PlainGroups,
+    cut_out,
+    groups_from_plain,
+    groups_to_plain,
+    mean_of,
+)
 from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.device_widths import (
-    SharedWidths,
-    average_overlap,
-    check_shares,
-    initial_widths,
-    send_masked,
-    submodel_bytes,
-)
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..wire.codec import Codec, Smallest
+from ..parts.common import CommonParts
+from ..parts.device_widths import check_shares, client_shares, send_masked, submodel_bytes
+from ..trees import Tree
 
 
 @dataclass(frozen=True)
-class HeteroFL:
+class State:
+    """The model in full width, and each client's share of the channels."""
+
+    round: int
+    structure: PlainGroups
+    model: Tree
+    shares: dict[int, float]
+
+
+@dataclass(frozen=True)
+class HeteroFL(CommonParts):
     """One model of which every client trains the first channels, as many as its device can hold."""
 
     widths: tuple[float, ...] = ()
     """Shares of channels, given to the clients in turn; empty: what each device can hold."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check_shares(self.widths)
 
-    def init(self, setup: Setup) -> SharedWidths:
+    def init(self, setup: Setup) -> State:
         """The network's initial parameters, and every client's width."""
-        return initial_widths(setup, self.widths, self.local)
+        # A network without removable channels is refused only if some client needs fewer.
+        all_have_all = bool(self.widths) and min(self.widths) == 1
+        find = groups_of if all_have_all else removable_groups
+        structure = groups_to_plain(find(setup.net))
+        shares = client_shares(setup, self.widths, self.local)
+        return State(0, structure, setup.params, shares)
 
-    def deliver(self, state: SharedWidths, client: int) -> Mapping[str, Packet]:
+    def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own width of the model."""
         groups = groups_from_plain(state.structure)
         channels = nested(groups, state.shares[client])
         return {"model": cut_out(state.model, groups, channels)}
 
-    def plan(self, state: SharedWidths, cohort: Sequence[int]) -> list[Task]:
+    def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
         return [Task(k, self.deliver(state, k)) for k in cohort]
 
-    def fold(self, state: SharedWidths, reports: Iterable[Report]) -> SharedWidths:
-        """Every parameter averaged over those who have it."""
-        return average_overlap(state, reports, self.mean)
+    def fold(self, state: State, reports: Iterable[Report]) -> State:
+        """Every parameter averaged over the clients that have it."""
+        model = mean_of(state.model, reports, groups_from_plain(state.structure), self.mean)
+        return replace(state, round=state.round + 1, model=model)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train and send; to use the model, nothing need be done."""

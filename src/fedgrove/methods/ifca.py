@@ -14,15 +14,21 @@ FedAvg.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+
+import torch
 
 from ..core import (
+    Batch,
     Batches,
+    Carry,
+    Client,
     Edit,
     ExpectedPacket,
     ExpectedReport,
     Give,
     Measure,
+    Outcome,
     Packet,
     Report,
     Setup,
@@ -32,10 +38,8 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Average, Averaging, WeightedMean
-from ..parts.choose import Losses, choose, send_choice
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
+from ..parts.aggregate import Average
+from ..parts.common import CommonParts
 from ..trees import Tree
 from ..wire.codec import Codec, Dense
 
@@ -50,14 +54,11 @@ class State:
 
 
 @dataclass(frozen=True)
-class IFCA:
+class IFCA(CommonParts):
     """Several models; a client trains the one with the lowest loss on its data."""
 
     clusters: int = 3
-    mean: Averaging = WeightedMean()
-    """Over those who chose a model."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
+    _: KW_ONLY
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:
@@ -111,3 +112,39 @@ class IFCA:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """K models down, one up, 4 bytes a number."""
         return 4 * net.layout.size * (self.clusters + 1) * cohort * rounds
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What :class:`~fedgrove.core.Measure` sums: each model's loss over a batch.
+
+    The models are ``carry["model0"]``, ``carry["model1"]``, ...; ``models`` is their number.
+    """
+
+    models: int
+
+    @property
+    def passes(self) -> int:
+        """Each model runs once."""
+        return self.models
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """The summed loss of each model."""
+        losses = []
+        for j in range(self.models):
+            out = net(carry[f"model{j}"], batch.x, train=False)
+            per_example = net.problem.losses(out.logits, batch.y, carry.get("client", {}))
+            # Padding has weight 0. A sum, not a mean: sums of batches of any size add up.
+            losses.append((per_example * batch.weight).sum())
+        return {"loss": torch.stack(losses)}
+
+
+def choose(carry: Carry, client: Client) -> Carry:
+    r""":math:`\arg\min_j L_k(w^j)` becomes ``carry["model"]``; of equal ones the first."""
+    j = int(carry["losses"]["loss"].argmin())
+    return {**carry, "model": carry[f"model{j}"], "choice": {"group": torch.tensor(j)}}
+
+
+def send_choice(carry: Carry, client: Client) -> Outcome:
+    """Send the trained model, and which model it was."""
+    return Outcome({"model": Packet(carry["local"])}, {"group": float(carry["choice"]["group"])})

@@ -4,36 +4,30 @@ Locally, Act Globally: Federated Learning with Local and Global Representations"
 Round :math:`t`, cohort :math:`S_t`; u the first layers, v the last ``shared`` layers::
 
     (u_k, v_k)  = E epochs of min CE from (u_k, v)    -> complete, Train, share_received
-    v           = sum_k n_k v_k / sum_k n_k           -> average
+    v           = sum_k n_k v_k / sum_k n_k           -> FedAvg
+
+If all layers are shared this is FedAvg.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..core import Edit, Give, Packet, Report, Setup, Stage, Task, Train
+from ..core import Edit, Give, Setup, Stage, Train
 from ..errors import UnfitError, check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import OneModel, average, deliver_model, dense_bytes, train_cohort
+from ..parts.one_model import OneModel, dense_bytes
 from ..parts.personal import complete, share_received
 from ..trees import pick
-from ..wire.codec import Codec, Dense
+from .fedavg import FedAvg
 
 
 @dataclass(frozen=True)
-class LGFedAvg:
+class LGFedAvg(FedAvg):
     """The client's own features under a head that all share."""
 
     shared: int = 2
     """How many of the last layers that have parameters are shared."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Dense()
 
     def __post_init__(self) -> None:
         check(self.shared >= 1, "shared", self.shared, "1 or more layers")
@@ -47,18 +41,6 @@ class LGFedAvg:
                 f"parameters. Share fewer (--set shared={len(layers)}), or take a deeper net."
             )
         return OneModel(0, pick(setup.params, setup.layout.last(self.shared)))
-
-    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
-        """Every client gets the shared layers."""
-        return deliver_model(state)
-
-    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return train_cohort(state, cohort)
-
-    def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
-        """The weighted mean of the shared layers."""
-        return average(state, reports, self.mean)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Put the client's own layers under the shared ones, train all, send the shared ones."""

@@ -44,13 +44,10 @@ from ..core import (
 )
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
+from ..parts.common import CommonParts
 from ..parts.mask import all_kept, prune, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss
 from ..parts.one_model import model_with_own_mask, send_sparse
 from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class LotteryFL:
+class LotteryFL(CommonParts):
     """A shared model of which every client has a part of its own, found by iterative pruning."""
 
     density: float = 0.5
@@ -73,11 +70,8 @@ class LotteryFL:
     """The share of the weights in use that a client prunes at a time."""
     threshold: float = 0.2
     """A client prunes only if the metric on its validation data is at least as good as this."""
-    mean: Averaging = WeightedMean()
-    """Over those who have a weight in their tickets."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
+
+    sends_later = "choose the mask of 'model' from their data"
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")

@@ -1,8 +1,8 @@
 r"""Q-FedCG: one model; clients send the larger half of their updates, in 8 bits.
 
 (The baseline of AdFedWCP's tables, after Xu et al., "Federated Learning With Client Selection and
-Gradient Compression in Heterogeneous Edge Systems", IEEE TMC 2024; what of it is not here says
-docs/papers/qfedcg.md.)
+Gradient Compression in Heterogeneous Edge Systems", IEEE TMC 2024; docs/papers/qfedcg.md lists
+what is left out of it.)
 
 Round :math:`t`, cohort :math:`S_t`::
 
@@ -16,46 +16,32 @@ What a client leaves out is an update of 0, and forgotten. With share 1 and 32 b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
 
 from .. import trees
-from ..core import Carry, Client, Give, Outcome, Packet, Report, Setup, Stage, Task, Train
+from ..core import Carry, Client, Give, Outcome, Packet, Report, Stage, Train
 from ..errors import check
 from ..nets import Net
-from ..parts.aggregate import Averaging, WeightedMean
-from ..parts.local import LocalTraining
-from ..parts.objective import Objective, ProblemLoss
-from ..parts.one_model import (
-    OneModel,
-    average,
-    deliver_model,
-    dense_bytes,
-    expected_update,
-    initial_model,
-    send_model,
-    train_cohort,
-)
+from ..parts.one_model import OneModel, average, dense_bytes, expected_update
 from ..parts.quantise import Uniform, largest
 from ..trees import Tree
 from ..wire.codec import Codec, Smallest
+from .fedavg import FedAvg
 
 WHOLE = 32
 """Bits of a number that is not quantised."""
 
 
 @dataclass(frozen=True)
-class QFedCG:
+class QFedCG(FedAvg):
     """One model for all; of each update the largest values travel, quantised."""
 
     share: float = 0.5
     """Of the parameters: how many values of its update a client sends."""
     bits: int = 8
     """Of each of these values; 32: they are not quantised."""
-    mean: Averaging = WeightedMean()
-    """Of the updates as they are sent; of the models with share 1 and 32 bits."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
+    _: KW_ONLY
     codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
@@ -68,20 +54,8 @@ class QFedCG:
         """Whether anything is left out of an update, or rounded."""
         return self.share < 1 or self.bits < WHOLE
 
-    def init(self, setup: Setup) -> OneModel:
-        """Start at the network's initial parameters."""
-        return initial_model(setup)
-
-    def deliver(self, state: OneModel, client: int) -> Mapping[str, Packet]:
-        """Every client uses the model."""
-        return deliver_model(state)
-
-    def plan(self, state: OneModel, cohort: Sequence[int]) -> list[Task]:
-        """The cohort trains."""
-        return train_cohort(state, cohort)
-
     def fold(self, state: OneModel, reports: Iterable[Report]) -> OneModel:
-        """The mean update moves the model."""
+        """The mean of the updates, as they are sent, moves the model."""
         if not self.compresses:
             return average(state, reports, self.mean)
         mean = self.mean.start()
@@ -94,8 +68,9 @@ class QFedCG:
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Train, compress, send."""
         # An update that is added again is the model but for rounding: whole, the model is sent.
-        give = Give(self._send_update, expected_update) if self.compresses else Give(send_model)
-        return {"train": (Train(self.objective, self.local), give), "use": ()}[verb]
+        if verb == "train" and self.compresses:
+            return (Train(self.objective, self.local), Give(self._send_update, expected_update))
+        return super().work(verb)
 
     def _send_update(self, carry: Carry, client: Client) -> Outcome:
         """What of the update is large, on its grid; running statistics as they are."""
@@ -115,7 +90,7 @@ class QFedCG:
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """The share of all parameters in so many bits, counted both ways as one.
 
-        That is AdFedWCP's figure: 87.5 % less than FedAvg. Which parameters they are is not
+        That is AdFedWCP's number: 87.5 % less than FedAvg. Which parameters they are is not
         counted; the model itself comes down whole.
         """
         part = self.share * self.bits / WHOLE

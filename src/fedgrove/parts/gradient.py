@@ -1,15 +1,20 @@
-"""The gradient of a loss by some weights, also of networks that ``torch.func`` cannot run."""
+"""Gradients of a loss by some weights: for clients that measure what their weights are worth.
+
+They are found for networks that ``torch.func`` cannot run as well.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.func import grad
 
 from .. import trees
-from ..core import Batch, Carry
+from ..core import GRADIENT_PASSES, Batch, Carry
 from ..nets import Net
 from ..trees import Tree
 from .objective import Objective
@@ -66,3 +71,46 @@ def _plain(loss: Callable[[Tree], Tensor], weights: Tree) -> Tree:
             materialize_grads=True,
         )
     return dict(zip(variables, gradients, strict=True))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What :class:`~fedgrove.core.Measure` sums: the objective's gradient, times the examples.
+
+    The factor turns the mean over a batch into a sum, so that batches of unequal size add up.
+    """
+
+    objective: Objective
+    passes: ClassVar[int] = GRADIENT_PASSES
+
+    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
+        """The gradient by prunable weight, without dropout."""
+
+        mean_loss = loss_at(self.objective, net, params, batch, carry)
+
+        def loss(weights: Tree) -> Tensor:
+            return mean_loss(weights) * batch.weight.sum()
+
+        return gradient(loss, trees.pick(params, net.layout.prunable))
+
+
+def settled(gradient: Tensor) -> Tensor:
+    """The gradient with what is only rounding set to 0.
+
+    That is less than 16 units in the last place of its largest entry. A weight that never left the
+    reference (behind a dead unit, say) is pulled by nothing but rounding: its vote, and whether it
+    regrows, would differ from machine to machine.
+
+    >>> settled(torch.tensor([1.0, 1e-9]))
+    tensor([1., 0.])
+    """
+    magnitudes = gradient.abs()
+    rounding = 16 * torch.finfo(gradient.dtype).eps * magnitudes.max()
+    return trees.where(_above(magnitudes, rounding), gradient)
+
+
+def _above(numbers: Tensor, bound: Tensor) -> Tensor:
+    if not trees.are_plain(numbers) or numbers.dtype == torch.bfloat16:
+        return numbers > bound
+    # A tenth of torch's time, which compares number by number; numpy has no bfloat16.
+    return torch.from_numpy(numbers.numpy() > bound.numpy())

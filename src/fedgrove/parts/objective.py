@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from .. import trees
 from ..core import Batch, Carry
 from ..errors import InputError, check
 from ..problems import CLASSES, AnyProblem
+from ..renamed import find_renamed
 from ..trees import Tree
 
 if TYPE_CHECKING:
@@ -187,32 +188,5 @@ class Proximal(Objective):
         return 0.5 * self.mu * trees.sq_norm(trees.sub(params, reference)), {}
 
 
-@dataclass(frozen=True)
-class Clustered(Objective):
-    r"""ClusterFL's tie: :math:`\alpha|w|^2 - 2\beta\, w \cdot u + \frac{\rho}{2}|w - w_{last}|^2`.
-
-    (Ouyang et al. 2023.) :math:`u`, the client's share of all models -> ``carry["model"]``;
-    :math:`w_{last}` -> ``carry["personal"]``.
-    """
-
-    is_loss: ClassVar[bool] = False
-    alpha: float = 1e-3
-    beta: float = 5e-4
-    rho: float = 5e-3
-
-    def __post_init__(self) -> None:
-        given = (self.alpha, self.beta, self.rho)
-        check(min(given) >= 0, "alpha, beta, rho", given, "0 or more each")
-
-    def __call__(
-        self, out: Output, params: Tree, batch: Batch, carry: Carry
-    ) -> tuple[Tensor, Tree]:
-        """Small, along the cluster, and near where it was."""
-        w = trees.flatten(params)
-        u = trees.flatten(trees.pick(carry["model"], params))
-        last = trees.flatten(trees.pick(carry["personal"], params))
-        away = w - last
-        # The first two terms of the formula above, then the third.
-        along_cluster = self.alpha * (w * w).sum() - 2 * self.beta * (w * u).sum()
-        near_last = 0.5 * self.rho * (away * away).sum()
-        return along_cluster + near_last, {}
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

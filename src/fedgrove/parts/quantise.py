@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from torch import Tensor
 from .. import trees
 from ..core import ExpectedPacket
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 from ..trees import Tree
 from .mask import best
 
@@ -126,7 +127,7 @@ class Uniform:
             return torch.zeros_like(x)
         u: float | Tensor = 0.5
         if self.stochastic:
-            u = _uniform(x, draw)
+            u = draw_uniform(x, draw)
         # In double precision: a rounding of x / s above its exact value would leave the grid's end
         # or bias the draw.
         return (torch.floor(x.double() / step + u).clamp(-levels, levels) * step).to(x.dtype)
@@ -187,43 +188,8 @@ class Ternary:
         m = x.abs().max()
         # u < |x| / m, multiplied by m: a layer of zeros needs no division. A strict comparison and
         # u < 1: a value of 0 stays 0, and the largest is always kept.
-        b = _uniform(x, draw) * m.double() < x.abs().double()
+        b = draw_uniform(x, draw) * m.double() < x.abs().double()
         return torch.where(b, x.sign() * m, 0.0)
-
-
-@dataclass(frozen=True)
-class QSGD:
-    r"""Levels of the length of the vector, drawn so that the mean is right.
-
-    :math:`q_i = \lVert x \rVert_2\, \mathrm{sign}(x_i)\, \xi_i / s`, where :math:`\xi_i` is
-    :math:`\lfloor s |x_i| / \lVert x \rVert_2 \rfloor`, or one more with the probability of what
-    was cut off: :math:`E[q] = x` and :math:`E\lVert q - x \rVert^2 \le
-    \min(d/s^2, \sqrt d/s) \lVert x \rVert^2` (Alistarh et al. 2017, section 3.1; FedPAQ's
-    low-precision quantiser). s -> ``levels``. The longer the vector, the more of it is 0, and the
-    larger the error: ``scope`` says whether it is the whole tree or a layer.
-    """
-
-    levels: int = 10
-    scope: Scope = "model"
-
-    def __post_init__(self) -> None:
-        check(self.levels >= 1, "levels", self.levels, "1 or more")
-        check_scope(self.scope)
-
-    def __call__(self, tree: Mapping[str, Tensor], draw: torch.Generator | None = None) -> Tree:
-        """The tree of levels."""
-        return map_scope(tree, self.scope, lambda x: self._vector(x, draw))
-
-    def _vector(self, x: Tensor, draw: torch.Generator | None) -> Tensor:
-        # In double precision: the largest value of a short vector may be its whole length, and must
-        # not be rounded above it.
-        length = torch.linalg.vector_norm(x.double())
-        if length == 0:
-            return torch.zeros_like(x)
-        level = torch.floor(x.double().abs() * (self.levels / length) + _uniform(x, draw))
-        # Levels are multiplied first: equal levels are then equal numbers, whatever their sign.
-        magnitude: Tensor = level * (length / self.levels)
-        return x.sign() * magnitude.to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -461,7 +427,7 @@ def _map_floats(
     return mapped
 
 
-def _uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
+def draw_uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
     """A number in [0, 1) for each value of ``x``."""
     if draw is None:
         raise InputError(
@@ -469,3 +435,7 @@ def _uniform(x: Tensor, draw: torch.Generator | None) -> Tensor:
             "pass draw=seeds.torch_rng(seed, round, client)."
         )
     return torch.rand(x.shape, generator=draw, dtype=torch.float64)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -1,21 +1,26 @@
-"""How much a weight matters: ``Score(params) -> Tree``, larger is more.
+"""How much a weight matters: ``Score(params) -> Tree``, larger is more; and scores as they travel.
 
-The three signals of CA-AFP are functions of vectors: a group's evidence is kept as sums over all
-prunable weights.
+They travel in 16 bits, under names that the ledger counts as scores.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import trees
-from ..errors import check
+from ..core import ExpectedPacket, Packet
+from ..nets import Net
+from ..renamed import find_renamed
 from ..trees import Tree
+from .quantise import Half
+
+PREFIX = "scores."
+"""Of the names of scores, so that the ledger does not take them for values."""
 
 
 @dataclass(frozen=True)
@@ -31,86 +36,27 @@ class Magnitude:
         return trees.map(torch.abs, params)
 
 
-def relative(w: Tensor) -> Tensor:
-    r"""Mag (CA-AFP, Eq. 9): :math:`|w_j| / \max_u |w_u|`; all 0 where every weight is.
+def scores_packet(scores: Mapping[str, Tensor]) -> Packet:
+    """Scores in bfloat16: it has the range of float32, and squares of gradients are tiny."""
+    named = {PREFIX + name: leaf for name, leaf in scores.items()}
+    return Packet(Half("bfloat16")(named))
 
-    >>> relative(torch.tensor([-2.0, 1.0]))
-    tensor([1.0000, 0.5000])
+
+def expected_scores(net: Net) -> ExpectedPacket:
+    """What :func:`scores_packet` makes of a score for every prunable weight."""
+    weights = trees.pick(net.blank(), net.layout.prunable)
+    return Half("bfloat16").form({PREFIX + name: leaf for name, leaf in weights.items()})
+
+
+def scores_of(packet: Packet) -> Tree:
+    """The scores by weight, in float32: a mean taken in 16 bits would make equals of many.
+
+    >>> import torch
+    >>> scores_of(scores_packet({"w": torch.tensor([0.5])}))
+    {'w': tensor([0.5000])}
     """
-    # max() of no numbers raises; a network with nothing to prune has no scores either.
-    if not w.numel():
-        return w.abs()
-    largest = w.abs().max()
-    return w.abs() / torch.where(largest > 0, largest, 1.0)
+    return {name.removeprefix(PREFIX): leaf.float() for name, leaf in packet.values.items()}
 
 
-def coherence(variance: Tensor) -> Tensor:
-    r"""Coh (CA-AFP, Eq. 10): :math:`1 / (1 + \mathrm{Var}_k\, w_j^{(k)})`, 1 where all agree.
-
-    >>> coherence(torch.tensor([0.0, 1.0]))
-    tensor([1.0000, 0.5000])
-    """
-    return 1 / (1 + variance)
-
-
-def consistency(signs: Tensor, votes: float) -> Tensor:
-    r"""Con (CA-AFP, Eq. 11): :math:`|\frac1n \sum_k \mathrm{sign}(\partial L_k / \partial w_j)|`.
-
-    The sum -> ``signs``, n -> ``votes``.
-
-    >>> consistency(torch.tensor([3.0, -1.0]), 3)
-    tensor([1.0000, 0.3333])
-    """
-    return signs.abs() / votes
-
-
-@dataclass(frozen=True)
-class Blend:
-    r"""CA-AFP, Eq. 8: :math:`\alpha\,\mathrm{Mag} + \beta\,\mathrm{Coh} + \gamma\,\mathrm{Con}`.
-
-    The three weights sum to 1. Where fewer than two clients took part there is nothing to agree on:
-    ``variance`` or ``signs`` is None and its term is 1.
-
-    >>> w = torch.tensor([-2.0, 1.0])
-    >>> Blend(0.5, 0.25, 0.25)(w, torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]), votes=2)
-    tensor([0.8750, 0.5000])
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.25
-    gamma: float = 0.25
-
-    def __post_init__(self) -> None:
-        given = (self.alpha, self.beta, self.gamma)
-        check(
-            min(given) >= 0 and math.isclose(sum(given), 1),
-            "weights",
-            given,
-            "three numbers of 0 or more, sum 1",
-        )
-
-    def __call__(
-        self, w: Tensor, variance: Tensor | None, signs: Tensor | None, votes: float
-    ) -> Tensor:
-        """The score of every weight."""
-        coh = torch.ones_like(w)
-        if variance is not None:
-            coh = coherence(variance)
-        con = torch.ones_like(w)
-        if signs is not None:
-            con = consistency(signs, votes)
-        return self.alpha * relative(w) + self.beta * coh + self.gamma * con
-
-
-def sensitivity(params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Tree:
-    r"""SNIP (Lee et al. 2019, Eq. 5): :math:`s_j = |w_j g_j| / \sum_u |w_u g_u|`.
-
-    0 where every product is.
-
-    >>> sensitivity({"w": torch.tensor([1.0, -2.0])}, {"w": torch.tensor([1.0, 1.5])})["w"]
-    tensor([0.2500, 0.7500])
-    """
-    products = trees.map(lambda w, g: (w * g).abs(), params, gradient)
-    total = trees.flatten(products).sum()
-    # The sum goes over all layers, so scores can be ranked across them (GlobalRank).
-    return trees.map(lambda product: product / torch.where(total > 0, total, 1.0), products)
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -28,9 +28,17 @@ import torch
 from torch import Tensor
 
 from .. import methods, seeds
-from ..core import SCORING_VERBS, Client, ExpectedPacket, ExpectedReport, Outcome, Packet, Task
+from ..core import (
+    SCORING_VERBS,
+    Client,
+    ExpectedPacket,
+    ExpectedReport,
+    Outcome,
+    Packet,
+    Task,
+    WithLaterMessages,
+)
 from ..errors import InputError, check, unknown
-from ..methods import CAAFP, SAFL, FedDST, FedLPS, FedPrune, Hermes, LotteryFL
 from ..nets import Net
 from ..trees import Mask, Tree
 from .guard import calling
@@ -155,21 +163,6 @@ def _few(names: Sequence[str], most: int = 3) -> str:
     return listed if len(names) <= most else f"{listed}, ..."
 
 
-def sends_later(method: object) -> str:
-    """What a method's clients send in a later exchange that cannot be protected; else empty.
-
-    The first exchange is looked at as it is planned, before a run begins. Of these methods it does
-    not show what comes; a method that is not here is refused when it plans such an exchange.
-    """
-    if isinstance(method, CAAFP) and (method.first < 1 or method.masks_move):
-        return "send signs of their gradients as evidence for pruning"
-    if isinstance(method, FedPrune):
-        return "send the importance of their weights"
-    if isinstance(method, FedDST | FedLPS | Hermes | LotteryFL | SAFL):
-        return "choose the mask of 'model' from their data"
-    return ""
-
-
 def check_protected(run: Run) -> None:
     """Refuse a method that cannot be protected, and a missing accountant, before a run begins."""
     if run.privacy is None:
@@ -178,9 +171,9 @@ def check_protected(run: Run) -> None:
     with calling(run.method, "plan"):
         tasks = run.server.plan(run.initial_state, run.sample(run.cohort))
     check_tasks(run, tasks)
-    later = sends_later(run.method)
-    if later:
-        raise _refusal(name, later)
+    # A method that does not say so is refused when it plans such an exchange.
+    if isinstance(run.method, WithLaterMessages) and run.method.sends_later:
+        raise _refusal(name, run.method.sends_later)
     if run.privacy.noise > 0:
         _accountant()
 

@@ -11,7 +11,7 @@ from torch import nn
 from fedgrove.core import Batch
 from fedgrove.methods.adfedwcp.importance import by_gradient, by_magnitude, weighed
 from fedgrove.nets import Net
-from fedgrove.parts.evidence import Gradient
+from fedgrove.parts.gradient import Gradient
 from fedgrove.parts.objective import ProblemLoss
 
 LAYERS = [["0.weight"], ["1.weight"]]

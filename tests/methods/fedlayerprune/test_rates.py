@@ -20,6 +20,7 @@ from fedgrove.methods.fedlayerprune.rates import (
     KindAndDepth,
     LearnedSensitivity,
     LossIncrease,
+    Piecewise,
     base_for,
     capped,
     mean_rate,
@@ -30,7 +31,6 @@ from fedgrove.nets import Net
 from fedgrove.nets.layout import Layout
 from fedgrove.parts.allocate import ERK, Uniform
 from fedgrove.parts.objective import CrossEntropy
-from fedgrove.parts.schedule import Piecewise
 
 
 def layout_of(name: str, shape: tuple[int, ...], classes: int) -> Layout:

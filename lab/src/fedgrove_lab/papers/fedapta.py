@@ -31,18 +31,18 @@ from fedgrove.core import AnyMethod
 from fedgrove.data import Federation
 from fedgrove.data.several import is_several, tasks_of
 from fedgrove.methods import FedAPTA, FedAvg, FedLPS, FedRolex, Local
-from fedgrove.methods.fedapta.method import PRESETS
-from fedgrove.methods.fedapta.task_groups import distances
-from fedgrove.nets import Net, build
-from fedgrove.nets.freeze import freeze
-from fedgrove.parts.channel_rules import (
+from fedgrove.methods.fedapta.channel_rules import (
     LayerwiseL1,
     RandomChannels,
     RollingWindow,
     UniformL1,
     kept_weights,
 )
-from fedgrove.parts.layer_importance import CONV_DIMENSIONS, candidates, weight_counts
+from fedgrove.methods.fedapta.layer_ratios import CONV_DIMENSIONS, candidates, weight_counts
+from fedgrove.methods.fedapta.method import PRESETS
+from fedgrove.methods.fedapta.task_groups import distances
+from fedgrove.nets import Net, build
+from fedgrove.nets.freeze import freeze
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.run import Run
 

@@ -21,11 +21,10 @@ from fedgrove.core import AnyMethod
 from fedgrove.methods import FedAvg, FedDST, FedLayerPrune, FedProx, FedPrune, FixedPrune, Local
 from fedgrove.methods.fedlayerprune.hybrid import Hybrid
 from fedgrove.methods.fedlayerprune.method import PRESETS
-from fedgrove.methods.fedlayerprune.rates import Alike, LearnedSensitivity
+from fedgrove.methods.fedlayerprune.rates import Alike, LearnedSensitivity, Piecewise
 from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.nets.layout import Layout
 from fedgrove.parts.local import SGD, LocalTraining
-from fedgrove.parts.schedule import Piecewise
 from fedgrove.parts.score import Magnitude
 from fedgrove.wire.codec import Bitmap, Smallest
 

@@ -179,7 +179,7 @@ def experiment(
     where = place(setting)
     # FedAvg runs on the network without norm layers.
     net = where.net
-    if isinstance(method, FedAvg):
+    if type(method) is FedAvg:
         separator = "," if ":" in net else ":"
         net = f"{net}{separator}norm=none"
     # A run's rounds are those of both stages; stage 1 has one for each step of pruning.

@@ -50,15 +50,12 @@ from ...core import (
 from ...errors import InputError, check
 from ...nets import Net
 from ...nets.layout import Layout
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.evidence import Gradient
-from ...parts.local import LocalTraining
+from ...parts.common import CommonParts
+from ...parts.gradient import Gradient
 from ...parts.mask import weights_to_prune
-from ...parts.objective import Objective, ProblemLoss
 from ...parts.one_model import dense_bytes, use_network_start
 from ...problems import CLASSES
 from ...trees import Mask, Tree
-from ...wire.codec import Codec, Smallest
 from . import kmeans
 from .anneal import AnnealedPull
 from .centroids import Adaptive, Fixed, Progress, clustered_bits
@@ -101,7 +98,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class AdFedWCP:
+class AdFedWCP(CommonParts):
     """Personal models that send themselves clustered, by importance, data and bandwidth."""
 
     allocation: Adaptive | Fixed = Adaptive()
@@ -113,10 +110,6 @@ class AdFedWCP:
     """Whether a pruned weight keeps its value, as the paper says; False: it begins at 0 in the next
     round, nearly as in the authors' code, and models become far sparser."""
     pull: AnnealedPull = AnnealedPull()
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         allowed = "0, or in 2..256"

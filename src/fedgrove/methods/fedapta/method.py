@@ -66,22 +66,22 @@ from ...core import (
 from ...errors import InputError, UnfitError, check, unknown
 from ...nets import Net
 from ...nets.layout import Layout
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.channel_rules import (
+from ...parts.aggregate import WeightedMean
+from ...parts.common import CommonParts
+from ...parts.device_widths import send_masked
+from ...parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
+from ...parts.one_model import dense_bytes
+from ...trees import Tree
+from .channel_rules import (
     LayerwiseL1,
     RandomChannels,
     RollingWindow,
     UniformL1,
     check_ratio,
+    client_ratios,
 )
-from ...parts.device_widths import client_ratios, send_masked
-from ...parts.layer_importance import candidates
-from ...parts.local import SGD, Adam, LocalTraining, batches_of, learning_rate
-from ...parts.objective import Objective, ProblemLoss
-from ...parts.one_model import dense_bytes
-from ...trees import Tree
-from ...wire.codec import Codec, Smallest
 from .drift import DriftCorrection, correction, drifted
+from .layer_ratios import candidates
 from .task_groups import NOISE, Hdbscan, distances, matched, together
 from .task_memory import Trace, remembered
 
@@ -132,7 +132,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class FedAPTA:
+class FedAPTA(CommonParts):
     """A model per task, found by the server; every device trains it as narrow as it must."""
 
     ratios: tuple[float, ...] = ()
@@ -149,11 +149,6 @@ class FedAPTA:
     correct: DriftCorrection = DriftCorrection()
     use: str = "cut"
     """What a device uses and exports: its group's model "cut" to its ratio, or the "whole" one."""
-    mean: Averaging = WeightedMean()
-    """Of each group; groups are formed from the updates as they come."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     starts_trained = True
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -42,15 +42,13 @@ from ...core import (
 )
 from ...errors import check
 from ...nets import Net
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.labels import LabelCounts
-from ...parts.local import LocalTraining
-from ...parts.objective import Objective, ProblemLoss
+from ...parts.common import CommonParts
 from ...parts.one_model import dense_bytes
 from ...problems import check_has_classes
 from ...seeds import torch_rng
 from ...trees import Tree
 from ...wire.codec import Codec, Dense
+from ..fedlc import LabelCounts
 from .generator import (
     FeatureGenerator,
     GeneratedFeatures,
@@ -78,7 +76,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedGen:
+class FedGen(CommonParts):
     """One model for all, and a generator of features that clients learn from beside their data."""
 
     generated: GeneratedFeatures = GeneratedFeatures()
@@ -87,9 +85,7 @@ class FedGen:
     """How many features a client draws in a round; every step sees all of them."""
     noise: int = 32
     hidden: int = 256
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
+    _: KW_ONLY
     codec: Codec = Dense()
 
     def __post_init__(self) -> None:

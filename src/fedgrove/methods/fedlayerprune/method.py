@@ -56,15 +56,10 @@ from ...core import (
 )
 from ...errors import InputError, check
 from ...nets import Net
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.local import LocalTraining
+from ...parts.common import CommonParts
 from ...parts.mask import all_kept, best, weights_to_prune
-from ...parts.objective import Objective, ProblemLoss
-from ...parts.schedule import Piecewise
-from ...parts.score import Magnitude
-from ...parts.scores import expected_scores, scores_of, scores_packet
+from ...parts.score import Magnitude, expected_scores, scores_of, scores_packet
 from ...trees import Mask, Tree
-from ...wire.codec import Codec, Smallest
 from .fisher import Fisher
 from .hybrid import Hybrid, LiteralHybrid, loses_channels, without_empty_channels
 from .rates import (
@@ -72,6 +67,7 @@ from .rates import (
     Allocated,
     KindAndDepth,
     LearnedSensitivity,
+    Piecewise,
     base_for,
     capped,
     mean_rate,
@@ -102,7 +98,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedLayerPrune:
+class FedLayerPrune(CommonParts):
     """One sparse model for all: rates by layer, a mask by vote, channels that are really gone."""
 
     p_base: float | None = None
@@ -128,10 +124,6 @@ class FedLayerPrune:
     """The share of pruned weights that come back, zeta."""
     devices: bool = False
     """Whether slower devices prune more (``--profile``)."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         if self.p_base is not None:

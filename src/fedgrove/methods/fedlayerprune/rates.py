@@ -25,7 +25,6 @@ from ...nets.layout import Layout
 from ...parts.allocate import ERK, Uniform
 from ...parts.gradient import loss_at
 from ...parts.objective import Objective
-from ...parts.schedule import Piecewise
 from ...trees import Tree
 from .fisher import GradientVariance, HessianTrace
 
@@ -381,3 +380,32 @@ def rate_of_device(p: float, proportion: float) -> float:
     if p >= 1:
         return p
     return 1 - (1 - p) * proportion
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    r"""FedLayerPrune's factor of all layers' rates (Eq. 7): level, a ramp, level again.
+
+    :math:`\beta_t = 1` while :math:`t/T < a`; :math:`1 + h\,(t/T - a)/(b - a)` up to :math:`b`;
+    :math:`1 + h` behind it. :math:`t` -> rounds completed, :math:`T` -> ``rounds``, :math:`a` ->
+    ``begin``, :math:`b` -> ``end``, :math:`h` -> ``rise``. Without a rise it is always 1.
+
+    >>> [Piecewise()(t, 100) for t in (0, 30, 55, 80, 99)]
+    [1.0, 1.0, 1.25, 1.5, 1.5]
+    """
+
+    begin: float = 0.3
+    end: float = 0.8
+    rise: float = 0.5
+
+    def __post_init__(self) -> None:
+        given = (self.begin, self.end)
+        in_order = 0 <= self.begin < self.end <= 1
+        check(in_order, "begin and end of the schedule", given, "0 <= begin < end <= 1")
+        check(self.rise >= 0, "rise", self.rise, "0 or more")
+
+    def __call__(self, t: int, rounds: int) -> float:
+        """The factor in the round after ``t`` completed ones."""
+        progress = t / rounds
+        along_the_ramp = (progress - self.begin) / (self.end - self.begin)
+        return 1 + self.rise * min(max(along_the_ramp, 0.0), 1.0)

@@ -61,13 +61,10 @@ from ...core import (
 )
 from ...errors import check
 from ...nets import Net
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.local import LocalTraining
-from ...parts.objective import Objective, ProblemLoss
+from ...parts.common import CommonParts
 from ...parts.one_model import dense_bytes
 from ...seeds import torch_rng
 from ...trees import Tree
-from ...wire.codec import Codec, Smallest
 from .bandit import EUCB
 
 LEAST_GAP = 0.1
@@ -92,7 +89,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class FedMP:
+class FedMP(CommonParts):
     """One model of which every client trains as many filters as its bandit finds worth its time."""
 
     most: float = 0.8
@@ -101,11 +98,6 @@ class FedMP:
     score: FilterL1 | FilterL2 = FilterL1()
     draw: int = 0
     """Seed of the draws, beside round and client; the run's own seed does not enter."""
-    mean: Averaging = WeightedMean()
-    """Over recovered models: what a client did not have counts as it was."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 <= self.most < 1, "most", self.most, "in [0, 1)")

@@ -71,14 +71,14 @@ from ...core import (
 from ...errors import InputError, UnfitError, check
 from ...nets import Net
 from ...nets.layout import Layout
-from ...parts.aggregate import Average, Averaging, WeightedMean
+from ...parts.aggregate import Average
+from ...parts.common import CommonParts
 from ...parts.device_widths import narrow_clients
 from ...parts.group import HELD
-from ...parts.local import LocalTraining
-from ...parts.objective import Objective, ProblemLoss, Proximal
+from ...parts.objective import Proximal
 from ...parts.one_model import dense_bytes
 from ...trees import Mask, Tree
-from ...wire.codec import Bitmap, Codec, Smallest
+from ...wire.codec import Bitmap, Smallest
 from ..stc.ternary import coded
 from . import byte_budget
 from . import client_views as holdings
@@ -144,7 +144,7 @@ Known = dict[tuple[int, float], Mask]
 
 
 @dataclass(frozen=True)
-class Grove:
+class Grove(CommonParts):
     """A small model of each client's own beside its group's, for a hundredth of the bytes."""
 
     up: float = 0.1
@@ -190,10 +190,6 @@ class Grove:
     multiple: int = 8
     """Widths are multiples of it where a layer is wide enough."""
     score: FilterL1 | FilterL2 = FilterL1()
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")

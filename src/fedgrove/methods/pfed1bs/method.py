@@ -39,11 +39,8 @@ from ...core import (
 from ...errors import check
 from ...nets import Net
 from ...nets.layout import Layout
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.local import LocalTraining
-from ...parts.objective import Objective, ProblemLoss
+from ...parts.common import CommonParts
 from ...trees import Tree
-from ...wire.codec import Codec, Smallest
 from .sketch import CONSENSUS, PROJECTION, SignPull, one_bit, project, projection, rows_of
 
 
@@ -56,17 +53,12 @@ class State:
 
 
 @dataclass(frozen=True)
-class PFed1BS:
+class PFed1BS(CommonParts):
     """Personal models that share nothing but the signs of random projections, both ways."""
 
     share: float = 0.1
     """m/n, the bits of a sketch for each parameter."""
     pull: SignPull = SignPull()
-    mean: Averaging = WeightedMean()
-    """Of the signs that clients send; the sign of the mean is a vote."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.share <= 1, "share", self.share, "in (0, 1]")

@@ -38,10 +38,9 @@ from ...core import (
 )
 from ...errors import check
 from ...nets import Net
-from ...parts.aggregate import Averaging, WeightedMean
+from ...parts.common import CommonParts
 from ...parts.local import SGD, LocalTraining
 from ...parts.mask import weights_to_prune
-from ...parts.objective import Objective, ProblemLoss
 from ...parts.one_model import (
     OneModel,
     deliver_model,
@@ -51,12 +50,11 @@ from ...parts.one_model import (
     train_cohort,
 )
 from ...trees import Tree
-from ...wire.codec import Codec, Smallest
 from .blocks import GatedLoss, GatingLayer, block_mask, blocks_in, check_budget, cuts, summed_scores
 
 
 @dataclass(frozen=True)
-class PFedGate:
+class PFedGate(CommonParts):
     """One model, of which every client's own gating layer picks the blocks it can afford."""
 
     budget: float = 0.5
@@ -65,11 +63,6 @@ class PFedGate:
     """How many blocks each weight is cut into."""
     gate: LocalTraining = LocalTraining(1, 32, SGD(0.1))
     """How the gating layer trains."""
-    mean: Averaging = WeightedMean()
-    """Over whole models: blocks that a client does not use count as they were."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.budget <= 1, "budget", self.budget, "above 0, at most 1")

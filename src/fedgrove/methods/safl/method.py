@@ -72,13 +72,10 @@ from ...core import (
 )
 from ...errors import check
 from ...nets import Net
-from ...parts.aggregate import Average, Averaging, WeightedMean
-from ...parts.choose import Losses, choose
-from ...parts.local import LocalTraining
-from ...parts.objective import Objective, ProblemLoss
-from ...parts.schedule import stepwise
+from ...parts.aggregate import Average
+from ...parts.common import CommonParts
 from ...trees import Tree
-from ...wire.codec import Codec, Smallest
+from ..ifca import Losses, choose
 from .gamma import GammaDistance, GammaL1
 from .slimming import (
     check_densities,
@@ -89,6 +86,7 @@ from .slimming import (
     keep_recovered,
     slim_to_task,
     start_personal,
+    stepwise,
     tuning,
 )
 
@@ -118,7 +116,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class SAFL:
+class SAFL(CommonParts):
     """Personal sub-models, pruned as similar clients prune; what they share is averaged."""
 
     density: float = 0.7
@@ -140,11 +138,8 @@ class SAFL:
     score: Gamma | FilterL1 | FilterL2 = Gamma()
     sparse: GammaL1 = GammaL1(1e-4)
     pull: GammaDistance = GammaDistance(0.004, to="model")
-    mean: Averaging = WeightedMean()
-    """Of each cluster and of stage 2; the channels of a cluster are put to the vote."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
+
+    sends_later = "choose the mask of 'model' from their data"
 
     def __post_init__(self) -> None:
         check_epochs(self.guided, self.tune)

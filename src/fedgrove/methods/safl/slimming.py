@@ -142,3 +142,21 @@ def keep_recovered(carry: Carry, client: Client) -> Outcome:
 def keep_what_is_left(carry: Carry, client: Client) -> Outcome:
     """The client keeps its pruned model, with 0 in place of what is gone, and its channels."""
     return Outcome(memory={"personal": carry["tuned"], "channels": carry["channels"]})
+
+
+def stepwise(density: float, step: float = 0.1) -> tuple[float, ...]:
+    r"""SAFL's schedule: densities :math:`1, 1 - s, 1 - 2s, \dots`, the target the last of them.
+
+    (Its pruning rates, 0, .1, .2, ... up to the target, section IV.C.) :math:`s` -> ``step``.
+
+    >>> stepwise(0.7), stepwise(0.35)[-2:]
+    ((1.0, 0.9, 0.8, 0.7), (0.4, 0.35))
+    """
+    check(0 < density <= 1, "density", density, "in (0, 1]")
+    check(0 < step <= 1, "step", step, "in (0, 1]")
+    # (1 - 0.9) / 0.1 is a little less than 1 in floating point, and still one whole step.
+    whole_steps = int((1 - density) / step + 1e-9)
+    densities = [round(1 - i * step, 6) for i in range(whole_steps + 1)]
+    if densities[-1] > density + 1e-6:
+        densities.append(density)
+    return tuple(densities)

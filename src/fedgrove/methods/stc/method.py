@@ -43,12 +43,9 @@ from ...core import (
 from ...errors import UnfitError, check
 from ...nets import Net
 from ...nets.layout import Layout
-from ...parts.aggregate import Averaging, WeightedMean
-from ...parts.local import LocalTraining
-from ...parts.objective import Objective, ProblemLoss
+from ...parts.common import CommonParts
 from ...parts.quantise import Scope, check_scope, feedback
 from ...trees import Tree
-from ...wire.codec import Codec, Smallest
 from . import versions
 from .ternary import SparseTernary, golomb_bytes
 from .versions import Versions
@@ -67,7 +64,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class STC:
+class STC(CommonParts):
     """One model for all; updates travel as a few signs, and what they leave out comes later."""
 
     up: float = 0.01
@@ -82,10 +79,6 @@ class STC:
     """Whether the last layer is shared, or stays with the client (ours)."""
     room: float = 4.0
     """So many models' room the server takes for updates that clients may have missed."""
-    mean: Averaging = WeightedMean()
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.up <= 1, "up", self.up, "in (0, 1]")

@@ -12,7 +12,7 @@ from tests.conftest import make_run
 
 from fedgrove import methods
 from fedgrove.core import Batch
-from fedgrove.parts.choose import Losses, choose, send_choice
+from fedgrove.methods.ifca import Losses, choose, send_choice
 
 CLIENT: Any = None  # the choice looks at the carry alone
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from fedgrove.channels.find import groups_of
 from fedgrove.errors import InputError
+from fedgrove.methods.fedapta.layer_ratios import candidates, layer_importance, weight_counts
 from fedgrove.nets import Net, build
-from fedgrove.parts.layer_importance import candidates, layer_importance, weight_counts
 
 
 def two_convs() -> Net:

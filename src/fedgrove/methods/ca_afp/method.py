@@ -30,16 +30,14 @@ Differs from the paper where that is silent or contradicts itself: docs/papers/c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import torch
 from torch import Tensor
 
-from .. import trees
-from ..core import (
+from ... import trees
+from ...core import (
     Batches,
     Carry,
     Client,
@@ -56,28 +54,20 @@ from ..core import (
     Train,
     expected_as_sent,
 )
-from ..errors import check
-from ..nets import Net
-from ..parts.aggregate import Average, Averaging, WeightedMean
-from ..parts.evidence import (
-    Gather,
-    Gradient,
-    Sums,
-    evidence_packet,
-    expected_evidence,
-    variance,
-    votes,
-)
-from ..parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
-from ..parts.local import LocalTraining
-from ..parts.mask import prune, regrow, weights_to_prune
-from ..parts.objective import Objective, ProblemLoss, Proximal
-from ..parts.one_model import dense_bytes, send_model
-from ..parts.quantise import Half
-from ..parts.schedule import Churn
-from ..parts.score import Blend
-from ..trees import Mask, Tree
-from ..wire.codec import Codec, Smallest
+from ...errors import check
+from ...nets import Net
+from ...parts.aggregate import Average
+from ...parts.common import CommonParts
+from ...parts.gradient import Gradient
+from ...parts.group import AverageLinkage, Bipartition, Updates, nearest, strangers
+from ...parts.mask import prune, regrow, weights_to_prune
+from ...parts.objective import Objective, Proximal
+from ...parts.one_model import dense_bytes, send_model
+from ...parts.quantise import Half
+from ...trees import Mask, Tree
+from .evidence import Gather, Sums, evidence_packet, expected_evidence, variance, votes
+from .phases import Churn, Clock, Phase, Phases, are_phases, are_shares, whole_rounds
+from .score import Blend
 
 
 @dataclass(frozen=True)
@@ -104,111 +94,11 @@ class State:
     """The last round before which clients that were not asked joined a group."""
 
 
-# ---- where the run stands ------------------------------------------------------------------------
-
-
-Phases = tuple[int, int, int] | tuple[float, float, float]
-"""Rounds of warm-up, stabilisation and pruning, or shares of the rounds.
-
-Two types, so that rounds that are typed or read from config.toml stay whole numbers.
-"""
-
-
-class Phase(Enum):
-    """The phases of Alg. 1."""
-
-    WARM_UP = 1
-    STABILISE = 2
-    PRUNE = 3
-    PERSONAL = 4
-    """After the last round; runs do it by ``--finetune``."""
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Where in Alg. 1 the next round stands.
-
-    >>> clock = Clock(6, phases=(2, 3, 10), schedule=Churn(every=5))
-    >>> clock.phase, clock.prune_round, clock.step_is_due, clock.next_step
-    (<Phase.PRUNE: 3>, 2, False, 5)
-    """
-
-    round: int
-    """Rounds completed."""
-    phases: tuple[int, int, int]
-    schedule: Churn
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the next round."""
-        warm_up, stabilise, pruning = self.phases
-        if self.round < warm_up:
-            return Phase.WARM_UP
-        if self.round < warm_up + stabilise:
-            return Phase.STABILISE
-        if self.round < warm_up + stabilise + pruning:
-            return Phase.PRUNE
-        return Phase.PERSONAL
-
-    @property
-    def prune_round(self) -> int:
-        """The paper's t of phase 3, counted from 1; 0 or less before phase 3."""
-        warm_up, stabilise, _ = self.phases
-        return self.round - (warm_up + stabilise) + 1
-
-    @property
-    def rounds_until_prune(self) -> int:
-        """Rounds left before phase 3, the next one included."""
-        return 1 - self.prune_round
-
-    @property
-    def steps(self) -> list[int]:
-        """The t of phase 3 before whose broadcast a pruning step stands."""
-        pruning = self.phases[2]
-        if pruning == 0:
-            return []
-        # The first mask is made before round 1, whether f divides 1 or not.
-        return sorted({1, *self.schedule.steps(pruning)})
-
-    @property
-    def step_is_due(self) -> bool:
-        """Whether a pruning step stands before the next round."""
-        return self.prune_round in self.steps
-
-    @property
-    def next_step(self) -> int | None:
-        """The step that will use what clients report in the next round; None if none is left."""
-        for step in self.steps:
-            # A step before the next round itself is over by the time the round's reports arrive.
-            if step > self.prune_round:
-                return step
-        return None
-
-
-def _are_phases(phases: Phases | None) -> bool:
-    # None comes from configurations of before: it used to mean no warm-up.
-    if phases is None or len(phases) != 3 or min(phases) < 0:
-        return False
-    all_whole = all(float(length).is_integer() for length in phases)
-    return all_whole or _are_shares(phases)
-
-
-def _are_shares(phases: Phases) -> bool:
-    # Not exactly 1: 0.7 + 0.2 + 0.1 is 0.9999999999999999. Whole rounds that sum to 1 are those of
-    # a run of one round, where shares mean the same.
-    return math.isclose(sum(phases), 1)
-
-
-def _whole_rounds(length: float) -> int:
-    # 0.29 * 100 is 28.999999999999996, and still 29 rounds.
-    return math.floor(length + 1e-9)
-
-
 # ---- the method ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class CAAFP:
+class CAAFP(CommonParts):
     """One pruned model per group of clients, pruned and regrown by what the group agrees on."""
 
     phases: Phases = (0.5, 0.1, 0.4)
@@ -225,11 +115,6 @@ class CAAFP:
     grouping: AverageLinkage | Bipartition = AverageLinkage()
     ask: int = 1000
     """At most so many clients, drawn from the seed, form the groups; others join when drawn."""
-    mean: Averaging = WeightedMean()
-    """Of each group's models; evidence and the updates that form groups are taken as they come."""
-    objective: Objective = ProblemLoss()
-    local: LocalTraining | None = None
-    codec: Codec = Smallest()
 
     def __post_init__(self) -> None:
         check(0 < self.density <= 1, "density", self.density, "in (0, 1]")
@@ -237,7 +122,7 @@ class CAAFP:
         check(self.clusters >= 0, "clusters", self.clusters, "0 (chosen) or more")
         check(self.ask >= 1, "ask", self.ask, "1 or more clients")
         check(
-            _are_phases(self.phases),
+            are_phases(self.phases),
             "phases",
             self.phases,
             "three numbers of 0 or more: whole rounds, or shares that sum to 1",
@@ -267,6 +152,13 @@ class CAAFP:
         """Whether the steps after the first mask change anything."""
         return self.churn > 0 or self.first != self.density
 
+    @property
+    def sends_later(self) -> str:
+        """What --privacy cannot protect: the evidence that pruning is decided by."""
+        if self.first < 1 or self.masks_move:
+            return "send signs of their gradients as evidence for pruning"
+        return ""
+
     def lengths(self, rounds: int) -> tuple[int, int, int]:
         """The phases of a run of so many rounds, in rounds.
 
@@ -277,9 +169,9 @@ class CAAFP:
         ((15, 5, 30), (0, 1, 1))
         """
         warm_up, stabilise, pruning = self.phases
-        if _are_shares(self.phases):
-            end_of_warm_up = _whole_rounds(warm_up * rounds)
-            end_of_stabilise = _whole_rounds((warm_up + stabilise) * rounds)
+        if are_shares(self.phases):
+            end_of_warm_up = whole_rounds(warm_up * rounds)
+            end_of_stabilise = whole_rounds((warm_up + stabilise) * rounds)
             phases = (end_of_warm_up, end_of_stabilise - end_of_warm_up, rounds - end_of_stabilise)
         else:
             phases = (int(warm_up), int(stabilise), int(pruning))

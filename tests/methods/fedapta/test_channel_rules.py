@@ -12,8 +12,7 @@ from fedgrove.channels.choice import Even, FilterL1, drawn, rolling
 from fedgrove.channels.find import groups_of
 from fedgrove.channels.groups import ChannelGroup
 from fedgrove.errors import InputError
-from fedgrove.nets import Net, build
-from fedgrove.parts.channel_rules import (
+from fedgrove.methods.fedapta.channel_rules import (
     LayerwiseL1,
     RandomChannels,
     RollingWindow,
@@ -22,7 +21,8 @@ from fedgrove.parts.channel_rules import (
     kept_weights,
     largest_ratio,
 )
-from fedgrove.parts.layer_importance import candidates, layer_importance, weight_counts
+from fedgrove.methods.fedapta.layer_ratios import candidates, layer_importance, weight_counts
+from fedgrove.nets import Net, build
 from fedgrove.seeds import torch_rng
 
 

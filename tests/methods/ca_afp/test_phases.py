@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.parts.schedule import Churn, stepwise
+from fedgrove.methods.ca_afp.phases import Churn
+from fedgrove.methods.safl.slimming import stepwise
 
 
 def density(rule: Churn, rounds: int, active: int, target: int, total: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What clients report about a group's weights, and the running sums a server keeps of it.
+"""What clients report about a group's weights, and the running sums the server keeps of it.
 
 A client measures its gradient at the model it was sent. Of the weights in use only the sign travels
 (one byte each before coding, about one bit after), of the pruned ones only the few with the largest
@@ -8,69 +8,20 @@ gradients. Leaves are called ``scores.*`` so that the ledger shows what evidence
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .. import trees
-from ..core import GRADIENT_PASSES, Batch, Carry, ExpectedPacket, Packet
-from ..nets import Net
-from ..trees import Tree
-from .gradient import gradient, loss_at
-from .mask import best
-from .objective import Objective
+from ... import trees
+from ...core import ExpectedPacket, Packet
+from ...parts.gradient import settled
+from ...parts.mask import best
+from ...trees import Tree
 
 Sums = dict[str, Tensor]
 """Of one group since its last pruning step, over all prunable weights: ``spread`` the sum of
 squared distances from the mean of the round, over ``pooled`` reports; ``signs`` the sum of signs
 over ``votes``; ``grow`` the summed gradient of all examples."""
-
-# ---- on the client -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """What :class:`~fedgrove.core.Measure` sums: the objective's gradient, times the examples.
-
-    The factor turns the mean over a batch into a sum, so that batches of unequal size add up.
-    """
-
-    objective: Objective
-    passes: ClassVar[int] = GRADIENT_PASSES
-
-    def __call__(self, net: Net, params: Tree, batch: Batch, carry: Carry) -> Tree:
-        """The gradient by prunable weight, without dropout."""
-
-        mean_loss = loss_at(self.objective, net, params, batch, carry)
-
-        def loss(weights: Tree) -> Tensor:
-            return mean_loss(weights) * batch.weight.sum()
-
-        return gradient(loss, trees.pick(params, net.layout.prunable))
-
-
-def settled(gradient: Tensor) -> Tensor:
-    """The gradient with what is only rounding set to 0.
-
-    That is less than 16 units in the last place of its largest entry. A weight that never left the
-    reference (behind a dead unit, say) is pulled by nothing but rounding: its vote, and whether it
-    regrows, would differ from machine to machine.
-
-    >>> settled(torch.tensor([1.0, 1e-9]))
-    tensor([1., 0.])
-    """
-    magnitudes = gradient.abs()
-    rounding = 16 * torch.finfo(gradient.dtype).eps * magnitudes.max()
-    return trees.where(_above(magnitudes, rounding), gradient)
-
-
-def _above(numbers: Tensor, bound: Tensor) -> Tensor:
-    if not trees.are_plain(numbers) or numbers.dtype == torch.bfloat16:
-        return numbers > bound
-    # A tenth of torch's time, which compares number by number; numpy has no bfloat16.
-    return torch.from_numpy(numbers.numpy() > bound.numpy())
 
 
 def evidence_packet(gradient: Tensor, mask: Tensor, grow: int) -> Packet:
@@ -103,9 +54,6 @@ def expected_evidence(weights: int, active: int, grow: int) -> ExpectedPacket:
     if grow:
         tensors["scores.grow"] = (torch.bfloat16, (weights - active,))
     return ExpectedPacket(tensors)
-
-
-# ---- on the server -------------------------------------------------------------------------------
 
 
 class Gather:

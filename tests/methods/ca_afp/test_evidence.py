@@ -13,7 +13,8 @@ from tests.conftest import make_run
 
 from fedgrove import methods, trees
 from fedgrove.core import Batch, Batches
-from fedgrove.parts.evidence import Gather, Gradient, evidence_packet, variance, votes
+from fedgrove.methods.ca_afp.evidence import Gather, evidence_packet, variance, votes
+from fedgrove.parts.gradient import Gradient
 from fedgrove.parts.objective import CrossEntropy, Proximal
 
 F64 = torch.float64

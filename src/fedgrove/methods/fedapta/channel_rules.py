@@ -14,13 +14,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..channels.choice import Even, FilterL1, drawn, rolling
-from ..channels.groups import ChannelGroup, Channels
-from ..channels.submodel import shapes_of
-from ..errors import InputError, check, unknown
-from ..seeds import torch_rng
-from .layer_importance import IMPORTANCES, layer_importance, weight_counts
-from .monotone import monotone_ratios, whole_channels
+from ...channels.choice import Even, FilterL1, drawn, rolling
+from ...channels.find import removable_groups
+from ...channels.groups import ChannelGroup, Channels
+from ...channels.shrink import cut
+from ...channels.submodel import shapes_of
+from ...channels.widths import Width, width_for
+from ...core import Setup
+from ...errors import InputError, check, unknown
+from ...parts.device_widths import batch_and_slots
+from ...parts.local import LocalTraining
+from ...seeds import torch_rng
+from .layer_ratios import (
+    IMPORTANCES,
+    candidates,
+    layer_importance,
+    monotone_ratios,
+    weight_counts,
+    whole_channels,
+)
+
+RATIO_STEP = 0.05
+"""Pruning ratios that follow from devices are multiples of it."""
 
 
 class ChannelRule(Protocol):
@@ -197,3 +212,43 @@ def kept_weights(groups: Sequence[ChannelGroup], counts: Mapping[str, int], kept
         per_channel = counts[group.name] // group.size
         total += per_channel * int(kept[group.name].sum())
     return total
+
+
+def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:
+    """Every client's pruning ratio: the smallest with which a training step fits its device.
+
+    A step fits as in :func:`fedgrove.channels.widths.width_for`, in the net that ``rule`` really
+    cuts, from the initial weights: what a ratio saves depends on the rule and on the layers it
+    cuts. Ratios are multiples of :data:`RATIO_STEP`. A device whose memory is too small at the
+    largest is refused.
+    """
+    clients = setup.all_clients("holds a pruning ratio for every client")
+    batch, slots = batch_and_slots(local)
+    layout = setup.layout
+    whole = Width(1.0, layout.memory(batch, slots), layout.macs)
+    devices = {k: setup.clients[k] for k in clients}
+    if all(d.memory >= whole.memory and d.speed >= 1 for d in devices.values()):
+        # Nothing has to be cut, nor need it be possible.
+        return dict.fromkeys(clients, 0.0)
+    groups = candidates(removable_groups(setup.net), layout.shapes)
+    ratio_of = {1.0: 0.0}
+    options = [whole]
+    for i in range(1, round(1 / RATIO_STEP)):
+        # Not 0.15000000000000002.
+        ratio = round(i * RATIO_STEP, 6)
+        if ratio > largest_ratio(rule, groups):
+            break
+        kept = rule(setup.params, groups, ratio, 0, clients[0])
+        small = cut(setup.net, kept).net.layout
+        options.append(Width(1 - ratio, small.memory(batch, slots), small.macs))
+        ratio_of[1 - ratio] = ratio
+    least = min(option.memory for option in options)
+    for k, device in devices.items():
+        if device.memory < least:
+            raise InputError(
+                f"client {k}'s device has {device.memory} bytes of memory, and at a pruning ratio "
+                f"of {max(ratio_of.values()):g}, the largest, a training step of this net needs "
+                f"{least}; take a smaller net or batch, or a rule that cuts all layers alike "
+                "(--set prune=UniformL1), or give the ratios (--set ratios=0,0.5)."
+            )
+    return {k: ratio_of[width_for(device, options)] for k, device in devices.items()}

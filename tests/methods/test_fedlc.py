@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fedgrove.core import Batch
 from fedgrove.errors import InputError
+from fedgrove.methods.fedlc import LabelCounts, LogitCalibration, margins
 from fedgrove.nets import Net, Output
-from fedgrove.parts.labels import LabelCounts, LogitCalibration, margins
 from fedgrove.parts.objective import ProblemLoss
 from fedgrove.problems import CLASSES, MixedProblem, TaskProblem, class_targets, numbers
 from fedgrove.trees import Tree

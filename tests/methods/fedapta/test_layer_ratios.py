@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
 from fedgrove.errors import InputError
-from fedgrove.parts.monotone import bounded_isotonic, monotone_ratios, whole_channels
+from fedgrove.methods.fedapta.layer_ratios import bounded_isotonic, monotone_ratios, whole_channels
 
 
 def test_the_target_itself_where_it_is_feasible() -> None:

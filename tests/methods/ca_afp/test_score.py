@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.parts.score import Blend, coherence, consistency, relative, sensitivity
+from fedgrove.methods.ca_afp.score import Blend, coherence, consistency, relative
+from fedgrove.methods.fedsnip import sensitivity
 
 F64 = torch.float64
 W = torch.tensor([-2.0, 1.0, 0.5, 0.0], dtype=F64)

@@ -12,15 +12,10 @@ from torch import Tensor, nn
 
 from fedgrove.core import Batch
 from fedgrove.errors import InputError
+from fedgrove.methods.fedntd import NotTrueDistillation, not_true_divergence
+from fedgrove.methods.moon import ModelContrast, contrast, cosine
 from fedgrove.nets import Net
 from fedgrove.parts.objective import ProblemLoss
-from fedgrove.parts.teacher import (
-    ModelContrast,
-    NotTrueDistillation,
-    contrast,
-    cosine,
-    not_true_divergence,
-)
 from fedgrove.problems import CLASSES, MixedProblem, TaskProblem, numbers
 
 F64 = torch.float64

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import InputError
-from fedgrove.parts.model_size import RiskPerTime
+from fedgrove.methods.fedprune import RiskPerTime
 
 
 def test_by_hand() -> None:

@@ -1,0 +1,95 @@
+"""Writes the files, and the blocks of docs pages, that follow from the code.
+
+::
+
+    python tools/generate.py              write all
+    python tools/generate.py methods      write what one generator makes
+    python tools/generate.py --check      write nothing; exit 1 if something is not current
+
+A generator is a function without arguments that returns the new text of each file it writes. Add
+one to :data:`GENERATORS`. A block of a page stands between two comments::
+
+    <!-- begin methods: tools/generate.py -->
+    <!-- end methods -->
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+Files = dict[Path, str]
+
+GENERATORS = {
+    "stub": "generate_methods:stub",
+}
+"""Each generator as ``module:function``, imported only when it is needed."""
+
+
+def replace_block(text: str, name: str, block: str) -> str:
+    """A text with another block between its two comments.
+
+    >>> page = "<!-- begin x: tools/generate.py -->\\nold\\n<!-- end x -->"
+    >>> print(replace_block(page, "x", "new"))
+    <!-- begin x: tools/generate.py -->
+    new
+    <!-- end x -->
+    """
+    begin = f"<!-- begin {name}: tools/generate.py -->"
+    end = f"<!-- end {name} -->"
+    if begin not in text or end not in text:
+        raise SystemExit(f"no block '{name}': write the lines {begin} and {end} into the page")
+    before, rest = text.split(begin, 1)
+    after = rest.split(end, 1)[1]
+    return f"{before}{begin}\n{block.strip()}\n{end}{after}"
+
+
+def find_generator(name: str) -> Callable[[], Files]:
+    """The function of a generator."""
+    module, _, function = GENERATORS[name].partition(":")
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        found: Callable[[], Files] = getattr(importlib.import_module(module), function)
+    finally:
+        sys.path.pop(0)
+    return found
+
+
+def outdated(names: list[str]) -> Files:
+    """The new text of every file that is not as its generator would write it."""
+    files: Files = {}
+    for name in names:
+        for path, text in find_generator(name)().items():
+            if not path.exists() or path.read_text() != text:
+                files[path] = text
+    return files
+
+
+def main() -> int:
+    """Write the files, or with ``--check`` say which are outdated."""
+    parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(GENERATORS))
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if outdated")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - set(GENERATORS))
+    if unknown:
+        parser.error(
+            f"there is no generator {', '.join(unknown)}; there are: {', '.join(GENERATORS)}"
+        )
+    names = arguments.names or list(GENERATORS)
+    for name in names:
+        # One after another: several generators may write blocks of one page.
+        for path, text in outdated([name]).items():
+            print(path.relative_to(ROOT), "is not current" if arguments.check else "written")
+            if not arguments.check:
+                path.write_text(text)
+    return int(arguments.check and bool(outdated(names)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
