@@ -6,6 +6,9 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from .renamed import find_renamed
 
 
 class FedgroveError(Exception):
@@ -70,8 +73,8 @@ class WireError(FedgroveError, ValueError):
     """Bytes that are not what they claim to be."""
 
 
-class NotHeld(WireError):
-    """Bytes that refer to a mask their reader does not hold; ``packets``: which of a message do."""
+class UnknownMask(WireError):
+    """Bytes that refer to a mask their reader does not know; ``packets``: which of a message do."""
 
     def __init__(self, sentence: str, packets: tuple[str, ...] = ()) -> None:
         super().__init__(sentence)
@@ -248,3 +251,7 @@ def not_a_run(path: Path) -> InputError:
         )
     what = "has no config.toml" if path.is_dir() else "does not exist"
     return InputError(f"{path} is not a run folder: it {what}. `fedgrove run --out DIR` makes one.")
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

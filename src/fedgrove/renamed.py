@@ -58,6 +58,8 @@ MODULES: dict[str, str | tuple[str, ...]] = {
     "fedgrove.parts.versions": "fedgrove.methods.stc.versions",
     "fedgrove.parts.vote": "fedgrove.methods.fedlayerprune.vote",
     "fedgrove.twins": "fedgrove.gpu_copies",
+    "fedgrove.wire.count": "fedgrove.wire.message_costs",
+    "fedgrove.wire.forms": "fedgrove.wire.tensors",
     "fedgrove.wire.held": "fedgrove.wire.known_state",
 }
 """Modules that moved: old name, new name; several where the names of one went to several."""
@@ -99,6 +101,7 @@ NAMES = {
         "mean_over_outputs": "average_outputs",
         "restricted": "restrict_outputs",
     },
+    "fedgrove.errors": {"NotHeld": "UnknownMask"},
     "fedgrove.seeds": {
         "one_thread": "single_thread",
         "own_randomness": "preserve_rng",
@@ -115,6 +118,19 @@ NAMES = {
         "places": "find_true",
         "unflat": "unflatten",
         "vector": "as_vector",
+    },
+    "fedgrove.wire.codec": {
+        "Known": "KnownMask",
+        "Line": "ExplainedTensor",
+        "Measured": "MeasuredTensor",
+        "digest_of": "hash_mask",
+        "refers_to_masks": "can_refer_to_masks",
+    },
+    "fedgrove.wire.known_state": {"Contents": "StoredMask", "Held": "KnownState"},
+    "fedgrove.wire.ledger": {"causes": "sum_by_cause"},
+    "fedgrove.wire.message": {
+        "Lacks": "ResendRequest",
+        "write_lacks": "write_resend_request",
     },
 }
 """Names that changed inside a module, or moved out of it: old name, new name."""

@@ -25,9 +25,9 @@ from fedgrove.errors import InputError
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.rounds import rounds
 from fedgrove.runs.run import Run
-from fedgrove.wire.codec import Chainable, Codec, Dense, Known, Measured, Smallest
-from fedgrove.wire.forms import Allow
+from fedgrove.wire.codec import Chainable, Codec, Dense, KnownMask, MeasuredTensor, Smallest
 from fedgrove.wire.ledger import Ledger
+from fedgrove.wire.tensors import AllowedForms
 
 pytestmark = pytest.mark.skipif(default_start() != "fork", reason="there is no fork")
 
@@ -128,20 +128,20 @@ def test_what_a_client_alone_is_sent_is_counted_there_too(
     def down(engine: Batched) -> list[Mapping[str, int]]:
         # They hold nothing yet, each time.
         for client in run.infos:
-            run.held.forget(client)
+            run.known_state.forget(client)
         return [report.cost["down"] for report in reports(run, engine, tasks)]
 
     expected = down(Batched(counters=0))
     measured: list[Packet] = []
-    measure = Chainable.measured
+    measure = Chainable.measure
 
-    def noted(self: Chainable, packet: Packet) -> list[Measured]:
+    def noted(self: Chainable, packet: Packet) -> list[MeasuredTensor]:
         measured.append(packet)
         return measure(self, packet)
 
     # After the processes have begun.
     team()
-    monkeypatch.setattr(Chainable, "measured", noted)
+    monkeypatch.setattr(Chainable, "measure", noted)
     assert down(Batched(counters=2)) == expected
     # Here only what all of them are sent was measured, and once.
     assert len(measured) == 1
@@ -313,7 +313,7 @@ class Local(Chainable):
     odd: Any
 
     @property
-    def allow(self) -> Allow:
+    def allow(self) -> AllowedForms:
         return Smallest().allow
 
 
@@ -323,7 +323,7 @@ class Raising(Chainable):
 
     allow = Smallest().allow
 
-    def measured(self, packet: Packet) -> list[Measured]:
+    def measure(self, packet: Packet) -> list[MeasuredTensor]:
         raise ValueError("no number pleases me")
 
 
@@ -331,13 +331,13 @@ class Raising(Chainable):
 class Own:
     """A codec that does not chain."""
 
-    def encode(self, packet: Packet, known: Known | None = None) -> Any:
+    def encode(self, packet: Packet, known: KnownMask | None = None) -> Any:
         return Dense().encode(packet)
 
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
+    def cost(self, packet: Packet, known: KnownMask | None = None) -> Mapping[str, int]:
         return {"values": 1 + len(packet.values)}
 
-    def decode(self, data: bytes, known: Known | None = None, like: Any = None) -> Packet:
+    def decode(self, data: bytes, known: KnownMask | None = None, like: Any = None) -> Packet:
         return Dense().decode(data)
 
 
@@ -364,8 +364,8 @@ def test_a_codec_that_raises_says_the_same(tmp_path: Path, monkeypatch: pytest.M
         raise ValueError("no number pleases me")
 
     # Before the processes begin, so that they have it too.
-    monkeypatch.setattr(Chainable, "measured", broken)
-    monkeypatch.setattr("fedgrove.engines.work.count_down", lambda *words: {"header": 1})
+    monkeypatch.setattr(Chainable, "measure", broken)
+    monkeypatch.setattr("fedgrove.engines.work.count_task", lambda *words: {"header": 1})
     found = []
     for number in (0, 2):
         for _, answer in answers(run, Batched(counters=number), tasks):
@@ -378,10 +378,10 @@ def test_a_codec_that_raises_says_the_same(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_one_that_measures_in_its_own_way_is_not_sent() -> None:
-    assert Smallest().is_told_by_allow
-    assert Local(0).is_told_by_allow
-    assert not Raising().is_told_by_allow
-    assert not Dense().is_told_by_allow
+    assert Smallest().is_defined_by_allow
+    assert Local(0).is_defined_by_allow
+    assert not Raising().is_defined_by_allow
+    assert not Dense().is_defined_by_allow
 
 
 # ---- when there are none -------------------------------------------------------------------------

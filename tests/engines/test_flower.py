@@ -69,7 +69,7 @@ def test_a_loop_of_real_messages_is_serial(method: AnyMethod, tmp_path: Path) ->
         faults = Faults.parse("crash=0.2,late=0.1")
         run = make_run(method, tmp_path / where, rounds=3, faults=faults, gate=ANY_LENGTH)
         engine: Engine = Serial() if where == "serial" else looped(run)
-        results.append((*played(run, Faulty(engine)), run.held.state()["clients"]))
+        results.append((*played(run, Faulty(engine)), run.known_state.state()["clients"]))
     (serial, serial_seen, groups, held), (flower, flower_seen, groups2, held2) = results
     assert trees.identical(serial, flower)
     assert serial_seen == flower_seen

@@ -312,8 +312,8 @@ def test_bytes_are_those_of_serial_whoever_is_done_first(tmp_path: Path) -> None
                 act = ANSWER_LATER if client % 3 == 0 else 0
                 tasks.append(Task(client, {"model": packet}, {"act": act}, "probe", round))
             costs += [report.cost["down"] for report in reports(run, engine, tasks)]
-        assert 1 < len(run.held.bank) < 20
-        found.append((costs, list(run.held.bank)))
+        assert 1 < len(run.known_state.bank) < 20
+        found.append((costs, list(run.known_state.bank)))
         engine.close()
     assert found[0] == found[1]
 
@@ -693,7 +693,7 @@ def test_spawned_workers_are_serial_to_the_bit(method: Any, tmp_path: Path) -> N
         if engine.name == "pool":
             assert list(reports(run, Serial(), plan(run, run.initial_state)))
             for client in run.infos:
-                run.held.forget(client)
+                run.known_state.forget(client)
         state = play(run, engine)
         scores = []
         for report in reports(run, engine, evaluation(run, state, "finetune")):
@@ -709,14 +709,14 @@ def test_spawned_workers_are_serial_to_the_bit(method: Any, tmp_path: Path) -> N
 def test_a_run_travels_without_what_it_has_computed(run: Run) -> None:
     """Ids of masks mean nothing in another process, and a closure cannot be sent at all."""
     mask = {"w": torch.tensor([True, False])}
-    run.held.note(1, "model", mask)
-    assert run.held._recent
+    run.known_state.note(1, "model", mask)
+    assert run.known_state._recent
     assert run.start.fresh(1)
     copy = pickle.loads(pickle.dumps(run))
     assert vars(copy).keys() == {each.name for each in fields(run)}
-    assert copy.held._recent == {}
-    assert copy.held.digests == run.held.digests
-    assert copy.held.state()["clients"] == run.held.state()["clients"]
+    assert copy.known_state._recent == {}
+    assert copy.known_state.digests == run.known_state.digests
+    assert copy.known_state.state()["clients"] == run.known_state.state()["clients"]
     assert trees.identical(copy.params, run.params)
 
 

@@ -22,9 +22,9 @@ from fedgrove.runs.gate import Gate
 from fedgrove.runs.lockstep import Member, Watch, ignore, train_alone
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run
-from fedgrove.wire.codec import Dense, Known, Smallest
-from fedgrove.wire.known_state import Held
-from fedgrove.wire.message import Lacks, write_lacks, write_task
+from fedgrove.wire.codec import Dense, KnownMask, Smallest
+from fedgrove.wire.known_state import KnownState
+from fedgrove.wire.message import ResendRequest, write_resend_request, write_task
 
 
 def test_it_has_a_name_on_the_command_line() -> None:
@@ -68,7 +68,7 @@ def test_it_is_serial_in_results_and_in_bytes_over_a_whole_run(
     for engine in (Serial(), Wired()):
         folder = tmp_path / engine.name
         run = make_run(method, folder, dtype=torch.float32, rounds=4, gate=ANY_LENGTH)
-        results.append((*played(run, engine), run.held.state()["clients"]))
+        results.append((*played(run, engine), run.known_state.state()["clients"]))
     (serial, serial_seen, serial_held), (wired, wired_seen, wired_held) = results
     assert trees.identical(serial, wired)
     assert serial_seen == wired_seen
@@ -97,7 +97,7 @@ def test_it_is_serial_when_tasks_are_lost(method: AnyMethod, tmp_path: Path) -> 
 class Flattering(Dense):
     """Claims one byte less than it writes."""
 
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
+    def cost(self, packet: Packet, known: KnownMask | None = None) -> Mapping[str, int]:
         cost = dict(super().encode(packet, known).cost)
         cost["values"] -= 1
         return cost
@@ -133,9 +133,9 @@ def test_a_resumed_run_sends_what_an_uninterrupted_one_sends(tmp_path: Path) -> 
     run = make_run(methods.FixedPrune(), tmp_path, dtype=torch.float32, rounds=4, cohort=4)
     first = Wired()
     state = advanced(run, first, 2)
-    assert len(run.held.digests) == 4
-    other = replace(run, held=Held())
-    other.held.restore(run.held.state())
+    assert len(run.known_state.digests) == 4
+    other = replace(run, known_state=KnownState())
+    other.known_state.restore(run.known_state.state())
     tasks = plan(run, state)
     # A new engine, as after a resume, and the old one.
     resumed = list(reports(other, Wired(), tasks))
@@ -167,7 +167,7 @@ def test_clients_that_start_anew_say_what_they_lack(method: AnyMethod, tmp_path:
                 continue
             sent_again += 1
             assert down == whole(runs[0], task)
-            assert up == len(write_lacks(Lacks(task.to, ("model",)), method.codec))
+            assert up == len(write_resend_request(ResendRequest(task.to, ("model",)), method.codec))
         for number, pairs in enumerate((in_step, anew)):
             run = runs[number]
             for task, report in pairs:
@@ -177,7 +177,7 @@ def test_clients_that_start_anew_say_what_they_lack(method: AnyMethod, tmp_path:
     assert trees.identical(tensors(states[0]), tensors(states[1]))
     assert trees.identical(remembered(runs[0]), remembered(runs[1]))
     # In the end both servers know the same of their clients.
-    assert runs[0].held.digests == runs[1].held.digests
+    assert runs[0].known_state.digests == runs[1].known_state.digests
 
 
 def test_a_client_that_holds_another_mask_is_sent_the_whole_one(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_client_that_holds_another_mask_is_sent_the_whole_one(tmp_path: Path) 
     for task in tasks:
         mask = task.send["model"].mask
         assert mask is not None
-        run.held.note(task.to, "model", {name: ~leaf for name, leaf in mask.items()})
+        run.known_state.note(task.to, "model", {name: ~leaf for name, leaf in mask.items()})
     again = list(reports(run, engine, tasks))
     for task, report in zip(tasks, again, strict=True):
         assert spent(report, "down") > whole(run, task)
@@ -205,10 +205,10 @@ def test_a_broken_map_leaves_clients_ahead_of_the_server(tmp_path: Path) -> None
     # A round, the grouping, a round, the first under masks.
     state = advanced(run, engine, 4)
     assert state.masks
-    before = run.held.state()
+    before = run.known_state.state()
     tasks = plan(run, state)
     first = list(reports(run, engine, tasks))
-    run.held.restore(before)
+    run.known_state.restore(before)
     second = list(reports(run, engine, tasks))
     sent_again = []
     for task, a, b in zip(tasks, first, second, strict=True):
@@ -278,5 +278,5 @@ def test_a_run_that_is_killed_and_resumed_counts_what_serial_counts(
     train_alone(resumed, Wired())
     for a, b in zip(whole_run.folder.metrics(), resumed.folder.metrics(), strict=True):
         assert {**a, "seconds": 0} == {**b, "seconds": 0}
-    assert whole_run.run.held.digests == resumed.run.held.digests
-    assert list(whole_run.run.held.bank) == list(resumed.run.held.bank)
+    assert whole_run.run.known_state.digests == resumed.run.known_state.digests
+    assert list(whole_run.run.known_state.bank) == list(resumed.run.known_state.bank)

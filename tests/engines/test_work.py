@@ -41,8 +41,8 @@ from fedgrove.parts.objective import CrossEntropy
 from fedgrove.runs.run import Run
 from fedgrove.seeds import preserve_rng, single_thread
 from fedgrove.wire.codec import Delta, Dense
-from fedgrove.wire.count import BroadcastCosts, count_down, count_up
 from fedgrove.wire.message import write_report, write_task
+from fedgrove.wire.message_costs import BroadcastCosts, count_report, count_task
 
 W = {"w": torch.ones(2)}
 MASK = {"w": torch.tensor([True, False])}
@@ -330,10 +330,10 @@ def test_both_directions_are_counted_to_the_byte(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, dtype=torch.float32)
     task = Task(0, {"model": Packet(run.params)}, {"lr": 0.1}, round=12)
     report = Report(0, {"model": Packet(run.params)}, 20, {"loss": 1.5})
-    assert sum(count_down(task, run.method.codec, run.held, BroadcastCosts()).values()) == len(
-        write_task(task, Dense())
-    )
-    assert sum(count_up(task, report, run.method.codec, run.held).values()) == len(
+    assert sum(
+        count_task(task, run.method.codec, run.known_state, BroadcastCosts()).values()
+    ) == len(write_task(task, Dense()))
+    assert sum(count_report(task, report, run.method.codec, run.known_state).values()) == len(
         write_report(report, Dense())
     )
 
@@ -350,11 +350,14 @@ def test_a_broadcast_is_encoded_once(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(codec=Counting()), tmp_path)
     packet, sent = Packet(run.params), BroadcastCosts()
     costs = [
-        count_down(Task(k, {"model": packet}), run.method.codec, run.held, sent) for k in range(4)
+        count_task(Task(k, {"model": packet}), run.method.codec, run.known_state, sent)
+        for k in range(4)
     ]
     assert len(encoded) == 1
     assert all(cost == costs[0] for cost in costs)
-    count_down(Task(0, {"model": Packet(dict(run.params))}), run.method.codec, run.held, sent)
+    count_task(
+        Task(0, {"model": Packet(dict(run.params))}), run.method.codec, run.known_state, sent
+    )
     assert len(encoded) == 2
 
 
@@ -364,7 +367,7 @@ def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> Non
     mask = {"fc1.weight": drawn < 0.5}
     packet = Packet(trees.apply_mask(run.params, mask), mask)
     scored, first, second, other = (
-        count_down(task, run.method.codec, run.held, BroadcastCosts())["mask"]
+        count_task(task, run.method.codec, run.known_state, BroadcastCosts())["mask"]
         for task in (
             Task(0, {"model": packet}, verb="evaluate"),  # leaves no trace
             Task(0, {"model": packet}),
@@ -375,8 +378,11 @@ def test_a_mask_that_the_client_holds_costs_nothing_again(tmp_path: Path) -> Non
     assert scored == first == other
     assert first > run.params["fc1.weight"].numel() // 8
     assert second < first / 10
-    back = count_up(
-        Task(0, {"model": packet}), Report(0, {"model": packet}, 20), run.method.codec, run.held
+    back = count_report(
+        Task(0, {"model": packet}),
+        Report(0, {"model": packet}, 20),
+        run.method.codec,
+        run.known_state,
     )
     assert back["mask"] == second  # the server knows what it sent
 

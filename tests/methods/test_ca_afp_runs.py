@@ -17,7 +17,7 @@ from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP
 from fedgrove.runs.store import Memory, freeze, thaw
-from fedgrove.wire.known_state import Held
+from fedgrove.wire.known_state import KnownState
 
 # ---- engines and checkpoints ---------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
         memory.folder.mkdir(exist_ok=True)
         for k, forest in files.items():
             memory.accept(k, memory.write(k, 0, "train", forest))
-        again = replace(run, memory=memory, held=Held())
+        again = replace(run, memory=memory, known_state=KnownState())
         state = thaw(frozen, kept, run.method.init(run.start))
         rest = list(exchanges(again, state=state))
         assert [(before.round, *verbs(tasks)) for before, tasks, *_ in rest] == stages[i + 1 :]

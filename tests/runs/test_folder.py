@@ -24,7 +24,7 @@ from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.rounds import evaluation, plan
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, memory_file, read_tree, write_bytes
-from fedgrove.wire.known_state import Held
+from fedgrove.wire.known_state import KnownState
 
 
 def started(folder: Path, method: Any, rounds: int = 4) -> tuple[RunFolder, Run]:
@@ -250,7 +250,7 @@ def test_from_a_damaged_checkpoint_the_one_before_is_taken(which: str, tmp_path:
     else:
         spoil(path)
 
-    again = replace(run, memory=Memory(at), held=Held())
+    again = replace(run, memory=Memory(at), known_state=KnownState())
     with pytest.warns(
         FolderWarning, match=rf"{path.name} is (damaged|missing).*goes on from .* round 1"
     ):

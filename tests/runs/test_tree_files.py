@@ -19,7 +19,7 @@ from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.store import Memory, freeze, read_named, thaw
 from fedgrove.runs.tree_files import LEAST, TreeFiles, mark_of
-from fedgrove.wire.known_state import Held
+from fedgrove.wire.known_state import KnownState
 
 
 def large(value: float) -> dict[str, Tensor]:
@@ -197,7 +197,7 @@ def test_a_run_that_was_cut_short_goes_on_from_them(
         train_alone(Member(run, folder, 1, kill_after(3)), Serial())
     names = manifest(folder, "latest.json")["trees"]
     assert names
-    again = replace(run, memory=Memory(folder.path / "checkpoint"), held=Held())
+    again = replace(run, memory=Memory(folder.path / "checkpoint"), known_state=KnownState())
     train_alone(Member(again, RunFolder.open(folder.path), 1), Serial())
     last = manifest(folder, "latest.json")
     assert last["trees"] == manifest(whole, "latest.json")["trees"]

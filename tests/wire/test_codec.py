@@ -26,7 +26,7 @@ from fedgrove.wire.codec import (
     Dense,
     Encoded,
     Entropy,
-    Known,
+    KnownMask,
     Planes,
     Smallest,
     Sparse,
@@ -35,8 +35,8 @@ from fedgrove.wire.codec import (
     explain,
 )
 from fedgrove.wire.container import DTYPES
-from fedgrove.wire.entropy import SMALLEST_FRAME, deflate, deflate_once, entropy_bytes
-from fedgrove.wire.forms import find_book, to_words
+from fedgrove.wire.entropy import SMALLEST_FRAME, deflate, deflate_cached, entropy_bytes
+from fedgrove.wire.tensors import find_book, to_words
 
 CODECS: list[Chainable] = [
     Dense(),
@@ -63,7 +63,7 @@ def words(value: Tensor, mask: Tensor | None = None) -> list[int]:
     return bits.tolist()
 
 
-def check_round_trip(codec: Chainable, packet: Packet, known: Known | None = None) -> bytes:
+def check_round_trip(codec: Chainable, packet: Packet, known: KnownMask | None = None) -> bytes:
     """Encode and decode, compare every bit, and add up the cost."""
     encoded = codec.encode(packet, known)
     assert set(encoded.cost) == set(COSTS)
@@ -156,8 +156,8 @@ def test_round_trip(packet: Packet, codec: Chainable) -> None:
 def test_round_trip_with_a_known_mask(data: st.DataObject, codec: Chainable) -> None:
     packet = data.draw(packets().filter(lambda p: p.mask is not None))
     held = data.draw(masks_of_some(dict(packet.values)))
-    check_round_trip(codec, packet, Known.of(held))
-    check_round_trip(codec, packet, Known.of(packet.mask or {}))
+    check_round_trip(codec, packet, KnownMask.of(held))
+    check_round_trip(codec, packet, KnownMask.of(packet.mask or {}))
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -215,7 +215,7 @@ def test_large_tensors_round_trip() -> None:
 # ---- which form is taken, and what it costs ------------------------------------------------------
 
 
-def forms(codec: Chainable, packet: Packet, known: Known | None = None) -> tuple[str, str]:
+def forms(codec: Chainable, packet: Packet, known: KnownMask | None = None) -> tuple[str, str]:
     """The forms that the mask and the values of the packet's only tensor took."""
     (line,) = explain(codec.encode(packet, known).data, known)
     return line.mask, line.values
@@ -238,10 +238,10 @@ def test_forms() -> None:
     assert forms(Dense(), packet) == ("bits", "full")
     assert forms(Bitmap(), packet) == ("bits", "kept")
     assert forms(small, packet) == ("bits", "kept")
-    same = Known.of({"w": scattered})
+    same = KnownMask.of({"w": scattered})
     flipped = scattered.clone()
     flipped[0, 0, 0] ^= True
-    assert forms(small, packet, Known.of({"w": flipped})) == ("flips", "kept")
+    assert forms(small, packet, KnownMask.of({"w": flipped})) == ("flips", "kept")
     assert forms(small, packet, same) == ("same", "kept")
     assert forms(Bitmap(), packet, same) == ("bits", "kept")
 
@@ -290,7 +290,7 @@ def test_the_cost_of_dense_golden() -> None:
 @settings(max_examples=150, deadline=None)
 @given(packets())
 def test_dense_costs_what_it_encodes(packet: Packet) -> None:
-    known = Known.of(packet.mask or {})
+    known = KnownMask.of(packet.mask or {})
     # Twice: the second time the cost is a remembered one.
     for _ in range(2):
         assert Dense().cost(packet) == Dense().encode(packet).cost
@@ -341,7 +341,7 @@ def test_a_remembered_cost_cannot_be_changed_by_its_caller() -> None:
 
 def test_a_codec_made_from_dense_costs_what_it_encodes() -> None:
     class Doubled(Dense):
-        def encode(self, packet: Packet, known: Known | None = None) -> Encoded:
+        def encode(self, packet: Packet, known: KnownMask | None = None) -> Encoded:
             once = super().encode(packet, known)
             return Encoded(once.data * 2, {k: 2 * n for k, n in once.cost.items()})
 
@@ -359,7 +359,7 @@ def test_an_unchanged_mask_costs_nothing() -> None:
     mask = {"w": torch.rand(1000, generator=torch.Generator().manual_seed(0)) < 0.3}
     packet = Packet({"w": torch.randn(1000)}, mask)
     full = Sparse().encode(packet)
-    again = Sparse().encode(packet, Known.of(mask))
+    again = Sparse().encode(packet, KnownMask.of(mask))
     assert full.cost["mask"] == 126
     assert again.cost["mask"] == 0
     # the digest
@@ -368,8 +368,8 @@ def test_an_unchanged_mask_costs_nothing() -> None:
 
 def test_an_unknown_mask_asks_for_a_full_resend() -> None:
     mask = {"w": torch.tensor([True, False, True])}
-    data = Sparse().encode(Packet({"w": torch.ones(3)}, mask), Known.of(mask)).data
-    for held in (None, Known.of({"w": torch.ones(3) > 0}), Known.of({})):
+    data = Sparse().encode(Packet({"w": torch.ones(3)}, mask), KnownMask.of(mask)).data
+    for held in (None, KnownMask.of({"w": torch.ones(3) > 0}), KnownMask.of({})):
         with pytest.raises(WireError, match="full resend"):
             Sparse().decode(data, held)
 
@@ -378,14 +378,14 @@ def test_a_digest_depends_on_names_shapes_and_bits_not_on_order() -> None:
     a = torch.tensor([True, False])
     b = torch.tensor([True, True])
     mask = {"a": a, "b": b}
-    assert Known.of(mask).digest == Known.of({"b": b, "a": a}).digest
+    assert KnownMask.of(mask).digest == KnownMask.of({"b": b, "a": a}).digest
     others = [{"a": b, "b": a}, {"a": a}, {"a": a, "c": b}, {"a": a[None], "b": b}]
-    assert len({Known.of(m).digest for m in [mask, *others]}) == 5
+    assert len({KnownMask.of(m).digest for m in [mask, *others]}) == 5
 
 
 def test_known_keeps_its_own_copy() -> None:
     mask = {"w": torch.tensor([True, False])}
-    known = Known.of(mask)
+    known = KnownMask.of(mask)
     mask["w"][1] = True
     assert known.mask["w"].tolist() == [True, False]
 
@@ -519,7 +519,7 @@ def test_what_was_compressed_before_is_told_apart_by_all_its_bytes() -> None:
     second = first.copy()
     second[3000:] = 7
     for content in (first, second, first, second):
-        assert deflate_once(content) == deflate(content.data)
+        assert deflate_cached(content) == deflate(content.data)
 
 
 def test_a_tensor_that_is_written_into_is_compressed_anew() -> None:

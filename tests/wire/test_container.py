@@ -23,7 +23,7 @@ from fedgrove.wire.codec import (
     Codebook,
     Dense,
     Entropy,
-    Known,
+    KnownMask,
     Planes,
     Smallest,
     Sparse,
@@ -142,7 +142,7 @@ def test_second_name_shares_a_prefix() -> None:
 def test_same_mask_golden() -> None:
     # flags 5: masks and a digest | form 0x13: same, kept | nothing for the mask | raw, 2.0
     mask = {"w": torch.tensor([False, True])}
-    known = Known.of(mask)
+    known = KnownMask.of(mask)
     data = Sparse().encode(Packet({"w": torch.tensor([1.0, 2.0])}, mask), known).data
     before = bytes.fromhex("66677276 01 05")
     after = bytes.fromhex("01 07 00 01 77 00 13 01 02  00 00000040")
@@ -188,7 +188,9 @@ def test_a_stranger_reads_symbols(k: int, n: int) -> None:
     x = np.random.default_rng(k).integers(0, k, n).astype(np.uint8)
     f = entropy.frequencies(np.bincount(x, minlength=256))
     used = np.flatnonzero(f)
-    ranks, state = stranger(words_of(entropy.write_ans(x, f)), f[used].tolist(), n)
+    ranks, state = stranger(
+        words_of(entropy.ans_bytes(entropy.encode_ans(x, f))), f[used].tolist(), n
+    )
     assert [used[r] for r in ranks] == x.tolist()
     assert state == 0
 
@@ -200,7 +202,9 @@ def test_a_stranger_reads_bits(density: float) -> None:
     f = entropy.bit_frequencies(max(1, round(bits.mean() * 65536)))
     assert f.sum() == 1 << 22
     assert f.min() >= 1
-    read, state = stranger(words_of(entropy.write_ans(packed, f)), f.tolist(), len(packed))
+    read, state = stranger(
+        words_of(entropy.ans_bytes(entropy.encode_ans(packed, f))), f.tolist(), len(packed)
+    )
     assert read == packed.tolist()
     assert state == 0
 
@@ -342,7 +346,7 @@ def test_bombs_are_refused_at_once(kind: str, bomb_frames: dict[str, bytes]) -> 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.float64])
 def test_the_largest_unexpected_tree_takes_little_memory(dtype: torch.dtype) -> None:
-    n = container.FREE_BYTES // (dtype.itemsize + container.WORKING) - 1
+    n = container.FREE_BYTES // (dtype.itemsize + container.WORKING_BYTES) - 1
     value = torch.zeros(n, dtype=dtype)
     value[7] = 1
     mask = torch.ones(n, dtype=torch.bool)
@@ -357,7 +361,7 @@ def test_the_largest_unexpected_tree_takes_little_memory(dtype: torch.dtype) -> 
 # ---- fuzz ----------------------------------------------------------------------------------------
 
 
-def corpus() -> list[tuple[bytes, Known]]:
+def corpus() -> list[tuple[bytes, KnownMask]]:
     """Payloads of many forms, and what their receiver holds."""
     torch.manual_seed(0)
     w = torch.randn(16, 8, 3)
@@ -377,7 +381,7 @@ def corpus() -> list[tuple[bytes, Known]]:
     ]
     out = []
     for mask in masks:
-        known = Known.of({"w": mask ^ (torch.rand(16, 8, 3) < 0.01)})
+        known = KnownMask.of({"w": mask ^ (torch.rand(16, 8, 3) < 0.01)})
         packet = {
             "w": w,
             "few": few,
@@ -473,5 +477,5 @@ def test_tools_of_a_stream_are_the_smallest() -> None:
         "ans": (rng.random(3000) < 0.1).astype(int),
     }
     for want, x in cases.items():
-        chunks = streams.write_bytes(x.astype(np.uint8), tools)
-        assert entropy.Method(chunks[0][0]).name.lower() == want
+        chunks = streams.write_values(x.astype(np.uint8), tools)
+        assert entropy.StreamMethod(chunks[0][0]).name.lower() == want

@@ -21,9 +21,9 @@ from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.run import Run
 from fedgrove.runs.store import Memory, freeze, thaw
 from fedgrove.trees import Mask
-from fedgrove.wire import known_state as held_module
-from fedgrove.wire.codec import Known, digest_of
-from fedgrove.wire.known_state import Contents, Held
+from fedgrove.wire import known_state
+from fedgrove.wire.codec import KnownMask, hash_mask
+from fedgrove.wire.known_state import KnownState, StoredMask
 
 # As values in float32, a mask of these takes 4 * (40 * 20 + 10) = 3,240 bytes.
 SHAPES = {"w": (40, 20), "b": (10,)}
@@ -34,11 +34,11 @@ def drawn(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES, density: fl
     return {k: torch.rand(shape, generator=generator) < density for k, shape in shapes.items()}
 
 
-def frozen_and_thawed(held: Held) -> Held:
+def frozen_and_thawed(client_masks: KnownState) -> KnownState:
     """As a checkpoint writes and reads it."""
     tensors: trees.Tree = {}
-    text = json.dumps(freeze(held.state(), tensors))
-    back = Held()
+    text = json.dumps(freeze(client_masks.state(), tensors))
+    back = KnownState()
     back.restore(thaw(json.loads(text), tensors))
     return back
 
@@ -47,79 +47,79 @@ def frozen_and_thawed(held: Held) -> Held:
 
 
 def test_a_client_holds_what_it_was_sent_last() -> None:
-    held = Held()
-    assert held.known(3, "model", drawn(0)) is None
-    held.note(3, "model", drawn(0))
-    held.note(3, "other", drawn(1))
-    held.note(3, "model", None)
+    client_masks = KnownState()
+    assert client_masks.known(3, "model", drawn(0)) is None
+    client_masks.note(3, "model", drawn(0))
+    client_masks.note(3, "other", drawn(1))
+    client_masks.note(3, "model", None)
     for mask in (drawn(0), drawn(5)):
-        known = held.known(3, "model", mask)
+        known = client_masks.known(3, "model", mask)
         assert known is not None
         assert trees.identical(known.mask, drawn(0))
-        assert known.digest == Known.of(drawn(0)).digest
-    assert held.known(4, "model", drawn(0)) is None
-    held.note(3, "model", drawn(2))
-    known = held.known(3, "model", drawn(0))
+        assert known.digest == KnownMask.of(drawn(0)).digest
+    assert client_masks.known(4, "model", drawn(0)) is None
+    client_masks.note(3, "model", drawn(2))
+    known = client_masks.known(3, "model", drawn(0))
     assert known is not None
     assert trees.identical(known.mask, drawn(2))
 
 
 def test_what_is_forgotten_is_unknown_and_takes_no_room() -> None:
-    held = Held()
+    client_masks = KnownState()
     for client in (1, 2):
-        held.note(client, "model", drawn(0))
-        held.note(client, "other", drawn(client))
-    held.forget(1)
-    held.forget(7)
-    assert held.known(1, "model", drawn(0)) is None
-    assert held.known(1, "other", drawn(1)) is None
-    assert held.known(2, "model", drawn(9)) is not None
-    assert set(held.bank) == {digest_of(drawn(0)), digest_of(drawn(2))}
-    held.forget(2)
-    assert not held.bank
-    assert not held.digests
+        client_masks.note(client, "model", drawn(0))
+        client_masks.note(client, "other", drawn(client))
+    client_masks.forget(1)
+    client_masks.forget(7)
+    assert client_masks.known(1, "model", drawn(0)) is None
+    assert client_masks.known(1, "other", drawn(1)) is None
+    assert client_masks.known(2, "model", drawn(9)) is not None
+    assert set(client_masks.bank) == {hash_mask(drawn(0)), hash_mask(drawn(2))}
+    client_masks.forget(2)
+    assert not client_masks.bank
+    assert not client_masks.digests
 
 
 def test_clients_share_the_contents_of_equal_masks() -> None:
-    held = Held()
+    client_masks = KnownState()
     for client in range(50):
-        held.note(client, "model", drawn(client % 2))
-    assert len(held.bank) == 2
+        client_masks.note(client, "model", drawn(client % 2))
+    assert len(client_masks.bank) == 2
 
 
 def test_a_mask_whose_contents_fell_out_is_still_recognised() -> None:
-    held = Held()
+    client_masks = KnownState()
     for client in range(100):
-        held.note(client, "model", drawn(client))
-    assert digest_of(drawn(0)) not in held.bank
+        client_masks.note(client, "model", drawn(client))
+    assert hash_mask(drawn(0)) not in client_masks.bank
     # Unchanged: the digest says all. Changed: nobody knows any more what it changed from.
-    known = held.known(0, "model", drawn(0))
+    known = client_masks.known(0, "model", drawn(0))
     assert known is not None
     assert trees.identical(known.mask, drawn(0))
-    assert held.known(0, "model", drawn(1)) is None
+    assert client_masks.known(0, "model", drawn(1)) is None
     # The newest are there.
-    assert held.known(99, "model", drawn(1)) is not None
+    assert client_masks.known(99, "model", drawn(1)) is not None
 
 
 def test_the_bank_takes_the_room_of_one_model() -> None:
-    held = Held()
+    client_masks = KnownState()
     used = []
     for client in range(100):
-        held.note(client, "model", drawn(client))
-        used.append(sum(contents.bytes for contents in held.bank.values()))
-    assert held.room == 4 * (40 * 20 + 10)
-    assert max(used) <= held.room
+        client_masks.note(client, "model", drawn(client))
+        used.append(sum(contents.bytes for contents in client_masks.bank.values()))
+    assert client_masks.room == 4 * (40 * 20 + 10)
+    assert max(used) <= client_masks.room
     # 810 bits are 102 bytes; with names and checksum about 140: some twenty fit.
-    assert 15 < len(held.bank) < 32
+    assert 15 < len(client_masks.bank) < 32
 
 
 def test_the_newest_contents_stay_even_in_a_tiny_model() -> None:
     """Names and checksum alone take more than the 8 bytes of two weights."""
-    held = Held()
+    client_masks = KnownState()
     for client in range(3):
-        held.note(client, "model", {"w": torch.tensor([client == 1, client == 2])})
-        assert len(held.bank) == 1
-    assert held.known(2, "model", {"w": torch.tensor([True, True])}) is not None
+        client_masks.note(client, "model", {"w": torch.tensor([client == 1, client == 2])})
+        assert len(client_masks.bank) == 1
+    assert client_masks.known(2, "model", {"w": torch.tensor([True, True])}) is not None
 
 
 # ---- contents ------------------------------------------------------------------------------------
@@ -137,14 +137,14 @@ def test_the_newest_contents_stay_even_in_a_tiny_model() -> None:
     ids=["none", "some", "constant", "empty", "transposed"],
 )
 def test_contents_come_back(mask: Mask) -> None:
-    assert trees.identical(Contents.of(mask).mask(), mask)
+    assert trees.identical(StoredMask.of(mask).mask(), mask)
 
 
 def test_a_mask_of_channels_takes_a_bit_per_channel() -> None:
     rows = torch.arange(512) % 3 > 0
     columns = torch.arange(512) % 5 > 0
     mask = {"w": (rows[:, None] & columns)[:, :, None, None].expand(512, 512, 3, 3)}
-    contents = Contents.of(mask)
+    contents = StoredMask.of(mask)
     # 1,024 channels are 128 bytes; 2.4 million weights would be 295 kB.
     assert contents.bytes < 200
     assert trees.identical(contents.mask(), {"w": mask["w"].contiguous()})
@@ -155,37 +155,37 @@ def test_a_digest_is_computed_once_for_the_same_tensors(monkeypatch: pytest.Monk
 
     def counting(mask: Mask) -> bytes:
         computed.append(mask)
-        return digest_of(mask)
+        return hash_mask(mask)
 
-    monkeypatch.setattr(held_module, "digest_of", counting)
-    held = Held()
+    monkeypatch.setattr(known_state, "hash_mask", counting)
+    client_masks = KnownState()
     mask = drawn(0)
-    assert held.digest(mask) == held.digest(dict(mask)) == digest_of(mask)
+    assert client_masks.digest(mask) == client_masks.digest(dict(mask)) == hash_mask(mask)
     assert len(computed) == 1
-    assert held.digest({"w": mask["w"]}) == digest_of({"w": mask["w"]})
-    assert held.digest({"b": mask["w"], "w": mask["b"]}) != held.digest(mask)
+    assert client_masks.digest({"w": mask["w"]}) == hash_mask({"w": mask["w"]})
+    assert client_masks.digest({"b": mask["w"], "w": mask["b"]}) != client_masks.digest(mask)
 
 
 def test_a_digest_follows_what_is_written_into_a_mask() -> None:
-    held = Held()
+    client_masks = KnownState()
     mask = drawn(0)
-    before = held.digest(mask)
+    before = client_masks.digest(mask)
     name = next(iter(mask))
     mask[name].logical_not_()
-    assert held.digest(mask) == digest_of(mask) != before
+    assert client_masks.digest(mask) == hash_mask(mask) != before
     with torch.inference_mode():
         uncounted = {name: kept.clone() for name, kept in mask.items()}
-        before = held.digest(uncounted)
+        before = client_masks.digest(uncounted)
         uncounted[name].logical_not_()
-        assert held.digest(uncounted) == digest_of(uncounted) != before
+        assert client_masks.digest(uncounted) == hash_mask(uncounted) != before
 
 
 def test_a_digest_is_never_that_of_a_mask_which_is_gone() -> None:
     """Tensors that are freed leave their ids to others."""
-    held = Held()
+    client_masks = KnownState()
     for seed in range(300):
         mask = drawn(seed, {"w": (3, 3)})
-        assert held.digest(mask) == digest_of(mask)
+        assert client_masks.digest(mask) == hash_mask(mask)
         del mask
         gc.collect(0)
 
@@ -203,16 +203,16 @@ EVENTS = st.lists(
 )
 
 
-def happen(held: Held, events: Any, truth: dict[tuple[int, str], Mask]) -> None:
+def happen(client_masks: KnownState, events: Any, truth: dict[tuple[int, str], Mask]) -> None:
     """Apply events: a packet received, or (None) a client forgotten."""
     for client, packet, number in events:
         if packet is None:
-            held.forget(client)
+            client_masks.forget(client)
             for key in [key for key in truth if key[0] == client]:
                 del truth[key]
             continue
         # Another object each time, as methods make them.
-        held.note(client, packet, {k: v.clone() for k, v in MASKS[number].items()})
+        client_masks.note(client, packet, {k: v.clone() for k, v in MASKS[number].items()})
         truth[client, packet] = MASKS[number]
 
 
@@ -220,50 +220,50 @@ def happen(held: Held, events: Any, truth: dict[tuple[int, str], Mask]) -> None:
 @given(EVENTS, EVENTS)
 def test_it_is_right_bounded_and_exact_after_a_checkpoint(before: Any, after: Any) -> None:
     truth: dict[tuple[int, str], Mask] = {}
-    held = Held()
-    happen(held, before, truth)
-    resumed = frozen_and_thawed(held)
+    client_masks = KnownState()
+    happen(client_masks, before, truth)
+    resumed = frozen_and_thawed(client_masks)
     happen(resumed, after, dict(truth))
-    happen(held, after, truth)
+    happen(client_masks, after, truth)
 
-    used = sum(contents.bytes for contents in held.bank.values())
-    assert used <= held.room or len(held.bank) == 1 or not held.bank
+    used = sum(contents.bytes for contents in client_masks.bank.values())
+    assert used <= client_masks.room or len(client_masks.bank) == 1 or not client_masks.bank
     # Nothing is kept that nobody holds.
-    assert set(held.bank) <= {digest_of(mask) for mask in truth.values()}
+    assert set(client_masks.bank) <= {hash_mask(mask) for mask in truth.values()}
     for client in range(10):
         for packet in ("model", "other"):
             mask = truth.get((client, packet))
             for coming in (MASKS[0], mask):
                 if coming is None:
                     continue
-                known = held.known(client, packet, coming)
+                known = client_masks.known(client, packet, coming)
                 again = resumed.known(client, packet, coming)
                 assert (known is None) == (again is None)
                 if known is not None:
                     assert mask is not None
                     assert trees.identical(known.mask, mask)
-                    assert known.digest == digest_of(mask)
+                    assert known.digest == hash_mask(mask)
             if mask is not None:
-                assert held.known(client, packet, mask) is not None
-    assert list(held.bank) == list(resumed.bank)
-    assert json.dumps(freeze(held.state(), {})) == json.dumps(freeze(resumed.state(), {}))
+                assert client_masks.known(client, packet, mask) is not None
+    assert list(client_masks.bank) == list(resumed.bank)
+    assert json.dumps(freeze(client_masks.state(), {})) == json.dumps(freeze(resumed.state(), {}))
 
 
 @settings(max_examples=50, deadline=None)
 @given(EVENTS, EVENTS)
 def test_it_can_go_back_to_a_state(before: Any, undone: Any) -> None:
-    held = Held()
-    happen(held, before, {})
-    state = held.state()
+    client_masks = KnownState()
+    happen(client_masks, before, {})
+    state = client_masks.state()
     text = json.dumps(freeze(state, {}))
-    happen(held, undone, {})
-    held.restore(state)
-    assert json.dumps(freeze(held.state(), {})) == text
-    happen(held, undone, {})
-    other = Held()
+    happen(client_masks, undone, {})
+    client_masks.restore(state)
+    assert json.dumps(freeze(client_masks.state(), {})) == text
+    happen(client_masks, undone, {})
+    other = KnownState()
     happen(other, before, {})
     happen(other, undone, {})
-    assert list(held.bank) == list(other.bank)
+    assert list(client_masks.bank) == list(other.bank)
 
 
 # ---- in a checkpoint -----------------------------------------------------------------------------
@@ -284,14 +284,14 @@ def state_file_of(net: Net, folder: Path, clients: int) -> tuple[int, int, int]:
             channels[group.name] = torch.rand(group.size, generator=generator) < 0.5
         mask = channel_mask(net, channels)
         as_bytes += sum(kept.numel() for kept in mask.values())
-        run.held.note(client, "model", mask)
+        run.known_state.note(client, "model", mask)
     run_folder = RunFolder.create(folder / "run", "")
     run_folder.save(run, run.initial_state)
     written = sum(path.stat().st_size for path in (folder / "run" / "checkpoint").iterdir())
     again = Run(methods.FedAvg(), data, net, Memory(folder / "run" / "checkpoint"), cohort=2)
     run_folder.restore(again)
-    assert again.held.digests == run.held.digests
-    assert len(again.held.bank) == clients
+    assert again.known_state.digests == run.known_state.digests
+    assert len(again.known_state.bank) == clients
     model = sum(leaf.numel() * leaf.element_size() for leaf in run.params.values())
     return written, model, as_bytes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedgrove.core import Lost, Report, Task
-from fedgrove.wire.ledger import Ledger, causes
+from fedgrove.wire.ledger import Ledger, sum_by_cause
 
 
 def test_ledger_adds_by_direction_and_part() -> None:
@@ -60,4 +60,10 @@ def test_causes_by_hand() -> None:
         },
     ]
     # the exchange, whole: 5 + 2 + 1 + 1 = 9; values 7 + 1 + 2 + 10 = 20
-    assert causes(lines) == {"exchanges": 9, "values": 20, "masks": 4, "evidence": 3, "headers": 1}
+    assert sum_by_cause(lines) == {
+        "exchanges": 9,
+        "values": 20,
+        "masks": 4,
+        "evidence": 3,
+        "headers": 1,
+    }

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from fedgrove import trees
 from fedgrove.core import Packet, Report, Task
-from fedgrove.errors import NotHeld, WireError
+from fedgrove.errors import UnknownMask, WireError
 from fedgrove.wire import message
-from fedgrove.wire.codec import Bitmap, Delta, Dense, Known, Smallest
+from fedgrove.wire.codec import Bitmap, Delta, Dense, KnownMask, Smallest
 from fedgrove.wire.message import (
-    Lacks,
+    ResendRequest,
     read_answer,
     read_report,
     read_task,
-    write_lacks,
     write_report,
+    write_resend_request,
     write_task,
 )
 
@@ -96,8 +96,8 @@ def test_what_a_version_adds_to_a_header() -> None:
 
 
 def test_a_client_says_what_it_lacks() -> None:
-    lacks = Lacks(3, ("model", "other"))
-    data = write_lacks(lacks, Dense())
+    lacks = ResendRequest(3, ("model", "other"))
+    data = write_resend_request(lacks, Dense())
     # 47 characters (0x2f, a slash)
     assert data == b'/\0\0\0{"of":3,"lacks":["model","other"],"packets":[]}'
     assert read_answer(data, Dense()) == lacks
@@ -106,14 +106,14 @@ def test_a_client_says_what_it_lacks() -> None:
 
 def test_a_message_that_refers_to_masks_names_the_packets_that_do() -> None:
     codec = Delta()
-    known = Known.of(MASK)
+    known = KnownMask.of(MASK)
     send = {"a": MASKED, "b": Packet(VALUES), "c": MASKED, "d": MASKED}
     data = write_task(Task(1, send), codec, {"a": known, "c": known})
-    with pytest.raises(NotHeld, match="lacks the masks that a, c refer to") as caught:
+    with pytest.raises(UnknownMask, match="does not know the masks that a, c refer to") as caught:
         read_task(data, codec)
     assert caught.value.packets == ("a", "c")
-    other = Known.of({"w": ~MASK["w"]})
-    with pytest.raises(NotHeld) as caught:
+    other = KnownMask.of({"w": ~MASK["w"]})
+    with pytest.raises(UnknownMask) as caught:
         read_task(data, codec, {"a": known, "c": other})
     assert caught.value.packets == ("c",)
     assert same(dict(read_task(data, codec, {"a": known, "c": known}).send), send)
@@ -151,7 +151,7 @@ def test_measured_parts_add_up_to_the_real_length(codec) -> None:
         (message.task_head(Task(1)), {}, write_task(Task(1), codec)),
     ]
     for head, packets, data in cases:
-        cost = message.measure(head, packets, lambda name, packet: codec.cost(packet))
+        cost = message.measure(head, {name: codec.cost(packet) for name, packet in packets.items()})
         assert sum(cost.values()) == len(data)
 
 
@@ -213,7 +213,7 @@ def _harmless(read: Any, data: bytes, codec: Any) -> None:
         result = read(data, codec)
     except WireError:
         return
-    assert isinstance(result, Task | Report | Lacks)
+    assert isinstance(result, Task | Report | ResendRequest)
 
 
 def good_task(**changes: Any) -> dict[str, Any]:

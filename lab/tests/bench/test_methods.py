@@ -23,7 +23,7 @@ from fedgrove.runs.admission import Admission
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.store import Memory
 from fedgrove.trees import flatten
-from fedgrove.wire.count import count_up
+from fedgrove.wire.message_costs import count_report
 from fedgrove_lab.bench import where
 from fedgrove_lab.bench.methods import Asked, Exchanged, checks, measure, summarise
 from fedgrove_lab.bench.show import print_methods, write_methods_page
@@ -129,7 +129,7 @@ def test_parts_of_functions() -> None:
     parts = {
         Batched.map: "engine",
         perform: "engine",
-        count_up: "counting",
+        count_report: "counting",
         counted: "counting",
         Memory.write: "memory",
         RunFolder.save: "checkpoint",

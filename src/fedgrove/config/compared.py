@@ -15,7 +15,7 @@ from ..report.tables import NAMES, print_causes, print_summaries
 from ..runs.folder import RunFolder
 from ..runs.page import FILE as RUN_PAGE
 from ..runs.result import frame
-from ..wire.ledger import causes
+from ..wire.ledger import sum_by_cause
 from . import sweep
 from .toml import read_words
 
@@ -101,7 +101,7 @@ def summary_of(path: str, by_cause: bool = False) -> dict[str, Any]:
         if word in NAMES:
             words[word] = value
     if by_cause:
-        words["bytes_causes"] = causes(folder.metrics())
+        words["bytes_causes"] = sum_by_cause(folder.metrics())
     summary = folder.summary
     if summary is not None:
         return {"run": path, "finished": True, **words, **summary}

@@ -26,8 +26,8 @@ from ..runs.rounds import exchanges_of_a_round, plan
 from ..runs.run import Run, build, recipe_of, with_recipe
 from ..runs.store import Memory, version_of
 from ..wire.codec import Bitmap, Dense
-from ..wire.count import BroadcastCosts, count_down, count_up
 from ..wire.ledger import Ledger
+from ..wire.message_costs import BroadcastCosts, count_report, count_task
 
 EXAMPLES = 9_999_999
 """What a stand-in client's report says it holds: as many digits as any client will ever need."""
@@ -325,8 +325,8 @@ def _longest(run: Run, task: Task, report: Report) -> MessageCosts:
     task = replace(task, to=largest_id, round=run.rounds)
     report = replace(report, of=largest_id)
     codec = run.method.codec
-    down = dict(count_down(task, codec, run.held, BroadcastCosts()))
-    up = dict(count_up(task, report, codec, run.held))
+    down = dict(count_task(task, codec, run.known_state, BroadcastCosts()))
+    up = dict(count_report(task, report, codec, run.known_state))
     down["header"] += _slack(task.settings)
     up["header"] += _slack(report.metrics)
     return {"down": down, "up": up}

@@ -13,7 +13,7 @@ from .. import trees
 from ..core import Answer, Engine, EngineWithNotes, Job, Lost, Packet, Report, Task
 from ..runs.run import Run
 from ..trees import Tree
-from ..wire.count import BroadcastCosts, count_down
+from ..wire.message_costs import BroadcastCosts, count_task
 
 NEVER_ASKED = ("crash", "silent")
 """Faults of clients that do nothing; the inner engine is spared their jobs."""
@@ -67,7 +67,7 @@ class Faulty:
     def _crash(self, job: Job, broadcasts: BroadcastCosts) -> tuple[Job, Answer]:
         run, task = job
         # The task was sent all the same.
-        cost = {"down": count_down(task, run.method.codec, run.held, broadcasts)}
+        cost = {"down": count_task(task, run.method.codec, run.known_state, broadcasts)}
         return job, Lost(task.to, "crashed", f"client {task.to} failed (--faults crash).", cost)
 
     def _answer(self, job: Job, answer: Answer, fault: str | None) -> Iterator[tuple[Job, Answer]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..core import Answer, Job
-from ..wire.count import BroadcastCosts
+from ..wire.message_costs import BroadcastCosts
 from .work import answer
 
 

@@ -13,13 +13,27 @@ from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from ..core import Answer, Cost, Job, Lost, Task
-from ..errors import EngineError, NotHeld, WireError
+from ..errors import EngineError, UnknownMask, WireError
 from ..runs.run import Run
-from ..wire.codec import Codec, Known, digest_of
-from ..wire.count import BroadcastCosts, count_down, count_up, known_of_report, known_of_task, noted
-from ..wire.known_state import Contents
+from ..wire.codec import Codec, KnownMask, hash_mask
+from ..wire.known_state import StoredMask
 from ..wire.ledger import Ledger
-from ..wire.message import Lacks, read_answer, read_task, write_lacks, write_report, write_task
+from ..wire.message import (
+    ResendRequest,
+    read_answer,
+    read_task,
+    write_report,
+    write_resend_request,
+    write_task,
+)
+from ..wire.message_costs import (
+    BroadcastCosts,
+    count_report,
+    count_task,
+    find_masks_known_to_client,
+    find_masks_known_to_server,
+    list_masks_to_remember,
+)
 from .work import CLIENT_FAILURES, crashed, late, perform, unreadable, with_memory
 
 
@@ -34,7 +48,7 @@ class Wired:
     name: str = field(default="wired", init=False)
 
     def __post_init__(self) -> None:
-        # What the clients themselves hold, apart from what the server believes (run.held).
+        # What the clients themselves hold, apart from what the server believes (run.known_state).
         self._clients: WeakKeyDictionary[Run, dict[int, _Masks]] = WeakKeyDictionary()
 
     def map(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Answer]]:
@@ -64,13 +78,13 @@ class Wired:
 
         # Up. Both sides know the masks of the task itself.
         try:
-            up = count_up(task, report, codec, run.held)
+            up = count_report(task, report, codec, run.known_state)
             masked = [name for name, packet in report.give.items() if packet.mask is not None]
-            masks_received = known_of_report(received, masked, codec, digest_of)
+            masks_received = find_masks_known_to_server(received, masked, codec, hash_mask)
             report_bytes = write_report(report, codec, masks_received)
-            masks_sent = known_of_report(task, task.send, codec, run.held.digest)
+            masks_sent = find_masks_known_to_server(task, task.send, codec, run.known_state.digest)
             answer = read_answer(report_bytes, codec, masks_sent)
-            if isinstance(answer, Lacks):
+            if isinstance(answer, ResendRequest):
                 raise WireError("it is no report.")
         except Exception as error:
             return replace(unreadable(task, error), cost=_cost(spent))
@@ -90,12 +104,12 @@ class Wired:
         masks = self._masks_of(run, task)
         try:
             return masks.receive(_send(run, task, broadcasts, spent), codec)
-        except NotHeld as error:
-            lacks_bytes = write_lacks(Lacks(task.to, error.packets), codec)
+        except UnknownMask as error:
+            lacks_bytes = write_resend_request(ResendRequest(task.to, error.packets), codec)
         # On the server, which learns that it was wrong about the client; then nothing is sure.
         spent.add({"up": {"header": len(lacks_bytes)}})
-        assert isinstance(read_answer(lacks_bytes, codec), Lacks)
-        run.held.forget(task.to)
+        assert isinstance(read_answer(lacks_bytes, codec), ResendRequest)
+        run.known_state.forget(task.to)
         return masks.receive(_send(run, task, broadcasts, spent), codec)
 
     def _masks_of(self, run: Run, task: Task) -> _Masks:
@@ -107,7 +121,9 @@ class Wired:
         clients = self._clients.setdefault(run, {})
         masks = clients.setdefault(task.to, _Masks())
         if not masks.restarted:
-            for name, known in known_of_task(task, run.method.codec, run.held).items():
+            for name, known in find_masks_known_to_client(
+                task, run.method.codec, run.known_state
+            ).items():
                 if known is not None and name not in masks.by_packet:
                     masks.keep(name, known)
         return masks
@@ -126,33 +142,33 @@ class _Masks:
     """What a client holds itself: the mask of the last packet of each name, and its digest."""
 
     restarted: bool = False
-    by_packet: dict[str, tuple[bytes, Contents]] = field(default_factory=dict)
+    by_packet: dict[str, tuple[bytes, StoredMask]] = field(default_factory=dict)
 
-    def keep(self, packet: str, known: Known) -> None:
+    def keep(self, packet: str, known: KnownMask) -> None:
         """Hold a mask in place of the last one."""
         if packet in self.by_packet and self.by_packet[packet][0] == known.digest:
             return
-        self.by_packet[packet] = (known.digest, Contents.of(known.mask))
+        self.by_packet[packet] = (known.digest, StoredMask.of(known.mask))
 
     def receive(self, data: bytes, codec: Codec) -> Task:
         """Read a task and keep its masks; raises NotHeld if it refers to others."""
         known = {}
         for name, (digest, contents) in self.by_packet.items():
-            known[name] = Known(contents.mask(), digest)
+            known[name] = KnownMask(contents.mask(), digest)
         task = read_task(data, codec, known)
-        for name in noted(task, codec):
+        for name in list_masks_to_remember(task, codec):
             mask = task.send[name].mask
             assert mask is not None
-            self.keep(name, Known(mask, digest_of(mask)))
+            self.keep(name, KnownMask(mask, hash_mask(mask)))
         return task
 
 
 def _send(run: Run, task: Task, broadcasts: BroadcastCosts, spent: Ledger) -> bytes:
     """A task as the server writes it."""
     codec = run.method.codec
-    # What is known is looked up before `count_down` notes the masks as held.
-    data = write_task(task, codec, known_of_task(task, codec, run.held))
-    down = count_down(task, codec, run.held, broadcasts)
+    # What is known is looked up before `count_task` notes the masks as held.
+    data = write_task(task, codec, find_masks_known_to_client(task, codec, run.known_state))
+    down = count_task(task, codec, run.known_state, broadcasts)
     _check_count("task", data, down)
     spent.add({"down": down})
     return data

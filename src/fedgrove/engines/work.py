@@ -41,8 +41,8 @@ from ..runs.privacy import protect
 from ..runs.run import Run
 from ..seeds import preserve_rng, single_thread
 from ..trees import Tree
-from ..wire.count import NOTHING, BroadcastCosts, count_down, count_up
-from ..wire.message import Cost
+from ..wire.codec import CostByPart
+from ..wire.message_costs import NO_COSTS, BroadcastCosts, count_report, count_task
 
 
 def initial_carry(
@@ -123,17 +123,17 @@ def with_cost(
     task: Task,
     outcome: Answer,
     broadcasts: BroadcastCosts,
-    counted: Mapping[str, Cost] = NOTHING,
+    counted: Mapping[str, CostByPart] = NO_COSTS,
 ) -> Answer:
     """The answer with what its messages cost; a report that cannot be written is lost.
 
     ``counted``: what some of its packets take, where that is known.
     """
-    down = count_down(task, run.method.codec, run.held, broadcasts)
+    down = count_task(task, run.method.codec, run.known_state, broadcasts)
     if isinstance(outcome, Lost):
         return replace(outcome, cost={"down": down})
     try:
-        up = count_up(task, outcome, run.method.codec, run.held, counted)
+        up = count_report(task, outcome, run.method.codec, run.known_state, counted)
     except Exception as error:
         return replace(unreadable(task, error), cost={"down": down})
     return replace(outcome, cost={"down": down, "up": up})

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ..wire.ledger import causes
+from ..wire.ledger import sum_by_cause
 from .axes import short
 from .figures import COLOURS, Drawing, Marks, Series, bars, heat, rows_of, xy
 from .page import TALL, Page
@@ -706,7 +706,7 @@ def _bytes(page: Page, record: Record) -> None:
     if marks:
         labels = ["from devices", "to devices"]
         drawings.append(rows_of("By what was sent", labels, marks, "MiB", stacked=True))
-    spent = {cause: count for cause, count in causes(record.lines).items() if count}
+    spent = {cause: count for cause, count in sum_by_cause(record.lines).items() if count}
     if len(spent) > 1:
         named = {}
         for cause, count in spent.items():

@@ -429,7 +429,7 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
 def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
     """Print, run by run, what the bytes were spent on, in MiB.
 
-    The causes are those of :func:`fedgrove.wire.ledger.causes`.
+    The causes are those of :func:`fedgrove.wire.ledger.sum_by_cause`.
     """
     # All runs have the same causes, those that cost nothing included.
     causes = list(summaries[0]["bytes_causes"]) if summaries else []

@@ -176,7 +176,7 @@ class Admission:
         """
         for task in self._lost:
             if task.verb not in SCORING_VERBS:
-                self._run.held.forget(task.to)
+                self._run.known_state.forget(task.to)
 
     def _what_is_missing(self) -> str:
         reasons = " ".join(self.tally.sentences.values())

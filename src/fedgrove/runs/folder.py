@@ -34,7 +34,7 @@ from torch import Tensor
 from ..core import Packet
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError, not_a_run
 from ..trees import Digests, Tree
-from ..wire.known_state import Held
+from ..wire.known_state import KnownState
 from . import checksums
 from .checksums import damaged, digest, inside
 from .gate import is_plain_name
@@ -259,7 +259,7 @@ class RunFolder:
         numbers: dict[int, str] = {}
         self._trees.start()
         frozen_state = freeze(state, tensors, numbers, self._trees.stand_in)
-        frozen_held = freeze(run.held.state(), tensors, numbers)
+        frozen_held = freeze(run.known_state.state(), tensors, numbers)
         self._trees.write(checkpoint)
         lines = self._lines()
         stem = f"state.{len(lines):06d}"
@@ -351,7 +351,7 @@ class RunFolder:
         # A run that was used before may hold what was never committed.
         run.memory.files.clear()
         run.lengths.by_kind.clear()
-        run.held.restore(Held().state())
+        run.known_state.restore(KnownState().state())
         if manifest is None:
             return None, 0
         try:
@@ -359,7 +359,7 @@ class RunFolder:
                 for client, version in manifest.get(key, {}).items():
                     run.memory.accept(int(client), version)
             tensors = read_named(self._checkpoint, manifest["tensors"])
-            run.held.restore(thaw(manifest["held"], tensors))
+            run.known_state.restore(thaw(manifest["held"], tensors))
             run.lengths.by_kind.update(manifest["lengths"])
             # Each file once: trees that were one are one again.
             read = cache(partial(read_named, self._checkpoint))

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
-from ..wire.count import BroadcastCosts, count_down
 from ..wire.ledger import Ledger
+from ..wire.message_costs import BroadcastCosts, count_task
 from . import fits, privacy
 from .admission import Admission, TooFewReports, unanswered
 from .clock import Stopwatch, clock_of
@@ -59,7 +59,7 @@ class Member:
     """The line of metrics.jsonl that is being made."""
     _loop: Generator[Exchange, Answers, None] = field(init=False)
     _first_attempt: int = field(default=0, init=False)
-    _held_before: dict[str, Any] = field(default_factory=dict, init=False)
+    _known_before: dict[str, Any] = field(default_factory=dict, init=False)
     _now: float = field(default=0.0, init=False)
     """The second of the virtual clock."""
 
@@ -78,11 +78,11 @@ class Member:
 
     def mark(self) -> None:
         """Note what clients hold before a map, for :meth:`roll_back`."""
-        self._held_before = self.run.held.state()
+        self._known_before = self.run.known_state.state()
 
     def roll_back(self) -> None:
         """Undo what a broken map did; what clients remember was not accepted yet."""
-        self.run.held.restore(self._held_before)
+        self.run.known_state.restore(self._known_before)
         self._start_loop(self.exchange.state, self.exchange.attempt, self.exchange.number)
 
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
@@ -318,7 +318,7 @@ class _Stream:
 
 def _passed_over(run: Run, task: Task) -> tuple[Task, Answer]:
     """A task that the engine gave no answer for; it was sent all the same."""
-    cost = {"down": count_down(task, run.method.codec, run.held, BroadcastCosts())}
+    cost = {"down": count_task(task, run.method.codec, run.known_state, BroadcastCosts())}
     return task, replace(unanswered(task), cost=cost)
 
 

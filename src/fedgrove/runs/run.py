@@ -32,7 +32,7 @@ from ..nets.freeze import freeze as freeze_layers
 from ..nets.initial_weights import Origin
 from ..parts.local import SGD, Adam, LocalTraining
 from ..trees import Tree
-from ..wire.known_state import Held
+from ..wire.known_state import KnownState
 from . import scoring
 from .faults import NO_FAULTS, Faults
 from .fits import check_fit
@@ -77,7 +77,7 @@ class Run:
     """The share of the net's layers that is kept as it is."""
     per_task: bool = False
     """Whether true tasks are kept apart, the method once for each (:mod:`.per_task`)."""
-    held: Held = field(default_factory=Held)
+    known_state: KnownState = field(default_factory=KnownState)
     lengths: RecentLengths = field(default_factory=RecentLengths)
 
     def __post_init__(self) -> None:

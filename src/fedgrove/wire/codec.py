@@ -1,8 +1,8 @@
-"""Codecs: packets to bytes and back, to the bit; what each part of the bytes cost.
+"""Codecs: packets to bytes and back without loss, and what each part of the bytes costs.
 
 A codec is lossless, so leaving it out of a simulation changes no result. Codecs chain:
-``Sparse() >> Entropy()`` may use what either may use, and takes the smallest form for each tensor.
-The container says which form was taken, so any codec reads what any other wrote.
+``Sparse() >> Entropy()`` may use the forms of both, and takes the smallest form for each tensor.
+The container names the form of each tensor, so any codec reads what any other wrote.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import Packet
-from ..errors import InputError, NotHeld, WireError, check
+from ..errors import InputError, UnknownMask, WireError, check
+from ..renamed import find_renamed
 from ..trees import Mask
-from .container import (
-    DIGEST,
-    Entry,
-    MaskForm,
-    Row,
-    ValueForm,
-    form_byte,
-    pack,
-    packed_size,
-    unpack,
+from .container import DIGEST, MaskForm, TensorEntry, ValueForm, pack, packed_size, unpack
+from .streams import Chunks, Tools, count_bytes
+from .tensors import (
+    AllowedForms,
+    read_tensor,
+    to_bits,
+    write_mask,
+    write_tensor,
+    write_tensor_values,
 )
-from .forms import Allow, read_leaf, to_bits, write_body, write_leaf, write_mask
-from .streams import Chunks, Tools, size
 
 COSTS = ("values", "mask", "codebook", "indices", "scores", "header")
 """The named parts of a payload's size."""
+CostByPart = Mapping[str, int]
+"""Bytes, by the names of :data:`COSTS`."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class Encoded:
     """
 
     data: bytes
-    cost: Mapping[str, int]
+    cost: CostByPart
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What the values of a tensor take, by part, and their forms."""
+class MeasuredTensor:
+    """The size of a tensor's values by part, and the forms they are written in."""
 
     form: ValueForm
     mask: MaskForm
-    sizes: Mapping[str, int]
+    sizes: CostByPart
 
 
 @dataclass(frozen=True)
-class Known:
-    """The mask a receiver holds, and its digest.
+class KnownMask:
+    """The mask that a receiver knows from an earlier message, and its digest.
 
     It lets a sender leave out a mask that did not change.
     """
@@ -70,17 +70,17 @@ class Known:
     digest: bytes
 
     @staticmethod
-    def of(mask: Mapping[str, Tensor]) -> Known:
-        """What a receiver knows once ``mask`` has arrived; both sides compute it themselves."""
+    def of(mask: Mapping[str, Tensor]) -> KnownMask:
+        """Return what a receiver knows once ``mask`` has arrived; both sides compute it."""
         # A copy: the digest must still describe it after the caller changes the original in place.
         copied = {k: v.detach().clone() for k, v in mask.items()}
-        return Known(copied, digest_of(copied))
+        return KnownMask(copied, hash_mask(copied))
 
 
-def digest_of(mask: Mapping[str, Tensor]) -> bytes:
-    """The name of a mask's contents: equal masks have equal digests."""
+def hash_mask(mask: Mapping[str, Tensor]) -> bytes:
+    """Hash the contents of a mask: equal masks have equal digests."""
     digest = blake2b(digest_size=DIGEST)
-    # By sorted names: the two sides may hold the same mask in another order.
+    # By sorted names: the two sides may have the mask's tensors in different orders.
     for name in sorted(mask):
         shape = ",".join(map(str, mask[name].shape))
         digest.update(f"{name}\0{shape}\0".encode())
@@ -89,95 +89,133 @@ def digest_of(mask: Mapping[str, Tensor]) -> bytes:
 
 
 class Codec(Protocol):
-    """What an engine asks of a codec."""
+    """What an engine needs from a codec."""
 
-    def encode(self, packet: Packet, known: Known | None = None) -> Encoded:
-        """The packet as bytes; ``known`` is what its receiver holds."""
+    def encode(self, packet: Packet, known: KnownMask | None = None) -> Encoded:
+        """Write a packet as bytes.
+
+        Args:
+            packet: What to send.
+            known: The mask that the receiver knows, if any.
+        """
         ...
 
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
-        """What :meth:`encode` would spend, by part: all that a simulation needs to know."""
+    def cost(self, packet: Packet, known: KnownMask | None = None) -> CostByPart:
+        """Return what :meth:`encode` would spend, by part: all that a simulation needs."""
         ...
 
     def decode(
         self,
         data: bytes,
-        known: Known | None = None,
+        known: KnownMask | None = None,
         like: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Packet:
-        """The packet; ``known`` is what this receiver holds.
+        """Read a packet from bytes.
 
-        ``like``: the names and shapes it expects.
+        Args:
+            data: What :meth:`encode` wrote.
+            known: The mask that this receiver knows, if any.
+            like: The names and shapes that it expects.
         """
         ...
 
 
 class Chainable(ABC):
-    """A codec that chains."""
+    """A codec that chains with others by ``>>``."""
 
     @property
     @abstractmethod
-    def allow(self) -> Allow:
-        """What it may do to a tensor."""
+    def allow(self) -> AllowedForms:
+        """The forms in which it may write a tensor."""
 
-    def encode(self, packet: Packet, known: Known | None = None) -> Encoded:
-        """The packet as bytes, each tensor in the smallest form this codec has."""
-        return _encode(packet, known, _allow(self))
+    def encode(self, packet: Packet, known: KnownMask | None = None) -> Encoded:
+        """Write a packet as bytes, each tensor in the smallest form this codec allows.
 
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
-        """What :meth:`encode` spends, by part; the bytes are not joined.
+        Args:
+            packet: What to send.
+            known: The mask that the receiver knows, if any.
 
-        A codec that can tell without encoding overrides this.
+        Raises:
+            InputError: The mask does not fit the values, or a tensor has a type or a name that
+                cannot be sent.
         """
-        if not self.writes_as_measured:
+        return _encode(packet, known, _allowed_forms(self))
+
+    def cost(self, packet: Packet, known: KnownMask | None = None) -> CostByPart:
+        """Return what :meth:`encode` spends, by part, without joining the bytes."""
+        if not self.can_measure:
             return self.encode(packet, known).cost
-        return self.cost_with(self.measured(packet), packet, known)
+        return self.cost_of_measured(self.measure(packet), packet, known)
 
     @property
-    def writes_as_measured(self) -> bool:
-        """Whether :meth:`measured` and :meth:`cost_with` tell what :meth:`encode` spends."""
+    def can_measure(self) -> bool:
+        """Whether :meth:`measure` and :meth:`cost_of_measured` agree with :meth:`encode`."""
         # A subclass may encode in another way, or know its cost without measuring.
         kind = type(self)
         return kind.encode is Chainable.encode and kind.cost is Chainable.cost
 
     @property
-    def is_told_by_allow(self) -> bool:
-        """Whether any codec that may do the same spends the same: :attr:`allow` says all of it."""
+    def is_defined_by_allow(self) -> bool:
+        """Whether :attr:`allow` alone decides what :meth:`encode` spends."""
         kind = type(self)
-        measures_alike = kind.measured is Chainable.measured
-        adds_alike = kind.cost_with is Chainable.cost_with
-        return self.writes_as_measured and measures_alike and adds_alike
+        measures_alike = kind.measure is Chainable.measure
+        adds_alike = kind.cost_of_measured is Chainable.cost_of_measured
+        return self.can_measure and measures_alike and adds_alike
 
-    def measured(self, packet: Packet) -> list[Measured]:
-        """The sizes of a packet's values, tensor by tensor, which :meth:`cost_with` needs."""
-        allow = _measuring(self)
+    def measure(self, packet: Packet) -> list[MeasuredTensor]:
+        """Measure the values of a packet, tensor by tensor, for :meth:`cost_of_measured`."""
+        allow = _allowed_when_measuring(self)
         _check_packet(packet)
         mask = packet.mask or {}
-        found = []
+        measured = []
         for name, value in packet.values.items():
-            body = write_body(value, mask.get(name), allow)
-            sizes = {part: size(chunks) for part, chunks in body.streams.items()}
-            found.append(Measured(body.form, body.mask, sizes))
-        return found
+            written = write_tensor_values(value, mask.get(name), allow)
+            sizes = {part: count_bytes(chunks) for part, chunks in written.streams.items()}
+            measured.append(MeasuredTensor(written.form, written.mask, sizes))
+        return measured
 
-    def cost_with(
-        self, measured: Sequence[Measured], packet: Packet, known: Known | None
-    ) -> Mapping[str, int]:
-        """What :meth:`encode` spends on a packet whose values were measured.
+    def cost_of_measured(
+        self, measured: Sequence[MeasuredTensor], packet: Packet, known: KnownMask | None
+    ) -> CostByPart:
+        """Return what :meth:`encode` spends on a packet whose values were measured.
 
-        Those take the same whatever the receiver holds, and only masks are written here.
+        The size of values does not depend on the receiver, so only masks are written here.
         """
-        return _cost_with(measured, packet, known, _measuring(self))
+        allow = _allowed_when_measuring(self)
+        mask = packet.mask or {}
+        cost = dict.fromkeys(COSTS, 0)
+        entries: list[TensorEntry] = []
+        for (name, value), of_values in zip(packet.values.items(), measured, strict=True):
+            form = of_values.mask
+            mask_size = 0
+            kept = mask.get(name)
+            if kept is not None:
+                form, chunks = write_mask(kept, _find_known(known, name, value.shape), allow)
+                mask_size = count_bytes(chunks)
+            entries.append(TensorEntry.of(name, value, form, of_values.form))
+            _add_cost(cost, name, of_values.sizes, mask_size)
+        digest = _digest_to_send(entries, known)
+        body = sum(cost.values())
+        cost["header"] = packed_size(entries, body, packet.mask is not None, digest) - body
+        return cost
 
     def decode(
         self,
         data: bytes,
-        known: Known | None = None,
+        known: KnownMask | None = None,
         like: Mapping[str, tuple[int, ...]] | None = None,
     ) -> Packet:
-        """The packet that any codec wrote.
+        """Read a packet that any codec wrote.
 
-        Malformed bytes raise :class:`~fedgrove.errors.WireError`, which says what is wrong.
+        Args:
+            data: The bytes.
+            known: The mask that this receiver knows, if any.
+            like: The names and shapes that it expects. Without them a small payload may not claim
+                large tensors.
+
+        Raises:
+            WireError: The bytes are malformed; the message says what is wrong.
+            UnknownMask: They refer to a mask that is not ``known``.
         """
         packet, _ = _decode(data, known, like)
         return packet
@@ -188,20 +226,20 @@ class Chainable(ABC):
 
 @dataclass(frozen=True)
 class Chain(Chainable):
-    """Two codecs as one: what either may do, both may."""
+    """Two codecs as one, which may use the forms of both."""
 
     first: Chainable
     then: Chainable
 
     @property
-    def allow(self) -> Allow:
-        """What either may do."""
+    def allow(self) -> AllowedForms:
+        """The forms of both."""
         return self.first.allow | self.then.allow
 
 
 @dataclass(frozen=True)
 class Dense(Chainable):
-    """Every element in its own width, a bit per element for a mask.
+    """Every element in full width, a bit per element for a mask.
 
     Its size follows from the shapes alone.
 
@@ -212,10 +250,10 @@ class Dense(Chainable):
     tensor([1., 2.])
     """
 
-    allow = Allow()
+    allow = AllowedForms()
 
-    def cost(self, packet: Packet, known: Known | None = None) -> Mapping[str, int]:
-        """What :meth:`encode` spends, by part; computed once for all packets of the same shapes.
+    def cost(self, packet: Packet, known: KnownMask | None = None) -> CostByPart:
+        """Return what :meth:`encode` spends, by part; computed once for packets of equal shapes.
 
         >>> packet = Packet({"w": torch.tensor([1.0, 2.0])})
         >>> Dense().cost(packet) == Dense().encode(packet).cost
@@ -229,7 +267,7 @@ class Dense(Chainable):
         shapes = []
         for name, value in packet.values.items():
             shapes.append((name, tuple(value.shape), value.dtype, name in mask))
-        # A copy: a caller that adds to its costs must not change the remembered ones.
+        # A copy: a caller that adds to its costs must not change the cached ones.
         return dict(_dense_cost(tuple(shapes), packet.mask is not None))
 
 
@@ -237,24 +275,24 @@ class Dense(Chainable):
 class Bitmap(Chainable):
     """The kept elements and a bit per element; its size follows from the shapes and the density."""
 
-    allow = Allow(kept=True)
+    allow = AllowedForms(kept=True)
 
 
 @dataclass(frozen=True)
 class SubModel(Chainable):
     """The kept elements and, where a mask drops whole channels, a bit per channel."""
 
-    allow = Allow(kept=True, channels=True)
+    allow = AllowedForms(kept=True, channels=True)
 
 
 @dataclass(frozen=True)
 class Delta(Chainable):
-    """The kept elements and what changed in the mask since the receiver's.
+    """The kept elements and what changed since the mask that the receiver knows.
 
     A mask that did not change takes no bytes.
     """
 
-    allow = Allow(kept=True, known=True)
+    allow = AllowedForms(kept=True, known=True)
 
 
 @dataclass(frozen=True)
@@ -264,14 +302,14 @@ class Sparse(Chainable):
     Zeros of tensors without a mask are left out as well.
     """
 
-    allow = Allow(kept=True, zeros=True, channels=True, known=True)
+    allow = AllowedForms(kept=True, zeros=True, channels=True, known=True)
 
 
 @dataclass(frozen=True)
 class Codebook(Chainable):
     """Up to 256 distinct values and an index for each kept element, where that is smaller."""
 
-    allow = Allow(kept=True, book=True)
+    allow = AllowedForms(kept=True, book=True)
 
 
 @dataclass(frozen=True)
@@ -281,21 +319,21 @@ class Planes(Chainable):
     So a later codec can compress the exponents and leave the rest.
     """
 
-    allow = Allow(tools=Tools(planes=True))
+    allow = AllowedForms(tools=Tools(planes=True))
 
 
 @dataclass(frozen=True)
 class Zstd(Chainable):
     """zstandard wherever it makes a stream smaller."""
 
-    allow = Allow(tools=Tools(zstd=True))
+    allow = AllowedForms(tools=Tools(zstd=True))
 
 
 @dataclass(frozen=True)
 class Entropy(Chainable):
     """An asymmetric numeral system with integer frequencies, or zstandard where that is smaller.
 
-    ``slack``: zstandard is also taken where a long stream (8 KiB and up) gets larger by at most
+    ``slack``: zstandard is also taken where it makes a long stream (8 KiB and up) larger by at most
     this share, since it decodes tens of times faster.
     """
 
@@ -305,9 +343,9 @@ class Entropy(Chainable):
         check(0 <= self.slack <= 1, "slack", self.slack, "in [0, 1]")
 
     @property
-    def allow(self) -> Allow:
+    def allow(self) -> AllowedForms:
         """Both coders."""
-        return Allow(tools=Tools(ans=True, zstd=True, slack=self.slack))
+        return AllowedForms(tools=Tools(ans=True, zstd=True, slack=self.slack))
 
 
 @dataclass(frozen=True)
@@ -317,13 +355,13 @@ class Smallest(Chainable):
     slack: float = 0.015
 
     @property
-    def allow(self) -> Allow:
+    def allow(self) -> AllowedForms:
         """Every form."""
         return (Sparse() >> Codebook() >> Planes() >> Entropy(self.slack)).allow
 
 
 @dataclass(frozen=True)
-class Line:
+class ExplainedTensor:
     """How one tensor of a payload was written: its forms, its coders and its bytes."""
 
     name: str
@@ -334,96 +372,72 @@ class Line:
     bytes: int
 
 
-def explain(data: bytes, known: Known | None = None) -> tuple[Line, ...]:
-    """Which form each tensor of a payload took.
+def explain(data: bytes, known: KnownMask | None = None) -> tuple[ExplainedTensor, ...]:
+    """Return which form each tensor of a payload has.
 
     >>> packet = Packet({"w": torch.ones(4, 4)}, {"w": torch.eye(4) > 0})
-    >>> explain(Bitmap().encode(packet).data)
-    (Line(name='w', shape=(4, 4), mask='bits', values='kept', coders=('raw', 'raw'), bytes=20),)
+    >>> (tensor,) = explain(Bitmap().encode(packet).data)
+    >>> tensor.mask, tensor.values, tensor.coders, tensor.bytes
+    ('bits', 'kept', ('raw', 'raw'), 20)
     """
-    _, lines = _decode(data, known, None)
-    return lines
+    _, tensors = _decode(data, known, None)
+    return tensors
 
 
 # ---- both directions -----------------------------------------------------------------------------
 
 
-# A chain computes its allowance from its parts, and a codec encodes many packets.
+# Cached: a chain computes what it allows from its parts, and a codec encodes many packets.
 @lru_cache(maxsize=64)
-def _allow(codec: Chainable) -> Allow:
+def _allowed_forms(codec: Chainable) -> AllowedForms:
     return codec.allow
 
 
 @lru_cache(maxsize=64)
-def _measuring(codec: Chainable) -> Allow:
-    """The same, for tools that need not write what they can measure."""
+def _allowed_when_measuring(codec: Chainable) -> AllowedForms:
+    """Return the same forms, with tools that do not write what they can measure."""
     allow = codec.allow
     return replace(allow, tools=replace(allow.tools, measure=True))
 
 
-def refers_to_masks(codec: Codec) -> bool:
-    """Whether a codec can refer to a mask that its receiver holds; one of your own may."""
-    return not isinstance(codec, Chainable) or _allow(codec).known
+def can_refer_to_masks(codec: Codec) -> bool:
+    """Return whether a codec can refer to a mask that its receiver knows; a user's codec may."""
+    return not isinstance(codec, Chainable) or _allowed_forms(codec).known
 
 
-def _encode(packet: Packet, known: Known | None, allow: Allow) -> Encoded:
+def _encode(packet: Packet, known: KnownMask | None, allow: AllowedForms) -> Encoded:
     _check_packet(packet)
     mask = packet.mask or {}
-    entries: list[Entry] = []
+    entries: list[TensorEntry] = []
     cost = dict.fromkeys(COSTS, 0)
     body: Chunks = []
     for name, value in packet.values.items():
-        leaf = write_leaf(name, value, mask.get(name), _held(known, name, value.shape), allow)
-        entries.append(leaf.entry)
-        for chunks in leaf.streams.values():
+        known_mask = _find_known(known, name, value.shape)
+        written = write_tensor(name, value, mask.get(name), known_mask, allow)
+        entries.append(written.entry)
+        for chunks in written.streams.values():
             body += chunks
-        _add(cost, name, {part: size(chunks) for part, chunks in leaf.streams.items()})
-    data = pack(entries, body, packet.mask is not None, _digest(entries, known))
+        sizes = {part: count_bytes(chunks) for part, chunks in written.streams.items()}
+        _add_cost(cost, name, sizes)
+    data = pack(entries, body, packet.mask is not None, _digest_to_send(entries, known))
     cost["header"] = len(data) - sum(cost.values())
     return Encoded(data, cost)
 
 
-def _cost_with(
-    measured: Sequence[Measured], packet: Packet, known: Known | None, allow: Allow
-) -> Mapping[str, int]:
-    mask = packet.mask or {}
-    cost = dict.fromkeys(COSTS, 0)
-    rows: list[Row] = []
-    refers = False
-    for (name, value), of_values in zip(packet.values.items(), measured, strict=True):
-        form = of_values.mask
-        of_mask = 0
-        kept = mask.get(name)
-        if kept is not None:
-            form, chunks = write_mask(kept, _held(known, name, value.shape), allow)
-            of_mask = size(chunks)
-            refers = refers or form in _REFERRING
-        # A torch.Size is a tuple: it need not become another.
-        rows.append((name, value.dtype, value.shape, form_byte(form, of_values.form)))
-        _add(cost, name, of_values.sizes, of_mask)
-    digest = known.digest if known is not None and refers else None
-    body = sum(cost.values())
-    cost["header"] = packed_size(rows, body, packet.mask is not None, digest) - body
-    return cost
-
-
-def _digest(entries: Sequence[Entry], known: Known | None) -> bytes | None:
-    """The digest, which takes 8 bytes and is sent only where a mask refers to it."""
-    if known is None or not any(entry.mask in _REFERRING for entry in entries):
+def _digest_to_send(entries: Sequence[TensorEntry], known: KnownMask | None) -> bytes | None:
+    """Return the known mask's digest, which takes 8 bytes, where a tensor refers to that mask."""
+    if known is None:
         return None
-    return known.digest
+    return known.digest if any(entry.refers_to_known for entry in entries) else None
 
 
-_REFERRING = (MaskForm.SAME, MaskForm.FLIPS)
-
-
-def _add(cost: dict[str, int], name: str, sizes: Mapping[str, int], of_mask: int = 0) -> None:
-    """Add the parts of a tensor, and those of its mask, to what a packet spends."""
+def _add_cost(cost: dict[str, int], name: str, sizes: CostByPart, mask_size: int = 0) -> None:
+    """Add the parts of a tensor, and the size of its mask, to what a packet spends."""
     is_scores = name.split(".", 1)[0] == "scores"
     if is_scores:
-        cost["scores"] += of_mask + sum(sizes.values())
+        cost["scores"] += mask_size + sum(sizes.values())
         return
-    cost["mask"] += of_mask
+    cost["mask"] += mask_size
     for part, count in sizes.items():
         cost[part] += count
 
@@ -431,8 +445,8 @@ def _add(cost: dict[str, int], name: str, sizes: Mapping[str, int], of_mask: int
 @lru_cache(maxsize=64)
 def _dense_cost(
     shapes: tuple[tuple[str, tuple[int, ...], torch.dtype, bool], ...], masked: bool
-) -> Mapping[str, int]:
-    """What :class:`Dense` spends on a packet of these names, shapes, dtypes and "has a mask"."""
+) -> CostByPart:
+    """Return what :class:`Dense` spends on a packet of these names, shapes, dtypes and "masked"."""
     # Zeros cost what any other values would, and encoding them cannot disagree with `encode`.
     values: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
@@ -444,26 +458,26 @@ def _dense_cost(
 
 
 def _decode(
-    data: bytes, known: Known | None, like: Mapping[str, tuple[int, ...]] | None
-) -> tuple[Packet, tuple[Line, ...]]:
+    data: bytes, known: KnownMask | None, like: Mapping[str, tuple[int, ...]] | None
+) -> tuple[Packet, tuple[ExplainedTensor, ...]]:
     opened = unpack(data, like)
     if opened.known is not None and (known is None or known.digest != opened.known):
-        raise NotHeld(
-            "the payload refers to a mask this receiver does not hold; a full resend is needed."
+        raise UnknownMask(
+            "the payload refers to a mask this receiver does not know; a full resend is needed."
         )
     body = opened.body
     values: dict[str, Tensor] = {}
     mask: dict[str, Tensor] = {}
-    lines: list[Line] = []
+    tensors: list[ExplainedTensor] = []
     for entry in opened.entries:
         start = body.at
-        # The cursor collects the methods of this tensor's streams, for its line.
+        # The cursor collects the methods of this tensor's streams.
         body.methods = []
-        value, kept = read_leaf(entry, body, _held(known, entry.name, entry.shape))
+        value, kept = read_tensor(entry, body, _find_known(known, entry.name, entry.shape))
         values[entry.name] = value
         if kept is not None:
             mask[entry.name] = kept
-        line = Line(
+        tensor = ExplainedTensor(
             name=entry.name,
             shape=entry.shape,
             mask=entry.mask.name.lower(),
@@ -471,20 +485,20 @@ def _decode(
             coders=tuple(method.name.lower() for method in body.methods),
             bytes=body.at - start,
         )
-        lines.append(line)
+        tensors.append(tensor)
     if body.at != len(body.data):
         raise WireError(f"{len(body.data) - body.at} bytes follow the last tensor.")
-    return Packet(values, mask if opened.masked else None), tuple(lines)
+    return Packet(values, mask if opened.masked else None), tuple(tensors)
 
 
-def _held(known: Known | None, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """The mask a receiver holds for a tensor; None where it holds none, or one of another shape."""
+def _find_known(known: KnownMask | None, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the known mask of a tensor; None where there is none, or one of another shape."""
     if known is None:
         return None
-    held = known.mask.get(name)
-    if held is None or held.shape != shape:
+    mask = known.mask.get(name)
+    if mask is None or mask.shape != shape:
         return None
-    return held
+    return mask
 
 
 def _check_packet(packet: Packet) -> None:
@@ -500,3 +514,7 @@ def _check_packet(packet: Packet) -> None:
                 f"the mask of {name!r} is {kept.dtype} of shape {tuple(kept.shape)}; it must be"
                 f" torch.bool of shape {tuple(expected)}."
             )
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..errors import InputError, WireError, check
 from .entropy import Cursor, deflate, inflate, varint
@@ -23,17 +25,15 @@ from .streams import Chunks
 
 MAGIC = b"fgrv"
 VERSION = 1
-# Bytes of the digest that names the mask a receiver holds.
+# Bytes of the digest that names the mask a receiver knows.
 DIGEST = 8
 # Bytes of the checksum at the end.
 CHECKSUM = 4
 
-# The flags, which are added up in one byte.
-# The packet has masks.
+# The flags, which are added up in one byte: the packet has masks; the index is compressed; a digest
+# follows, because some masks refer to the one that the receiver knows.
 HAS_MASK = 1
-# The index is compressed.
 SHORT_INDEX = 2
-# A digest follows: some masks refer to what the receiver holds.
 HAS_KNOWN = 4
 
 # The limits of what a reader accepts.
@@ -45,7 +45,7 @@ MAX_DIMS = 16
 MAX_DIM = 1 << 40
 # Bytes of the index.
 MAX_INDEX = 1 << 22
-# An index of at most so many bytes is remembered once it is parsed.
+# An index of at most this many bytes is cached once it is parsed.
 SMALL_INDEX = 1 << 14
 
 # Without the expected shapes, a payload may take this much memory to read, or this many times its
@@ -54,7 +54,7 @@ FREE_BYTES = 1 << 25
 FREE_RATIO = 1 << 12
 # ... where an element takes its own width and, while it is read, a place of 8 bytes (or a symbol of
 # 4) and its part of a mask.
-WORKING = 12
+WORKING_BYTES = 12
 
 DTYPES: tuple[torch.dtype, ...] = (
     torch.float32,
@@ -71,11 +71,7 @@ DTYPES: tuple[torch.dtype, ...] = (
     torch.uint32,
     torch.uint64,
 )
-"""A dtype's place here is its code in the index; new ones are added at the end."""
-
-
-Row = tuple[str, torch.dtype, tuple[int, ...], int]
-"""Name, dtype, shape and form byte of a tensor, which hash faster than an :class:`Entry`."""
+"""A dtype's position here is its code in the index; new ones are added at the end."""
 
 
 class MaskForm(IntEnum):
@@ -87,9 +83,9 @@ class MaskForm(IntEnum):
     BITS = 1
     # a bit per row of dimension 0, then one per row of dimension 1
     CHANNELS = 2
-    # the mask the receiver holds
+    # the mask the receiver knows
     SAME = 3
-    # a bit per element: differs from the mask the receiver holds
+    # a bit per element: differs from the mask the receiver knows
     FLIPS = 4
     # no mask, but a bit per element: is not zero
     ZEROS = 5
@@ -106,51 +102,65 @@ class ValueForm(IntEnum):
     BOOK = 2
 
 
-def form_byte(mask: MaskForm, values: ValueForm) -> int:
-    """One byte for both forms: the mask's in the low four bits, the values' in the high four."""
-    return mask | values << 4
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What the index says about one tensor."""
+class TensorEntry(NamedTuple):
+    """What the index contains about one tensor; a tuple, which hashes fast."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    mask: MaskForm = MaskForm.NONE
-    values: ValueForm = ValueForm.FULL
+    form: int
+    """The mask's form in the low four bits, the values' form in the high four."""
+
+    @classmethod
+    def of(cls, name: str, value: Tensor, mask: MaskForm, values: ValueForm) -> TensorEntry:
+        """Return the entry of a tensor in these forms."""
+        # A torch.Size is a tuple: no need to make another.
+        return cls(name, value.dtype, value.shape, mask | values << 4)
 
     @property
-    def row(self) -> Row:
-        """The same as the index writes it."""
-        return self.name, self.dtype, self.shape, form_byte(self.mask, self.values)
+    def mask(self) -> MaskForm:
+        """The mask's form."""
+        return MaskForm(self.form & 15)
 
     @property
-    def count(self) -> int:
-        """How many elements it has."""
+    def values(self) -> ValueForm:
+        """The values' form."""
+        return ValueForm(self.form >> 4)
+
+    @property
+    def refers_to_known(self) -> bool:
+        """Whether its mask refers to the one that the receiver knows."""
+        return self.form & 15 in (MaskForm.SAME, MaskForm.FLIPS)
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedContainer:
     """A container whose index has been read and whose body has not."""
 
     masked: bool
     known: bytes | None
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
     body: Cursor
 
 
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | None) -> bytes:
-    """A container: header, index, body, checksum.
+def pack(entries: Sequence[TensorEntry], body: Chunks, masked: bool, known: bytes | None) -> bytes:
+    """Write a container: header, index, body, checksum.
 
-    ``known``: the digest of the mask that the receiver holds, if an entry refers to it.
+    Args:
+        entries: One per tensor.
+        body: The streams of all tensors, in order.
+        masked: Whether the packet has masks.
+        known: The digest of the mask that the receiver knows, if a tensor refers to it.
     """
-    head = _head(tuple(entry.row for entry in entries), masked, known)
+    head = _head(tuple(entries), masked, known)
     # The body is joined once, at the end: it may be hundreds of megabytes.
     chunks = [head, *body]
     checksum = 0
@@ -160,15 +170,22 @@ def pack(entries: Sequence[Entry], body: Chunks, masked: bool, known: bytes | No
     return b"".join(chunks)
 
 
-def packed_size(rows: Sequence[Row], body: int, masked: bool, known: bytes | None) -> int:
-    """How many bytes :func:`pack` makes of entries with these rows and a body of so many."""
-    return len(_head(tuple(rows), masked, known)) + body + CHECKSUM
+def packed_size(
+    entries: Sequence[TensorEntry], body: int, masked: bool, known: bytes | None
+) -> int:
+    """Return how many bytes :func:`pack` writes, if the body takes ``body`` bytes."""
+    return len(_head(tuple(entries), masked, known)) + body + CHECKSUM
 
 
-def _head(rows: tuple[Row, ...], masked: bool, known: bytes | None) -> bytes:
-    """All that comes before the body."""
-    check(len(rows) <= MAX_TENSORS, "the number of tensors", len(rows), f"at most {MAX_TENSORS}")
-    compressed, index = _index_field(rows)
+def _head(entries: tuple[TensorEntry, ...], masked: bool, known: bytes | None) -> bytes:
+    """Return everything before the body."""
+    check(
+        len(entries) <= MAX_TENSORS,
+        "the number of tensors",
+        len(entries),
+        f"at most {MAX_TENSORS}",
+    )
+    compressed, index = _index_field(entries)
 
     flags = 0
     if masked:
@@ -177,14 +194,14 @@ def _head(rows: tuple[Row, ...], masked: bool, known: bytes | None) -> bytes:
         flags |= SHORT_INDEX
     if known is not None:
         flags |= HAS_KNOWN
-    return MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(rows)) + index
+    return MAGIC + bytes([VERSION, flags]) + (known or b"") + varint(len(entries)) + index
 
 
-# The packets of a run have the same index and differ only in their numbers.
+# Cached: the packets of a run have the same index and differ only in their numbers.
 @lru_cache(maxsize=64)
-def _index_field(rows: tuple[Row, ...]) -> tuple[bool, bytes]:
-    """Whether the index is compressed, and the index preceded by its lengths."""
-    index = _write_index(rows)
+def _index_field(entries: tuple[TensorEntry, ...]) -> tuple[bool, bytes]:
+    """Return whether the index is compressed, and the index preceded by its lengths."""
+    index = _write_index(entries)
     frame = deflate(index)
     length = varint(len(index))
     # The second length, which only a compressed index has, is at most as long as the first.
@@ -193,10 +210,10 @@ def _index_field(rows: tuple[Row, ...]) -> tuple[bool, bytes]:
     return False, length + index
 
 
-def _write_index(rows: Sequence[Row]) -> bytes:
+def _write_index(entries: Sequence[TensorEntry]) -> bytes:
     out = bytearray()
     last = b""
-    for name, dtype, shape, form in rows:
+    for name, dtype, shape, form in entries:
         encoded = name.encode()
         check(
             len(encoded) <= MAX_NAME,
@@ -235,11 +252,17 @@ def _shared_prefix(a: bytes, b: bytes) -> int:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def unpack(data: bytes, like: Mapping[str, tuple[int, ...]] | None = None) -> Opened:
+def unpack(data: bytes, like: Mapping[str, tuple[int, ...]] | None = None) -> OpenedContainer:
     """Check the frame and read the index.
 
-    Nothing is allocated that the length of the bytes or the expected shapes ``like`` do not
-    justify.
+    Nothing is allocated that neither the length of the bytes nor the expected shapes justify.
+
+    Args:
+        data: The container.
+        like: The expected names and shapes; None if nothing is known about them.
+
+    Raises:
+        WireError: The bytes are malformed, or not what was expected.
     """
     cursor = Cursor(memoryview(data)[:-4], at=5)
     _check_frame(data)
@@ -260,11 +283,11 @@ def unpack(data: bytes, like: Mapping[str, tuple[int, ...]] | None = None) -> Op
         _check_like(entries, like)
     else:
         _check_growth(entries, len(data))
-    return Opened(masked, known, entries, cursor)
+    return OpenedContainer(masked, known, entries, cursor)
 
 
 def _check_frame(data: bytes) -> None:
-    """Magic, version and checksum."""
+    """Check magic, version and checksum."""
     # 12: the container of no tensors, which is magic, version, flags, two counts of 0 and checksum.
     if len(data) < 12 or data[:4] != MAGIC:
         raise WireError(
@@ -290,9 +313,9 @@ def _index_bytes(cursor: Cursor, compressed: bool) -> bytes:
     return inflate(frame, n, "the index")
 
 
-def _read_index(index: bytes, count: int, masked: bool, known: bool) -> tuple[Entry, ...]:
+def _read_index(index: bytes, count: int, masked: bool, known: bool) -> tuple[TensorEntry, ...]:
     cursor = Cursor(memoryview(index))
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     name = b""
     for _ in range(count):
         name = _read_name(cursor, name)
@@ -301,19 +324,19 @@ def _read_index(index: bytes, count: int, masked: bool, known: bool) -> tuple[En
             raise WireError(f"the payload names {entry.name!r} twice.")
         if not masked and entry.mask not in (MaskForm.NONE, MaskForm.ZEROS):
             raise WireError(f"{entry.name} has a mask in a payload without masks.")
-        if not known and entry.mask in (MaskForm.SAME, MaskForm.FLIPS):
+        if not known and entry.refers_to_known:
             raise WireError(
-                f"{entry.name} refers to a held mask, and the payload does not say which."
+                f"{entry.name} refers to a known mask, and the payload does not say which."
             )
         entries[entry.name] = entry
     if cursor.at != len(cursor.data):
         left = len(cursor.data) - cursor.at
-        raise WireError(f"the index holds {left} bytes after its last tensor.")
+        raise WireError(f"the index has {left} bytes after its last tensor.")
     return tuple(entries.values())
 
 
-# The packets of a run have the same index, so it is parsed once. Only a small one is remembered:
-# what strangers send must not fill the memory.
+# The packets of a run have the same index, so it is parsed once. Only a small one is cached: what
+# an unknown sender sends must not fill the memory.
 _read_small_index = lru_cache(maxsize=64)(_read_index)
 
 
@@ -323,7 +346,7 @@ def _read_name(cursor: Cursor, last: bytes) -> bytes:
     return last[:shared] + bytes(cursor.take(length, "a name"))
 
 
-def _read_entry(cursor: Cursor, encoded: bytes) -> Entry:
+def _read_entry(cursor: Cursor, encoded: bytes) -> TensorEntry:
     try:
         name = encoded.decode()
     except UnicodeDecodeError as error:
@@ -351,15 +374,15 @@ def _read_entry(cursor: Cursor, encoded: bytes) -> Entry:
     if mask_form == MaskForm.CHANNELS and dims < 2:
         raise WireError(f"{name} has {dims} dimensions and a mask of channels, which needs two.")
     if value_form == ValueForm.BOOK and dtype == torch.bool:
-        raise WireError(f"{name} holds booleans and a codebook, which they cannot have.")
-    return Entry(name, dtype, shape, MaskForm(mask_form), ValueForm(value_form))
+        raise WireError(f"{name} contains booleans and a codebook, which they cannot have.")
+    return TensorEntry(name, dtype, shape, form)
 
 
-def _check_like(entries: Sequence[Entry], like: Mapping[str, tuple[int, ...]]) -> None:
+def _check_like(entries: Sequence[TensorEntry], like: Mapping[str, tuple[int, ...]]) -> None:
     missing = set(like)
     for entry in entries:
         if entry.name not in like:
-            raise WireError(f"the payload holds {entry.name!r}, which was not expected.")
+            raise WireError(f"the payload contains {entry.name!r}, which was not expected.")
         expected = tuple(like[entry.name])
         if entry.shape != expected:
             raise WireError(f"{entry.name} has shape {entry.shape}; {expected} was expected.")
@@ -368,11 +391,11 @@ def _check_like(entries: Sequence[Entry], like: Mapping[str, tuple[int, ...]]) -
         raise WireError(f"the payload lacks {', '.join(map(repr, sorted(missing)))}.")
 
 
-def _check_growth(entries: Sequence[Entry], given: int) -> None:
+def _check_growth(entries: Sequence[TensorEntry], given: int) -> None:
     # Nothing confirms the shapes, so a small payload may not ask for large tensors.
     wanted = 0
     for entry in entries:
-        wanted += entry.count * (entry.dtype.itemsize + WORKING)
+        wanted += entry.elements * (entry.dtype.itemsize + WORKING_BYTES)
     allowed = max(FREE_BYTES, FREE_RATIO * given)
     if wanted > allowed:
         raise WireError(

@@ -1,7 +1,7 @@
 """The coders under the streams: zstandard, read safely, and an asymmetric numeral system (ANS).
 
 Sender and receiver must use the same probabilities to the last bit; otherwise the entropy coder
-decodes to wrong symbols and nobody notices. So integer frequencies are sent, never floats
+decodes to wrong symbols without an error. So integer frequencies are sent, never floats
 (docs/wire.md).
 """
 
@@ -29,9 +29,9 @@ LEVEL = 1
 # No frame of anything is shorter: magic (4), flags (1), content size (1), and a block of its header
 # (3) and at least a byte.
 SMALLEST_FRAME = 10
-# Frames of contents of so many bytes, from and to, are remembered, and so many of them in a thread:
-# 8 MiB at most. A shorter one is made as fast as it is looked up.
-LOOKED_UP = (1 << 12, 1 << 18)
+# Frames of contents of this many bytes, from and to, are cached, 32 of them per thread: 8 MiB at
+# most. A shorter one is made as fast as it is looked up.
+CACHED_SIZES = (1 << 12, 1 << 18)
 MOST_FRAMES = 32
 # The frequency of a 1 among bits is sent in 16 bits ...
 BIT_SCALE = 16
@@ -41,7 +41,7 @@ BYTE_SCALE = 22
 ONES = np.array([b.bit_count() for b in range(256)])
 
 
-class Method(IntEnum):
+class StreamMethod(IntEnum):
     """How the items of one stream are written; the stream's first byte."""
 
     RAW = 0
@@ -58,10 +58,10 @@ class Cursor:
         self.data = data
         self.at = at
         # The methods of the streams read so far, which `explain` reports.
-        self.methods: list[Method] = []
+        self.methods: list[StreamMethod] = []
 
     def take(self, n: int, what: str) -> memoryview:
-        """The next ``n`` bytes; ``what`` they are goes into the error message."""
+        """Return the next ``n`` bytes; ``what`` they are goes into the error message."""
         left = len(self.data) - self.at
         if n > left:
             raise WireError(f"the payload ends inside {what}: {n} bytes wanted, {left} left.")
@@ -69,26 +69,26 @@ class Cursor:
         return self.data[self.at - n : self.at]
 
     def byte(self, what: str) -> int:
-        """The next byte."""
+        """Return the next byte."""
         return self.take(1, what)[0]
 
-    def method(self, allowed: Sequence[Method], what: str) -> Method:
-        """The next byte as a method, which is also recorded in ``methods``."""
+    def method(self, allowed: Sequence[StreamMethod], what: str) -> StreamMethod:
+        """Return the next byte as a method, which is also recorded in ``methods``."""
         code = self.byte(what)
         if code not in allowed:
             codes = ", ".join(map(str, allowed))
             raise WireError(f"{what} is written by method {code}; allowed there: {codes}.")
-        method = Method(code)
+        method = StreamMethod(code)
         self.methods.append(method)
         return method
 
-    def starts(self, method: Method) -> bool:
-        """Whether the next stream is written by ``method``; nothing is read."""
+    def starts(self, method: StreamMethod) -> bool:
+        """Return whether the next stream is written by ``method``; nothing is read."""
         # A slice, because at the end of the data it is empty where an index would raise.
         return self.data[self.at : self.at + 1] == bytes([method])
 
     def varint(self, limit: int, what: str) -> int:
-        """The next number, seven bits to a byte, low bits first; refused above ``limit``."""
+        """Return the next number, seven bits to a byte, low bits first; none above ``limit``."""
         value = 0
         for shift in range(0, 63, 7):
             b = self.byte(what)
@@ -102,7 +102,7 @@ class Cursor:
 
 
 def varint(value: int) -> bytes:
-    """A number in seven bits to a byte, low bits first.
+    """Write a number in seven bits to a byte, low bits first.
 
     >>> varint(300).hex()
     'ac02'
@@ -135,27 +135,27 @@ _ZSTD = _Zstd()
 
 
 def deflate(data: bytes | memoryview) -> bytes:
-    """One zstandard frame that states its content size."""
+    """Compress to one zstandard frame that states its content size."""
     return _ZSTD.writer.compress(data)
 
 
-def deflate_once(content: Bytes) -> bytes:
-    """The same for bytes that nobody writes into; those of a short while ago are looked up.
+def deflate_cached(content: Bytes) -> bytes:
+    """Compress bytes that nobody writes into, or look up the frame of equal ones.
 
     Clients that are sent different parts of a model get some of its layers in common, each its own
     copy. To compare contents takes a fiftieth of the time to compress them.
     """
-    if not LOOKED_UP[0] <= len(content) <= LOOKED_UP[1]:
+    if not CACHED_SIZES[0] <= len(content) <= CACHED_SIZES[1]:
         return deflate(content.data)
     recent = _ZSTD.recent
-    # Different contents seldom have the same first bytes, so most are told apart by them.
+    # Different contents seldom have the same first bytes, so these tell most of them apart.
     key = (len(content), content[:64].tobytes())
     found = recent.pop(key, None)
     if found is not None and np.array_equal(found[0], content):
         frame = found[1]
     else:
         frame = deflate(content.data)
-    # At the end: the one that was not asked for the longest is left out first.
+    # At the end: the frame that was not used for longest is dropped first.
     recent[key] = (content, frame)
     if len(recent) > MOST_FRAMES:
         del recent[next(iter(recent))]
@@ -163,7 +163,7 @@ def deflate_once(content: Bytes) -> bytes:
 
 
 def inflate(frame: memoryview, n: int, what: str) -> bytes:
-    """The ``n`` bytes of a frame.
+    """Decompress the ``n`` bytes of a frame.
 
     A frame that states another size, or none, is refused before anything is allocated.
     """
@@ -179,7 +179,7 @@ def inflate(frame: memoryview, n: int, what: str) -> bytes:
     except zstandard.ZstdError as error:
         raise WireError(f"the frame of {what} cannot be read: {error}.") from error
     if len(out) != n:
-        raise WireError(f"the frame of {what} holds {len(out)} bytes; {n} are expected.")
+        raise WireError(f"the frame of {what} contains {len(out)} bytes; {n} are expected.")
     return out
 
 
@@ -187,7 +187,7 @@ def inflate(frame: memoryview, n: int, what: str) -> bytes:
 
 
 def frequencies(counts: Counts) -> Counts:
-    """Counts as integers that sum to a power of two, at least 1 wherever something was counted.
+    """Scale counts to integers that sum to a power of two, at least 1 where something was counted.
 
     f_i = 1 + floor(c_i (T - u) / N) for the u symbols that occur; what is left of T goes to the
     most frequent symbol.
@@ -206,7 +206,7 @@ def frequencies(counts: Counts) -> Counts:
 
 
 def table_bytes(f: Counts) -> bytes:
-    """The scale, then the frequencies as varints; a 0 is followed by how many more zeros follow."""
+    """Write the scale, then the frequencies; a 0 is followed by how many more zeros follow."""
     used = np.flatnonzero(f).tolist()
     out = bytearray([int(f.sum()).bit_length() - 1])
     last = -1
@@ -238,7 +238,7 @@ def read_table(cursor: Cursor, symbols: int, what: str) -> Counts:
 
 
 def bit_frequencies(ones: int) -> Counts:
-    """The frequencies of a byte of eight independent bits, each 1 with frequency ``ones`` of 2^16.
+    """Return the frequencies of a byte of eight independent bits, each 1 with ``ones`` of 2^16.
 
     W_j = max(1, ones^j (2^16 - ones)^(8-j) >> 106) for a byte with j ones, in exact integers; byte
     0 or 255, the likelier, gets the rest of 2^22.
@@ -253,7 +253,7 @@ def bit_frequencies(ones: int) -> Counts:
 
 
 def entropy_bytes(counts: Counts) -> float:
-    """The empirical bound of a stream in bytes: -sum c_i log2(c_i / N) / 8.
+    """Return the empirical bound of a stream in bytes: -sum c_i log2(c_i / N) / 8.
 
     >>> entropy_bytes(np.array([8, 8]))
     2.0
@@ -266,7 +266,7 @@ def entropy_bytes(counts: Counts) -> float:
 
 
 def flag_bytes(ones: int, n: int) -> float:
-    """The same bound for ``n`` bits of which ``ones`` are 1.
+    """Return the same bound for ``n`` bits of which ``ones`` are 1.
 
     >>> flag_bytes(8, 16)
     2.0
@@ -293,76 +293,66 @@ def _bit_model(ones: int) -> Any:
     return _model(bit_frequencies(ones))
 
 
-def write_ans(symbols: Bytes, f: Counts) -> bytes:
-    """The symbols as words of the coder, preceded by the number of words."""
+def encode_ans(symbols: Bytes, f: Counts) -> Any:
+    """Encode symbols of these frequencies, for :func:`ans_bytes` or :func:`ans_size`."""
     # The coder sees only the symbols that occur, by their rank: one with frequency 0 would still
     # take a share of the probabilities.
     used = np.flatnonzero(f)
-    return _write(_ranks(symbols, used), _model(f[used]))
-
-
-def ans_size(symbols: Bytes, f: Counts) -> int:
-    """How many bytes :func:`write_ans` takes."""
-    used = np.flatnonzero(f)
-    return _written_size(_ranks(symbols, used), _model(f[used]))
-
-
-def _ranks(symbols: Bytes, used: Counts) -> npt.NDArray[np.int32]:
-    ranks_are_symbols = used[-1] == len(used) - 1
-    if ranks_are_symbols:
-        return symbols.astype(np.int32)
+    if _ranks_are_symbols(used):
+        return _encode(symbols, _model(f[used]))
     rank = np.zeros(256, np.int32)
     rank[used] = np.arange(len(used), dtype=np.int32)
-    return rank.take(symbols)
+    return _encode(rank.take(symbols), _model(f[used]))
 
 
-def write_bit_ans(packed: Bytes, ones: int) -> bytes:
-    """The same for packed bits, each 1 with frequency ``ones`` of 2^16."""
-    return _write(packed.astype(np.int32), _bit_model(ones))
+def encode_bit_ans(packed: Bytes, ones: int) -> Any:
+    """Encode packed bits, each 1 with frequency ``ones`` of 2^16, as :func:`encode_ans` does."""
+    return _encode(packed, _bit_model(ones))
 
 
-def bit_ans_size(packed: Bytes, ones: int) -> int:
-    """How many bytes :func:`write_bit_ans` takes."""
-    return _written_size(packed.astype(np.int32), _bit_model(ones))
-
-
-def _coded(ranks: npt.NDArray[np.int32], model: Any) -> Any:
+def _encode(ranks: npt.NDArray[Any], model: Any) -> Any:
     # The coder is a stack: written in reverse, the symbols are read in order.
     coder = constriction.stream.stack.AnsCoder()
-    coder.encode_reverse(ranks, model)
+    coder.encode_reverse(ranks.astype(np.int32, copy=False), model)
     return coder
 
 
-def _write(ranks: npt.NDArray[np.int32], model: Any) -> bytes:
-    words: npt.NDArray[np.uint32] = _coded(ranks, model).get_compressed().astype("<u4")
+def _ranks_are_symbols(used: Counts) -> bool:
+    """Return whether the symbols that occur are 0, 1, 2, ... without a gap."""
+    return bool(used[-1] == len(used) - 1)
+
+
+def ans_bytes(coder: Any) -> bytes:
+    """Return the words of a coder, preceded by their number."""
+    words: npt.NDArray[np.uint32] = coder.get_compressed().astype("<u4")
     return varint(len(words)) + words.tobytes()
 
 
-def _written_size(ranks: npt.NDArray[np.int32], model: Any) -> int:
-    words: int = _coded(ranks, model).num_words()
+def ans_size(coder: Any) -> int:
+    """Return how many bytes :func:`ans_bytes` takes."""
+    words: int = coder.num_words()
     return len(varint(words)) + 4 * words
 
 
 def read_ans(cursor: Cursor, n: int, f: Counts, what: str) -> Bytes:
-    """The ``n`` symbols of :func:`write_ans`; words left over are refused."""
+    """Read the ``n`` symbols of :func:`encode_ans`; words left over are refused."""
     used = np.flatnonzero(f)
     if len(used) < 2:
         raise WireError(f"the frequencies of {what} name fewer than two symbols.")
     ranks = _read(cursor, n, _model(f[used]), what)
-    ranks_are_symbols = used[-1] == len(used) - 1
-    if ranks_are_symbols:
+    if _ranks_are_symbols(used):
         return ranks.astype(np.uint8)
     return used.astype(np.uint8).take(ranks)
 
 
 def read_bit_ans(cursor: Cursor, n: int, ones: int, what: str) -> Bytes:
-    """The ``n`` packed bytes of :func:`write_bit_ans`."""
+    """Read the ``n`` packed bytes of :func:`encode_bit_ans`."""
     return _read(cursor, n, _bit_model(ones), what).astype(np.uint8)
 
 
 def _read(cursor: Cursor, n: int, model: Any, what: str) -> npt.NDArray[np.int32]:
-    # A symbol takes at most 24 bits, less than a word, and the coder's state takes two words: an
-    # honest stream has at most n + 2.
+    # A symbol takes at most 24 bits, less than a word, and the coder's state takes two words: a
+    # well-formed stream has at most n + 2.
     count = cursor.varint(n + 2, f"the words of {what}")
     words = np.frombuffer(cursor.take(4 * count, what), "<u4")
     try:
@@ -372,5 +362,5 @@ def _read(cursor: Cursor, n: int, model: Any, what: str) -> npt.NDArray[np.int32
         raise WireError(f"the words of {what} end in a zero.") from error
     ranks: npt.NDArray[np.int32] = coder.decode(model, n)
     if not coder.is_empty():
-        raise WireError(f"the words of {what} hold more than {n} symbols.")
+        raise WireError(f"the words of {what} contain more than {n} symbols.")
     return ranks

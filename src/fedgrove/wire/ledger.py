@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core import Answer, Task
-
-Parts = Mapping[str, int]
+from ..core import Answer, Cost, Task
+from ..renamed import find_renamed
 
 
 @dataclass
@@ -18,17 +17,17 @@ class Ledger:
     up: dict[str, int] = field(default_factory=dict)
     down: dict[str, int] = field(default_factory=dict)
     name_of: Callable[[Task], str] | None = None
-    """Which of several books a message is in as well; without it there is one."""
+    """Names the ledger of :attr:`by_name` in which a message is counted as well."""
     by_name: dict[str, Ledger] = field(default_factory=dict)
 
     def tally(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
-        """Count the answers that pass through; a lost one was paid for too."""
+        """Count the answers that pass through, and what lost ones have cost."""
         tasks_paid_for: set[int] = set()
         for task, answer in answers:
             # What an engine passes on may be no answer at all; the gate refuses it later.
             cost = dict(getattr(answer, "cost", {}))
             if id(task) in tasks_paid_for:
-                # A second answer: the task itself was sent once.
+                # A second answer: the task was sent only once.
                 cost.pop("down", None)
             tasks_paid_for.add(id(task))
             self.add(cost)
@@ -36,7 +35,7 @@ class Ledger:
                 self.by_name.setdefault(self.name_of(task), Ledger()).add(cost)
             yield task, answer
 
-    def add(self, cost: Mapping[str, Parts]) -> None:
+    def add(self, cost: Cost) -> None:
         """Add one pair of messages, or another ledger's totals."""
         for part, count in cost.get("up", {}).items():
             self.up[part] = self.up.get(part, 0) + count
@@ -44,14 +43,14 @@ class Ledger:
             self.down[part] = self.down.get(part, 0) + count
 
     def totals(self, prefix: str = "bytes") -> dict[str, int]:
-        """The bytes of both directions, under the names of ``summary.json``."""
+        """Return the bytes of both directions, under the names of ``summary.json``."""
         return {
             f"{prefix}_up": sum(self.up.values()),
             f"{prefix}_down": sum(self.down.values()),
         }
 
     def parts(self, prefix: str = "bytes") -> dict[str, dict[str, int]]:
-        """The same by part of the cost."""
+        """Return the bytes of both directions, by part of the cost."""
         return {
             f"{prefix}_up_parts": dict(sorted(self.up.items())),
             f"{prefix}_down_parts": dict(sorted(self.down.items())),
@@ -59,15 +58,18 @@ class Ledger:
 
 
 CAUSE_OF_PART = {"mask": "masks", "scores": "evidence", "header": "headers"}
-"""Parts of the cost that have a cause of their own; all others are values."""
+"""Part of the cost -> the cause it is counted under; all other parts are values."""
 
 
-def causes(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What a run's bytes, both ways, were spent on, from the lines of metrics.jsonl.
+def sum_by_cause(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Sum what a run's bytes, in both directions, were spent on; the causes add up to the total.
 
-    The causes add up to the total. ``exchanges`` are those that are not rounds (a grouping, a
-    probe), whole; of the rounds: ``values`` (with codebooks and indices), ``masks``, ``evidence``
-    (scores) and ``headers``.
+    Args:
+        lines: The lines of ``metrics.jsonl``.
+
+    Returns:
+        ``exchanges`` that are not rounds (a grouping, a probe), whole; of the rounds ``values``
+        (with codebooks and indices), ``masks``, ``evidence`` (scores) and ``headers``.
     """
     totals = dict.fromkeys(("exchanges", "values", "masks", "evidence", "headers"), 0)
     for line in lines:
@@ -77,3 +79,7 @@ def causes(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
                 cause = CAUSE_OF_PART.get(part, "values") if is_round else "exchanges"
                 totals[cause] += count
     return totals
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

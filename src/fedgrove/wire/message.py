@@ -1,41 +1,43 @@
 """Tasks and reports as bytes: a JSON header with the lengths, then each packet as encoded.
 
-``length of the header (4 bytes, little-endian) | header | packet | packet ...``; the header holds
-verb, client, round, numbers, the version of what the client remembers, and ``packets: [[name,
-length], ...]``. A client that cannot read a task because it does not hold a mask answers with
-:class:`Lacks`, and is sent the task again, whole.
+``length of the header (4 bytes, little-endian) | header | packet | packet ...``; the header
+contains verb, client, round, numbers, the version of the client's memory, and ``packets: [[name,
+length], ...]``. A client that cannot read a task because it does not know a mask answers with a
+:class:`ResendRequest`, and is sent the whole task again.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..core import Packet, Report, Task
-from ..errors import NotHeld, WireError
-from .codec import Codec, Known
+from ..errors import UnknownMask, WireError
+from ..renamed import find_renamed
+from .codec import Codec, CostByPart, Encoded, KnownMask
 
-Knows = Mapping[str, Known | None]
-"""What a receiver holds of earlier messages, by packet."""
-NOTHING: Knows = {}
-Cost = Mapping[str, int]
+KnownMasks = Mapping[str, KnownMask | None]
+"""By packet, the mask that a receiver knows from earlier messages."""
+NO_KNOWN_MASKS: KnownMasks = {}
 MAX_HEAD = 1 << 20
 """The longest header a reader accepts, in bytes."""
+MALFORMED_FIELDS = (KeyError, TypeError, ValueError, OverflowError)
+"""What reading the fields of a header can raise: one is missing, of another type, or infinite."""
 
 
 @dataclass(frozen=True)
-class Lacks:
-    """A client's answer to a task that it cannot read: it lacks the masks of these packets."""
+class ResendRequest:
+    """A client's answer to a task that it cannot read: it does not know the masks of packets."""
 
     of: int
     packets: tuple[str, ...]
 
 
 def task_head(task: Task) -> dict[str, Any]:
-    """The header of a task, without the lengths of its packets."""
+    """Return the header of a task, without the lengths of its packets."""
     head: dict[str, Any] = {"to": task.to, "verb": task.verb, "round": task.round}
     # What most tasks do not have is left out.
     if task.attempt:
@@ -46,7 +48,7 @@ def task_head(task: Task) -> dict[str, Any]:
 
 
 def report_head(report: Report) -> dict[str, Any]:
-    """The header of a report, without the lengths of its packets."""
+    """Return the header of a report, without the lengths of its packets."""
     head: dict[str, Any] = {"of": report.of, "examples": report.examples}
     if report.memory is not None:
         head["memory"] = report.memory
@@ -56,60 +58,95 @@ def report_head(report: Report) -> dict[str, Any]:
 # ---- writing -------------------------------------------------------------------------------------
 
 
-def measure(
-    head: dict[str, Any], packets: Mapping[str, Packet], cost: Callable[[str, Packet], Cost]
-) -> dict[str, int]:
-    """The length of a message by part of the cost, without joining its bytes."""
-    # The lengths stand in the header, so the packets are measured before it. "header" comes first
-    # in the result, whatever the codec counts.
+def measure(head: dict[str, Any], costs: Mapping[str, CostByPart]) -> dict[str, int]:
+    """Return the length of a message by part, without joining its bytes.
+
+    Args:
+        head: The header, without lengths.
+        costs: What each packet takes.
+    """
+    # The header contains the lengths of the packets. It comes first in the result, whatever the
+    # codec counts.
     total = {"header": 0}
     lengths: dict[str, int] = {}
-    for name, packet in packets.items():
-        parts = cost(name, packet)
+    for name, parts in costs.items():
         lengths[name] = sum(parts.values())
         for part, n in parts.items():
             total[part] = total.get(part, 0) + n
-    total["header"] += 4 + len(_head_bytes(head, lengths))
+    total["header"] += len(_write_head(head, lengths))
     return total
 
 
-def write(
-    head: dict[str, Any], packets: Mapping[str, Packet], codec: Codec, known: Knows = NOTHING
+def join_encoded(
+    head: dict[str, Any], encoded: Mapping[str, Encoded]
+) -> tuple[bytes, dict[str, bytes], CostByPart]:
+    """Return a message as its head and its packets, which follow it, and its length by part."""
+    packets: dict[str, bytes] = {}
+    costs: dict[str, CostByPart] = {}
+    for name, packet in encoded.items():
+        packets[name] = packet.data
+        costs[name] = packet.cost
+    lengths = {name: len(data) for name, data in packets.items()}
+    return _write_head(head, lengths), packets, measure(head, costs)
+
+
+def _write(
+    head: dict[str, Any], packets: Mapping[str, Packet], codec: Codec, known: KnownMasks
 ) -> bytes:
-    """A whole message; ``known`` is what its receiver holds, by packet."""
-    blobs: dict[str, bytes] = {}
+    """Return a whole message."""
+    written: list[bytes] = []
+    lengths: dict[str, int] = {}
     for name, packet in packets.items():
-        blobs[name] = codec.encode(packet, known.get(name)).data
-    return b"".join([write_head(head, blobs), *blobs.values()])
-
-
-def write_head(head: dict[str, Any], packets: Mapping[str, bytes]) -> bytes:
-    """The first part of a message; the encoded packets that follow it are ``packets``."""
-    lengths = {name: len(blob) for name, blob in packets.items()}
-    head_bytes = _head_bytes(head, lengths)
-    return struct.pack("<I", len(head_bytes)) + head_bytes
+        data = codec.encode(packet, known.get(name)).data
+        written.append(data)
+        lengths[name] = len(data)
+    return b"".join([_write_head(head, lengths), *written])
 
 
 # Made once: json.dumps makes a new encoder at each call that sets separators.
 _write_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def _head_bytes(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
+def _write_head(head: dict[str, Any], lengths: Mapping[str, int]) -> bytes:
+    """Return the header with the lengths of the packets, preceded by its own length."""
     complete = head | {"packets": list(lengths.items())}
-    return _write_json(complete).encode()
+    head_bytes = _write_json(complete).encode()
+    return struct.pack("<I", len(head_bytes)) + head_bytes
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
 def read(
-    data: bytes, codec: Codec, known: Knows = NOTHING
+    data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS
 ) -> tuple[dict[str, Any], dict[str, Packet]]:
-    """The header and the packets of a message; every length is checked before it is used.
+    """Return the header and the packets of a message; every length is checked before it is used.
 
-    Raises :class:`~fedgrove.errors.NotHeld` with the names of all packets that refer to a mask
-    which is not ``known``.
+    Raises:
+        WireError: The bytes are no message.
+        UnknownMask: Packets refer to masks that are not ``known``; all of them are named.
     """
+    head, lengths, body_start = _read_head(data)
+    packets: dict[str, Packet] = {}
+    unknown: list[str] = []
+    at = body_start
+    for name, length in lengths.items():
+        try:
+            packets[name] = codec.decode(data[at : at + length], known.get(name))
+        except UnknownMask:
+            unknown.append(name)
+        at += length
+    if unknown:
+        raise UnknownMask(
+            f"the reader of a message does not know the masks that {', '.join(unknown)} refer to;"
+            " send it again, whole.",
+            tuple(unknown),
+        )
+    return head, packets
+
+
+def _read_head(data: bytes) -> tuple[dict[str, Any], dict[str, int], int]:
+    """Return the header, the lengths of the packets, and where the first one begins."""
     if len(data) < 4:
         raise WireError(
             f"a message of {len(data)} bytes is shorter than its own length field; it was cut"
@@ -122,67 +159,38 @@ def read(
             f"a message header of {head_length} bytes does not fit in the {len(data)} bytes"
             " received."
         )
-    lengths: list[tuple[str, int]] = []
+    lengths: dict[str, int] = {}
+    named_twice = False
     try:
         head = json.loads(data[4:body_start])
         for name, length in head.pop("packets"):
-            lengths.append((str(name), int(length)))
-    # What a stranger's JSON can lead to: text that is no JSON (ValueError), nested too deep
-    # (RecursionError), no object (AttributeError, TypeError), no "packets" (KeyError), an infinite
-    # length (OverflowError).
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+            named_twice = named_twice or str(name) in lengths
+            lengths[str(name)] = int(length)
+    # What JSON from an unknown sender can lead to, besides malformed fields: an object that is none
+    # (AttributeError), and one that is nested too deep (RecursionError).
+    except (*MALFORMED_FIELDS, AttributeError, RecursionError) as error:
         raise WireError(f"malformed message header: {error}.") from None
-
-    seen: set[str] = set()
-    total = 0
-    any_negative = False
-    for name, length in lengths:
-        if name in seen:
-            raise WireError("a message names a packet twice.")
-        seen.add(name)
-        total += length
-        any_negative = any_negative or length < 0
+    if named_twice:
+        raise WireError("a message names a packet twice.")
     # A negative length could make the sum right and still read a packet's bytes twice.
-    if any_negative or total != len(data) - body_start:
+    any_negative = min(lengths.values(), default=0) < 0
+    if any_negative or sum(lengths.values()) != len(data) - body_start:
         raise WireError(
             "the packets of a message do not add up to its length; it was cut short or altered."
         )
-
-    packets: dict[str, Packet] = {}
-    lacking: list[str] = []
-    at = body_start
-    for name, length in lengths:
-        try:
-            packets[name] = codec.decode(data[at : at + length], known.get(name))
-        except NotHeld:
-            lacking.append(name)
-        at += length
-    if lacking:
-        raise NotHeld(
-            f"the reader of a message lacks the masks that {', '.join(lacking)} refer to; send it"
-            " again, whole.",
-            tuple(lacking),
-        )
-    return head, packets
+    return head, lengths, body_start
 
 
 # ---- tasks and reports ---------------------------------------------------------------------------
 
 
-def write_task(task: Task, codec: Codec, known: Knows = NOTHING) -> bytes:
-    """A task as bytes."""
-    return write(task_head(task), task.send, codec, known)
+def write_task(task: Task, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS) -> bytes:
+    """Write a task as bytes; ``known`` are the masks that its client knows."""
+    return _write(task_head(task), task.send, codec, known)
 
 
-def read_task(data: bytes, codec: Codec, known: Knows = NOTHING) -> Task:
-    """A task from bytes."""
+def read_task(data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS) -> Task:
+    """Read a task from bytes; ``known`` are the masks that this client knows."""
     head, packets = read(data, codec, known)
     try:
         return Task(
@@ -192,42 +200,45 @@ def read_task(data: bytes, codec: Codec, known: Knows = NOTHING) -> Task:
             verb=str(head["verb"]),
             round=int(head["round"]),
             attempt=int(head.get("attempt", 0)),
-            memory=_version(head),
+            memory=_memory_version(head),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except MALFORMED_FIELDS as error:
         raise WireError(
             f"the header of a task lacks a field or has a malformed one: {error}."
         ) from None
 
 
-def write_report(report: Report, codec: Codec, known: Knows = NOTHING) -> bytes:
-    """A report as bytes."""
-    return write(report_head(report), report.give, codec, known)
+def write_report(report: Report, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS) -> bytes:
+    """Write a report as bytes; ``known`` are the masks that the server knows."""
+    return _write(report_head(report), report.give, codec, known)
 
 
-def read_report(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report:
-    """A report from bytes."""
+def read_report(data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS) -> Report:
+    """Read a report from bytes; ``known`` are the masks that the server knows."""
     head, packets = read(data, codec, known)
-    return _report(head, packets)
+    return _make_report(head, packets)
 
 
-def write_lacks(lacks: Lacks, codec: Codec) -> bytes:
-    """What a client lacks, as bytes."""
-    return write({"of": lacks.of, "lacks": list(lacks.packets)}, {}, codec)
+def write_resend_request(request: ResendRequest, codec: Codec) -> bytes:
+    """Write a request to send a task again, whole."""
+    # "lacks" is part of the format: nodes of other versions send and read it.
+    return _write({"of": request.of, "lacks": list(request.packets)}, {}, codec, NO_KNOWN_MASKS)
 
 
-def read_answer(data: bytes, codec: Codec, known: Knows = NOTHING) -> Report | Lacks:
-    """What a client answers: a report, or what it lacks to read its task."""
+def read_answer(
+    data: bytes, codec: Codec, known: KnownMasks = NO_KNOWN_MASKS
+) -> Report | ResendRequest:
+    """Read a client's answer: a report, or the request to send its task again."""
     head, packets = read(data, codec, known)
     if "lacks" not in head:
-        return _report(head, packets)
+        return _make_report(head, packets)
     try:
-        return Lacks(int(head["of"]), tuple(str(name) for name in head["lacks"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return ResendRequest(int(head["of"]), tuple(str(name) for name in head["lacks"]))
+    except MALFORMED_FIELDS as error:
         raise WireError(f"the header of an answer is malformed: {error}.") from None
 
 
-def _report(head: dict[str, Any], packets: dict[str, Packet]) -> Report:
+def _make_report(head: dict[str, Any], packets: dict[str, Packet]) -> Report:
     try:
         metrics = {str(k): float(v) for k, v in dict(head["metrics"]).items()}
         return Report(
@@ -235,15 +246,19 @@ def _report(head: dict[str, Any], packets: dict[str, Packet]) -> Report:
             give=packets,
             examples=int(head["examples"]),
             metrics=metrics,
-            memory=_version(head),
+            memory=_memory_version(head),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except MALFORMED_FIELDS as error:
         raise WireError(
             f"the header of a report lacks a field or has a malformed one: {error}."
         ) from None
 
 
-def _version(head: dict[str, Any]) -> str | None:
-    """The version of a client's memory, as a header names it."""
-    given = head.get("memory")
-    return None if given is None else str(given)
+def _memory_version(head: dict[str, Any]) -> str | None:
+    """Return the version of the client's memory that a header names."""
+    version = head.get("memory")
+    return None if version is None else str(version)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

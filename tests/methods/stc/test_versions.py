@@ -238,7 +238,11 @@ def test_it_can_be_written_and_read() -> None:
     tensors: Tree = {}
     frozen = freeze(state, tensors)
     again = thaw(frozen, tensors, versions.first(vector(0.0, 0.0)))
-    assert (again.numbers, again.origins, again.held) == (state.numbers, state.origins, state.held)
+    assert (again.numbers, again.origins, again.known_state) == (
+        state.numbers,
+        state.origins,
+        state.held,
+    )
     assert trees.equal(again.models[2], state.models[2])
     assert trees.equal(again.updates[1][0], state.updates[1][0])
 

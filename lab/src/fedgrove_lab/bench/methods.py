@@ -35,7 +35,7 @@ from fedgrove.runs.lockstep import Member, share
 from fedgrove.runs.rounds import Answers
 from fedgrove.runs.run import Run
 from fedgrove.runs.serving import few_collections
-from fedgrove.wire.codec import digest_of
+from fedgrove.wire.codec import hash_mask
 
 from .where import PARTS, Look, can_look
 
@@ -142,7 +142,7 @@ class Runner:
             packets += task.send.values()
         for report in reports:
             packets += report.give.values()
-        masks = {digest_of(packet.mask) for packet in packets if packet.mask}
+        masks = {hash_mask(packet.mask) for packet in packets if packet.mask}
         are_new = not masks <= self._masks
         self._masks |= masks
         return are_new

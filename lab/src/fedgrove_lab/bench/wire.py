@@ -25,9 +25,9 @@ from fedgrove.parts import mask as masks
 from fedgrove.parts.allocate import Uniform
 from fedgrove.parts.quantise import cluster
 from fedgrove.seeds import single_thread
-from fedgrove.wire.codec import Line, Smallest, explain
+from fedgrove.wire.codec import ExplainedTensor, Smallest, explain
 from fedgrove.wire.entropy import entropy_bytes, flag_bytes
-from fedgrove.wire.forms import to_words
+from fedgrove.wire.tensors import to_words
 
 from . import plain_codec
 from .weights import Weights
@@ -170,7 +170,7 @@ def _row(weights: Weights, density: float, k: int, packet: Packet, repeats: int)
     )
 
 
-def bounds(packet: Packet, lines: Sequence[Line]) -> dict[str, float]:
+def bounds(packet: Packet, lines: Sequence[ExplainedTensor]) -> dict[str, float]:
     """Order-0 entropies in bytes, tensor by tensor.
 
     Numbers count as indices or as values, by how ``lines`` say that each tensor was written.

@@ -46,16 +46,15 @@ from torch import Tensor
 from ... import trees
 from ...core import Answer, Packet, Report
 from ...trees import Tree
-from ...wire.codec import Chainable, Codec, Known
-from ...wire.count import (
-    NOTHING,
+from ...wire.codec import Chainable, Codec, CostByPart, KnownMask
+from ...wire.message_costs import (
+    NO_COSTS,
     BroadcastCosts,
-    known_of_report,
-    known_of_task,
-    look_up_down,
+    count_task_ahead,
+    find_masks_known_to_client,
+    find_masks_known_to_server,
 )
-from ...wire.forms import Allow
-from ...wire.message import Cost
+from ...wire.tensors import AllowedForms
 from ..pool import shared
 from ..pool.engine import cores, default_start
 from ..pool.message import Indices, packets_of, trees_of
@@ -81,7 +80,7 @@ would wait, without end, for a process that hangs or that waits for its answers 
 PATIENCE = 30.0
 """Seconds within which a process must have counted what it was given first."""
 
-Costs = Mapping[str, Cost]
+Costs = Mapping[str, CostByPart]
 """What packets take, by name."""
 
 WHERE = struct.Struct("<QQQ")
@@ -95,7 +94,7 @@ the one that sends them.
 class Order(NamedTuple):
     """What a process is to count."""
 
-    allow: Allow
+    allow: AllowedForms
     """What the codec may do. Not the codec itself: the process may not have its class, or may have
     an older one of that name."""
     packets: Indices
@@ -125,10 +124,10 @@ class Parcel(NamedTuple):
 class Stated(Chainable):
     """A codec of which is known what it may do, and no more."""
 
-    stated: Allow
+    stated: AllowedForms
 
     @property
-    def allow(self) -> Allow:
+    def allow(self) -> AllowedForms:
         """As it was stated."""
         return self.stated
 
@@ -160,7 +159,7 @@ class Awaited(NamedTuple):
 
     name: str
     packet: Packet
-    known: Known | None
+    known: KnownMask | None
     ticket: Ticket
 
 
@@ -182,7 +181,7 @@ def look_up_tasks(
         if counters is not None and _is_told(codec):
             # What goes wrong here goes wrong where it is counted in its turn, and is said there.
             with suppress(Exception):
-                known = known_of_task(job.task, codec, job.run.held)
+                known = find_masks_known_to_client(job.task, codec, job.run.known_state)
                 own: dict[str, Packet] = {}
                 for name, packet in job.task.send.items():
                     if receivers[id(packet.values)] <= FEW_RECEIVERS:
@@ -191,7 +190,7 @@ def look_up_tasks(
                     handed_out.append(Awaited(name, own[name], known[name], ticket))
         awaited += handed_out
         names = {each.name for each in handed_out}
-        look_up_down(job.task, codec, job.run.held, sent, leave_out=names)
+        count_task_ahead(job.task, codec, job.run.known_state, sent, leave_out=names)
     return awaited
 
 
@@ -212,7 +211,7 @@ def counted(
     """
     if counters is None:
         for job, answer in answers:
-            yield job, answer, NOTHING
+            yield job, answer, NO_COSTS
         return
     waiting: deque[tuple[Job, Answer, Ticket]] = deque()
     failure: Exception | None = None
@@ -239,7 +238,7 @@ def _hand_out_report(counters: Counters, position: int, job: Job, answer: Answer
         return Ticket()
     try:
         masked = [name for name, packet in answer.give.items() if packet.mask is not None]
-        known = known_of_report(job.task, masked, codec, job.run.held.digest)
+        known = find_masks_known_to_server(job.task, masked, codec, job.run.known_state.digest)
     except Exception:
         # As where what a client gives is no packet: counting it says so.
         return Ticket()
@@ -259,7 +258,7 @@ class Ticket:
         """What was counted; the process is waited for. Nothing where it did not work."""
         if self.worker is not None and self.found is None:
             self.worker.take_until(self)
-        return self.found or NOTHING
+        return self.found or NO_COSTS
 
 
 @dataclass(eq=False)
@@ -374,7 +373,7 @@ class Counters:
         position: int,
         codec: Codec,
         packets: Mapping[str, Packet],
-        known: Mapping[str, Known | None],
+        known: Mapping[str, KnownMask | None],
     ) -> dict[str, Ticket]:
         """Have packets counted that are worth it: their names, with the ticket of all of them.
 
@@ -395,7 +394,7 @@ class Counters:
 
 
 def _parcel(
-    codec: Codec, packets: Mapping[str, Packet], known: Mapping[str, Known | None]
+    codec: Codec, packets: Mapping[str, Packet], known: Mapping[str, KnownMask | None]
 ) -> Parcel | None:
     """The packets that are worth sending; None where there are none."""
     if not _is_told(codec):
@@ -423,7 +422,7 @@ def _parcel(
 
 def _is_told(codec: Codec) -> TypeGuard[Chainable]:
     """Whether a process can be told all that it must know of a codec."""
-    return isinstance(codec, Chainable) and codec.is_told_by_allow
+    return isinstance(codec, Chainable) and codec.is_defined_by_allow
 
 
 def _is_worth_it(packet: Packet) -> bool:
@@ -531,14 +530,14 @@ def _close_all_but(descriptor: int) -> None:
                 os.close(int(name))
 
 
-def _costs(order_bytes: bytes, buffer: Tensor) -> dict[str, Cost] | None:
+def _costs(order_bytes: bytes, buffer: Tensor) -> dict[str, CostByPart] | None:
     """What the packets of an order take; None where that cannot be said."""
     try:
         order: Order = pickle.loads(order_bytes)
         forest = shared.view(order.places, buffer)
-        known = {name: Known(forest[i], digest) for name, i, digest in order.known}
+        known = {name: KnownMask(forest[i], digest) for name, i, digest in order.known}
         codec = Stated(order.allow)
-        costs: dict[str, Cost] = {}
+        costs: dict[str, CostByPart] = {}
         for name, packet in packets_of(order.packets, forest).items():
             costs[name] = dict(codec.cost(packet, known.get(name)))
         return costs

@@ -71,7 +71,7 @@ from ...parts import local
 from ...runs.run import Run
 from ...seeds import use_threads
 from ...trees import Tree
-from ...wire.count import BroadcastCosts
+from ...wire.message_costs import BroadcastCosts
 from ..work import (
     CLIENT_FAILURES,
     all_remembered,

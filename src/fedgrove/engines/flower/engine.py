@@ -17,10 +17,10 @@ from typing import Any
 from ...core import LOST_REASONS, Answer, Cost, Job, Lost, Task
 from ...errors import EngineError, FedgroveError, WireError
 from ...runs.run import Run
-from ...wire.codec import Known
-from ...wire.count import BroadcastBytes, known_of_report, write_down
+from ...wire.codec import KnownMask
 from ...wire.ledger import Ledger
-from ...wire.message import Lacks, read_answer
+from ...wire.message import ResendRequest, read_answer
+from ...wire.message_costs import BroadcastBytes, encode_task, find_masks_known_to_server
 from ..work import explained, late, unreadable
 from . import messages
 from .letter import Letter, codec_name, cost_of
@@ -97,7 +97,7 @@ class Flower:
             exchange.answer = Lost(task.to, "unsent", sentence)
             return
         codec = run.method.codec
-        head, packets, cost = write_down(task, codec, run.held, sent)
+        head, packets, cost = encode_task(task, codec, run.known_state, sent)
         letter = Letter(head, packets, codec_name(codec), {"run": self.name_of(run)})
         exchange.spent.add({"down": cost})
         exchange.since = time.monotonic()
@@ -146,14 +146,14 @@ class Flower:
             # A stranger's bytes; whatever is wrong with them is wrong with this reply alone.
             exchange.answer = unreadable(task, error)
             return
-        if not isinstance(answer, Lacks):
+        if not isinstance(answer, ResendRequest):
             exchange.answer = answer
         elif exchange.is_second:
             sentence = f"client {task.to} was sent all masks, and lacks some still."
             exchange.answer = Lost(task.to, "unreadable", sentence)
         else:
             # The server was wrong about the client; then nothing is sure.
-            run.held.forget(task.to)
+            run.known_state.forget(task.to)
             exchange.is_second = True
             self._send(exchange, sent)
 
@@ -201,15 +201,17 @@ class _Patience:
         time.sleep(min(LONGEST_WAIT, max(SHORTEST_WAIT, waited / 10)))
 
 
-def _read(run: Run, task: Task, letter: Letter) -> Answer | Lacks:
+def _read(run: Run, task: Task, letter: Letter) -> Answer | ResendRequest:
     """The report in a letter, with what the client computed."""
     codec = run.method.codec
     expected = codec_name(codec)
     if letter.codec != expected:
         raise WireError(f"it is written with {letter.codec}, and the run's codec is {expected}.")
-    masks: dict[str, Known | None] = known_of_report(task, task.send, codec, run.held.digest)
+    masks: dict[str, KnownMask | None] = find_masks_known_to_server(
+        task, task.send, codec, run.known_state.digest
+    )
     answer = read_answer(letter.data, codec, masks)
-    if isinstance(answer, Lacks):
+    if isinstance(answer, ResendRequest):
         return answer
     macs = letter.note.get("macs", 0)
     is_count = type(macs) is int and macs >= 0

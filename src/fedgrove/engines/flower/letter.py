@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ...wire.codec import Chain, Codec
-from ...wire.message import Cost
+from ...wire.codec import Chain, Codec, CostByPart
 
 Note = Mapping[str, str | int]
 """What travels beside a message and is no part of it: the name of the run, why a task was lost."""
@@ -49,12 +48,12 @@ def codec_name(codec: Codec) -> str:
     return repr(codec)
 
 
-def cost_note(cost: Cost) -> str:
+def cost_note(cost: CostByPart) -> str:
     """What a report's bytes were spent on, for its note."""
     return json.dumps(dict(cost))
 
 
-def cost_of(letter: Letter) -> Cost:
+def cost_of(letter: Letter) -> CostByPart:
     """What a report's bytes were spent on, as its client says if that adds up to what came.
 
     A client may lie about the parts, but not about the sum.

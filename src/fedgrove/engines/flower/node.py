@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core import Lost, Task
-from ...errors import FedgroveError, NotHeld, WireError
+from ...errors import FedgroveError, UnknownMask, WireError
 from ...runs.run import Run
 from ...runs.store import divided, joined, memory_file, read_tree, write_tree
 from ...trees import Mask
-from ...wire.codec import Known, digest_of
-from ...wire.count import noted, write_up
-from ...wire.message import Lacks, read_task, write_lacks
+from ...wire.codec import KnownMask, hash_mask
+from ...wire.message import ResendRequest, read_task, write_resend_request
+from ...wire.message_costs import encode_report, list_masks_to_remember
 from ..work import CLIENT_FAILURES, crashed, perform, unreadable, with_memory
 from .letter import Letter, Note, codec_name, cost_note
 from .messages import lost_letter
@@ -36,13 +36,16 @@ def answer(run: Run, client: int, letter: Letter) -> Letter:
         task = read_task(letter.data, codec, held.known())
         if task.to != client:
             raise WireError(f"the task is for client {task.to}, and this is client {client}.")
-    except NotHeld as error:
-        return Letter(write_lacks(Lacks(client, error.packets), codec), codec=codec_name(codec))
+    except UnknownMask as error:
+        return Letter(
+            write_resend_request(ResendRequest(client, error.packets), codec),
+            codec=codec_name(codec),
+        )
     except WireError as error:
         sentence = f"client {client} could not read its task: {error}"
         return lost_letter("unreadable", sentence)
     try:
-        held.keep(task, noted(task, codec))
+        held.keep(task, list_masks_to_remember(task, codec))
         memory = run.memory.read(client, task.memory)
         report, remembered = perform(run, task, memory)
         outcome = with_memory(run, task, report, remembered)
@@ -52,7 +55,7 @@ def answer(run: Run, client: int, letter: Letter) -> Letter:
     if isinstance(outcome, Lost):
         return lost_letter(outcome.reason, outcome.detail)
     try:
-        head, packets, cost = write_up(task, outcome, codec)
+        head, packets, cost = encode_report(task, outcome, codec)
     except Exception as error:
         lost = unreadable(task, error)
         return lost_letter(lost.reason, lost.detail)
@@ -94,13 +97,13 @@ class HeldMasks:
     def _path(self) -> Path:
         return self.folder / f"held-{self.client:05d}.safetensors"
 
-    def known(self) -> dict[str, Known | None]:
+    def known(self) -> dict[str, KnownMask | None]:
         """The masks by packet; none where the file is missing or damaged, as of a new node."""
         if not self._path.is_file():
             return {}
         with suppress(FedgroveError, OSError):
             masks = divided(read_tree(self._path))
-            return {name: Known(mask, digest_of(mask)) for name, mask in masks.items()}
+            return {name: KnownMask(mask, hash_mask(mask)) for name, mask in masks.items()}
         return {}
 
     def keep(self, task: Task, names: list[str]) -> None:
@@ -112,7 +115,7 @@ class HeldMasks:
             mask = task.send[name].mask
             assert mask is not None
             known = before.get(name)
-            if known is None or known.digest != digest_of(mask):
+            if known is None or known.digest != hash_mask(mask):
                 masks[name] = mask
                 is_new = True
         if is_new:

@@ -28,7 +28,7 @@ from ...errors import EngineError, FedgroveError, InputError
 from ...nets import custom
 from ...runs.gate import RecentLengths
 from ...runs.run import Run
-from ...wire.known_state import Held
+from ...wire.known_state import KnownState
 from ..pool.engine import cores
 from ..pool.packing import RunPickler, cannot_be_sent
 from ..work import explained
@@ -86,7 +86,7 @@ class Simulation:
             self._folder = Path(tempfile.mkdtemp(prefix="fedgrove-flower-"))
         name = f"run-{len(list(self._folder.iterdir()))}"
         # What the server believes of clients is not for them.
-        bare = replace(run, held=Held(), lengths=RecentLengths())
+        bare = replace(run, known_state=KnownState(), lengths=RecentLengths())
         buffer = BytesIO()
         try:
             RunPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(bare)

@@ -11,7 +11,7 @@ from ...core import Answer, Job, Lost, Task
 from ...errors import EngineError
 from ...runs.run import Run
 from ...trees import Tree
-from ...wire.count import BroadcastCosts, count_down
+from ...wire.message_costs import BroadcastCosts, count_task
 from ..work import unreadable
 from . import shared
 from .message import Failed, read, strip
@@ -171,7 +171,7 @@ class Window:
         self.next_answer += 1
         # Counted here and not in the worker: the cost depends on the masks that clients have been
         # sent so far, which the server keeps track of; and in job order, as in every engine.
-        down = count_down(task, run.method.codec, run.held, self.sent)
+        down = count_task(task, run.method.codec, run.known_state, self.sent)
         return (run, task), replace(outcome, cost={"down": down, **outcome.cost})
 
     def _drop(self, name: str | None) -> None:

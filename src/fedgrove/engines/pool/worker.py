@@ -18,7 +18,7 @@ import torch
 from ...core import Lost, Report, Task
 from ...errors import EngineError, FedgroveError
 from ...runs.run import Run
-from ...wire.count import count_up
+from ...wire.message_costs import count_report
 from ..work import CLIENT_FAILURES, crashed, explained, perform, unreadable, with_memory
 from . import shared
 from .message import Envelope, Failed, packets_of, strip
@@ -120,7 +120,7 @@ def answer(run: Run, envelope: Envelope, blocks: list[Block], reply: str) -> byt
 def _written(run: Run, task: Task, report: Report, reply: str) -> bytes:
     """A report, its trees in the block called ``reply``; one that cannot be written is lost."""
     try:
-        cost = {"up": count_up(task, report, run.method.codec, run.held)}
+        cost = {"up": count_report(task, report, run.method.codec, run.known_state)}
         body, forest = strip(replace(report, cost=cost))
         return pickle.dumps((body, shared.put(forest, reply)))
     except shared.SharedMemoryFull:

@@ -1,4 +1,4 @@
-"""One tensor as streams: which form its mask and its values take, and back (docs/wire.md)."""
+"""One tensor as streams and back: which form its mask and its values take (docs/wire.md)."""
 
 from __future__ import annotations
 
@@ -11,89 +11,66 @@ import torch
 from torch import Tensor
 
 from ..errors import WireError
-from .container import Entry, MaskForm, ValueForm
+from . import streams
+from .container import MaskForm, TensorEntry, ValueForm
 from .entropy import Bytes, Cursor, flag_bytes
-from .streams import (
-    Bits,
-    Chunks,
-    Tools,
-    Words,
-    read_bits,
-    read_symbols,
-    read_values,
-    size,
-    write_bits,
-    write_symbols,
-    write_values,
-)
+from .streams import Bits, Chunks, Tools, Words, count_bytes
 
 # A codebook's indices are single bytes.
 MAX_BOOK = 256
-# A sample of at least this many numbers shows whether looking for a codebook is worth while.
-GLANCE = 1 << 7
+# A sample of at least this many numbers shows whether looking for a codebook is worthwhile.
+QUICK_SAMPLE = 1 << 7
 # Up to this many numbers, a binary search is faster than making a table.
-BRIEF = 1 << 10
+MOST_SEARCHED = 1 << 10
 # The codebook is first collected from a sample of about this many numbers.
 SAMPLE = 1 << 12
 # Odd multipliers with well mixed bits, one tried after the other until a codebook has no collision.
 HASHES = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x27D4EB2F165667C5)
 # numpy dtypes by width: unsigned for all work on bits, and those that torch takes from numpy.
-UNSIGNED = {w: np.dtype(f"u{w}") for w in (1, 2, 4, 8)}
-SIGNED = {
-    1: np.dtype("u1"),
-    2: np.dtype("i2"),
-    4: np.dtype("i4"),
-    8: np.dtype("i8"),
-}
+UNSIGNED = {width: np.dtype(f"u{width}") for width in (1, 2, 4, 8)}
+SIGNED = {1: np.dtype("u1"), 2: np.dtype("i2"), 4: np.dtype("i4"), 8: np.dtype("i8")}
 
 
 @dataclass(frozen=True)
-class Allow:
-    """What a codec may do to a tensor; ``a | b`` may do both.
-
-    ``kept``: leave out what the mask drops; ``zeros``: also zeros of a tensor without a mask;
-    ``channels``: write a mask by whole channels; ``known``: refer to the mask the receiver holds;
-    ``book``: write values as a codebook and indices.
-    """
+class AllowedForms:
+    """The forms in which a codec may write a tensor; ``a | b`` allows the forms of both."""
 
     kept: bool = False
+    """Leave out what the mask drops."""
     zeros: bool = False
+    """Leave out the zeros of a tensor without a mask."""
     channels: bool = False
+    """Write a mask by whole channels."""
     known: bool = False
+    """Refer to the mask that the receiver knows."""
     book: bool = False
+    """Write values as a codebook and indices."""
     tools: Tools = Tools()
 
-    def __or__(self, other: Allow) -> Allow:
-        tools = Tools(
-            ans=self.tools.ans or other.tools.ans,
-            zstd=self.tools.zstd or other.tools.zstd,
-            planes=self.tools.planes or other.tools.planes,
-            slack=max(self.tools.slack, other.tools.slack),
-            measure=self.tools.measure or other.tools.measure,
-        )
-        return Allow(
+    def __or__(self, other: AllowedForms) -> AllowedForms:
+        return AllowedForms(
             kept=self.kept or other.kept,
             zeros=self.zeros or other.zeros,
             channels=self.channels or other.channels,
             known=self.known or other.known,
             book=self.book or other.book,
-            tools=tools,
+            tools=self.tools | other.tools,
         )
 
 
 @dataclass(frozen=True)
-class Leaf:
+class WrittenTensor:
     """A tensor as it is written: its entry in the index, and its streams by part of the cost."""
 
-    entry: Entry
+    entry: TensorEntry
     streams: Mapping[str, Chunks]
 
 
 @dataclass(frozen=True)
-class Body:
-    """The values of a tensor as they are written, which is the same whatever its receiver holds.
+class WrittenValues:
+    """The values of a tensor as they are written, which does not depend on the receiver.
 
-    With the places of its zeros, where those of a tensor without a mask are left out.
+    With the positions of its zeros, where those of a tensor without a mask are left out.
     """
 
     form: ValueForm
@@ -101,30 +78,35 @@ class Body:
     mask: MaskForm = MaskForm.NONE
 
 
-def write_leaf(
-    name: str, value: Tensor, mask: Tensor | None, held: Tensor | None, allow: Allow
-) -> Leaf:
-    """The streams of one tensor, each in the smallest form that ``allow`` has.
+def write_tensor(
+    name: str, value: Tensor, mask: Tensor | None, known: Tensor | None, allow: AllowedForms
+) -> WrittenTensor:
+    """Write one tensor, each stream in the smallest allowed form.
 
-    ``held``: the mask that the receiver holds. A tensor without elements has no streams.
+    Args:
+        name: Its name in the packet.
+        value: The tensor. One without elements has no streams.
+        mask: Its mask, if it has one.
+        known: The mask that the receiver knows, if it knows one.
+        allow: The allowed forms.
     """
-    body = write_body(value, mask, allow)
+    body = write_tensor_values(value, mask, allow)
     form = body.mask
-    streams = body.streams
+    parts = body.streams
     if mask is not None:
-        form, chunks = write_mask(mask, held, allow)
+        form, chunks = write_mask(mask, known, allow)
         if value.numel():
             # The order of the streams is the order of the body: the mask first, so that the reader
             # knows how many values follow.
-            streams = {"mask": chunks, **streams}
-    return Leaf(Entry(name, value.dtype, tuple(value.shape), form, body.form), streams)
+            parts = {"mask": chunks, **parts}
+    return WrittenTensor(TensorEntry.of(name, value, form, body.form), parts)
 
 
-def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
-    """The values of one tensor, of which a codec may leave out what the mask drops."""
+def write_tensor_values(value: Tensor, mask: Tensor | None, allow: AllowedForms) -> WrittenValues:
+    """Write the values of one tensor; a codec may leave out what the mask drops."""
     if value.numel() == 0:
-        return Body(ValueForm.FULL, {})
-    streams: dict[str, Chunks] = {}
+        return WrittenValues(ValueForm.FULL, {})
+    parts: dict[str, Chunks] = {}
     words = to_words(value)
     bits: Bits | None = None
     kept = len(words)
@@ -138,7 +120,7 @@ def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
             bits = words != 0
             kept = not_zero
             mask_form = MaskForm.ZEROS
-            streams["mask"] = write_bits(bits, allow.tools, kept)
+            parts["mask"] = streams.write_bits(bits, allow.tools, kept)
 
     value_form = ValueForm.FULL
     if bits is not None and allow.kept:
@@ -153,24 +135,26 @@ def write_body(value: Tensor, mask: Tensor | None, allow: Allow) -> Body:
 
     book = None
     if value.dtype == torch.bool:
-        streams["values"] = write_bits(words.view(np.bool_), allow.tools)
+        parts["values"] = streams.write_bits(words.view(np.bool_), allow.tools)
     else:
         if allow.book and len(words):
             book = _write_book(words, allow)
         if book is None:
-            streams["values"] = write_values(words, allow.tools)
+            parts["values"] = streams.write_values(words, allow.tools)
         else:
             value_form = ValueForm.BOOK
-            streams.update(book)
-    return Body(value_form, streams, mask_form)
+            parts.update(book)
+    return WrittenValues(value_form, parts, mask_form)
 
 
-def read_leaf(entry: Entry, cursor: Cursor, held: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """The tensor and its mask, the inverse of :func:`write_leaf`."""
-    n = entry.count
+def read_tensor(
+    entry: TensorEntry, cursor: Cursor, known: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Read a tensor and its mask, the inverse of :func:`write_tensor`."""
+    n = entry.elements
     bits: Bits | None = np.empty(0, np.bool_)
     if n:
-        bits = _read_mask(entry, cursor, held)
+        bits = _read_mask(entry, cursor, known)
     # Where the values that were sent belong; None if all were sent.
     places = None
     if bits is not None and entry.values != ValueForm.FULL:
@@ -178,11 +162,11 @@ def read_leaf(entry: Entry, cursor: Cursor, held: Tensor | None) -> tuple[Tensor
     sent = n if places is None else len(places)
 
     if entry.dtype == torch.bool:
-        words: Words = read_bits(cursor, sent, entry.name).view(np.uint8)
+        words: Words = streams.read_bits(cursor, sent, entry.name).view(np.uint8)
     elif entry.values == ValueForm.BOOK and sent:
         words = _read_book(cursor, sent, entry.dtype.itemsize, entry.name)
     else:
-        words = read_values(cursor, sent, entry.dtype.itemsize, entry.name)
+        words = streams.read_values(cursor, sent, entry.dtype.itemsize, entry.name)
 
     if places is not None:
         full = np.zeros(n, words.dtype)
@@ -200,7 +184,7 @@ def read_leaf(entry: Entry, cursor: Cursor, held: Tensor | None) -> tuple[Tensor
 
 
 def to_words(value: Tensor) -> Words:
-    """A tensor's bits as unsigned numbers of its width, in row order."""
+    """Return a tensor's bits as unsigned numbers of its width, in row order."""
     if value.dtype == torch.bfloat16:
         # numpy has no bfloat16.
         value = value.detach().view(torch.int16)
@@ -209,7 +193,7 @@ def to_words(value: Tensor) -> Words:
 
 
 def to_bits(mask: Tensor) -> Bits:
-    """A mask as booleans in row order."""
+    """Return a mask as booleans in row order."""
     bits: Bits = mask.numpy(force=True).reshape(-1)
     return bits
 
@@ -217,18 +201,18 @@ def to_bits(mask: Tensor) -> Bits:
 # ---- masks ---------------------------------------------------------------------------------------
 
 
-def write_mask(mask: Tensor, held: Tensor | None, allow: Allow) -> tuple[MaskForm, Chunks]:
-    """The mask by element, by channel or by change, whichever its counts say will be smallest."""
+def write_mask(mask: Tensor, known: Tensor | None, allow: AllowedForms) -> tuple[MaskForm, Chunks]:
+    """Write a mask by element, by channel or by change, whichever is estimated to be smallest."""
     if mask.numel() == 0:
         return MaskForm.BITS, []
     # Most masks come back as the very tensors that were sent.
-    if held is mask and allow.known:
+    if known is mask and allow.known:
         return MaskForm.SAME, []
     bits = to_bits(mask)
     flips: Bits | None = None
     changed = 0
-    if held is not None and allow.known:
-        flips = bits != to_bits(held)
+    if known is not None and allow.known:
+        flips = bits != to_bits(known)
         changed = int(np.count_nonzero(flips))
         if changed == 0:
             return MaskForm.SAME, []
@@ -237,7 +221,7 @@ def write_mask(mask: Tensor, held: Tensor | None, allow: Allow) -> tuple[MaskFor
     if allow.channels:
         channels = _channels(bits, tuple(mask.shape), ones)
     if channels is None and flips is None:
-        return MaskForm.BITS, write_bits(bits, allow.tools, ones)
+        return MaskForm.BITS, streams.write_bits(bits, allow.tools, ones)
 
     # For each form its streams of bits, and how many of them are ones.
     candidates = {MaskForm.BITS: [(bits, ones)]}
@@ -254,46 +238,46 @@ def write_mask(mask: Tensor, held: Tensor | None, allow: Allow) -> tuple[MaskFor
     best_form = MaskForm.BITS
     smallest = math.inf
     for form, parts in candidates.items():
-        guess = 0.0
+        estimate = 0.0
         for part, part_ones in parts:
-            guess += _guess(part_ones, len(part), allow.tools)
-        if guess < smallest:
-            smallest = guess
+            estimate += _estimate_bits(part_ones, len(part), allow.tools)
+        if estimate < smallest:
+            smallest = estimate
             best_form = form
 
     chunks: Chunks = []
     for part, part_ones in candidates[best_form]:
-        chunks += write_bits(part, allow.tools, part_ones)
+        chunks += streams.write_bits(part, allow.tools, part_ones)
     return best_form, chunks
 
 
-def _read_mask(entry: Entry, cursor: Cursor, held: Tensor | None) -> Bits | None:
-    n = entry.count
+def _read_mask(entry: TensorEntry, cursor: Cursor, known: Tensor | None) -> Bits | None:
+    n = entry.elements
     what = f"the mask of {entry.name}"
     if entry.mask == MaskForm.NONE:
         return None
     if entry.mask == MaskForm.CHANNELS:
-        rows = read_bits(cursor, entry.shape[0], what)
-        columns = read_bits(cursor, entry.shape[1], what)
+        rows = streams.read_bits(cursor, entry.shape[0], what)
+        columns = streams.read_bits(cursor, entry.shape[1], what)
         grid = (rows[:, None] & columns).reshape(-1, 1)
-        # All elements behind one place of the grid share its fate.
+        # All elements behind one position of the grid are kept or dropped together.
         return np.repeat(grid, n // len(grid), axis=1).reshape(-1)
     if entry.mask in (MaskForm.BITS, MaskForm.ZEROS):
-        return read_bits(cursor, n, what)
-    if held is None or tuple(held.shape) != entry.shape:
-        raise WireError(f"{what} refers to a mask that is not held; send it in full.")
-    held_bits = to_bits(held)
+        return streams.read_bits(cursor, n, what)
+    if known is None or tuple(known.shape) != entry.shape:
+        raise WireError(f"{what} refers to a mask that is not known; send it in full.")
+    known_bits = to_bits(known)
     if entry.mask == MaskForm.SAME:
         # A copy, for the caller may change the mask it gets.
-        return held_bits.copy()
-    return held_bits ^ read_bits(cursor, n, what)
+        return known_bits.copy()
+    return known_bits ^ streams.read_bits(cursor, n, what)
 
 
 def _channels(bits: Bits, shape: tuple[int, ...], ones: int) -> tuple[Bits, Bits] | None:
-    """Which rows of dimensions 0 and 1 are kept, if the mask keeps or drops whole ones."""
+    """Return which rows of dimensions 0 and 1 are kept, if the mask keeps or drops whole ones."""
     if len(shape) < 2:
         return None
-    # Most masks are not made of channels, so a cheap refusal comes first: in one that is, all rows
+    # Most masks are not made of channels, so a quick test comes first: in one that is, all rows
     # that keep something keep the same number, which then divides the number of ones.
     width = len(bits) // shape[0]
     row = int(bits.argmax()) // width
@@ -311,8 +295,8 @@ def _channels(bits: Bits, shape: tuple[int, ...], ones: int) -> tuple[Bits, Bits
     return rows, columns
 
 
-def _guess(ones: int, n: int, tools: Tools) -> float:
-    """About how many bytes :func:`fedgrove.wire.streams.write_bits` will take."""
+def _estimate_bits(ones: int, n: int, tools: Tools) -> float:
+    """Estimate the bytes that :func:`fedgrove.wire.streams.write_bits` will take."""
     may_compress = tools.ans or tools.zstd
     if may_compress and ones in (0, n):
         return 2
@@ -323,7 +307,7 @@ def _guess(ones: int, n: int, tools: Tools) -> float:
 
 
 def _worth_dropping(words: Words, zeros: int) -> bool:
-    """Whether leaving out the zeros of a tensor without a mask saves more than their bitmap costs.
+    """Return whether leaving out a tensor's zeros saves more than their bitmap costs.
 
     With less than a sixteenth of zeros the gain is not worth the time.
     """
@@ -335,11 +319,11 @@ def _worth_dropping(words: Words, zeros: int) -> bool:
 # ---- codebooks -----------------------------------------------------------------------------------
 
 
-def _write_book(words: Words, allow: Allow) -> dict[str, Chunks] | None:
-    """Codebook and indices, if the numbers take few enough values for that to be smaller."""
-    # If there are at most 256 values, the sample repeats one, but for less than one time in 10^14.
-    glance = words[:: max(1, len(words) // GLANCE)].tolist()
-    if len(set(glance)) == len(glance):
+def _write_book(words: Words, allow: AllowedForms) -> dict[str, Chunks] | None:
+    """Write codebook and indices, if the numbers take few enough values for that to be smaller."""
+    # A sample of numbers with at most 256 values repeats one, except once in more than 10^14.
+    sample = words[:: max(1, len(words) // QUICK_SAMPLE)].tolist()
+    if len(set(sample)) == len(sample):
         return None
     book_and_index = find_book(words)
     if book_and_index is None:
@@ -348,29 +332,30 @@ def _write_book(words: Words, allow: Allow) -> dict[str, Chunks] | None:
     # With fewer than two uses of each entry it is no codebook, only a sorted list.
     if 2 * len(book) > len(words):
         return None
-    codebook: Chunks = [bytes([len(book) - 1]), *write_values(book, allow.tools)]
-    indices = write_symbols(index, len(book), allow.tools)
+    codebook: Chunks = [bytes([len(book) - 1]), *streams.write_values(book, allow.tools)]
+    indices = streams.write_symbols(index, len(book), allow.tools)
     # Wide numbers with many repeats surely gain; the others are also written whole, and compared.
     many = len(words) > 8 * SAMPLE
     wide_and_repeated = words.itemsize > 2 and len(words) > 8 * len(book)
     surely_gains = words.itemsize > 1 and (many or wide_and_repeated)
     if not surely_gains:
-        whole = write_values(words, allow.tools)
-        if size(codebook) + size(indices) >= size(whole):
+        whole = streams.write_values(words, allow.tools)
+        if count_bytes(codebook) + count_bytes(indices) >= count_bytes(whole):
             return None
     return {"codebook": codebook, "indices": indices}
 
 
 def _read_book(cursor: Cursor, n: int, itemsize: int, what: str) -> Words:
     k = cursor.byte(f"the codebook of {what}") + 1
-    book = read_values(cursor, k, itemsize, f"the codebook of {what}")
-    return book.take(read_symbols(cursor, n, k, f"the indices of {what}"))
+    book = streams.read_values(cursor, k, itemsize, f"the codebook of {what}")
+    return book.take(streams.read_symbols(cursor, n, k, f"the indices of {what}"))
 
 
 def find_book(words: Words) -> tuple[Words, Bytes] | None:
-    """The distinct bit patterns in rising order and each number's place among them.
+    """Find the distinct bit patterns, in rising order, and each number's position among them.
 
-    None if there are over 256.
+    Returns:
+        Both, or None if there are over 256.
 
     >>> book, index = find_book(np.array([7, 3, 7], np.uint32))
     >>> book.tolist(), index.tolist()
@@ -401,13 +386,13 @@ def _distinct(words: Words) -> Words:
 
 
 def _places(words: Words, book: Words) -> Bytes:
-    """Each number's place in the book, and any place for a number that is not in it.
+    """Return each number's position in the book, and any position for one that is not in it.
 
     By a table of 2^16 slots, where a hash without collisions is found: many times faster than a
     binary search.
     """
-    if len(words) <= BRIEF:
-        # So few are all in the book, so every place is below its length.
+    if len(words) <= MOST_SEARCHED:
+        # So few are all in the book, so every position is below its length.
         return np.searchsorted(book, words).astype(np.uint8)
     for key in HASHES:
         slots = _slot(book, key)
@@ -420,7 +405,7 @@ def _places(words: Words, book: Words) -> Bytes:
 
 
 def _slot(words: Words, key: int) -> Words:
-    """The top 16 bits of ``words * key``; numbers of one or two bytes are their own slot."""
+    """Return the top 16 bits of ``words * key``; a number of one or two bytes is its own slot."""
     if words.itemsize <= 2:
         return words
     width = 8 * words.itemsize

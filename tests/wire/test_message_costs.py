@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from fedgrove import trees
 from fedgrove.core import Packet, Report, Task
 from fedgrove.trees import Mask
-from fedgrove.wire.codec import Bitmap, Delta, Dense, Known, Smallest, refers_to_masks
-from fedgrove.wire.count import (
-    BroadcastCosts,
-    count_down,
-    count_up,
-    known_of_report,
-    known_of_task,
-)
-from fedgrove.wire.known_state import Held
+from fedgrove.wire.codec import Bitmap, Delta, Dense, KnownMask, Smallest, can_refer_to_masks
+from fedgrove.wire.known_state import KnownState
 from fedgrove.wire.message import read_report, read_task, write_report, write_task
+from fedgrove.wire.message_costs import (
+    BroadcastCosts,
+    count_report,
+    count_task,
+    find_masks_known_to_client,
+    find_masks_known_to_server,
+)
 
 GENERATOR = torch.Generator().manual_seed(0)
 VALUES = {"w": torch.randn(16, 16, generator=GENERATOR), "b": torch.randn(16, generator=GENERATOR)}
@@ -56,19 +56,19 @@ EVENTS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(events=EVENTS)
 def test_counts_are_lengths_and_clients_in_step_can_read(codec: Any, events: Any) -> None:
-    held = Held()
+    state = KnownState()
     sent = BroadcastCosts()
     masks_of_client: dict[int, Mask] = {}
     for client, verb, number in events:
         if verb == "lost":
-            held.forget(client)
+            state.forget(client)
             continue
         task = Task(client, {"model": packet(number)}, verb=verb)
-        data = write_task(task, codec, known_of_task(task, codec, held))
-        assert total(count_down(task, codec, held, sent)) == len(data)
+        data = write_task(task, codec, find_masks_known_to_client(task, codec, state))
+        assert total(count_task(task, codec, state, sent)) == len(data)
 
         own = masks_of_client.get(client)
-        received = read_task(data, codec, {"model": Known.of(own) if own is not None else None})
+        received = read_task(data, codec, {"model": KnownMask.of(own) if own is not None else None})
         assert trees.identical(received.send["model"].values, task.send["model"].values)
         mask = received.send["model"].mask
         assert trees.identical(mask or {}, task.send["model"].mask or {})
@@ -76,54 +76,56 @@ def test_counts_are_lengths_and_clients_in_step_can_read(codec: Any, events: Any
             masks_of_client[client] = mask
 
         report = Report(client, {"model": received.send["model"], "new": packet(0)}, 5)
-        known = known_of_report(task, report.give, codec, held.digest)
+        known = find_masks_known_to_server(task, report.give, codec, state.digest)
         data = write_report(report, codec, known)
-        assert total(count_up(task, report, codec, held)) == len(data)
+        assert total(count_report(task, report, codec, state)) == len(data)
         back = read_report(data, codec, known)
         assert trees.identical(back.give["model"].values, task.send["model"].values)
 
 
 def test_nothing_is_remembered_for_codecs_that_refer_to_nothing() -> None:
     for codec in CODECS:
-        held = Held()
-        count_down(Task(0, {"model": packet(0)}), codec, held, BroadcastCosts())
-        assert bool(held.digests) == refers_to_masks(codec) == isinstance(codec, Delta | Smallest)
+        state = KnownState()
+        count_task(Task(0, {"model": packet(0)}), codec, state, BroadcastCosts())
+        assert (
+            bool(state.digests) == can_refer_to_masks(codec) == isinstance(codec, Delta | Smallest)
+        )
 
 
 def test_a_codec_of_ones_own_may_refer_to_masks() -> None:
     class Own:
         pass
 
-    assert refers_to_masks(Own())  # type: ignore[arg-type]
+    assert can_refer_to_masks(Own())  # type: ignore[arg-type]
 
 
 def test_scoring_leaves_no_trace() -> None:
-    held = Held()
-    count_down(Task(0, {"model": packet(0)}, verb="evaluate"), Delta(), held, BroadcastCosts())
-    assert not held.digests
-    count_down(Task(0, {"model": packet(0)}), Delta(), held, BroadcastCosts())
-    before = held.state()
-    count_down(Task(0, {"model": packet(1)}, verb="finetune"), Delta(), held, BroadcastCosts())
-    after = held.state()
+    state = KnownState()
+    count_task(Task(0, {"model": packet(0)}, verb="evaluate"), Delta(), state, BroadcastCosts())
+    assert not state.digests
+    count_task(Task(0, {"model": packet(0)}), Delta(), state, BroadcastCosts())
+    before = state.state()
+    count_task(Task(0, {"model": packet(1)}, verb="finetune"), Delta(), state, BroadcastCosts())
+    after = state.state()
     assert after["clients"] == before["clients"]
     assert [row[:2] for row in after["bank"]] == [row[:2] for row in before["bank"]]
 
 
-def test_values_are_measured_once_for_receivers_that_hold_different_masks(
+def test_values_are_measured_once_for_receivers_that_know_different_masks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held = Held()
+    state = KnownState()
     sent = BroadcastCosts()
     for client in range(4):
-        # The last of them holds what all are sent then.
-        count_down(Task(client, {"model": packet(client + 2)}), Smallest(), held, sent)
+        # The last of them knows what all are sent then.
+        count_task(Task(client, {"model": packet(client + 2)}), Smallest(), state, sent)
     calls = []
-    real = Smallest.measured
-    monkeypatch.setattr(Smallest, "measured", lambda *given: calls.append(1) or real(*given))
+    real = Smallest.measure
+    monkeypatch.setattr(Smallest, "measure", lambda *given: calls.append(1) or real(*given))
     to_all = packet(5)
     costs = []
     for client in range(4):
-        costs.append(count_down(Task(client, {"model": to_all}), Smallest(), held, sent))
+        costs.append(count_task(Task(client, {"model": to_all}), Smallest(), state, sent))
     assert len(calls) == 1
     assert len({cost["values"] for cost in costs}) == 1
     assert [cost["mask"] > 0 for cost in costs] == [True, True, True, False]
