@@ -43,7 +43,7 @@ from fedgrove.problems import (
     numbers,
     restrict_outputs,
 )
-from fedgrove.report.over_seeds import over_seeds, print_over_seeds
+from fedgrove.report.seed_averages import average_over_seeds, print_seed_averages
 from fedgrove.report.tables import print_summaries
 from fedgrove.runs.rounds import evaluation
 from fedgrove.runs.run import Run, build
@@ -385,12 +385,12 @@ def test_over_seeds_goes_by_the_metric(summaries: dict[str, list[dict[str, Any]]
     for seed in (0, 1):
         members[f"fedavg-s{seed}"] = {**first, "seed": seed, "mae_mean": 50.0 + seed}
         members[f"ditto-s{seed}"] = {**second, "seed": seed, "mae_mean": 40.0 + 3 * seed}
-    groups = over_seeds(members)
+    groups = average_over_seeds(members)
     assert [group["mae_mean"] for group in groups] == [50.5, 41.5]
     # Differences 40 - 50 and 43 - 51: mean -9.
     assert groups[1]["paired"][0]["difference"] == -9.0
     out = io.StringIO()
-    print_over_seeds(groups, out)
+    print_seed_averages(groups, out)
     assert "50.5 ± 0.7071" in out.getvalue()
     assert "-9" in out.getvalue()
     assert "%" not in out.getvalue()

@@ -48,14 +48,14 @@ from .data import Federation
 from .data.split import VALIDATION
 from .engines.faulty import with_faults
 from .errors import DamageError, EngineError, FedgroveError, InputError, Refusals, unknown
-from .report.progress import watching
-from .report.start import starting
+from .report.progress import show_progress
+from .report.terminal import show_status
 from .runs.clock import NobodyInTime
 from .runs.folder import RunFolder, fresh_name
 from .runs.gate import NORM_BOUND
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
-from .runs.page import write_page
+from .runs.report_html import write_run_report
 from .runs.result import Failure, Result
 from .runs.store import cannot_write
 
@@ -314,7 +314,7 @@ def train(
     refusals.check()
     with _engine(engine, device, precision, timeout) as chosen:
         if out is not None:
-            with starting("reading the data", quiet=not progress):
+            with show_status("reading the data", quiet=not progress):
                 planned = plan(experiment, Path(out), federations)
             folder = planned.create_folder()
             try:
@@ -329,7 +329,7 @@ def train(
         except OSError as error:
             raise cannot_write(Path(tempfile.gettempdir()), error) from None
         try:
-            with starting("reading the data", quiet=not progress):
+            with show_status("reading the data", quiet=not progress):
                 planned = plan(experiment, Path(scratch) / "run", federations)
             folder = planned.create_folder()
             with locked(folder.path):
@@ -380,7 +380,7 @@ def resume(
         check_named_data(folder.config, data)
         check_files(folder.config)
         experiment = from_toml(folder.config, method=method, data=data, net=net)
-        with starting("reading the data", quiet=not progress):
+        with show_status("reading the data", quiet=not progress):
             planned = plan(experiment, folder.path, Federations(data_dir))
         with _engine(engine, device, precision, timeout) as chosen:
             return _finish(planned, folder, chosen, progress, watch)
@@ -441,7 +441,7 @@ def _finish(
     try:
         past = folder.metrics_to_show()
         title = _title(planned, folder)
-        with watching(rounds, past, quiet=not progress, title=title) as show:
+        with show_progress(rounds, past, quiet=not progress, title=title) as show:
 
             def watch_line(line: Mapping[str, Any]) -> None:
                 show(line)
@@ -457,11 +457,11 @@ def _finish(
         raise
     except (FedgroveError, OSError) as error:
         if not is_temporary:
-            write_page(folder, failure=" ".join(str(error).split()))
+            write_run_report(folder, failure=" ".join(str(error).split()))
         raise EngineError(f"{error} {what_now()}") from error
     # A temporary folder gets its page when it is saved.
     if not is_temporary:
-        write_page(folder)
+        write_run_report(folder)
     return Result(summary, folder, **made_here(planned.experiment))
 
 

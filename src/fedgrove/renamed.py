@@ -57,6 +57,8 @@ MODULES: dict[str, str | tuple[str, ...]] = {
     "fedgrove.parts.ternary": "fedgrove.methods.stc.ternary",
     "fedgrove.parts.versions": "fedgrove.methods.stc.versions",
     "fedgrove.parts.vote": "fedgrove.methods.fedlayerprune.vote",
+    "fedgrove.report.figures": "fedgrove.report.charts",
+    "fedgrove.report.over_seeds": "fedgrove.report.seed_averages",
     "fedgrove.twins": "fedgrove.gpu_copies",
     "fedgrove.wire.count": "fedgrove.wire.message_costs",
     "fedgrove.wire.forms": "fedgrove.wire.tensors",
@@ -131,6 +133,17 @@ NAMES = {
     "fedgrove.wire.message": {
         "Lacks": "ResendRequest",
         "write_lacks": "write_resend_request",
+    },
+    "fedgrove.report.charts": {
+        "Drawing": "Chart",
+        "bars": "draw_bars",
+        "heat": "draw_heat_map",
+        "rows_of": "draw_rows",
+        "xy": "draw_xy",
+    },
+    "fedgrove.report.seed_averages": {
+        "over_seeds": "average_over_seeds",
+        "paired": "paired_difference",
     },
 }
 """Names that changed inside a module, or moved out of it: old name, new name."""

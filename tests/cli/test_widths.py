@@ -12,7 +12,7 @@ import pytest
 
 from fedgrove import methods
 from fedgrove.cli import main
-from fedgrove.report.markup import laid_out
+from fedgrove.report.terminal import wrap_docstring
 
 WIDTHS = (80, 100, 120)
 WIDE = 1000
@@ -131,7 +131,7 @@ def test_runs_of_unlike_rounds_are_named_and_none_is_starred(said: Said) -> None
 def test_the_equations_of_all_methods_fit_without_markup(width: int) -> None:
     for name in methods.names():
         module = __import__(methods.find(name).__module__, fromlist=["__doc__"])
-        text = laid_out(module.__doc__.strip(), width)
+        text = wrap_docstring(module.__doc__.strip(), width)
         assert max(len(line) for line in text.splitlines()) <= width, name
         assert not re.search(r"`|\*\*|:\w+:`|\\|::$", text, re.MULTILINE), name
         # Nothing but markup is lost: every part that an arrow leads to is still there.

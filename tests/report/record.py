@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgrove.report.run_page import Record
+from fedgrove.report.run_report import RunRecord
 
 
 def line(number: int, rounds: int) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def summary(clients: int, rounds: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def record(number: int = 12, rounds: int = 8, name: str = "device", **more: Any) -> Record:
+def record(number: int = 12, rounds: int = 8, name: str = "device", **more: Any) -> RunRecord:
     """A finished run; every fourth client is in a group, and densities differ."""
     whole = summary(number, rounds)
     rows = []
@@ -84,7 +84,7 @@ def record(number: int = 12, rounds: int = 8, name: str = "device", **more: Any)
     cosines = [[1.0 if i == j else -0.2 for j in range(len(similar))] for i in range(len(similar))]
     known: dict[str, Any] = {
         "path": "runs/made",
-        "words": words,
+        "options": words,
         "config": "[run]\nmethod = 'ca-afp'\n",
         "lines": [line(number, rounds) for number in range(1, rounds + 1)],
         "summary": whole,
@@ -93,4 +93,4 @@ def record(number: int = 12, rounds: int = 8, name: str = "device", **more: Any)
         "similarity": cosines,
         "similar": similar,
     }
-    return Record(**{**known, **more})
+    return RunRecord(**{**known, **more})

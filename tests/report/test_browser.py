@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from tests.report.record import record
-from tests.report.test_compare_page import RUNS
+from tests.report.test_comparison_report import RUNS
 
-from fedgrove.report.compare_page import compare_page
+from fedgrove.report.comparison_report import make_comparison_report
 from fedgrove.report.page import Page
-from fedgrove.report.run_page import Record, run_page
+from fedgrove.report.run_report import RunRecord, make_run_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for path in map(shutil.which, NAMES) if path is not None), None)
@@ -111,10 +111,12 @@ def framed(page: Page, folder: Path, script: str, width: int) -> Any:
 @pytest.mark.parametrize("what", ["run", "compare", "one client", "no rounds"])
 def test_nothing_overlaps_or_is_cut(what: str, width: int, tmp_path: Path) -> None:
     pages = {
-        "run": lambda: run_page(record(24, 50)),
-        "compare": lambda: compare_page(RUNS),
-        "one client": lambda: run_page(record(1, 1)),
-        "no rounds": lambda: run_page(Record("runs/new", {"method": "fedavg", "rounds": 5})),
+        "run": lambda: make_run_report(record(24, 50)),
+        "compare": lambda: make_comparison_report(RUNS),
+        "one client": lambda: make_run_report(record(1, 1)),
+        "no rounds": lambda: make_run_report(
+            RunRecord("runs/new", {"method": "fedavg", "rounds": 5})
+        ),
     }
     found = framed(pages[what](), tmp_path, LOOKED_AT, width)
     assert found == {"overlaps": [], "outside": [], "sideways": 0, "width": width}
@@ -148,7 +150,7 @@ def test_it_sorts_hides_points_and_switches(tmp_path: Path) -> None:
     const other = getComputedStyle(document.body).backgroundColor;
     return { up, down, said, marked, hidden, themes: [before, after], changed: paper !== other };
     """
-    found = asked(run_page(record(12, 8)), tmp_path, script)
+    found = asked(make_run_report(record(12, 8)), tmp_path, script)
     # Scores are k * 37 % 100: of twelve clients 0, 7 (k = 11) and 11 (k = 3) are the lowest.
     assert found["up"] == ["0.00", "7.00", "11.00"]
     assert found["down"] == ["96.00", "85.00", "74.00"]
@@ -186,19 +188,19 @@ def test_a_finger_reads_what_it_touches(tmp_path: Path) -> None:
     const tip = document.getElementById("tip");
     return tip.hidden ? "" : tip.textContent;
     """
-    found = asked(run_page(record(12, 8)), tmp_path, script)
+    found = asked(make_run_report(record(12, 8)), tmp_path, script)
     assert found.startswith("client device-3, 11.0 %")
 
 
 def test_markup_in_names_is_not_run(tmp_path: Path) -> None:
     evil = "</script><img src=x onerror='window.harmed=1'><script>window.harmed=1</script>"
-    found = asked(run_page(record(3, 3, name=evil)), tmp_path, "return window.harmed || 0;")
+    found = asked(make_run_report(record(3, 3, name=evil)), tmp_path, "return window.harmed || 0;")
     assert found == 0
 
 
 @pytest.mark.parametrize(("clients", "seconds"), [(100, 2.0), (10_000, 10.0)])
 def test_it_opens_soon(clients: int, seconds: float, tmp_path: Path) -> None:
-    page = run_page(record(clients, 100))
+    page = make_run_report(record(clients, 100))
     found = asked(page, tmp_path, "document.body.offsetHeight; return performance.now();")
     # Measured at 0.2 and 0.9 s on a busy machine of two cores.
     assert found / 1000 < seconds
@@ -212,4 +214,4 @@ def test_ten_thousand_rows_are_there_when_asked_for(tmp_path: Path) -> None:
     document.querySelector("button.more").click();
     return [first, shown()];
     """
-    assert asked(run_page(record(10_000, 3)), tmp_path, script) == [100, 10_000]
+    assert asked(make_run_report(record(10_000, 3)), tmp_path, script) == [100, 10_000]

@@ -1,7 +1,7 @@
 import io
 from typing import Any
 
-from fedgrove.report.tables import mib, print_cost, print_costs, print_summaries
+from fedgrove.report.tables import format_bytes, print_cost, print_costs, print_summaries
 
 
 def summary(mean: float, **more: Any) -> dict[str, Any]:
@@ -44,7 +44,8 @@ def test_one_run_is_named_above_its_figures() -> None:
         == "94.12 ± 10.00 25.00 50.00 0.300 8,970 393.2 0.3 3.0 MiB 2.0 KiB 2.0 1.2"
     )
     assert lines[4].startswith("kB: per device and round")
-    assert len(lines) == 5
+    assert lines[5] == "accuracy: before fine-tuning"
+    assert len(lines) == 6
 
 
 def test_runs_are_told_apart_by_what_differs_and_the_best_on_the_same_data_is_marked() -> None:
@@ -58,7 +59,10 @@ def test_runs_are_told_apart_by_what_differs_and_the_best_on_the_same_data_is_ma
     assert lines[3].split()[:4] == ["a", "fedavg", "digits", "blocks"]
     # The last is alone on its data: to be the best of one says nothing.
     assert ["*" in line for line in lines[3:6]] == [True, False, False]
-    assert "* the best mean accuracy of the runs on the same data for as many rounds" in lines
+    assert (
+        "* the best mean accuracy of the runs on the same data for the same number of rounds"
+        in lines
+    )
 
 
 def test_nothing_is_marked_across_unlike_rounds() -> None:
@@ -156,4 +160,8 @@ def test_cost_and_sizes_are_for_people() -> None:
     lines = [row.split() for row in several.getvalue().splitlines() if row.startswith("mine")]
     assert lines[0][-2:] == ["10", "min"]
     assert lines[1][1:7] == ["1.0", "kB", "2.0", "kB", "4.1", "kB"]
-    assert (mib(1023), mib(1024), mib(1 << 30)) == ("1023 B", "1.0 KiB", "1,024.0 MiB")
+    assert (format_bytes(1023), format_bytes(1024), format_bytes(1 << 30)) == (
+        "1023 B",
+        "1.0 KiB",
+        "1,024.0 MiB",
+    )

@@ -23,7 +23,7 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import with_faults
 from fedgrove.errors import InputError
 from fedgrove.methods import CAAFP, FedAvg, FedCHAR, FedSNIP
-from fedgrove.report.over_seeds import over_seeds
+from fedgrove.report.seed_averages import average_over_seeds
 from fedgrove.report.tables import print_summaries
 from fedgrove.runs.faults import Faults
 from fedgrove.runs.rounds import draw_cohort, evaluation, rounds
@@ -222,7 +222,7 @@ def test_no_scores_at_all() -> None:
     print_summaries([summary, run(federation).summary], text)
     assert "not scored" in text.getvalue()
     assert "no client was scored (--score-on 0)" in text.getvalue()
-    assert over_seeds({"fedavg-s0": summary}) == []
+    assert average_over_seeds({"fedavg-s0": summary}) == []
 
 
 def measured(k: int) -> ClientData:

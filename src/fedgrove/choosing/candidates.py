@@ -20,7 +20,7 @@ from ..errors import BudgetError, InputError
 from ..methods.grove.byte_budget import parse_size
 from ..parts.local import LocalTraining
 from ..problems import MixedProblem
-from ..report.tables import mib
+from ..report.tables import format_bytes
 from ..wire.codec import Dense
 
 NORMS = "norm layers"
@@ -171,8 +171,8 @@ def _too_large(candidate: Candidate, situation: Situation) -> str:
         return ""
     return (
         f"{situation.small} of {situation.clients} devices have less memory than the "
-        f"{mib(situation.memory)} that a training step of the whole net takes, and it gives every "
-        "device the whole net."
+        f"{format_bytes(situation.memory)} that a training step of the whole net takes, and it "
+        "gives every device the whole net."
     )
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from ..report.over_seeds import label_of
+from ..report.seed_averages import strip_seed
 from ..runs.result import Failure, Result
 
 
@@ -31,10 +31,10 @@ def hindsight(
     failed: dict[str, str] = {}
     for name, end in ends.items():
         if isinstance(end, Failure):
-            failed.setdefault(label_of(name), end.why)
+            failed.setdefault(strip_seed(name), end.why)
             continue
         summary = end.summary
-        label = label_of(name)
+        label = strip_seed(name)
         seconds += summary["seconds"]
         each = (summary["bytes_up"] + summary["bytes_down"]) / clients
         sent.setdefault(label, []).append(each)

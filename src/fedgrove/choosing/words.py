@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import methods
 from ..errors import FolderWarning
-from ..report.compare_page import Compared, compare_page
-from ..report.fit import Column, print_table, print_text
-from ..report.over_seeds import label_of
-from ..report.tables import duration, kilobytes
-from ..runs.page import FILE as PAGE
+from ..report.comparison_report import ComparedRun, make_comparison_report
+from ..report.seed_averages import strip_seed
+from ..report.tables import format_duration, format_kilobytes
+from ..report.terminal import Column, print_table, print_text
+from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.result import Failure, Result
 from ..runs.scoring import spread
 from .candidates import RESERVE, count, size
@@ -250,7 +250,7 @@ def print_choice(found: Mapping[str, Any], path: Path | None) -> None:
     cost = found["cost"]
     share = cost["rounds"] / cost["rounds_in_full"]
     print_text(
-        f"The trials took {duration(cost['seconds'])}: {count(cost['rounds'], 'round')}, "
+        f"The trials took {format_duration(cost['seconds'])}: {count(cost['rounds'], 'round')}, "
         f"{100 * share:.0f} % of the {cost['rounds_in_full']:,} of running all of them in full."
     )
     if "hindsight" in found:
@@ -305,7 +305,7 @@ def _cells(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
         _score(row["score"], found),
         _score(row["worst_tenth"], found),
         size(row["bytes_each"]),
-        "-" if row["model_bytes"] is None else kilobytes(row["model_bytes"]),
+        "-" if row["model_bytes"] is None else format_kilobytes(row["model_bytes"]),
         f"{row['seconds']:.1f}",
     ]
     if found["budget"] is not None:
@@ -376,10 +376,8 @@ def in_hindsight(found: Mapping[str, Any]) -> str:
     took = ""
     if back["seconds"]:
         share = found["cost"]["seconds"] / back["seconds"]
-        took = (
-            f"; finding it took {100 * share:.0f} % of the {duration(back['seconds'])} of all in "
-        )
-        took += "full"
+        spent = format_duration(back["seconds"])
+        took = f"; finding it took {100 * share:.0f} % of the {spent} of all in full"
     return (
         f"The choice was {back['pick']}: {_score(back['pick_test'], found)}{percent} in full"
         f"{judged}{took}."
@@ -411,16 +409,16 @@ def write_page(
     lengths = {methods.label_of(trial.method): trial.epochs for trial in trials}
     runs = []
     for name, end in ends.items():
-        label = label_of(name)
+        label = strip_seed(name)
         if isinstance(end, Failure) or label not in lengths:
             continue
         summary = on_validation(end.summary, lengths[label])
         lines = [_line_on_validation(line) for line in end.folder.metrics_to_show()]
-        runs.append(Compared(str(folder / name), summary, lines))
+        runs.append(ComparedRun(str(folder / name), summary, lines))
     path = folder / PAGE
     try:
         title = f"Which method? {found['pick']}"
-        compare_page(runs, title, found["sentence"], notes_of(found)).write(path)
+        make_comparison_report(runs, title, found["sentence"], notes_of(found)).write(path)
     # Whatever is wrong with the page, the choice is as good without.
     except Exception as error:
         reason = str(error) or type(error).__name__

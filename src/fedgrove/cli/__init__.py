@@ -36,7 +36,7 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments (by default those of the process) say; returns the exit code."""
-    from ..report.ascii import write_ascii_where_needed
+    from ..report.terminal import write_ascii_where_needed
     from .app import app
 
     write_ascii_where_needed()

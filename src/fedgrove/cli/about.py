@@ -42,7 +42,7 @@ EXTRAS = {
 
 def list_(kind: Kind) -> None:
     """List what there is: methods, data, nets, parts, engines or faults."""
-    from ..report.tables import print_pairs
+    from ..report.terminal import print_pairs
 
     lists = index().lists
     if kind not in lists:
@@ -52,12 +52,10 @@ def list_(kind: Kind) -> None:
 
 def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) -> None:
     """Print a method's equations, and everything in it that --set can change."""
-    from ..report.fit import console, print_text
-    from ..report.markup import laid_out
-    from ..report.tables import print_pairs
+    from ..report.terminal import make_console, print_pairs, print_text, wrap_docstring
 
     docstring, rows = _shown(method, str(data), data_dir)
-    print(laid_out(docstring, console().width))
+    print(wrap_docstring(docstring, make_console().width))
     print()
     print_text(f"--set takes, with the recipe of {data}:")
     print()
@@ -145,7 +143,7 @@ def doctor(data_dir: o.DataDir = None) -> None:
     import torch
 
     from ..engines.pool.engine import cores
-    from ..report.tables import print_pairs
+    from ..report.terminal import print_pairs
 
     rows = [
         ("python", platform.python_version()),
@@ -163,7 +161,7 @@ def doctor(data_dir: o.DataDir = None) -> None:
 
 def _methods() -> list[tuple[str, str]]:
     from .. import methods
-    from ..report.markup import plain
+    from ..report.terminal import strip_markup
 
     rows = []
     for name in methods.names():
@@ -174,7 +172,7 @@ def _methods() -> list[tuple[str, str]]:
             rows.append((name, str(error)))
             continue
         # Up to the citation in brackets, or to the end of the first sentence.
-        rows.append((name, plain(re.split(r"\s\(|\.\s", docstring)[0])))
+        rows.append((name, strip_markup(re.split(r"\s\(|\.\s", docstring)[0])))
         for preset, method in methods.presets(name).items():
             rows.append((f"{name}:{preset}", f"{name} with {_changes(method)}"))
     return rows

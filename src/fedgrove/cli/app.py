@@ -13,7 +13,7 @@ import typer.core
 from typer.core import TyperGroup
 
 from ..errors import EngineError, InputError, check, together, unknown
-from ..report.start import load_torch, starting
+from ..report.terminal import load_torch, show_status
 from . import about, complete, deploy
 from . import options as o
 from .choose import choose
@@ -147,7 +147,7 @@ def run(
         # The first command on a new machine: from here on `list` and completion come at once.
         index()
         return
-    with starting("loading torch", quiet=json) as say:
+    with show_status("loading torch", quiet=json) as say:
         from .. import api
         from ..config.experiment import Federations
         from ..config.plan import plan
@@ -344,7 +344,7 @@ def _print_plan(planned: Plan, json: bool) -> None:
 
 
 def _show(result: Result, json: bool) -> None:
-    from ..runs.page import FILE as PAGE
+    from ..runs.report_html import REPORT_FILE as PAGE
 
     if json:
         print(jsonlib.dumps(result.summary, indent=1))
@@ -361,7 +361,7 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
     from ..config.compared import summary_of
     from ..config.sweep import members_of
     from ..report.page import check_place
-    from ..report.times import curve, print_times, time_to, write_times
+    from ..report.time_to_target import find_times, print_times, read_curve, write_time_report
     from ..runs.folder import RunFolder
     from ..runs.store import cannot_write
 
@@ -373,11 +373,11 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
             summary = summary_of(path)
             lines = RunFolder.open(Path(path)).metrics()
             method = summary.get("method", "")
-            curves.append(curve(path, method, lines, summary["finished"]))
-    found = time_to(curves, to)
+            curves.append(read_curve(path, method, lines, summary["finished"]))
+    found = find_times(curves, to)
     if plot is not None:
         try:
-            write_times(curves, found, Path(plot))
+            write_time_report(curves, found, Path(plot))
         except OSError as error:
             raise cannot_write(Path(plot), error) from None
     if json:

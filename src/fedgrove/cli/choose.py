@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..report.start import load_torch
+from ..report.terminal import load_torch
 from . import complete
 from . import options as o
 from .sweep import seeds_of

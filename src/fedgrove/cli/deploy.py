@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..report.start import starting
+from ..report.terminal import show_status
 from . import complete
 from . import options as o
 
@@ -84,7 +84,7 @@ def app(
     flwr run takes it as it is. Where a node's data come from is one function, in data.py.
     """
     wrong = ctx.meta[o.WRONG]
-    with starting("loading torch") as say:
+    with show_status("loading torch") as say:
         from ..config.experiment import Federations
         from ..deploy.app import write_app
         from . import arguments

@@ -22,7 +22,7 @@ def try_out(experiment: Experiment, federations: Federations, words: Mapping[str
     from .. import api, methods
     from ..config.smoke import smoke
     from ..data import Federation
-    from ..report.tables import print_pairs
+    from ..report.terminal import print_pairs
     from ..runs.checksums import read_list
 
     name = methods.name_of(experiment.method)

@@ -93,11 +93,11 @@ def export(
 
 def _show(exports: list[Exported]) -> None:
     # Imported late, so that other commands and --json start without them.
-    from ..report.fit import Column, names, print_table, print_text
-    from ..report.tables import kilobytes
+    from ..report.tables import format_kilobytes
+    from ..report.terminal import Column, name_columns, print_table, print_text
 
     columns = [
-        *names("client", "version"),
+        *name_columns("client", "version"),
         Column("params", 1),
         Column("MACs", 2),
         Column("size\nkB"),
@@ -115,7 +115,7 @@ def _show(exports: list[Exported]) -> None:
                     row.version,
                     f"{row.params:,}",
                     f"{row.macs:,}",
-                    kilobytes(row.bytes),
+                    format_kilobytes(row.bytes),
                     f"{row.latency_us:,.0f}",
                     f"{row.latency:.2f}",
                     f"{100 * row.accuracy:.2f}",

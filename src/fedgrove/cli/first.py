@@ -36,7 +36,7 @@ def side_by_side(words: Mapping[str, Any]) -> None:
     from ..config.experiment import Federations
     from ..config.plan import plan
     from ..export.size import model_bytes
-    from ..report.fit import print_text
+    from ..report.terminal import print_text
     from ..runs.result import Failure
     from . import arguments
 
@@ -128,8 +128,8 @@ def _show(
 ) -> None:
     """One table, one sentence of what was gained, and the page."""
     from ..config.sweep import write_sweep_page
-    from ..report.comparison import compare, print_comparison
-    from ..report.fit import print_text
+    from ..report.seed_averages import compare_methods, print_method_rows
+    from ..report.terminal import print_text
 
     rows = [{"run": str(folder / name), **summary} for name, summary in summaries.items()]
     if json:
@@ -139,7 +139,7 @@ def _show(
     by_method: dict[str, list[Summary]] = {}
     for row in rows:
         by_method.setdefault(row["method"], []).append(row)
-    lines = compare(by_method, sizes)
+    lines = compare_methods(by_method, sizes)
     sentence = ""
     # A method of which every seed failed cannot be compared with.
     if set(by_method) == set(METHODS):
@@ -147,7 +147,7 @@ def _show(
     page = write_sweep_page(folder, ends, sentence)
     if json:
         return
-    print_comparison(lines)
+    print_method_rows(lines)
     print()
     if sentence:
         print_text(sentence)

@@ -27,19 +27,19 @@ def report(run: o.Run, out: Out = None) -> None:
     from ..config import sweep
     from ..config.compared import compared
     from ..report.page import check_place
-    from ..report.run_page import run_page
+    from ..report.run_report import make_run_report
     from ..runs.folder import RunFolder
-    from ..runs.page import FILE, record_of
+    from ..runs.report_html import REPORT_FILE, read_run_record
     from ..runs.store import cannot_write
 
-    path = Path(run) / FILE
+    path = Path(run) / REPORT_FILE
     if out is not None:
         path = Path(out)
         check_place(path, "--out")
     if (Path(run) / sweep.FILE).is_file():
         page = compared([run]).page()
     else:
-        page = run_page(record_of(RunFolder.open(Path(run)), _why_failed(Path(run))))
+        page = make_run_report(read_run_record(RunFolder.open(Path(run)), _why_failed(Path(run))))
     try:
         page.write(path)
     except OSError as error:
@@ -65,14 +65,14 @@ def write_compared(found: Comparison, page: str | None, table: str | None, quiet
     With --json only what is asked for by name is written.
     """
     from ..report.page import check_place
-    from ..report.paper_table import check_format, write_table
+    from ..report.seed_averages import check_table_format, write_paper_table
     from ..runs.store import cannot_write
 
     if table is not None:
-        check_format(Path(table))
+        check_table_format(Path(table))
         check_place(Path(table), "--table")
         try:
-            write_table(found.groups(), Path(table))
+            write_paper_table(found.groups(), Path(table))
         except OSError as error:
             raise cannot_write(Path(table), error) from None
         _say(f"Table: {table}", quiet)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..report.start import load_torch
+from ..report.terminal import load_torch
 from . import complete
 from . import options as o
 
@@ -214,7 +214,7 @@ def watched(
 
 def _show(swept: Sweep, json: bool) -> None:
     from ..config.sweep import state
-    from ..runs.page import FILE as PAGE
+    from ..runs.report_html import REPORT_FILE as PAGE
 
     if json:
         summaries = swept.summaries()
@@ -238,7 +238,8 @@ def print_plans(
 
     from ..config.sweep import plan_all
     from ..costs.estimate import of_run
-    from ..report.tables import mib, print_pairs
+    from ..report.tables import format_bytes
+    from ..report.terminal import print_pairs
 
     rows = []
     lines = []
@@ -247,8 +248,8 @@ def print_plans(
         assert net is not None, "a plan has nothing left open"
         cost = of_run(planned.run, net)
         rows.append({"run": name, "config": tomllib.loads(planned.config), "cost": cost})
-        up = mib(cost["bytes_up"])
-        down = mib(cost["bytes_down"])
+        up = format_bytes(cost["bytes_up"])
+        down = format_bytes(cost["bytes_down"])
         lines.append((name, f"up at most {up}, down at most {down}"))
     if json:
         print(jsonlib.dumps(rows, indent=1))

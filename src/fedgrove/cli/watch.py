@@ -20,11 +20,11 @@ from . import complete
 from . import options as o
 
 if TYPE_CHECKING:
-    from ..report.live import Look
+    from ..report.progress import RunStatus
     from ..runs.follow import Following
 
 EVERY = 1.0
-"""Seconds between two looks."""
+"""Seconds between two readings of the run folder."""
 SAY_EVERY = 5.0
 """Seconds between two lines where the output is no terminal."""
 LINGER = 60.0
@@ -67,14 +67,18 @@ def watch(
     try:
         with _fed(path, track) as following:
             if json:
-                print(jsonlib.dumps([asdict(look) for look in following.looks()], indent=1))
+                print(
+                    jsonlib.dumps(
+                        [asdict(status) for status in following.read_statuses()], indent=1
+                    )
+                )
                 return
-            looks = _serve(following, port or 0) if browser else _show(following)
+            statuses = _serve(following, port or 0) if browser else _show(following)
     except KeyboardInterrupt:
         print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
         return
-    _say_the_end(looks)
-    if any(look.state != "finished" for look in looks):
+    _say_the_end(statuses)
+    if any(status.state != "finished" for status in statuses):
         raise typer.Exit(1)
 
 
@@ -93,13 +97,13 @@ def newest(place: Path) -> Path:
 @contextmanager
 def _fed(path: Path, track: str | None) -> Iterator[Following]:
     """Follow a run; with ``track`` every line goes to a tracker too."""
-    from ..report.track import tracker
+    from ..report.track import make_tracker
     from ..runs.follow import Following
 
     if track is None:
         yield Following(path)
         return
-    fed = tracker(track, Path())
+    fed = make_tracker(track, Path())
     print(f"fedgrove: figures go to {fed.place}", file=sys.stderr)
     try:
         yield Following(path, fed.take)
@@ -107,76 +111,76 @@ def _fed(path: Path, track: str | None) -> Iterator[Following]:
         fed.close()
 
 
-def _is_over(looks: list[Look]) -> bool:
+def _is_over(statuses: list[RunStatus]) -> bool:
     # A sweep that has no run yet has just begun.
-    return bool(looks) and all(look.is_over for look in looks)
+    return bool(statuses) and all(status.is_over for status in statuses)
 
 
 # ---- in the terminal -----------------------------------------------------------------------------
 
 
-def _show(following: Following) -> list[Look]:
+def _show(following: Following) -> list[RunStatus]:
     """Show how it goes until it is over."""
-    from ..report.live import in_terminal, line_of
-    from ..report.start import is_live
+    from ..report.progress import status_line, status_table
+    from ..report.terminal import is_live_terminal
 
-    if not is_live(sys.stdout):
-        return _say(following, line_of)
+    if not is_live_terminal(sys.stdout):
+        return _say(following, status_line)
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    looks = following.looks()
+    statuses = following.read_statuses()
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        while not _is_over(looks):
-            live.update(in_terminal(looks, max(3, console.height - 4)), refresh=True)
+        while not _is_over(statuses):
+            live.update(status_table(statuses, max(3, console.height - 4)), refresh=True)
             time.sleep(EVERY)
-            looks = following.looks()
-    return looks
+            statuses = following.read_statuses()
+    return statuses
 
 
-def _say(following: Following, words: Callable[[Look], str]) -> list[Look]:
+def _say(following: Following, words: Callable[[RunStatus], str]) -> list[RunStatus]:
     """The same as lines, when something has changed and not too often."""
-    from ..report.live import total
+    from ..report.progress import describe_sweep
 
     said: dict[str, str] = {}
     said_at = 0.0
     while True:
-        looks = following.looks()
-        is_over = _is_over(looks)
+        statuses = following.read_statuses()
+        is_over = _is_over(statuses)
         if time.monotonic() - said_at >= SAY_EVERY or is_over:
             said_at = time.monotonic()
-            for look in looks:
+            for status in statuses:
                 # Runs of a sweep share the machine: what is left is told of all together.
-                is_one = len(looks) == 1
-                line = words(look if is_one else replace(look, left=None))
-                if said.get(look.path) != line:
-                    said[look.path] = line
+                is_one = len(statuses) == 1
+                line = words(status if is_one else replace(status, left=None))
+                if said.get(status.path) != line:
+                    said[status.path] = line
                     print(line, flush=True)
-            if len(looks) > 1:
-                print(total(looks), flush=True)
+            if len(statuses) > 1:
+                print(describe_sweep(statuses), flush=True)
         if is_over:
-            return looks
+            return statuses
         time.sleep(EVERY)
 
 
-def _say_the_end(looks: list[Look]) -> None:
-    from ..report.live import ending
+def _say_the_end(statuses: list[RunStatus]) -> None:
+    from ..report.progress import describe_end
 
-    for look in looks:
-        print(ending(look))
+    for status in statuses:
+        print(describe_end(status))
 
 
 # ---- in a browser --------------------------------------------------------------------------------
 
 
-def _serve(following: Following, port: int) -> list[Look]:
+def _serve(following: Following, port: int) -> list[RunStatus]:
     """Serve a page until Ctrl-C, or until a while after the run is over."""
-    latest = following.looks()
+    latest = following.read_statuses()
     # Requests come in threads of their own and share what was seen last.
-    seen = {"looks": latest}
+    seen = {"statuses": latest}
     try:
-        server = Server((HOST, port), handler_of(str(following.path), lambda: seen["looks"]))
+        server = Server((HOST, port), handler_of(str(following.path), lambda: seen["statuses"]))
     except OSError as error:
         raise InputError(
             f"--port is {port}, which cannot be used: {error.strerror or error}; choose another."
@@ -189,11 +193,11 @@ def _serve(following: Following, port: int) -> list[Look]:
         over_at = None
         while over_at is None or time.monotonic() - over_at < LINGER:
             time.sleep(EVERY)
-            seen["looks"] = following.looks()
-            if over_at is None and _is_over(seen["looks"]):
+            seen["statuses"] = following.read_statuses()
+            if over_at is None and _is_over(seen["statuses"]):
                 over_at = time.monotonic()
                 print(f"The run is over; the page ends in {LINGER:.0f} s.", flush=True)
-        return seen["looks"]
+        return seen["statuses"]
     finally:
         server.shutdown()
         server.server_close()
@@ -207,9 +211,9 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
 
 
-def handler_of(title: str, looks: Callable[[], list[Look]]) -> type[BaseHTTPRequestHandler]:
+def handler_of(title: str, statuses: Callable[[], list[RunStatus]]) -> type[BaseHTTPRequestHandler]:
     """What answers: the page, and nothing else."""
-    from ..report.live import page_of
+    from ..report.progress import status_page
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
@@ -223,7 +227,7 @@ def handler_of(title: str, looks: Callable[[], list[Look]]) -> type[BaseHTTPRequ
             elif self.path != "/":
                 self.send_error(404)
             else:
-                self._answer(page_of(title, looks()).encode())
+                self._answer(status_page(title, statuses()).encode())
 
         def _answer(self, page: bytes) -> None:
             self.send_response(200)

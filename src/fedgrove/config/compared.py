@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..report.compare_page import Compared, compare_page
-from ..report.fit import in_one_folder
-from ..report.over_seeds import over_seeds, print_over_seeds
+from ..report.comparison_report import ComparedRun, make_comparison_report
 from ..report.page import Page
-from ..report.tables import NAMES, print_causes, print_summaries
+from ..report.seed_averages import average_over_seeds, print_seed_averages
+from ..report.tables import OPTIONS_SHOWN, print_causes, print_summaries
+from ..report.terminal import split_common_folder
 from ..runs.folder import RunFolder
-from ..runs.page import FILE as RUN_PAGE
+from ..runs.report_html import REPORT_FILE as RUN_PAGE
 from ..runs.result import frame
 from ..wire.ledger import sum_by_cause
 from . import sweep
@@ -47,15 +47,15 @@ class Comparison:
         finished = {each["run"]: each if each["finished"] else None for each in self.rows}
         if self.of_sweeps and any(finished.values()):
             print()
-            print_over_seeds(over_seeds(finished))
+            print_seed_averages(average_over_seeds(finished))
 
     def groups(self) -> list[dict[str, Any]]:
         """Every method with its settings, over its seeds."""
-        _, names = in_one_folder([row["run"] for row in self.rows])
+        _, names = split_common_folder([row["run"] for row in self.rows])
         members = {}
         for name, row in zip(names, self.rows, strict=True):
             members[name] = row if row["finished"] else None
-        return over_seeds(members)
+        return average_over_seeds(members)
 
     def page(self) -> Page:
         """The runs on one page; its method ``write`` makes the file."""
@@ -64,8 +64,8 @@ class Comparison:
             summary = row if row["finished"] else None
             lines = RunFolder(Path(row["run"])).metrics_to_show()
             how_far = f"unfinished: {row.get('rounds_done', 0)} rounds"
-            runs.append(Compared(row["run"], summary, lines, "" if summary else how_far))
-        return compare_page(runs)
+            runs.append(ComparedRun(row["run"], summary, lines, "" if summary else how_far))
+        return make_comparison_report(runs)
 
     def place_of_page(self) -> Path:
         """Where the page is put unless another place is named: with the runs, if they are together.
@@ -98,7 +98,7 @@ def summary_of(path: str, by_cause: bool = False) -> dict[str, Any]:
     folder = RunFolder.open(Path(path))
     words = {}
     for word, value in read_words(folder.config).items():
-        if word in NAMES:
+        if word in OPTIONS_SHOWN:
             words[word] = value
     if by_cause:
         words["bytes_causes"] = sum_by_cause(folder.metrics())

@@ -20,17 +20,18 @@ from .. import engines
 from ..core import Engine
 from ..engines.faulty import with_faults
 from ..errors import DamageError, EngineError, FolderWarning, InputError, check
-from ..report.compare_page import Compared, compare_page
-from ..report.over_seeds import over_seeds, print_over_seeds
-from ..report.progress import Merged, watching
-from ..report.tables import print_pairs, print_summaries
+from ..report.comparison_report import ComparedRun, make_comparison_report
+from ..report.progress import MergedProgress, show_progress
+from ..report.seed_averages import average_over_seeds, print_seed_averages
+from ..report.tables import print_summaries
+from ..report.terminal import print_pairs
 from ..runs import checksums
 from ..runs.folder import RunFolder
 from ..runs.lock import FILE as LOCK
 from ..runs.lock import check_free, locked
 from ..runs.lockstep import Watch, ignore, together
-from ..runs.page import FILE as PAGE
-from ..runs.page import write_page
+from ..runs.report_html import REPORT_FILE as PAGE
+from ..runs.report_html import write_run_report
 from ..runs.result import Failure, Result
 from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
@@ -140,7 +141,7 @@ class Sweep(Mapping[str, Result | Failure]):
 
     def groups(self) -> list[Any]:
         """Every method with its settings, over its seeds."""
-        return over_seeds(self.summaries())
+        return average_over_seeds(self.summaries())
 
     def table(self) -> None:
         """Print every run, then methods over seeds, then what failed and why."""
@@ -154,7 +155,7 @@ class Sweep(Mapping[str, Result | Failure]):
         # Runs without a score are in the first table only.
         if groups:
             print()
-            print_over_seeds(groups)
+            print_seed_averages(groups)
         failures = []
         for name, end in self.ends.items():
             if isinstance(end, Failure):
@@ -172,12 +173,12 @@ def watched(
 ) -> dict[str, Result | Failure]:
     """Run under one progress line for all; how each run ended, by name."""
     names = list(names)
-    merged = Merged()
+    merged = MergedProgress()
     past = []
     for name in names:
         for line in RunFolder(out / name).metrics_to_show():
             past.append(merged(name, line))
-    with watching(total, past, quiet=quiet) as watch:
+    with show_progress(total, past, quiet=quiet) as watch:
         ends = run(watch=lambda line: watch(merged(line["run"], line)))
     return dict(zip(names, ends, strict=True))
 
@@ -339,7 +340,7 @@ def _train(
     # After all have ended, so that each finds the others beside it.
     for member in members:
         end = ends[member.name]
-        write_page(end.folder, failure=end.why if isinstance(end, Failure) else "")
+        write_run_report(end.folder, failure=end.why if isinstance(end, Failure) else "")
     ordered = {name: ends[name] for name in folders}
     write_sweep_page(out, ordered)
     return list(ordered.values())
@@ -354,7 +355,7 @@ def write_sweep_page(
     """
     path = out / PAGE
     try:
-        compare_page(compared_ends(out, ends), title, lead).write(path)
+        make_comparison_report(compared_ends(out, ends), title, lead).write(path)
     # Whatever is wrong with the page, the runs are as good without.
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -363,15 +364,15 @@ def write_sweep_page(
     return path
 
 
-def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[Compared]:
+def compared_ends(out: Path, ends: Mapping[str, Result | Failure]) -> list[ComparedRun]:
     """How runs ended, as their common page takes it."""
     runs = []
     for name, end in ends.items():
         lines = end.folder.metrics_to_show()
         if isinstance(end, Failure):
-            runs.append(Compared(str(out / name), None, lines, f"failed: {end.why}"))
+            runs.append(ComparedRun(str(out / name), None, lines, f"failed: {end.why}"))
         else:
-            runs.append(Compared(str(out / name), end.summary, lines))
+            runs.append(ComparedRun(str(out / name), end.summary, lines))
     return runs
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..data.sets import SETS
-from ..report.tables import mib
+from ..report.tables import format_bytes
 from .figures import Exported, Row
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _cells(row: Row) -> list[object]:
         f"`{row.file}`" if row.file else "not kept",
         f"{row.params:,}",
         f"{row.macs:,}",
-        mib(row.bytes),
+        format_bytes(row.bytes),
         f"{row.bytes:,}",
         f"{row.latency:.2f}",
         f"{row.accuracy:.4f}",

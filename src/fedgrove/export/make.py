@@ -26,7 +26,7 @@ from ..data import Federation
 from ..data.preparation import IDENTITY, Preparation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
-from ..report.tables import mib
+from ..report.tables import format_bytes
 from ..runs.folder import RunFolder
 from ..runs.result import Result
 from ..runs.store import write_bytes
@@ -365,12 +365,12 @@ def _why_not_smaller(subject: _Subject, rows: Sequence[Row], file: Path) -> Iter
     int8 = "int8 (--int8), about a quarter"
     for row in rows:
         if row.version == "int8":
-            int8 = f"int8, {mib(row.bytes)}"
+            int8 = f"int8, {format_bytes(row.bytes)}"
     yield (
         f"{zeros / weights:.0%} of its weights are zeros, but one by one and not in whole "
         "channels: the file stores them all the same and cannot shrink. What would: "
-        f"{int8}; a sparse file, {mib(zipped)} of {mib(dense)} when zipped, which a device unpacks "
-        "to its full size; a method that prunes whole channels "
+        f"{int8}; a sparse file, {format_bytes(zipped)} of {format_bytes(dense)} when zipped, "
+        "which a device unpacks to its full size; a method that prunes whole channels "
         f"({', '.join(CHANNEL_METHODS)}), smaller on the device too"
     )
 

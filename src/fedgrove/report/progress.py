@@ -1,6 +1,8 @@
-"""What a person sees while a run trains.
+"""Progress of runs: while one trains, and as another process sees it (``fedgrove watch``).
 
-A live line on a terminal; elsewhere, as in a log file, a plain line every few seconds.
+Progress goes to stderr: a bar with the time left on a terminal, and a plain line every few seconds
+elsewhere, as in a log file. What ``watch`` shows is read from the run folder by
+:mod:`fedgrove.runs.follow`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,166 +23,360 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
-from .start import is_live
-from .tables import mib
+from .charts import Chart, Series, draw_xy, thin_out
+from .page import Page
+from .tables import format_bytes, format_duration
+from .terminal import is_live_terminal
 
-EVERY = 5.0
+PRINT_EVERY = 5.0
 """Seconds between plain lines."""
+REFRESH = 2
+"""Seconds after which the page of ``watch`` reloads."""
+MOST_POINTS = 300
+"""Points of a curve: a run may have a hundred thousand rounds."""
+MOST_ROWS = 200
+"""Runs of a sweep in the table of the page."""
+OVER = ("finished", "stopped", "failed")
+"""The states after which nothing changes."""
 
 Line = Mapping[str, Any]
 """A line of metrics.jsonl."""
 
 
+# ---- while a run trains --------------------------------------------------------------------------
+
+
 @dataclass
-class Seen:
-    """What the lines of metrics.jsonl so far add up to."""
+class _Totals:
+    """The sums over the lines of metrics.jsonl so far."""
 
     rounds: int
-    """How many there are in all."""
-    begun: float
+    """The rounds of the whole run."""
+    started: float
     bytes: int = 0
     round: int = 0
     score: str = ""
     first: int = 0
-    """The round before the first one seen live.
-
-    The time left is estimated from the rounds since then: those of before a resume took none now.
-    """
+    """The last round before this process: rounds before a resume took no time now."""
 
     def add(self, line: Line) -> None:
-        """Take a line in."""
         self.bytes += line["bytes_up"] + line["bytes_down"]
         self.round = line["round"]
-        # Rounds that score no client leave the score out; the last one known stays.
-        self.score = score_of(line) or self.score
+        # A round that scores no client has no score; the last known one stays.
+        self.score = describe_score(line) or self.score
 
-    def words(self) -> str:
-        """Score and bytes so far."""
+    @property
+    def is_trained(self) -> bool:
+        """Whether all rounds are done; clients are then fine-tuned and scored."""
+        return self.round >= self.rounds
+
+    def describe(self) -> str:
+        """Return the score and the bytes so far."""
         if not self.score:
-            return mib(self.bytes)
-        return f"{self.score}  {mib(self.bytes)}"
+            return format_bytes(self.bytes)
+        return f"{self.score}  {format_bytes(self.bytes)}"
 
-    def plain(self) -> str:
-        """The whole state in one line."""
-        spent = time.monotonic() - self.begun
-        line = f"round {self.round}/{self.rounds}  {self.words()}  {spent:.0f} s"
+    def describe_all(self) -> str:
+        """Return everything in one line."""
+        spent = time.monotonic() - self.started
+        line = f"round {self.round}/{self.rounds}  {self.describe()}  {spent:.0f} s"
         done = self.round - self.first
         if done:
             left = spent / done * (self.rounds - self.round)
             line += f"  {left:.0f} s left"
+        if self.is_trained:
+            line += "; fine-tuning and scoring"
         return line
 
 
-def score_of(line: Line) -> str:
-    """The mean score of a line in words; empty if nobody was scored.
+def describe_score(line: Line) -> str:
+    """Return the mean score of a line, or "" if no client was scored.
 
-    >>> score_of({"accuracy_mean": 0.9}), score_of({"metric": "mae", "share": False, "mae_mean": 3})
-    ('accuracy 90.0 %', 'mae 3')
+    >>> describe_score({"accuracy_mean": 0.9})
+    'accuracy 90.0 %'
+    >>> describe_score({"metric": "mae", "share": False, "mae_mean": 3})
+    'mae 3'
     """
     if "tasks" in line:
-        words = []
+        scores = []
         for name, task in line["tasks"].items():
-            words.append(f"{name} {_in_words(task['metric'], task['share'], task['mean'])}")
-        return ", ".join(words)
+            scores.append(f"{name} {_format_mean(task['metric'], task['share'], task['mean'])}")
+        return ", ".join(scores)
     metric = line.get("metric", "accuracy")
     mean = line.get(f"{metric}_mean")
     if mean is None:
         return ""
-    return _in_words(metric, line.get("share", True), mean)
+    return _format_mean(metric, line.get("share", True), mean)
 
 
-def _in_words(metric: str, share: bool, mean: float) -> str:
-    return f"{metric} {100 * mean:.1f} %" if share else f"{metric} {mean:.4g}"
+def _format_mean(metric: str, share: bool, mean: float) -> str:
+    if share:
+        return f"{metric} {100 * mean:.1f} %"
+    return f"{metric} {mean:.4g}"
 
 
 @contextmanager
-def watching(
+def show_progress(
     rounds: int, past: Sequence[Line] = (), quiet: bool = False, title: str = ""
 ) -> Iterator[Callable[[Line], None]]:
-    """Give a function to call with each new line; ``past`` are the lines of before a resume.
+    """Show the progress of a run; yield a function to call with each new line.
 
-    A log begins with the ``title``: its first round may take long.
+    Args:
+        rounds: The rounds of the whole run.
+        past: The lines from before a resume.
+        quiet: Whether nothing is shown.
+        title: The first line of a log, because the first round may take long.
     """
-    seen = Seen(rounds, time.monotonic())
+    totals = _Totals(rounds, time.monotonic())
     for line in past:
-        seen.add(line)
-    seen.first = seen.round
+        totals.add(line)
+    totals.first = totals.round
     if quiet:
-        # Callers need not know: there is a function to call all the same.
-        yield seen.add
-    elif is_live(sys.stderr):
-        with _bar() as bar:
-            yield _live(bar, seen)
+        # Callers need not know: there is a function to call in any case.
+        yield totals.add
+    elif is_live_terminal(sys.stderr):
+        with _make_bar() as bar:
+            yield _show_in_bar(bar, totals)
     else:
         if title:
             print(title, file=sys.stderr, flush=True)
-        yield _plain(seen)
+        yield _print_lines(totals)
 
 
-def _bar() -> Progress:
+def _make_bar() -> Progress:
     columns = (
         TextColumn("{task.description}"),
-        # As wide as the rest leaves: a bar of a fixed width would cut the figures beside it.
+        # As wide as the rest leaves: a bar of a fixed width would cut the numbers next to it.
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[words]}"),
+        TextColumn("{task.fields[text]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    # On stderr, so that stdout holds the results alone; transient, so that nothing stays behind.
+    # On stderr, because stdout is for results; transient, so that nothing stays behind.
     return Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
 
 
-def _live(bar: Progress, seen: Seen) -> Callable[[Line], None]:
-    task = bar.add_task("round", total=seen.rounds, completed=seen.round, words=seen.words())
+def _show_in_bar(bar: Progress, totals: _Totals) -> Callable[[Line], None]:
+    task = bar.add_task(
+        "round", total=totals.rounds, completed=totals.round, text=totals.describe()
+    )
 
-    def watch(line: Line) -> None:
-        seen.add(line)
-        # After the last round the bar is full while the clients are still tuned and scored.
-        is_last = seen.round >= seen.rounds
-        description = "fine-tuning and scoring" if is_last else "round"
-        bar.update(task, completed=seen.round, words=seen.words(), description=description)
+    def take(line: Line) -> None:
+        totals.add(line)
+        description = "fine-tuning and scoring" if totals.is_trained else "round"
+        bar.update(task, completed=totals.round, text=totals.describe(), description=description)
 
-    return watch
+    return take
 
 
-def _plain(seen: Seen) -> Callable[[Line], None]:
+def _print_lines(totals: _Totals) -> Callable[[Line], None]:
     # Long ago, so that the first line comes at once.
     printed_at = 0.0
 
-    def watch(line: Line) -> None:
+    def take(line: Line) -> None:
         nonlocal printed_at
-        seen.add(line)
-        is_last = seen.round >= seen.rounds
-        is_due = time.monotonic() - printed_at >= EVERY
-        if is_last or is_due:
+        totals.add(line)
+        is_due = time.monotonic() - printed_at >= PRINT_EVERY
+        if is_due or totals.is_trained:
             printed_at = time.monotonic()
-            ending = "; fine-tuning and scoring" if is_last else ""
-            # Flushed, because a log file may be watched while the run goes on.
-            print(seen.plain() + ending, file=sys.stderr, flush=True)
+            # Flushed, because somebody may read the log file while the run trains.
+            print(totals.describe_all(), file=sys.stderr, flush=True)
 
-    return watch
+    return take
 
 
-class Merged:
-    """Lines of many runs as if they were one run's.
+class MergedProgress:
+    """The lines of many runs as lines of one run.
 
-    Its round is the sum of theirs, its score the mean of those with the same metric as the line's.
+    Its round is the sum of theirs, and its score the mean over the runs with the line's metric.
     """
 
     def __init__(self) -> None:
-        self.last: dict[str, Line] = {}
-        self.means: dict[str, dict[str, float]] = {}
+        self._rounds: dict[str, int] = {}
+        self._means: dict[str, dict[str, float]] = {}
 
     def __call__(self, name: str, line: Line) -> Line:
-        """A line of the run called ``name``, as a line of the one run."""
-        self.last[name] = line
+        """Turn a line of the run called ``name`` into a line of the one run."""
+        self._rounds[name] = line["round"]
         key = f"{line.get('metric', 'accuracy')}_mean"
-        means = self.means.setdefault(key, {})
+        means = self._means.setdefault(key, {})
         if key in line:
             means[name] = line[key]
-        merged = {**line, "round": sum(last["round"] for last in self.last.values())}
+        merged = {**line, "round": sum(self._rounds.values())}
         if means:
             merged[key] = sum(means.values()) / len(means)
         return merged
+
+
+# ---- as another process sees it ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at one moment, as its folder shows it."""
+
+    path: str
+    method: str
+    data: str
+    state: str
+    """``waiting`` for the first round, ``training``, ``scoring`` after the last one, ``finished``,
+    ``failed`` (a run of a sweep), or ``stopped``: no process trains it, and it has no result."""
+    round: int = 0
+    rounds: int = 0
+    bytes: int = 0
+    score: str = ""
+    spent: float = 0.0
+    """Seconds that the rounds so far took."""
+    left: float | None = None
+    """Seconds that the rest will take, if it goes on as in the last rounds."""
+    why: str = ""
+    """Why it failed; the score of a finished run."""
+    scores: tuple[tuple[int, float], ...] = ()
+    """The mean score after each round in which clients were scored."""
+    traffic: tuple[tuple[int, float], ...] = ()
+    """Mebibytes sent up to each round."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self.state in OVER
+
+
+def status_line(status: RunStatus) -> str:
+    """Return a run in one line.
+
+    >>> run = RunStatus("runs/a", "ditto", "digits", "training", 3, 10, 2**20, "mae 0.5", 6, 14)
+    >>> status_line(run)
+    'runs/a: training, round 3/10, mae 0.5, 1.0 MiB, 6 s, about 14 s left'
+    """
+    parts = [status.state, f"round {status.round}/{status.rounds}"]
+    if status.score:
+        parts.append(status.score)
+    parts.append(format_bytes(status.bytes))
+    parts.append(format_duration(status.spent))
+    if status.left is not None and not status.is_over:
+        parts.append(f"about {format_duration(status.left)} left")
+    return f"{status.path}: {', '.join(parts)}"
+
+
+def describe_end(status: RunStatus) -> str:
+    """Return the last sentence about a run that is over."""
+    if status.state == "finished":
+        score = f" {status.why}." if status.why else ""
+        return f"{status.path} is finished.{score} Its table: fedgrove compare {status.path}"
+    if status.state == "failed":
+        return f"{status.path} failed after {status.round} rounds: {status.why}"
+    return (
+        f"{status.path} was stopped after {status.round} of {status.rounds} rounds: no process "
+        "trains it, and it has no result. It was killed, interrupted or failed. "
+        f"Go on with: fedgrove resume {status.path}"
+    )
+
+
+def describe_sweep(runs: Sequence[RunStatus]) -> str:
+    """Return all runs of a sweep in one line.
+
+    Runs in lockstep share their time, and others come one after another, so times add up.
+
+    >>> one = RunStatus("a", "ditto", "digits", "training", 4, 10, 2**20, spent=8)
+    >>> describe_sweep([one, RunStatus("b", "ditto", "digits", "waiting", 0, 10)])
+    '2 runs: 4 of 20 rounds, 1.0 MiB, 8 s, about 32 s left'
+    """
+    done = 0
+    total = 0
+    failed = 0
+    sent = 0
+    spent = 0.0
+    ahead = 0
+    for run in runs:
+        done += run.round
+        total += run.rounds
+        sent += run.bytes
+        spent += run.spent
+        failed += run.state == "failed"
+        if not run.is_over:
+            ahead += run.rounds - run.round
+    parts = [f"{done:,} of {total:,} rounds"]
+    if failed:
+        parts.append(f"{failed} failed")
+    parts += [format_bytes(sent), format_duration(spent)]
+    if done and ahead > 0:
+        parts.append(f"about {format_duration(spent / done * ahead)} left")
+    return f"{len(runs)} runs: {', '.join(parts)}"
+
+
+def status_table(runs: Sequence[RunStatus], height: int = 20) -> RenderableType:
+    """Return runs as a table of at most ``height`` rows; those that train come first."""
+    is_one = len(runs) == 1
+    table = Table(box=None, pad_edge=False)
+    heads = ["run", "state", "round", "", "score", "sent", "time"]
+    if is_one:
+        heads.append("left")
+    for head in heads:
+        table.add_column(head, no_wrap=True, overflow="ellipsis")
+    order = sorted(runs, key=lambda run: (run.is_over, run.state == "waiting"))
+    for run in order[:height]:
+        left = ""
+        if run.left is not None and not run.is_over:
+            left = format_duration(run.left)
+        cells: list[RenderableType] = [
+            # Text, because a folder called [red] is not a colour.
+            Text(run.path),
+            run.state,
+            f"{run.round}/{run.rounds}",
+            ProgressBar(total=max(1, run.rounds), completed=run.round, width=16),
+            Text(run.score),
+            format_bytes(run.bytes),
+            format_duration(run.spent),
+            left,
+        ]
+        table.add_row(*cells[: len(heads)])
+    parts: list[RenderableType] = [table]
+    if len(order) > height:
+        parts.append(Text(f"... and {len(order) - height} more"))
+    if not is_one:
+        parts.append(Text(describe_sweep(runs)))
+    return Group(*parts)
+
+
+def status_page(title: str, runs: Sequence[RunStatus]) -> str:
+    """Return runs as a page that reloads until all are over."""
+    is_one = len(runs) == 1
+    page = Page(
+        title,
+        template="watch.html",
+        runs=runs,
+        most_rows=MOST_ROWS,
+        sweep=describe_sweep(runs),
+        charts=_status_charts(runs[0]) if is_one else [],
+        describe_end=describe_end,
+        is_over=all(run.is_over for run in runs),
+        refresh=REFRESH,
+    )
+    return page.html()
+
+
+def _status_charts(run: RunStatus) -> list[Chart]:
+    # Only the text of the score tells its unit; a score in percent is kept as a share.
+    is_share = run.score.endswith("%")
+    factor = 100 if is_share else 1
+    unit = "score %" if is_share else "score"
+    scores = [(at, factor * value) for at, value in run.scores]
+    charts = []
+    if len(scores) > 1:
+        charts.append(_draw_curve("Mean score by round, before fine-tuning", scores, unit))
+    if len(run.traffic) > 1:
+        charts.append(_draw_curve("Sent so far", run.traffic, "MiB, both ways"))
+    return charts
+
+
+def _draw_curve(title: str, points: Sequence[tuple[int, float]], y_title: str) -> Chart:
+    points = thin_out(points, MOST_POINTS)
+    x = [float(at) for at, _ in points]
+    series = Series("", x, [value for _, value in points], marker="", size=1)
+    return draw_xy(title, [series], "round", y_title, whole_x=True)

@@ -1,35 +1,43 @@
 """Tables for a terminal: what ``fedgrove run``, ``compare`` and ``cost`` print.
 
-They are made from the same objects that ``--json`` prints.
+They show the objects that ``--json`` prints. The numbers of tables and pages are formatted here.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from rich.text import Text
 
-from .fit import Cell, Column, console, in_one_folder, names, print_table, print_text
+from .terminal import (
+    Cell,
+    Column,
+    name_columns,
+    print_pairs,
+    print_table,
+    print_text,
+    split_common_folder,
+)
 
 Summary = Mapping[str, Any]
-FIGURES = (
+
+COST_COLUMNS = (
     Column("density", 5),
     Column("params", 8),
-    Column("kB\nup", 2, called="kB up"),
-    Column("kB\ndown", 2, called="kB down"),
-    Column("total\nup", 3, called="total up"),
-    Column("total\ndown", 3, called="total down"),
+    Column("kB\nup", 2),
+    Column("kB\ndown", 2),
+    Column("total\nup", 3),
+    Column("total\ndown", 3),
     Column("paper\nMiB", 7),
     Column("seconds", 6),
 )
 """Columns of what a run cost; the lower ranks stay where a terminal is narrow."""
 UNITS = "kB: per device and round, 1 kB = 1000 bytes; total: all devices and rounds"
-TROUBLES = ("lost", "refused")
-"""Columns of how many answers never reached the model, by why."""
-NAMES = (
+REASON_COLUMNS = ("lost", "refused")
+"""Columns that count the reports that did not reach the model."""
+OPTIONS_SHOWN = (
     "run",
     "method",
     "data",
@@ -41,15 +49,130 @@ NAMES = (
     "seed",
     "rounds",
 )
-"""Words that tell runs apart: a column where runs differ, above the table where they do not."""
-SAID_IN_NAME = 9
+"""Options that distinguish runs: a column if runs differ in it, else a text above the table."""
+RANK_IN_NAME = 9
 """The rank of a column that repeats what the names of runs say."""
 USUAL = {"init": "scratch", "freeze": 0.0}
-"""What most runs have in a column that is shown only if another has something else."""
+"""The usual values of options that are shown only if a run has another one."""
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def format_bytes(n: int) -> str:
+    """Format a number of bytes.
+
+    >>> format_bytes(3 * 2**20), format_bytes(2048), format_bytes(12)
+    ('3.0 MiB', '2.0 KiB', '12 B')
+    """
+    if n >= 1 << 20:
+        return f"{n / (1 << 20):,.1f} MiB"
+    if n >= 1024:
+        return f"{n / 1024:.1f} KiB"
+    return f"{n} B"
+
+
+def format_kilobytes(n: float) -> str:
+    """Format a number of bytes in kB of 1000 bytes, without the unit.
+
+    >>> format_kilobytes(357_056), format_kilobytes(12), format_kilobytes(12_345_678)
+    ('357.1', '0.01', '12,346')
+    """
+    size = n / 1000
+    if size >= 10_000:
+        return f"{size:,.0f}"
+    # 0.0 would look like nothing.
+    is_tiny = 0 < size < 0.1
+    return f"{size:.2f}" if is_tiny else f"{size:,.1f}"
+
+
+def format_percent(share: float) -> str:
+    """Format a share in percent, with at least two digits unless it is zero.
+
+    >>> [format_percent(share) for share in (1, 0.638, 0.0179, 0.0004, 0)]
+    ['100 %', '64 %', '1.8 %', '0.04 %', '0 %']
+    """
+    digits = ".2g" if share < 0.095 else ".0f"
+    return f"{100 * share:{digits}} %"
+
+
+def format_duration(seconds: float) -> str:
+    """Format a time.
+
+    >>> [format_duration(seconds) for seconds in (0.0123, 4.5, 600, 86_400)]
+    ['12.3 ms', '4.5 s', '10 min', '24 h']
+    """
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    hours = seconds / 3600
+    # Not .3g, which would write a thousand hours as 1e+03.
+    return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
+
+
+def format_number(value: float, digits: int = 6) -> str:
+    """Format a number of any size with some significant digits.
+
+    >>> format_number(1500000), format_number(20000), format_number(0.12345, 3)
+    ('1.5M', '20,000', '0.123')
+    """
+    value = float(f"{value:.{digits}g}")
+    if abs(value) >= 1e9:
+        return f"{value / 1e9:g}G"
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:g}M"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:g}"
+
+
+def format_macs(macs: int) -> str:
+    """Format a number of multiply-accumulates.
+
+    >>> format_macs(2_500_000_000), format_macs(12_000_000), format_macs(0)
+    ('2.5 GMAC', '12 MMAC', '0 MMAC')
+    """
+    if macs >= 10**9:
+        return f"{macs / 10**9:,.3g} GMAC"
+    return f"{macs / 10**6:.3g} MMAC"
+
+
+def bytes_per_device(summary: Summary, direction: str) -> float | None:
+    """Return the mean bytes of one device in one round; None if the summary does not tell.
+
+    >>> bytes_per_device({"bytes_up": 600, "rounds": 3, "cohort": 2}, "up")
+    100.0
+    """
+    turns = summary.get("rounds", 0) * summary.get("cohort", 0)
+    sent = summary.get(f"bytes_{direction}")
+    if not turns or sent is None:
+        return None
+    return float(sent / turns)
+
+
+def finetune_epochs(summary: Summary) -> int:
+    """Return the epochs of fine-tuning before the scores of a summary; with several, the last."""
+    lengths = summary.get("finetune") or {"0": {}}
+    return int(list(lengths)[-1])
+
+
+def describe_finetuning(epochs: int) -> str:
+    """Return when a score was measured.
+
+    >>> describe_finetuning(0), describe_finetuning(3)
+    ('before fine-tuning', 'after 3 epochs of fine-tuning')
+    """
+    if epochs == 0:
+        return "before fine-tuning"
+    noun = "epoch" if epochs == 1 else "epochs"
+    return f"after {epochs} {noun} of fine-tuning"
 
 
 class Scores(NamedTuple):
-    """What a summary says of one metric; None where nobody was scored yet."""
+    """The scores of clients in one metric; ``mean`` is None if no client was scored."""
 
     metric: str = "accuracy"
     more_is_better: bool = True
@@ -61,112 +184,87 @@ class Scores(NamedTuple):
     worst10: float = 0.0
 
     @classmethod
-    def of(cls, summary: Summary, figures: Mapping[str, Any]) -> Scores:
-        """The scores among some figures, by the metric that the run's summary names."""
-        # A summary without a metric is of accuracies; that of a mixed federation has None.
+    def from_summary(cls, summary: Summary, values: Mapping[str, Any] | None = None) -> Scores:
+        """Return the scores among ``values``, or in the summary, which names the metric."""
+        values = summary if values is None else values
+        # A summary without a metric has accuracies; that of a mixed federation has None.
         metric = summary.get("metric") or "accuracy"
-        mean = figures.get(f"{metric}_mean")
-        form = (metric, summary.get("more_is_better", True), summary.get("share", True))
+        kind = (metric, summary.get("more_is_better", True), summary.get("share", True))
+        mean = values.get(f"{metric}_mean")
         if mean is None:
-            return cls(*form)
-        rest = [figures[f"{metric}_{name}"] for name in ("std", "worst", "worst10")]
-        return cls(*form, mean, *rest)
+            return cls(*kind)
+        rest = [values.get(f"{metric}_{name}", 0.0) for name in ("std", "worst", "worst10")]
+        return cls(*kind, mean, *rest)
 
     @classmethod
-    def of_task(cls, task: Mapping[str, Any]) -> Scores:
-        """The scores of one task of a mixed federation."""
+    def from_task(cls, task: Mapping[str, Any]) -> Scores:
+        """Return the scores of one task of a mixed federation."""
         return cls(**{name: task[name] for name in cls._fields})
 
-    def shown(self, value: float) -> str:
-        """A value as tables have it: a share in percent, without the sign."""
-        return f"{100 * value:.2f}" if self.share else f"{value:.4g}"
+    @property
+    def factor(self) -> float:
+        """What a score is multiplied by to be shown."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def percent(self) -> str:
+        """The unit behind a name: " %", or nothing."""
+        return " %" if self.share else ""
+
+    @property
+    def name(self) -> str:
+        """The metric with its unit."""
+        return f"{self.metric}{self.percent}"
+
+    @property
+    def title(self) -> str:
+        """The metric at the start of a title."""
+        return f"{self.metric[:1].upper()}{self.metric[1:]}"
+
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """The lowest and the highest value that is possible, as shown."""
+        return (0.0, 100.0) if self.share else (None, None)
+
+    def format(self, value: float, digits: int = 2, sign: str = "") -> str:
+        """Format a score without its unit: shares in percent, others with four digits."""
+        if self.share:
+            return f"{100 * value:{sign}.{digits}f}"
+        return f"{value:{sign}.4g}"
+
+    def describe(self, value: float | None) -> str:
+        """Format a score in a sentence: ``75.0 %``, or ``mae 1.25``."""
+        if value is None:
+            return "no score"
+        if self.share:
+            return f"{100 * value:.1f} %"
+        return f"{self.metric} {value:.4g}"
+
+
+# ---- runs ----------------------------------------------------------------------------------------
 
 
 class _Row(NamedTuple):
     """A row of the table of runs: a run at one length of fine-tuning, or one of its tasks."""
 
     summary: Summary
-    length: str
-    """Epochs of fine-tuning; empty where the run has no fine-tuning to tell apart."""
+    epochs: str
+    """Epochs of fine-tuning; empty if the run has none."""
     scores: Scores
     task: str = ""
-    figures: Mapping[str, Any] = {}
-    """Of a task: its clients and bytes."""
+    task_values: Mapping[str, Any] = {}
+    """The clients and bytes of the task."""
 
     def sent(self, direction: str) -> int:
-        """The bytes of the row's task, or of its run: the first runs did not tell them apart."""
-        count: int = self.figures.get(f"bytes_{direction}", self.summary[f"bytes_{direction}"])
+        """The bytes of the row's task, or of its run: early runs did not count by task."""
+        key = f"bytes_{direction}"
+        count: int = self.task_values.get(key, self.summary[key])
         return count
 
-
-def mib(n: int) -> str:
-    """A number of bytes for people.
-
-    >>> mib(3 * 2**20), mib(2048), mib(12)
-    ('3.0 MiB', '2.0 KiB', '12 B')
-    """
-    if n >= 1 << 20:
-        return f"{n / (1 << 20):,.1f} MiB"
-    if n >= 1024:
-        return f"{n / 1024:.1f} KiB"
-    return f"{n} B"
-
-
-def percent(share: float) -> str:
-    """A share for people, with two digits at least where there is something.
-
-    >>> percent(1), percent(0.638), percent(0.0179), percent(0.0004), percent(0)
-    ('100 %', '64 %', '1.8 %', '0.04 %', '0 %')
-    """
-    digits = ".2g" if share < 0.095 else ".0f"
-    return f"{100 * share:{digits}} %"
-
-
-def kilobytes(n: float) -> str:
-    """A number of bytes in kB of 1000 bytes, for a column that says so.
-
-    >>> kilobytes(357_056), kilobytes(12), kilobytes(12_345_678)
-    ('357.1', '0.01', '12,346')
-    """
-    size = n / 1000
-    if size >= 10_000:
-        return f"{size:,.0f}"
-    # Less than a tenth is not nothing.
-    is_tiny = 0 < size < 0.1
-    return f"{size:.2f}" if is_tiny else f"{size:,.1f}"
-
-
-def each_round(summary: Summary, direction: str) -> float | None:
-    """The bytes of one device in one round, on average; None where the run does not say.
-
-    >>> each_round({"bytes_up": 600, "rounds": 3, "cohort": 2}, "up")
-    100.0
-    """
-    turns = summary.get("rounds", 0) * summary.get("cohort", 0)
-    sent = summary.get(f"bytes_{direction}")
-    if not turns or sent is None:
-        return None
-    return float(sent / turns)
-
-
-def duration(seconds: float) -> str:
-    """A time for people.
-
-    >>> duration(0.0123), duration(4.5), duration(600), duration(86_400)
-    ('12.3 ms', '4.5 s', '10 min', '24 h')
-    """
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.3g} min"
-    # Not .3g, which would write a thousand hours as 1e+03.
-    hours = seconds / 3600
-    return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
-
-
-# ---- runs ----------------------------------------------------------------------------------------
+    def conditions(self) -> tuple[Any, ...]:
+        """What scores must have in common to be compared."""
+        options = ("data", "partition", "scenario", "split", "clients", "rounds")
+        return (*map(self.summary.get, options), self.task, self.scores.metric)
 
 
 def print_summaries(
@@ -174,141 +272,145 @@ def print_summaries(
 ) -> None:
     """Print a row per run and length of fine-tuning, then the notes of the data.
 
-    What all runs have in common stands above the table. Of runs on the same data and of equally
-    many rounds the best mean is marked. A summary without scores is an unfinished run; its
-    ``rounds_done`` are shown. ``elsewhere`` is where columns are seen that find no room.
+    What all runs have in common is above the table. The best mean is marked among runs on the same
+    data for the same number of rounds. A summary without scores is an unfinished run, with its
+    ``rounds_done``.
+
+    Args:
+        summaries: The runs.
+        file: Where to print; stdout by default.
+        elsewhere: Where the reader finds the columns that do not fit.
     """
-    folder, summaries = _in_one_folder(summaries)
+    folder, summaries = _shorten_runs(summaries)
     rows: list[_Row] = []
     for summary in summaries:
-        rows += _rows(summary)
-    best = _best(rows)
-    apart, common = _told_apart(summaries)
-    columns = [Column(name, _name_rank(name, summaries), is_name=True) for name in apart]
-    # Where no run was fine-tuned, a column of zeros would say nothing.
-    is_tuned = any(row.length for row in rows)
-    if is_tuned:
-        columns.append(Column("tuned\nepochs", called="epochs of fine-tuning"))
-    # Columns that only some runs need: most lose nothing.
-    troubles = [key for key in TROUBLES if any(summary.get(key) for summary in summaries)]
-    metrics = _metrics(rows)
-    by_task = any(row.task for row in rows)
-    if by_task:
-        columns += [*names("task"), Column("clients", 4, is_name=True)]
-    if len(metrics) > 1:
-        columns += names("metric")
-    columns += [*_score_columns(metrics), *FIGURES]
-    columns += [Column(key, 1) for key in troubles]
-    lines: list[list[Cell]] = []
-    for i, row in enumerate(rows):
-        cells: list[Cell] = [str(row.summary.get(name, USUAL.get(name, ""))) for name in apart]
-        if is_tuned:
-            cells.append(row.length or "0")
-        if by_task:
-            cells += [row.task, str(row.figures.get("clients", ""))]
-        if len(metrics) > 1:
-            cells.append(_named(row.scores))
-        counts = [str(sum((row.summary.get(key) or {}).values())) for key in troubles]
-        lines.append([*cells, *_figures(row, i in best), *counts])
-
+        rows += _make_rows(summary)
+    best = _find_best(rows)
+    metrics = _list_metrics(rows)
+    different, common = _split_options(summaries)
     if folder:
         common = f"runs in {folder}, {common}".removesuffix(", ")
     if common:
         print_text(common, file)
+
+    columns = [Column(name, _option_rank(name, summaries), is_name=True) for name in different]
+    # If no run was fine-tuned, a line below the table says so instead.
+    is_tuned = any(row.epochs for row in rows)
+    has_tasks = any(row.task for row in rows)
+    has_several_metrics = len(metrics) > 1
+    if is_tuned:
+        columns.append(Column("tuned\nepochs", label="epochs of fine-tuning"))
+    if has_tasks:
+        columns += [*name_columns("task"), Column("clients", 4, is_name=True)]
+    if has_several_metrics:
+        columns += name_columns("metric")
+    columns += [*_score_columns(metrics), *COST_COLUMNS]
+    # Most runs lose nothing and need no such column.
+    reasons = [key for key in REASON_COLUMNS if any(summary.get(key) for summary in summaries)]
+    columns += [Column(key, 1) for key in reasons]
+
+    lines: list[list[Cell]] = []
+    for i, row in enumerate(rows):
+        cells: list[Cell] = [str(row.summary.get(name, USUAL.get(name, ""))) for name in different]
+        if is_tuned:
+            cells.append(row.epochs or "0")
+        if has_tasks:
+            cells += [row.task, str(row.task_values.get("clients", ""))]
+        if has_several_metrics:
+            cells.append("" if row.scores.mean is None else row.scores.name)
+        cells += _score_and_cost_cells(row, i in best)
+        for key in reasons:
+            cells.append(str(sum((row.summary.get(key) or {}).values())))
+        lines.append(cells)
     print_table(columns, lines, file, elsewhere)
     print_text(UNITS, file)
-    _print_marks(rows, best, metrics, file)
-    for scores in metrics:
-        if not scores.more_is_better:
-            print_text(f"{scores.metric}: less is better, and the worst is the largest", file)
-    for note in _notes(summaries):
+    if not is_tuned:
+        print_text(f"{', '.join(scores.metric for scores in metrics)}: before fine-tuning", file)
+    _explain_marks(rows, best, metrics, file)
+    explain_errors(metrics, file)
+    for note in list_notes(summaries):
         print_text(note, file)
 
 
-def _in_one_folder(summaries: Sequence[Summary]) -> tuple[str, list[Summary]]:
-    """The folder of all runs, and the runs by their names in it; "" where there is none."""
+def explain_errors(metrics: Sequence[Scores], file: IO[str] | None = None) -> None:
+    """Print a line for each metric of which less is better."""
+    for scores in metrics:
+        if not scores.more_is_better:
+            print_text(f"{scores.metric}: less is better, and the worst is the largest", file)
+
+
+def list_notes(summaries: Sequence[Summary]) -> list[str]:
+    """Return the notes of the runs' data sets, each once."""
+    # A dictionary keeps the order of first appearance, which a set would not.
+    notes: dict[str, None] = {}
+    for summary in summaries:
+        for note in summary.get("notes", ()):
+            notes[f"{summary['data']}: {note}"] = None
+    return list(notes)
+
+
+def _shorten_runs(summaries: Sequence[Summary]) -> tuple[str, list[Summary]]:
+    """Return the folder of all runs, or "", and the runs with their names in that folder."""
     if not all("run" in summary for summary in summaries):
         return "", list(summaries)
-    folder, short = in_one_folder([str(summary["run"]) for summary in summaries])
-    renamed = [{**summary, "run": name} for summary, name in zip(summaries, short, strict=True)]
-    return folder, list(renamed)
+    folder, names = split_common_folder([str(summary["run"]) for summary in summaries])
+    renamed: list[Summary] = []
+    for summary, name in zip(summaries, names, strict=True):
+        renamed.append({**summary, "run": name})
+    return folder, renamed
 
 
-def _name_rank(name: str, summaries: Sequence[Summary]) -> int:
-    """How soon a column that tells runs apart is left out."""
+def _option_rank(name: str, summaries: Sequence[Summary]) -> int:
+    """Return how soon the column of an option is left out."""
     if name == "run":
         return 0
-    # Runs are called by method and seed unless they were named by hand; then the name says it.
-    is_said = all(str(summary.get(name)) in str(summary.get("run", "")) for summary in summaries)
-    if is_said:
-        return SAID_IN_NAME
+    # Runs are named by method and seed unless the user named them.
+    is_in_name = all(str(summary.get(name)) in str(summary.get("run", "")) for summary in summaries)
+    if is_in_name:
+        return RANK_IN_NAME
     return 0 if name == "method" else 1
 
 
-def _told_apart(summaries: Sequence[Summary]) -> tuple[list[str], str]:
-    """The words in which runs differ, and a sentence of those that all have in common."""
-    apart = []
+def _split_options(summaries: Sequence[Summary]) -> tuple[list[str], str]:
+    """Return the options in which runs differ, and a text of those that all have in common."""
+    different = []
     common = []
-    for name in NAMES:
-        if not _is_known(name, summaries):
+    for name in OPTIONS_SHOWN:
+        given = [summary[name] for summary in summaries if name in summary]
+        if not given or all(value == USUAL.get(name) for value in given):
             continue
         values = {str(summary.get(name, USUAL.get(name, ""))) for summary in summaries}
         if len(values) > 1:
-            apart.append(name)
-            continue
-        value = values.pop()
-        # "scenario none" would only take room.
-        if value != "none":
-            common.append(f"{name} {value}")
-    return apart, ", ".join(common)
+            different.append(name)
+        elif values != {"none"}:
+            # "scenario none" would only take room.
+            common.append(f"{name} {values.pop()}")
+    return different, ", ".join(common)
 
 
-def _print_marks(
-    rows: Sequence[_Row], best: set[int], metrics: Sequence[Scores], file: IO[str] | None
-) -> None:
-    """Say what the star means, or why there is none."""
-    if best:
-        what = metrics[0].metric if len(metrics) == 1 else "of its metric"
-        where = ""
-        if len({_place(row) for row in rows}) > 1:
-            where = " of the runs on the same data for as many rounds"
-        print_text(f"* the best mean {what}{where}", file)
-        return
-    rounds = sorted({row.summary.get("rounds", 0) for row in rows if row.scores.mean is not None})
-    if len(rounds) > 1:
-        listed = " and ".join(str(each) for each in rounds)
-        print_text(f"no run is marked as the best: they trained for {listed} rounds", file)
-
-
-def _is_known(name: str, summaries: Sequence[Summary]) -> bool:
-    if name in USUAL:
-        return any(summary.get(name, USUAL[name]) != USUAL[name] for summary in summaries)
-    return any(name in summary for summary in summaries)
-
-
-def _rows(summary: Summary) -> list[_Row]:
+def _make_rows(summary: Summary) -> list[_Row]:
     lengths = summary.get("finetune") or {}
-    if len(lengths) > 1:
-        rows = []
-        for length, figures in lengths.items():
-            rows += _rows_of_tasks(summary, length, figures)
-        return rows
-    # With one length its scores stand in the summary itself. An unfinished run has neither.
-    length = next(iter(lengths), "0")
-    return _rows_of_tasks(summary, "" if length == "0" else length, summary)
-
-
-def _rows_of_tasks(summary: Summary, length: str, figures: Mapping[str, Any]) -> list[_Row]:
-    if "tasks" not in figures:
-        return [_Row(summary, length, Scores.of(summary, figures))]
+    if len(lengths) < 2:
+        # The scores of one length are in the summary itself. An unfinished run has neither.
+        epochs = next(iter(lengths), "0")
+        return _rows_by_task(summary, "" if epochs == "0" else epochs, summary)
     rows = []
-    for name, task in figures["tasks"].items():
-        rows.append(_Row(summary, length, Scores.of_task(task), name, task))
+    for epochs, values in lengths.items():
+        rows += _rows_by_task(summary, epochs, values)
     return rows
 
 
-def _metrics(rows: Sequence[_Row]) -> list[Scores]:
-    """The metrics of some rows, each once; where no run has scores, that of the first."""
+def _rows_by_task(summary: Summary, epochs: str, values: Mapping[str, Any]) -> list[_Row]:
+    if "tasks" not in values:
+        return [_Row(summary, epochs, Scores.from_summary(summary, values))]
+    rows = []
+    for name, task in values["tasks"].items():
+        rows.append(_Row(summary, epochs, Scores.from_task(task), name, task))
+    return rows
+
+
+def _list_metrics(rows: Sequence[_Row]) -> list[Scores]:
+    """Return an example of each metric; if no run has scores, of the first row's."""
     known: dict[str, Scores] = {}
     for row in rows:
         if row.scores.mean is not None:
@@ -318,109 +420,86 @@ def _metrics(rows: Sequence[_Row]) -> list[Scores]:
     return list(known.values()) or [Scores()]
 
 
-def _named(scores: Scores) -> str:
-    if scores.mean is None:
-        return ""
-    return f"{scores.metric} %" if scores.share else scores.metric
-
-
 def _score_columns(metrics: Sequence[Scores]) -> list[Column]:
-    """The columns of scores."""
     if len(metrics) > 1:
         return [Column("mean"), Column("worst", 4), Column("worst\ntenth", 1)]
-    scores = metrics[0]
-    if scores.share:
-        mean = Column(f"{scores.metric}\n%")
-        return [mean, Column("worst\n%", 4), Column("worst\n10 %", 1)]
-    return [Column(scores.metric), Column("worst", 4), Column("worst\ntenth", 1)]
+    metric = metrics[0].metric
+    if metrics[0].share:
+        return [Column(f"{metric}\n%"), Column("worst\n%", 4), Column("worst\n10 %", 1)]
+    return [Column(metric), Column("worst", 4), Column("worst\ntenth", 1)]
 
 
-def _best(rows: Sequence[_Row]) -> set[int]:
-    """The rows with the best mean of those that can be compared; ties are all best."""
+def _find_best(rows: Sequence[_Row]) -> set[int]:
+    """Return the rows with the best mean among comparable rows; ties are all best."""
+    scored = [row for row in rows if row.scores.mean is not None]
+    counts = Counter(row.conditions() for row in scored)
     best_means: dict[tuple[Any, ...], float] = {}
-    for row in rows:
-        mean = row.scores.mean
-        if mean is not None:
-            choose = max if row.scores.more_is_better else min
-            place = _place(row)
-            best_means[place] = choose(mean, best_means.get(place, mean))
-    compared = Counter(_place(row) for row in rows if row.scores.mean is not None)
-    best = set()
+    for row in scored:
+        mean = row.scores.mean or 0.0
+        best = best_means.setdefault(row.conditions(), mean)
+        choose = max if row.scores.more_is_better else min
+        best_means[row.conditions()] = choose(mean, best)
+    found = set()
     for i, row in enumerate(rows):
-        mean = row.scores.mean
-        # A row alone is trivially the best: marking it would say nothing.
-        is_alone = compared[_place(row)] == 1
-        if mean is not None and not is_alone and mean == best_means[_place(row)]:
-            best.add(i)
-    return best
+        # A row without others is the best of one: marking it would say nothing.
+        has_others = counts[row.conditions()] > 1
+        if has_others and row.scores.mean == best_means[row.conditions()]:
+            found.add(i)
+    return found
 
 
-def _place(row: _Row) -> tuple[Any, ...]:
-    """What scores must have in common to be compared: the data, how they are shared out, rounds."""
-    return (
-        row.summary.get("data"),
-        row.summary.get("partition"),
-        row.summary.get("scenario"),
-        row.summary.get("split"),
-        row.summary.get("clients"),
-        row.summary.get("rounds"),
-        row.task,
-        row.scores.metric,
-    )
+def _explain_marks(
+    rows: Sequence[_Row], best: set[int], metrics: Sequence[Scores], file: IO[str] | None
+) -> None:
+    """Print what the star means, or why there is none."""
+    if best:
+        what = metrics[0].metric if len(metrics) == 1 else "of its metric"
+        where = ""
+        if len({row.conditions() for row in rows}) > 1:
+            where = " of the runs on the same data for the same number of rounds"
+        print_text(f"* the best mean {what}{where}", file)
+        return
+    rounds = {row.summary.get("rounds", 0) for row in rows if row.scores.mean is not None}
+    if len(rounds) > 1:
+        listed = " and ".join(map(str, sorted(rounds)))
+        print_text(f"no run is marked as the best: they trained for {listed} rounds", file)
 
 
-def _figures(row: _Row, is_marked: bool) -> list[Cell]:
-    """The cells of the scores and of the columns ``FIGURES``."""
+def _score_and_cost_cells(row: _Row, is_best: bool) -> list[Cell]:
     summary = row.summary
     scores = row.scores
     if summary.get("scored") == 0:
-        return ["not scored", "-", "-", "-", "-", *_sent(row)]
+        return ["not scored", "-", "-", "-", "-", *_cost_cells(row)]
     if scores.mean is None:
         done = summary.get("rounds_done", 0)
         return [f"unfinished, {done} of {summary.get('rounds', '?')} rounds"]
-    mean: Cell = f"{scores.shown(scores.mean)} ± {scores.shown(scores.std)}"
-    if is_marked:
+    mean: Cell = f"{scores.format(scores.mean)} ± {scores.format(scores.std)}"
+    if is_best:
         # The star is for files and pipes, where bold is lost.
         mean = Text(f"{mean} *", style="bold")
     return [
         mean,
-        scores.shown(scores.worst),
-        scores.shown(scores.worst10),
+        scores.format(scores.worst),
+        scores.format(scores.worst10),
         f"{summary['density']:.3f}",
         f"{summary['params_mean']:,.0f}",
-        *_sent(row),
+        *_cost_cells(row),
     ]
 
 
-def _sent(row: _Row) -> list[str]:
-    """The cells of bytes and seconds."""
-    summary = row.summary
-    each = []
+def _cost_cells(row: _Row) -> list[str]:
+    """Return the cells of bytes and seconds."""
+    cells = []
     for direction in ("up", "down"):
-        sent = None
-        # How many devices of a task there were in a round is not known.
-        if not row.task:
-            sent = each_round(summary, direction)
-        each.append("-" if sent is None else kilobytes(sent))
-    # A method of one's own has no paper to count by.
-    paper = summary["bytes_paper"]
-    return [
-        *each,
-        mib(row.sent("up")),
-        mib(row.sent("down")),
-        "-" if paper is None else f"{paper / 2**20:,.1f}",
-        f"{summary['seconds']:.1f}",
-    ]
-
-
-def _notes(summaries: Sequence[Summary]) -> list[str]:
-    """What the data sets say of themselves, each note once."""
-    notes = []
-    for summary in summaries:
-        for note in summary.get("notes", ()):
-            notes.append(f"{summary['data']}: {note}")
-    # A dictionary keeps the order of first appearance, which a set would not.
-    return list(dict.fromkeys(notes))
+        # How many devices of a task took part in a round is not known.
+        sent = None if row.task else bytes_per_device(row.summary, direction)
+        cells.append("-" if sent is None else format_kilobytes(sent))
+    cells += [format_bytes(row.sent("up")), format_bytes(row.sent("down"))]
+    # A user's method has no paper to count by.
+    paper = row.summary["bytes_paper"]
+    cells.append("-" if paper is None else f"{paper / 2**20:,.1f}")
+    cells.append(f"{row.summary['seconds']:.1f}")
+    return cells
 
 
 # ---- bytes and cost ------------------------------------------------------------------------------
@@ -431,12 +510,16 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
 
     The causes are those of :func:`fedgrove.wire.ledger.sum_by_cause`.
     """
-    # All runs have the same causes, those that cost nothing included.
+    # All runs have the same causes, including those that cost nothing.
     causes = list(summaries[0]["bytes_causes"]) if summaries else []
-    folder, summaries = _in_one_folder(summaries)
-    method_rank = _name_rank("method", summaries)
-    columns = [Column("run", is_name=True), Column("method", method_rank, is_name=True)]
-    columns += [Column(_stacked(cause), 2 + i) for i, cause in enumerate(causes)]
+    folder, summaries = _shorten_runs(summaries)
+    columns = [
+        Column("run", is_name=True),
+        Column("method", _option_rank("method", summaries), is_name=True),
+    ]
+    for i, cause in enumerate(causes):
+        # A line per word: the numbers below are shorter than the head.
+        columns.append(Column("\n".join(cause.split()), 2 + i))
     columns += [Column("sent\nMiB"), Column("paper\nMiB"), Column("sent -\npaper", 1)]
     rows = []
     for summary in summaries:
@@ -457,14 +540,8 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
     print_table(columns, rows, file)
 
 
-def _stacked(head: str) -> str:
-    """A head with a line per word: the figures below are shorter than it."""
-    return "\n".join(head.split())
-
-
 def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
     """Print the cost of a run, as :func:`fedgrove.costs.estimate.cost` returns it."""
-    sizes = f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"
     paper = "none"
     if cost["bytes_paper"] is not None:
         share = cost["reduction_paper"]
@@ -473,26 +550,25 @@ def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
         if cost.get("paper_at_most"):
             paper = f"at most {paper}"
     pairs = [
-        ("clients, cohort, rounds", sizes),
-        ("up, at most", mib(cost["bytes_up"])),
-        ("down, at most", mib(cost["bytes_down"])),
+        ("clients, cohort, rounds", f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"),
+        ("up, at most", format_bytes(cost["bytes_up"])),
+        ("down, at most", format_bytes(cost["bytes_down"])),
         ("paper's own count", paper),
         ("parameters", f"{cost['params']:,}"),
         ("multiply-accumulates", f"{cost['macs']:,} per sample"),
-        ("memory of a step", mib(cost["memory"])),
-        ("virtual time of all rounds", duration(cost["virtual_seconds"])),
+        ("memory of a step", format_bytes(cost["memory"])),
+        ("virtual time of all rounds", format_duration(cost["virtual_seconds"])),
     ]
-    for name, values in _per_device(cost).items():
-        least, middle, most = values
+    for name, (least, median, most) in _costs_per_device(cost).items():
         bound = ", at most" if name in ("up", "down") else ""
-        pairs.append((f"{name} per device and round{bound}", f"{middle} ({least} to {most})"))
+        pairs.append((f"{name} per device and round{bound}", f"{median} ({least} to {most})"))
     print_pairs(pairs, file)
 
 
 def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print the costs of several methods: totals, then what one device has in one round."""
+    """Print the costs of several methods: totals, then the costs of one device in one round."""
     columns = [
-        *names("all rounds, at most"),
+        *name_columns("all rounds, at most"),
         Column("up"),
         Column("down"),
         Column("paper\nMiB", 4),
@@ -506,78 +582,45 @@ def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None)
         rows.append(
             [
                 cost["method"],
-                mib(cost["bytes_up"]),
-                mib(cost["bytes_down"]),
+                format_bytes(cost["bytes_up"]),
+                format_bytes(cost["bytes_down"]),
                 "-" if paper is None else f"{paper:,}",
                 f"{cost['macs']:,}",
-                mib(cost["memory"]),
-                duration(cost["virtual_seconds"]),
+                format_bytes(cost["memory"]),
+                format_duration(cost["virtual_seconds"]),
             ]
         )
     print_table(columns, rows, file)
     print(file=file)
-    columns = names("per device and round,\nup and down at most")
-    for name in _per_device(costs[0]):
-        # The median says most; then what the worst off have.
+    columns = name_columns("per device and round,\nup and down at most")
+    for name in _costs_per_device(costs[0]):
+        # The median says most; then the costs of the worst device.
         columns.append(Column(f"{name}\nleast", 2))
         columns.append(Column(f"{name}\nmedian"))
         columns.append(Column(f"{name}\nmost", 1))
     rows = []
     for cost in costs:
         cells = [cost["method"]]
-        for values in _per_device(cost).values():
+        for values in _costs_per_device(cost).values():
             cells += values
         rows.append(cells)
     print_table(columns, rows, file)
 
 
-def _per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What one device has in one round, for people: the least, the median and the most."""
-    forms: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "up": ("bytes_up", _in_kilobytes),
-        "down": ("bytes_down", _in_kilobytes),
-        "work": ("macs", macs_in_words),
-        "time": ("seconds", duration),
+def _costs_per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the costs of one device in one round: the least, the median and the most."""
+    formats: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "up": ("bytes_up", _with_kilobytes),
+        "down": ("bytes_down", _with_kilobytes),
+        "work": ("macs", format_macs),
+        "time": ("seconds", format_duration),
     }
     shown = {}
-    for name, (key, form) in forms.items():
+    for name, (key, format_value) in formats.items():
         values = cost["per_device"][key]
-        shown[name] = [form(values[word]) for word in ("min", "median", "max")]
+        shown[name] = [format_value(values[each]) for each in ("min", "median", "max")]
     return shown
 
 
-def macs_in_words(macs: int) -> str:
-    """A number of multiply-accumulates for people.
-
-    >>> macs_in_words(2_500_000_000), macs_in_words(12_000_000), macs_in_words(0)
-    ('2.5 GMAC', '12 MMAC', '0 MMAC')
-    """
-    if macs >= 10**9:
-        return f"{macs / 10**9:,.3g} GMAC"
-    return f"{macs / 10**6:.3g} MMAC"
-
-
-def print_pairs(pairs: Sequence[tuple[str, str]], file: IO[str] | None = None) -> None:
-    """Print names and what belongs to each, in two columns; texts go on below themselves."""
-    width = console(file).width
-    widest = max((len(name) for name, _ in pairs), default=0)
-    indent = widest + 2
-    stands_beside = indent <= width // 2
-    if not stands_beside:
-        indent = 4
-    for name, value in pairs:
-        room = max(20, width - indent)
-        # Neither a path nor a number may be broken.
-        lines = textwrap.wrap(value, room, break_long_words=False, break_on_hyphens=False)
-        if stands_beside:
-            first = lines[0] if lines else ""
-            print(f"{name:{indent}}{first}".rstrip(), file=file)
-            lines = lines[1:]
-        else:
-            print(name, file=file)
-        for line in lines:
-            print(f"{'':{indent}}{line}", file=file)
-
-
-def _in_kilobytes(n: float) -> str:
-    return f"{kilobytes(n)} kB"
+def _with_kilobytes(n: float) -> str:
+    return f"{format_kilobytes(n)} kB"

@@ -30,7 +30,7 @@ class Tracker(Protocol):
         """Write what is left."""
 
 
-def tracker(name: str, place: Path) -> Tracker:
+def make_tracker(name: str, place: Path) -> Tracker:
     """TensorBoard or MLflow, by name; figures go into a folder or file called so at ``place``."""
     if name not in NEEDS:
         raise unknown("tracker", name, list(NEEDS))

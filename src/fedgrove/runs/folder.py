@@ -9,7 +9,7 @@
                       inputs become what they take, and what their outputs mean
     checksums.txt     of config.toml; at the end, of everything but checkpoint/
     summary.json      written last
-    report.html       a page to look at, made from the others (see :mod:`fedgrove.runs.page`)
+    report.html       a page to look at, made from the others (see :mod:`fedgrove.runs.report_html`)
     lock              while a process trains in the folder (see :mod:`fedgrove.runs.lock`)
 
 A checkpoint is a manifest (latest.json, previous.json) and the files that it names, which are

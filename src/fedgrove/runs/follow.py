@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, not_a_run
-from ..report.live import Look
-from ..report.progress import score_of
+from ..report.progress import RunStatus, describe_score
 from .lock import check_free
 
 SWEEP = "sweep.json"
@@ -40,7 +39,7 @@ def ignore(path: str, line: Mapping[str, Any]) -> None:
 
 
 class Follower:
-    """Reads what is new in a run folder, at each call of :meth:`look`."""
+    """Reads what is new in a run folder, at each call of :meth:`read_status`."""
 
     def __init__(self, path: Path, take: Take = ignore) -> None:
         if not (path / "config.toml").is_file():
@@ -65,7 +64,9 @@ class Follower:
         self._scores: list[tuple[int, float]] = []
         self._traffic: list[tuple[int, float]] = []
 
-    def look(self, member: Mapping[str, str] | None = None, sweep: Path | None = None) -> Look:
+    def read_status(
+        self, member: Mapping[str, str] | None = None, sweep: Path | None = None
+    ) -> RunStatus:
         """How the run stands now; ``member`` is what a ``sweep`` says of it."""
         # In this order: who is about to finish writes the summary and then frees the lock.
         is_trained = _is_locked(self.path) or (sweep is not None and _is_locked(sweep))
@@ -75,7 +76,7 @@ class Follower:
         score = self._score
         if summary is not None:
             state = "finished"
-            why = score_of(summary)
+            why = describe_score(summary)
             score = why or score
         elif member is not None and member.get("state") == "failed":
             state = "failed"
@@ -88,7 +89,7 @@ class Follower:
             state = "scoring"
         else:
             state = "training"
-        return Look(
+        return RunStatus(
             path=str(self.path),
             method=self._method,
             data=self._data,
@@ -136,7 +137,7 @@ class Follower:
         seconds = float(line.get("seconds", 0.0))
         self._spent += seconds
         self._recent.append((self._round, seconds))
-        self._score = score_of(line) or self._score
+        self._score = describe_score(line) or self._score
         self._traffic.append((self._round, self._bytes / MIB))
         mean = line.get(f"{line.get('metric', 'accuracy')}_mean")
         if isinstance(mean, int | float):
@@ -183,10 +184,10 @@ class Following:
         if not (path / SWEEP).is_file():
             self._followers[""] = Follower(path, take)
 
-    def looks(self) -> list[Look]:
+    def read_statuses(self) -> list[RunStatus]:
         """How every run stands now."""
         if "" in self._followers:
-            return [self._followers[""].look()]
+            return [self._followers[""].read_status()]
         found = []
         for name, member in self._members().items():
             if name not in self._followers:
@@ -195,7 +196,7 @@ class Following:
                 except InputError:
                     # Its folder is not made yet.
                     continue
-            found.append(self._followers[name].look(member, self.path))
+            found.append(self._followers[name].read_status(member, self.path))
         return found
 
     def _members(self) -> dict[str, dict[str, str]]:

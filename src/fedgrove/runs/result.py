@@ -18,7 +18,7 @@ from ..errors import InputError
 from ..nets.custom import is_spec
 from .folder import RunFolder
 from .model import Model, client_model, client_number, shared_model
-from .page import write_page
+from .report_html import write_run_report
 from .store import cannot_write
 
 
@@ -52,7 +52,7 @@ class Result:
             shutil.rmtree(target, ignore_errors=True)
             raise cannot_write(target, error) from None
         saved = RunFolder(target)
-        write_page(saved)
+        write_run_report(saved)
         return saved
 
     # ---- figures ---------------------------------------------------------------------------------

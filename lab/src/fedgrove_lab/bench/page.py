@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedgrove.report.figures import Drawing, Marks, rows_of
+from fedgrove.report.charts import Chart, Marks, draw_rows
 from fedgrove.report.page import Page
 
 Rows = Sequence[Mapping[str, Any]]
@@ -50,7 +50,7 @@ def write_times(rows: Rows, path: Path) -> None:
             "Memory of all processes together."
         )
     page.paragraph(about, small=from_start)
-    page.figures(*_panels(rows))
+    page.charts(*_panels(rows))
     page.write(path)
 
 
@@ -72,7 +72,7 @@ def spans(
     return up, down
 
 
-def _panels(rows: Rows) -> list[Drawing]:
+def _panels(rows: Rows) -> list[Chart]:
     """Speeds of each scene and, where any was measured, its memory beside them."""
     scenes: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -85,7 +85,7 @@ def _panels(rows: Rows) -> list[Drawing]:
     return drawings
 
 
-def _speeds(scene: str, rows: Rows) -> Drawing:
+def _speeds(scene: str, rows: Rows) -> Chart:
     """The bars of times the plain loop, a set for each kind."""
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     marks = []
@@ -119,10 +119,10 @@ def _speeds(scene: str, rows: Rows) -> Drawing:
             )
         marks.append(Marks(kind.name, values, colour, low=low, high=high, texts=texts, tips=tips))
     title = f"{scene}: times as fast as the plain loop"
-    return rows_of(title, variants, marks, "times", level=1.0)
+    return draw_rows(title, variants, marks, "times", level=1.0)
 
 
-def _memory(scene: str, rows: Rows) -> Drawing:
+def _memory(scene: str, rows: Rows) -> Chart:
     """The bars of peak memory, in MiB."""
     variants = list(dict.fromkeys(row["variant"] for row in rows))
     marks = []
@@ -134,4 +134,4 @@ def _memory(scene: str, rows: Rows) -> Drawing:
         values = [amounts.get(variant) for variant in variants]
         texts = ["" if amount is None else f"{amount:.0f}" for amount in values]
         marks.append(Marks(name, values, colour, texts=texts))
-    return rows_of(f"{scene}: peak MiB", variants, marks, "MiB")
+    return draw_rows(f"{scene}: peak MiB", variants, marks, "MiB")

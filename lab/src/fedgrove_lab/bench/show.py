@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fedgrove.report.figures import Drawing, Marks, Series, rows_of, xy
-from fedgrove.report.fit import Cell, Column, figures, names, print_table, print_text
+from fedgrove.report.charts import Chart, Marks, Series, draw_rows, draw_xy
 from fedgrove.report.page import Page
-from fedgrove.report.tables import mib
+from fedgrove.report.tables import format_bytes
+from fedgrove.report.terminal import (
+    Cell,
+    Column,
+    name_columns,
+    number_columns,
+    print_table,
+    print_text,
+)
 
 from . import device, methods, scale, where, wire
 from .engine import beside_others
@@ -18,46 +25,46 @@ PARTS = ("mask", "indices", "codebook", "values", "header")
 """The parts of a payload, from the beginning of a bar to its end."""
 
 WIRE_COLUMNS = (
-    *names("model", "density", "kept as"),
+    *name_columns("model", "density", "kept as"),
     Column("bytes"),
     Column("share of\ndense"),
     Column("plain's\nshare"),
     Column("to\nentropy", 1),
     Column("with\nheader", 3),
     Column("encode\nMB/s", 4),
-    Column("× plain", 2, called="encode × plain"),
+    Column("× plain", 2, label="encode × plain"),
     Column("decode\nMB/s", 4),
-    Column("× plain", 2, called="decode × plain"),
+    Column("× plain", 2, label="decode × plain"),
     Column("tensor:\nencode", 5),
-    Column("decode", 5, called="tensor: decode"),
+    Column("decode", 5, label="tensor: decode"),
 )
 DEVICE_COLUMNS = (
-    *names("net"),
+    *name_columns("net"),
     Column("removed"),
     Column("params", 4),
     Column("MACs", 5),
     Column("step\nms", 3),
     Column("step"),
-    Column("\nmedian", 2, called="step median"),
-    Column("\nmasked", 1, called="step masked"),
+    Column("\nmedian", 2, label="step median"),
+    Column("\nmasked", 1, label="step masked"),
     Column("infer\nms", 3),
     Column("infer"),
-    Column("\nmedian", 2, called="infer median"),
-    Column("\nmasked", 1, called="infer masked"),
+    Column("\nmedian", 2, label="infer median"),
+    Column("\nmasked", 1, label="infer masked"),
 )
 SCALE_COLUMNS = (
-    *names("method", "engine"),
+    *name_columns("method", "engine"),
     Column("clients"),
     Column("peak\nMiB"),
-    Column("\ntimes", called="times of memory"),
+    Column("\ntimes", label="times of memory"),
     Column("round\ns", 1),
-    Column("\ntimes", 1, called="times of the round"),
+    Column("\ntimes", 1, label="times of the round"),
     Column("on cores\ns", 2),
-    Column("\ntimes", 2, called="times on cores"),
+    Column("\ntimes", 2, label="times on cores"),
     Column("joining\ns", 3),
 )
 METHOD_COLUMNS = (
-    *names("method", "clients do"),
+    *name_columns("method", "clients do"),
     Column("n", 1),
     Column("new\nmasks", 1),
     Column("ms"),
@@ -68,7 +75,7 @@ METHOD_COLUMNS = (
     Column("for the\nwork"),
 )
 PART_COLUMNS = (
-    *names("method", "clients do"),
+    *name_columns("method", "clients do"),
     *(Column(part, 1 if part in ("checkpoint", "other") else 0) for part in where.PARTS),
     Column("device\nbusy"),
 )
@@ -208,7 +215,7 @@ def _print_variants(
         for key, number_format in formats.items():
             cells.append(_number(row[key], number_format))
         lines.append(cells)
-    print_table([*names(*words), *figures(*headings)], lines, file)
+    print_table([*name_columns(*words), *number_columns(*headings)], lines, file)
     for scene in dict.fromkeys(row.get("scene") for row in rows):
         own = [row for row in rows if row.get("scene") == scene]
         for pair in beside_others(own):
@@ -232,7 +239,7 @@ def print_wire(
                 row.model,
                 f"{row.density:g}",
                 row.kind,
-                mib(row.bytes),
+                format_bytes(row.bytes),
                 f"{row.share:.4f}",
                 f"{row.plain_share:.4f}",
                 _number(row.ratio, ".4f"),
@@ -319,12 +326,12 @@ def write_wire_page(rows: Sequence[wire.Row], report: Mapping[str, Any], path: P
     for row in rows:
         rows_by_model.setdefault(row.model, []).append(row)
     for model, own in rows_by_model.items():
-        page.figures(_sizes(model, own), _speeds(model, own))
+        page.charts(_sizes(model, own), _speeds(model, own))
     page.notes([f"{name}: {about}" for name, about in report["weights"].items()])
     page.write(path)
 
 
-def _sizes(model: str, rows: Sequence[wire.Row]) -> Drawing:
+def _sizes(model: str, rows: Sequence[wire.Row]) -> Chart:
     """A stacked bar of parts per row, with marks for the entropy and for the plain way."""
     marks = []
     for colour, part in enumerate(PARTS):
@@ -336,14 +343,14 @@ def _sizes(model: str, rows: Sequence[wire.Row]) -> Drawing:
     marks.append(Marks("entropy", entropy, 11, kind="tick", lane=0))
     marks.append(Marks("plain", plain, 7, kind="tick", lane=0))
     title = f"{model}: share of dense float32"
-    return rows_of(title, _places(rows), marks, "share", stacked=True)
+    return draw_rows(title, _places(rows), marks, "share", stacked=True)
 
 
-def _speeds(model: str, rows: Sequence[wire.Row]) -> Drawing:
+def _speeds(model: str, rows: Sequence[wire.Row]) -> Chart:
     encode: list[float | None] = [row.model_speed.encode for row in rows]
     decode: list[float | None] = [row.model_speed.decode for row in rows]
     marks = [Marks("encode", encode, 4), Marks("decode", decode, 2)]
-    return rows_of(f"{model}: speed, × plain", _places(rows), marks, "times the plain way's")
+    return draw_rows(f"{model}: speed, × plain", _places(rows), marks, "times the plain way's")
 
 
 def _places(rows: Sequence[wire.Row]) -> list[str]:
@@ -368,9 +375,9 @@ def write_device_page(rows: Sequence[device.Row], path: Path) -> None:
     page = Page("fedgrove bench device")
     x_title = "% of channels removed"
     y_title = "time to the dense net's"
-    page.figures(
-        xy("training step", training, x_title, y_title, y_from_zero=True),
-        xy("inference", inference, x_title, y_title, y_from_zero=True),
+    page.charts(
+        draw_xy("training step", training, x_title, y_title, y_from_zero=True),
+        draw_xy("inference", inference, x_title, y_title, y_from_zero=True),
     )
     page.write(path)
 
@@ -395,12 +402,12 @@ def write_scale_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         small="On cores: the seconds for which the processes had a core, whatever else ran.",
     )
     x_title = "registered clients"
-    page.figures(
-        xy("peak memory", memory, x_title, "MiB", log_x=True, y_from_zero=True),
-        xy("a round, by the clock", clock, x_title, "s", log_x=True, y_from_zero=True),
-        xy("a round, on cores", cores, x_title, "s", log_x=True, y_from_zero=True),
+    page.charts(
+        draw_xy("peak memory", memory, x_title, "MiB", log_x=True, y_from_zero=True),
+        draw_xy("a round, by the clock", clock, x_title, "s", log_x=True, y_from_zero=True),
+        draw_xy("a round, on cores", cores, x_title, "s", log_x=True, y_from_zero=True),
     )
-    page.table([column.words for column in SCALE_COLUMNS], [_scale_line(row) for row in rows])
+    page.table([column.full_label for column in SCALE_COLUMNS], [_scale_line(row) for row in rows])
     page.notes([_sentence(name, claim) for name, claim in scale.checks(rows).items()])
     page.write(path)
 
@@ -426,10 +433,12 @@ def write_methods_page(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             shares.append(None if seconds is None else 1e3 * seconds)
         marks.append(Marks(part, shares, colour))
     if any(row["parts"] for row in rows):
-        page.figures(rows_of("an exchange, by part", places, marks, "ms", stacked=True))
-    page.table([column.words for column in METHOD_COLUMNS], [_method_line(row) for row in rows])
+        page.charts(draw_rows("an exchange, by part", places, marks, "ms", stacked=True))
+    page.table(
+        [column.full_label for column in METHOD_COLUMNS], [_method_line(row) for row in rows]
+    )
     parts = [_part_line(row) for row in rows if row["parts"]]
     if parts:
-        page.table([column.words for column in PART_COLUMNS], parts)
+        page.table([column.full_label for column in PART_COLUMNS], parts)
     page.notes([_sentence(name, claim) for name, claim in methods.checks(rows).items()])
     page.write(path)

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from fedgrove.data.devices import read
-from fedgrove.report.fit import Column, figures, names, print_table, print_text
-from fedgrove.report.over_seeds import paired
-from fedgrove.report.tables import Summary, each_round
-from fedgrove.report.times import Curve, common_target, curve
+from fedgrove.report.seed_averages import paired_difference
+from fedgrove.report.tables import Summary, bytes_per_device
+from fedgrove.report.terminal import Column, name_columns, number_columns, print_table, print_text
+from fedgrove.report.time_to_target import Curve, common_target, read_curve
 
 from .studies import Row, Study
 
@@ -221,8 +221,8 @@ def run_value(
         # Below 0: the method stays with one group.
         return None if told is None or told < 0 else float(told)
     if measure == "kb_each":
-        up = each_round(summary, "up")
-        down = each_round(summary, "down")
+        up = bytes_per_device(summary, "up")
+        down = bytes_per_device(summary, "down")
         return None if up is None or down is None else (up + down) / 1000
     if measure == "virtual_seconds":
         return float(summary["virtual_seconds"])
@@ -380,7 +380,7 @@ def _common(study: Study, summaries: Summaries) -> dict[str, tuple[float, dict[s
     curves: dict[str, dict[str, list[Curve]]] = {}
     for row in study.rows:
         for run in _finished(row, summaries).values():
-            found = curve(row.name, row.label, run.get("lines", ()))
+            found = read_curve(row.name, row.label, run.get("lines", ()))
             curves.setdefault(row.panel, {}).setdefault(row.name, []).append(found)
     common = {}
     for panel, by_row in curves.items():
@@ -588,7 +588,7 @@ def _pairs(study: Study, summaries: Summaries) -> Iterator[dict[str, Any]]:
             for length in lead.experiment.finetune:
                 ours = _after(_finished(lead, summaries), length)
                 theirs = _after(_finished(other, summaries), length)
-                difference = paired(ours, theirs)
+                difference = paired_difference(ours, theirs)
                 if difference is None:
                     continue
                 yield {
@@ -845,7 +845,7 @@ def print_paper(comparison: Comparison, file: IO[str] | None = None) -> None:
         print(file=file)
         print_text(title, file)
         # The columns stand in the order in which the paper has them: the first say most.
-        print_table([*names(head[0]), *figures(*head[1:])], lines, file, "table.md")
+        print_table([*name_columns(head[0]), *number_columns(*head[1:])], lines, file, "table.md")
     print_text(SPREAD + marks(comparison), file)
     if comparison["paired"]:
         print(file=file)
@@ -856,8 +856,8 @@ def print_paper(comparison: Comparison, file: IO[str] | None = None) -> None:
         )
         head, lines = paired_tests(comparison)
         first_figure = head.index("seeds")
-        lengths = figures(*head[first_figure + 1 :])
-        columns = [*names(*head[:first_figure]), Column("seeds", 1 + len(lengths)), *lengths]
+        lengths = number_columns(*head[first_figure + 1 :])
+        columns = [*name_columns(*head[:first_figure]), Column("seeds", 1 + len(lengths)), *lengths]
         print_table(columns, lines, file, "table.md")
     for note in comparison["notes"]:
         print_text(note, file)

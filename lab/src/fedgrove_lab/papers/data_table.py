@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from fedgrove.data import Federation
-from fedgrove.report.fit import figures, names, print_table, print_text
+from fedgrove.report.terminal import name_columns, number_columns, print_table, print_text
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,9 @@ def print_data_table(comparison: Mapping[str, Any], file: IO[str] | None = None)
     """Print the table and its notes."""
     print_text(comparison["title"], file)
     print_text(comparison["about"], file)
-    print_table([*names(*HEAD[:2]), *figures(*HEAD[2:])], _lines(comparison), file, "table.md")
+    print_table(
+        [*name_columns(*HEAD[:2]), *number_columns(*HEAD[2:])], _lines(comparison), file, "table.md"
+    )
     for note in comparison["notes"]:
         print_text(note, file)
 

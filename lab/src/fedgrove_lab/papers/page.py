@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgrove.report.figures import Drawing, Marks, Series, heat, rows_of, xy
+from fedgrove.report.charts import Chart, Marks, Series, draw_heat_map, draw_rows, draw_xy
 from fedgrove.report.page import Page
 
 from .beside import (
@@ -36,10 +36,10 @@ def write_page(comparison: Comparison, cited: str, path: Path) -> None:
     page.paragraph(comparison["about"], small=f"{cited}. {_legend(comparison)}")
     for title, drawings in _figures(comparison):
         page.heading(title)
-        page.figures(*drawings)
+        page.charts(*drawings)
     for title, drawings in _heat_maps(comparison["matrices"]):
         page.heading(title)
-        page.figures(*drawings)
+        page.charts(*drawings)
     head, sections = layout(comparison)
     for title, lines in sections:
         page.heading(title)
@@ -68,7 +68,7 @@ def _legend(comparison: Comparison) -> str:
     )
 
 
-def _figures(comparison: Comparison) -> Iterator[tuple[str, list[Drawing]]]:
+def _figures(comparison: Comparison) -> Iterator[tuple[str, list[Chart]]]:
     """The figures with their titles, by data and panel."""
     sections: dict[str, list[ComparedRow]] = {}
     for row in comparison["rows"]:
@@ -160,7 +160,7 @@ def _rounds(row: ComparedRow, measure: str) -> list[dict[str, Any]]:
 # ---- a table's figures: dots and a scatter -------------------------------------------------------
 
 
-def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> list[Drawing]:
+def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> list[Chart]:
     """A row per row of the table and a figure per measure; a colour per length of fine-tuning."""
     # The rows of a study are all fine-tuned alike.
     lengths = rows[0]["lengths"]
@@ -174,7 +174,7 @@ def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> list[Drawing]
             marks += _dot_marks(rows, key, name, i)
         title = title_of(measure)
         # Dots, unlike bars, are not read by their length: the axis need not begin at zero.
-        drawings.append(rows_of(title, labels, marks, title, from_zero=False))
+        drawings.append(draw_rows(title, labels, marks, title, from_zero=False))
     return drawings
 
 
@@ -221,7 +221,7 @@ def _across(row: ComparedRow, length: int) -> dict[str, tuple[str, str]]:
 
 def _scatter(
     rows: Sequence[ComparedRow], length: int, across: Mapping[str, tuple[str, str]]
-) -> list[Drawing]:
+) -> list[Chart]:
     """Where methods differ: accuracy against its spread over clients, and against MiB."""
     accuracy = f"accuracy_mean:{length}"
     drawings = []
@@ -229,7 +229,9 @@ def _scatter(
         series = []
         for i, row in enumerate(rows):
             series += _scatter_series(row, key, accuracy, METHODS[i % len(METHODS)])
-        drawings.append(xy(f"accuracy against {what}", series, title, "accuracy %", height=330))
+        drawings.append(
+            draw_xy(f"accuracy against {what}", series, title, "accuracy %", height=330)
+        )
     return drawings
 
 
@@ -280,7 +282,7 @@ def _scatter_series(row: ComparedRow, x: str, y: str, colour: int) -> list[Serie
 # ---- a figure's lines ----------------------------------------------------------------------------
 
 
-def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> list[Drawing]:
+def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> list[Chart]:
     """A line per series over x; where rows have no x, over the epochs of fine-tuning."""
     series: dict[str, list[ComparedRow]] = {}
     for row in rows:
@@ -301,7 +303,7 @@ def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> list[Drawing]:
             lines += _line_series(name, points(members, measure), colour)
         title = title_of(measure)
         # Rows of one figure share their panel, which says what x is.
-        drawings.append(xy(title, lines, rows[0]["panel"], title, height=310))
+        drawings.append(draw_xy(title, lines, rows[0]["panel"], title, height=310))
     return drawings
 
 
@@ -334,7 +336,7 @@ def _line_series(name: str, along: Sequence[Mapping[str, Any]], colour: int) -> 
     return [ours, paper]
 
 
-def _against(rows: Sequence[ComparedRow], measure: str) -> list[Drawing]:
+def _against(rows: Sequence[ComparedRow], measure: str) -> list[Chart]:
     """Accuracy against what is measured, on a logarithmic axis; a figure per length of fine-tuning.
 
     A series of several rows, as a method that sends more or less, is a line.
@@ -360,14 +362,16 @@ def _against(rows: Sequence[ComparedRow], measure: str) -> list[Drawing]:
             along.sort(key=lambda point: float(point["x"] or 0))
             lines += _line_series(name, along, METHODS[i % len(METHODS)])
         title = f"fine-tuned {length}"
-        drawings.append(xy(title, lines, title_of(measure), "accuracy %", log_x=True, height=380))
+        drawings.append(
+            draw_xy(title, lines, title_of(measure), "accuracy %", log_x=True, height=380)
+        )
     return drawings
 
 
 # ---- heat maps -----------------------------------------------------------------------------------
 
 
-def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Drawing]]]:
+def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Chart]]]:
     """The figures of each row of a study: its matrices, each with a key of its own."""
     of_rows: dict[str, list[Mapping[str, Any]]] = {}
     for matrix in matrices:
@@ -377,5 +381,5 @@ def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, lis
         drawings = []
         for matrix in own:
             labels = matrix["labels"]
-            drawings.append(heat(matrix["title"], matrix["values"], labels, labels))
+            drawings.append(draw_heat_map(matrix["title"], matrix["values"], labels, labels))
         yield title, drawings

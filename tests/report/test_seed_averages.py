@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from fedgrove.report.over_seeds import over_seeds, paired, print_over_seeds
+from fedgrove.report.seed_averages import (
+    average_over_seeds,
+    compare_methods,
+    paired_difference,
+    print_method_rows,
+    print_seed_averages,
+)
 
 
 def summary(
@@ -26,7 +32,7 @@ def three() -> dict[str, dict[str, Any] | None]:
 
 
 def test_golden() -> None:
-    a, b = over_seeds(three())
+    a, b = average_over_seeds(three())
     assert (a["group"], a["method"], a["seeds"], a["missing"], a["paired"]) == (
         "a-mu=1",
         "a",
@@ -59,12 +65,14 @@ def test_golden() -> None:
 def test_runs_that_trained_on_another_share_of_the_data_are_not_paired() -> None:
     runs = {seed: summary("a", seed, 0.5, validation=0.1) for seed in (0, 1)}
     others = {seed: summary("b", seed, 0.6, validation=0.0) for seed in (0, 1)}
-    assert paired(runs, others) is None
-    assert paired(runs, {seed: run | {"validation": 0.1} for seed, run in others.items()})
+    assert paired_difference(runs, others) is None
+    assert paired_difference(
+        runs, {seed: run | {"validation": 0.1} for seed, run in others.items()}
+    )
 
 
 def test_one_seed_has_no_deviation_and_no_pair() -> None:
-    a, b = over_seeds({"a-s0": summary("a", 0, 0.5), "b-s0": summary("b", 0, 0.6)})
+    a, b = average_over_seeds({"a-s0": summary("a", 0, 0.5), "b-s0": summary("b", 0, 0.6)})
     assert a["accuracy_mean_std"] is None
     assert b["paired"] == []
 
@@ -72,23 +80,25 @@ def test_one_seed_has_no_deviation_and_no_pair() -> None:
 def test_only_shared_seeds_on_the_same_data_are_paired() -> None:
     runs = {s: summary("a", s, 0.5 + 0.01 * s * s) for s in range(4)}
     others = {s: summary("b", s, 0.5) for s in (1, 2, 3, 9)}
-    found = paired(runs, others)
+    found = paired_difference(runs, others)
     assert found is not None
     assert found["seeds"] == 3
-    assert paired(runs, {s: summary("b", s, 0.5, data="motion") for s in range(4)}) is None
+    assert (
+        paired_difference(runs, {s: summary("b", s, 0.5, data="motion") for s in range(4)}) is None
+    )
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.125])
 def test_equal_differences_have_no_p(gap: float) -> None:
     runs = {s: summary("a", s, 0.3 + 0.1 * s) for s in range(3)}
-    found = paired(
+    found = paired_difference(
         {s: {**r, "accuracy_mean": r["accuracy_mean"] + gap} for s, r in runs.items()}, runs
     )
     assert found == {"seeds": 3, "difference": gap, "standard_error": 0.0, "p": None}
 
 
 def test_a_group_whose_runs_all_failed_is_left_out() -> None:
-    assert over_seeds({"a-s0": None}) == []
+    assert average_over_seeds({"a-s0": None}) == []
 
 
 def mixed(method: str, seed: int, **means: float) -> dict[str, Any]:
@@ -110,7 +120,7 @@ def test_each_task_of_a_mixed_federation_is_compared_with_its_own() -> None:
     for seed in (0, 1):
         runs[f"a-s{seed}"] = mixed("a", seed, one=0.5 + 0.1 * seed, two=2.0)
         runs[f"b-s{seed}"] = mixed("b", seed, one=0.7 + 0.2 * seed, two=1.5)
-    groups = over_seeds(runs)
+    groups = average_over_seeds(runs)
     named = [(group["group"], group["task"]) for group in groups]
     assert named == [("a", "one"), ("a", "two"), ("b", "one"), ("b", "two")]
     # (.7 + .9) / 2 of b, whose differences to a are .2 and .3.
@@ -121,7 +131,7 @@ def test_each_task_of_a_mixed_federation_is_compared_with_its_own() -> None:
     (pair,) = groups[3]["paired"]
     assert (pair["difference"], groups[3]["rmse_mean"]) == (-0.5, 1.5)
     file = io.StringIO()
-    print_over_seeds(groups, file)
+    print_seed_averages(groups, file)
     rows = [line.split() for line in file.getvalue().splitlines()]
     assert [
         "b",
@@ -145,7 +155,7 @@ def test_each_task_of_a_mixed_federation_is_compared_with_its_own() -> None:
 
 def test_the_tables_say_it() -> None:
     file = io.StringIO()
-    print_over_seeds(over_seeds(three()), file)
+    print_seed_averages(average_over_seeds(three()), file)
     rows = [line.split() for line in file.getvalue().splitlines()]
     assert [
         "b",
@@ -165,6 +175,54 @@ def test_the_tables_say_it() -> None:
     ] in rows
     assert ["b", "a-mu=1", "3", "+10.00", "5.77", "0.23"] in rows
     file = io.StringIO()
-    print_over_seeds(over_seeds({"a-s0": summary("a", 0, 0.5)}), file)
+    print_seed_averages(average_over_seeds({"a-s0": summary("a", 0, 0.5)}), file)
     assert "±" not in file.getvalue()
     assert "paired" not in file.getvalue()
+
+
+def tuned_summary(accuracy: float, worst: float, up: int) -> dict[str, Any]:
+    scores = {"accuracy_mean": accuracy, "accuracy_worst": worst}
+    tuned = {"accuracy_mean": 1.0, "accuracy_worst": 1.0}
+    return {
+        "finetune": {"0": scores, "3": tuned},
+        "density": 0.3,
+        "bytes_up": up,
+        "bytes_down": 2 * up,
+    }
+
+
+def test_lines_by_hand() -> None:
+    rows = compare_methods({"a": [tuned_summary(0.5, 0.2, 100), tuned_summary(0.7, 0.4, 300)]})
+    # accuracies .5 and .7: mean .6, sample deviation sqrt(2 * .1^2 / 1) = .14142; worst .2 and .4;
+    # bytes 300 and 900: mean 600
+    assert [(row.method, row.epochs) for row in rows] == [("a", 0), ("a", 3)]
+    first = rows[0]
+    assert first.scores.mean == pytest.approx(0.6)
+    assert first.deviation == pytest.approx(0.141421356)
+    assert first.scores.worst == pytest.approx(0.3)
+    assert (first.density, first.bytes_sent) == (pytest.approx(0.3), 600)
+
+
+def test_what_an_engineer_asks_first_fits_eighty_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = tuned_summary(0.5, 0.2, 6000) | {"rounds": 2, "cohort": 3}
+    first["finetune"] = {"0": first["finetune"]["0"] | {"accuracy_worst10": 0.25}}
+    (line,) = compare_methods({"a": [first]}, {"a": 218_100})
+    # 6,000 up and 12,000 down, of 2 rounds of 3 devices: 3,000 bytes each.
+    assert (line.scores.worst10, line.bytes_each, line.model_bytes) == (0.25, 3000, 218_100)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = io.StringIO()
+    print_method_rows([line], out)
+    rows = out.getvalue().splitlines()
+    assert rows[2].split()[:6] == ["a", "0", "50.0", "25.0", "3.0", "218.1"]
+    assert max(len(row) for row in rows) <= 80
+
+
+def test_one_seed_has_no_deviation_and_does_not_show_one() -> None:
+    lines = compare_methods({"a": [tuned_summary(0.5, 0.2, 100)]})
+    assert lines[0].deviation is None
+    out = io.StringIO()
+    print_method_rows(lines, out)
+    assert "±" not in out.getvalue()
+    assert "50.0" in out.getvalue()

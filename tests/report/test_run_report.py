@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from tests.report.record import line, record, summary
 
-from fedgrove.report.run_page import Record, headline, run_page
+from fedgrove.report.run_report import RunRecord, headline, make_run_report
 
 VOID = {"meta", "br"}
 SECTIONS = [
@@ -47,9 +47,9 @@ class Checked(HTMLParser):
             self.text += f"{data} "
 
 
-def read(known: Record) -> str:
+def read(known: RunRecord) -> str:
     """The words on the page, which must be whole and need nothing but itself."""
-    page = run_page(known).html()
+    page = make_run_report(known).html()
     checked = Checked()
     checked.feed(page)
     assert checked.open == []
@@ -59,7 +59,7 @@ def read(known: Record) -> str:
 
 
 def test_all_sections_of_a_good_run() -> None:
-    known = record(beside={"fedavg": summary(12, 8, method="fedavg", accuracy_mean=0.5)})
+    known = record(baselines={"fedavg": summary(12, 8, method="fedavg", accuracy_mean=0.5)})
     text = read(known)
     positions = [text.index(section) for section in SECTIONS]
     assert positions == sorted(positions)
@@ -84,13 +84,15 @@ def test_clients_without_groups_are_of_one_kind() -> None:
 
 def test_one_client_is_not_a_plural() -> None:
     text = read(record(1, 3))
-    assert "ca-afp gives its only client 75.0 % accuracy, with" in text
+    assert "ca-afp gives its only client 75.0 % accuracy before fine-tuning, with" in text
     assert "1 clients" not in text
 
 
 def test_a_run_that_failed_in_its_first_round_has_no_curve() -> None:
     lines = [{**line(0, 3), "counts": False, "abandoned": "nobody answered."}]
-    text = read(Record("runs/a", {"method": "fedavg", "rounds": 3}, lines=lines, failure="lost."))
+    text = read(
+        RunRecord("runs/a", {"method": "fedavg", "rounds": 3}, lines=lines, failure="lost.")
+    )
     assert "No round was finished, so there is no curve." in text
     assert "--evaluate" not in text
 
@@ -101,11 +103,11 @@ def test_the_headline_by_hand() -> None:
     local = summary(12, 8, method="local", accuracy_mean=0.25)
     # 8 times 3 MiB of 48 MiB.
     assert headline(own, {"fedavg": fedavg, "local": local}) == (
-        "ca-afp gives its 12 clients 75.0 % accuracy on average, where fedavg gives 50.0 % and "
+        "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, where fedavg gives 50.0 % and "
         "training alone gives 25.0 %, with 50 % of fedavg's bytes and 50 % of the weights."
     )
     assert headline(own, {}) == (
-        "ca-afp gives its 12 clients 75.0 % accuracy on average, with 50 % of the weights; 24.0 "
+        "ca-afp gives its 12 clients 75.0 % accuracy on average before fine-tuning, with 50 % of the weights; 24.0 "
         "MiB were sent in all."
     )
     # Against itself there is nothing to say.
@@ -120,7 +122,7 @@ def test_the_headline_by_hand() -> None:
 
 
 def test_without_a_round_it_says_so() -> None:
-    text = read(Record("runs/new one", {"method": "fedavg", "data": "digits", "rounds": 5}))
+    text = read(RunRecord("runs/new one", {"method": "fedavg", "data": "digits", "rounds": 5}))
     assert "unfinished: 0 of 5 rounds" in text
     assert "No round was finished, so there is nothing to show yet." in text
     # As it is typed into a shell.
@@ -142,7 +144,7 @@ def test_one_client() -> None:
 
 def test_names_with_markup_stay_text() -> None:
     known = record(name="</script><script>alert(1)</script>", path="runs/<b>")
-    page = run_page(known).html()
+    page = make_run_report(known).html()
     assert "<script>alert" not in page
     assert "</script><script>alert(1)</script>-3" in read(known)
 
@@ -174,7 +176,7 @@ def test_nobody_scored() -> None:
 def test_sizes(clients: int, rounds: int, megabytes: float) -> None:
     known = record(clients, rounds)
     begun = time.perf_counter()
-    page = run_page(known).html()
+    page = make_run_report(known).html()
     seconds = time.perf_counter() - begun
     assert len(page.encode()) < megabytes * 1e6
     # Measured at 0.05, 0.15 and 0.6 s on a busy machine.

@@ -1,4 +1,4 @@
-"""report.html of a run folder: made by every run, found beside its baselines, never in the way."""
+"""report.html of a run folder: made by every run, compared with its baselines, never in the way."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 
 import fedgrove
 from fedgrove.errors import EngineError, FolderWarning
-from fedgrove.runs import page as run_page
+from fedgrove.runs import report_html
 from fedgrove.runs.folder import RunFolder
-from fedgrove.runs.page import cosines, record_of, write_page
+from fedgrove.runs.report_html import compute_cosines, read_run_record, write_run_report
 
 WORDS = {
     "data": "digits",
@@ -48,8 +48,8 @@ def test_every_run_has_a_page_that_knows_its_baselines(runs: Path) -> None:
 
 
 def test_what_is_gathered(runs: Path) -> None:
-    record = record_of(RunFolder.open(runs / "widths"))
-    assert list(record.beside) == ["local", "fedavg"]
+    record = read_run_record(RunFolder.open(runs / "widths"))
+    assert list(record.baselines) == ["local", "fedavg"]
     assert [client["client"] for client in record.clients] == [0, 1, 2, 3]
     summary = record.summary
     assert summary is not None
@@ -62,7 +62,7 @@ def test_what_is_gathered(runs: Path) -> None:
 
 
 def test_models_of_their_own_are_compared(runs: Path) -> None:
-    record = record_of(RunFolder.open(runs / "alone"))
+    record = read_run_record(RunFolder.open(runs / "alone"))
     assert len(record.similarity) == len(record.similar) == 4
     for i, row in enumerate(record.similarity):
         assert row[i] == pytest.approx(1, abs=1e-3)
@@ -72,10 +72,10 @@ def test_models_of_their_own_are_compared(runs: Path) -> None:
 
 def test_one_and_the_same_model_is_not_compared_with_itself() -> None:
     model = {"a": torch.linspace(0, 1, 7)}
-    assert cosines([model] * 3) == []
+    assert compute_cosines([model] * 3) == []
     # Apart from their mean of 1 by -1, 0 and 1.
     apart = [{"a": torch.tensor([value])} for value in (0.0, 1.0, 2.0)]
-    assert cosines(apart) == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]
+    assert compute_cosines(apart) == [[1, 0, -1], [0, 0, 0], [-1, 0, 1]]
 
 
 def test_other_runs_are_no_baselines(runs: Path, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_other_runs_are_no_baselines(runs: Path, tmp_path: Path) -> None:
     fedgrove.run("stc", out=tmp_path / "b", **WORDS)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "summary.json").write_text('{"method": "local", broken')
-    assert record_of(RunFolder.open(tmp_path / "b")).beside == {}
+    assert read_run_record(RunFolder.open(tmp_path / "b")).baselines == {}
 
 
 def test_a_page_that_fails_does_not_fail_the_run(
@@ -92,7 +92,7 @@ def test_a_page_that_fails_does_not_fail_the_run(
     def broken(*_: object) -> None:
         raise RuntimeError("no ink")
 
-    monkeypatch.setattr(run_page, "run_page", broken)
+    monkeypatch.setattr(report_html, "make_run_report", broken)
     with pytest.warns(FolderWarning, match=r"report\.html was not written: no ink"):
         result = fedgrove.run("local", out=tmp_path / "run", **WORDS)
     assert result.summary["rounds"] == 2
@@ -117,6 +117,6 @@ def test_a_run_without_a_folder_gets_its_page_when_it_is_saved(tmp_path: Path) -
 
 def test_a_folder_that_has_just_begun(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "new", '[run]\nmethod = "fedavg"\nrounds = 3\n')
-    path = write_page(folder)
+    path = write_run_report(folder)
     assert path is not None
     assert "unfinished: 0 of 3 rounds" in path.read_text()

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 from tests.report.record import line, summary
 
 from fedgrove.errors import InputError
-from fedgrove.report.compare_page import Compared, compare_page, undominated
-from fedgrove.report.over_seeds import over_seeds
-from fedgrove.report.paper_table import csv_of, write_table
+from fedgrove.report.comparison_report import ComparedRun, find_front, make_comparison_report
+from fedgrove.report.seed_averages import average_over_seeds, csv_table, write_paper_table
 
 
-def run(name: str, seed: int, score: float, sent: int, **more: object) -> Compared:
+def run(name: str, seed: int, score: float, sent: int, **more: object) -> ComparedRun:
     method = name.split("-")[0]
     known = summary(
         12, 4, method=method, seed=seed, accuracy_mean=score, bytes_up=sent, bytes_down=0, **more
     )
-    return Compared(f"runs/sweep/{name}-s{seed}", known, [line(n, 4) for n in range(1, 5)])
+    return ComparedRun(f"runs/sweep/{name}-s{seed}", known, [line(n, 4) for n in range(1, 5)])
 
 
 RUNS = [
@@ -36,10 +35,10 @@ RUNS = [
 
 
 def test_who_is_best_and_what_is_worth_choosing() -> None:
-    page = compare_page(RUNS).html().replace("&nbsp;", " ")
+    page = make_comparison_report(RUNS).html().replace("&nbsp;", " ")
     # Mean of 0.7 and 0.8; it is fedavg itself that is best, and stc comes next.
     assert (
-        "fedavg serves clients best: 75.0 % accuracy on average; stc_&lt;b&gt; gives 62.5 % and "
+        "fedavg serves clients best: 75.0 % accuracy on average before fine-tuning; stc_&lt;b&gt; gives 62.5 % and "
         "local gives 52.5 %."
     ) in page
     # 10 and 15 points ahead of stc: 12.5 with a standard error of 2.5, t = 5 with one degree of
@@ -47,8 +46,8 @@ def test_who_is_best_and_what_is_worth_choosing() -> None:
     assert "Its lead over stc_&lt;b&gt; may be chance (paired by seed, p 0.13)." in page
     # 60 and 59.99 points ahead.
     surely = [*RUNS[2:4], run("stc", 0, 0.1, 9), run("stc", 1, 0.2001, 9)]
-    assert "may be chance" not in compare_page(surely).html()
-    assert "may be chance" in compare_page(RUNS[::2]).html()
+    assert "may be chance" not in make_comparison_report(surely).html()
+    assert "may be chance" in make_comparison_report(RUNS[::2]).html()
     for words in ("Accuracy against bytes", "Accuracy by round", "Paired by seed", "For a paper"):
         assert words in page
     assert "stc_&lt;b&gt;-s0" in page
@@ -58,16 +57,16 @@ def test_who_is_best_and_what_is_worth_choosing() -> None:
 
 
 def test_unfinished_and_failed_runs_are_listed() -> None:
-    failed = Compared("runs/sweep/stc-s0", None, [], "failed: no <memory>")
-    page = compare_page([*RUNS[:2], failed]).html()
+    failed = ComparedRun("runs/sweep/stc-s0", None, [], "failed: no <memory>")
+    page = make_comparison_report([*RUNS[:2], failed]).html()
     assert "1 of 3 runs are not finished" in page
     assert "failed: no &lt;memory&gt;" in page
-    nothing = compare_page([failed]).html()
+    nothing = make_comparison_report([failed]).html()
     assert "No run is finished" in nothing
 
 
 def test_data_sets_are_not_mixed() -> None:
-    page = compare_page([RUNS[0], run("fedavg", 0, 0.9, 10, data="digits")]).html()
+    page = make_comparison_report([RUNS[0], run("fedavg", 0, 0.9, 10, data="digits")]).html()
     assert "<h2>made, accuracy</h2>" in page
     assert "<h2>digits, accuracy</h2>" in page
     assert "serves clients best" not in page
@@ -78,7 +77,7 @@ POINTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, m
 
 @given(POINTS, st.booleans())
 def test_what_nothing_beats(points: list[tuple[int, int]], more: bool) -> None:
-    found = undominated(points, more)
+    found = find_front(points, more)
     sign = 1 if more else -1
 
     def beats(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -90,14 +89,14 @@ def test_what_nothing_beats(points: list[tuple[int, int]], more: bool) -> None:
 
 
 def test_tables_for_a_paper(tmp_path: Path) -> None:
-    groups = over_seeds({each.run.rsplit("/")[-1]: each.summary for each in RUNS})
+    groups = average_over_seeds({each.run.rsplit("/")[-1]: each.summary for each in RUNS})
     for name in ("t.md", "t.tex", "t.csv"):
-        write_table(groups, tmp_path / name)
+        write_paper_table(groups, tmp_path / name)
     # 0.7 and 0.8: 75 % with a deviation of 0.0707.
-    assert "| fedavg | 75.0 ± 7.1 | 35.0 | 1.0 | 0.0 | 2 |" in (tmp_path / "t.md").read_text()
+    assert "| fedavg | 75.0 ± 7.1 | 0 | 35.0 | 1.0 | 0.0 | 2 |" in (tmp_path / "t.md").read_text()
     latex = (tmp_path / "t.tex").read_text()
-    assert "stc\\_<b> & $62.5 \\pm 3.5$ & 35.0 & 2.0 & 0.0 & 2 \\\\" in latex
-    (first, *_) = csv.DictReader(io.StringIO(csv_of(groups)))
+    assert "stc\\_<b> & $62.5 \\pm 3.5$ & 0 & 35.0 & 2.0 & 0.0 & 2 \\\\" in latex
+    (first, *_) = csv.DictReader(io.StringIO(csv_table(groups)))
     assert (first["entry"], first["mean"], first["bytes_up"]) == ("local", "0.525", "100")
     with pytest.raises(InputError, match=r"ends with \.md, \.tex or \.csv"):
-        write_table(groups, tmp_path / "t.xlsx")
+        write_paper_table(groups, tmp_path / "t.xlsx")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedgrove.errors import InputError
-from fedgrove.report.times import curve, print_times, time_to, write_times
+from fedgrove.report.time_to_target import find_times, print_times, read_curve, write_time_report
 
 
 def line(round: int, second: float, score: float | None, **more: Any) -> dict[str, Any]:
@@ -25,7 +25,7 @@ GOOD = [line(1, 40.0, 0.6), line(2, 80.0, None), line(3, 120.0, 0.9)]
 
 def test_two_runs_by_hand() -> None:
     """Quick reaches .7 at best, in round 2, at 20 s; the other first has as much in round 3."""
-    found = time_to([curve("quick", "fedavg", QUICK), curve("good", "ditto", GOOD)])
+    found = find_times([read_curve("quick", "fedavg", QUICK), read_curve("good", "ditto", GOOD)])
     assert (found["metric"], found["to"], found["chosen"]) == (
         "accuracy",
         0.7,
@@ -59,8 +59,11 @@ def test_two_runs_by_hand() -> None:
 
 
 def test_a_target_that_some_do_not_reach() -> None:
-    curves = [curve("quick", "fedavg", QUICK), curve("good", "ditto", GOOD, finished=False)]
-    found = time_to(curves, 0.9)
+    curves = [
+        read_curve("quick", "fedavg", QUICK),
+        read_curve("good", "ditto", GOOD, finished=False),
+    ]
+    found = find_times(curves, 0.9)
     assert [run["seconds_to"] for run in found["runs"]] == [None, 120.0]
     assert found["runs"][0]["best"] == 0.7
     text = io.StringIO()
@@ -74,11 +77,11 @@ def test_a_target_that_some_do_not_reach() -> None:
 def test_over_seeds_there_is_a_mean_where_all_reach_it() -> None:
     """10 and 20 s: mean 15, sample deviation 7.07."""
     curves = [
-        curve("sweep/fedavg-s0", "fedavg", [line(1, 10.0, 0.5)]),
-        curve("sweep/fedavg-s1", "fedavg", [line(1, 10.0, 0.2), line(2, 20.0, 0.5)]),
-        curve("sweep/local-s0", "local", [line(1, 1.0, 0.4), line(2, 2.0, 0.45)]),
+        read_curve("sweep/fedavg-s0", "fedavg", [line(1, 10.0, 0.5)]),
+        read_curve("sweep/fedavg-s1", "fedavg", [line(1, 10.0, 0.2), line(2, 20.0, 0.5)]),
+        read_curve("sweep/local-s0", "local", [line(1, 1.0, 0.4), line(2, 2.0, 0.45)]),
     ]
-    found = time_to(curves, 0.5)
+    found = find_times(curves, 0.5)
     fedavg, local = found["groups"]
     assert (fedavg["group"], fedavg["runs"], fedavg["reached"]) == ("sweep/fedavg", 2, 2)
     assert fedavg["seconds_to_mean"] == 15.0
@@ -93,16 +96,16 @@ def test_of_an_error_less_is_better() -> None:
     words = {"metric": "mae", "more_is_better": False, "share": False}
     one = [{**line(k, 10.0 * k, None), **words, "mae_mean": 5.0 - k} for k in (1, 2, 3)]
     other = [{**line(k, 1.0 * k, None), **words, "mae_mean": 6.0 - k} for k in (1, 2)]
-    found = time_to([curve("one", "fedavg", one), curve("other", "local", other)])
+    found = find_times([read_curve("one", "fedavg", one), read_curve("other", "local", other)])
     assert (found["metric"], found["to"]) == ("mae", 4.0)
     assert [run["seconds_to"] for run in found["runs"]] == [10.0, 2.0]
     # No share: any number may be asked for.
-    assert time_to([curve("one", "fedavg", one)], 2.5)["runs"][0]["seconds_to"] == 30.0
+    assert find_times([read_curve("one", "fedavg", one)], 2.5)["runs"][0]["seconds_to"] == 30.0
 
 
 def test_the_page_has_a_plot_and_the_table(tmp_path: Path) -> None:
-    curves = [curve("quick", "fedavg", QUICK), curve("good <b>", "ditto", GOOD)]
-    write_times(curves, time_to(curves), tmp_path / "page.html")
+    curves = [read_curve("quick", "fedavg", QUICK), read_curve("good <b>", "ditto", GOOD)]
+    write_time_report(curves, find_times(curves), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "Virtual time to accuracy 70.00 %" in page
     assert "virtual seconds" in page
@@ -111,20 +114,20 @@ def test_the_page_has_a_plot_and_the_table(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^nobody was scored on the way in run; run it again wit"):
-        curve("run", "fedavg", [line(1, 1.0, None)])
-    with pytest.raises(InputError, match=r"^nobody was scored on the way"):
-        curve("run", "fedavg", [])
+    with pytest.raises(InputError, match=r"^no client was scored during run; run it again with"):
+        read_curve("run", "fedavg", [line(1, 1.0, None)])
+    with pytest.raises(InputError, match=r"^no client was scored during"):
+        read_curve("run", "fedavg", [])
     with pytest.raises(InputError, match=r"^run mixes data sets"):
-        curve("run", "fedavg", [line(1, 1.0, None, tasks={})])
+        read_curve("run", "fedavg", [line(1, 1.0, None, tasks={})])
     old = line(1, 1.0, 0.5)
     del old["virtual_clock"]
     with pytest.raises(InputError, match=r"^run was trained before there was a clock"):
-        curve("run", "fedavg", [old])
-    one = curve("one", "fedavg", QUICK)
-    other = curve("two", "fedavg", [{**line(1, 1.0, None), "metric": "f1", "f1_mean": 0.5}])
+        read_curve("run", "fedavg", [old])
+    one = read_curve("one", "fedavg", QUICK)
+    other = read_curve("two", "fedavg", [{**line(1, 1.0, None), "metric": "f1", "f1_mean": 0.5}])
     with pytest.raises(InputError, match=r"^one reports accuracy and two f1; compare runs of one"):
-        time_to([one, other])
+        find_times([one, other])
     for wanted in (0.0, 90.0, -1.0, float("nan")):
         with pytest.raises(InputError, match=r"^--to is .*; it must be a share, as 0.9 for 90 % "):
-            time_to([one], wanted)
+            find_times([one], wanted)

@@ -1,0 +1,624 @@
+"""Charts as SVG: lines and dots, rows of bars, heat maps.
+
+They are hand-written because no small maintained library draws static SVG that follows the page's
+light and dark colours: matplotlib is large, and plotly and vega need their own scripts.
+
+This module computes where everything goes; ``templates/*.svg`` draw it. A :class:`Chart` is a
+picture with a title and a legend. Colours are numbers, and the page's style has a light and a dark
+colour for each of them (``--c0`` to ``--c11``).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from ..renamed import find_renamed
+from .page import render
+from .tables import format_number
+
+WIDTH = 440
+"""Units across; about the number of pixels of a phone, so that text stays readable there."""
+HEIGHT = 270
+RIGHT_MARGIN = 14
+LONGEST_LABEL = 24
+"""Letters of the label of a row."""
+LETTER_WIDTH = 6.6
+"""The mean width of a letter, in units; text is 12 units high."""
+LOWEST_SHADE = 0.06
+"""The opacity of the lowest cell of a heat map, so that it can still be seen."""
+SHADES = 8
+"""Cells in the scale below a heat map."""
+TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+"""Distances between ticks, times a power of ten."""
+TINY = 1e-100
+"""Smaller numbers are drawn as zero: arithmetic with them would overflow."""
+
+_T = TypeVar("_T")
+Limits = tuple[float | None, float | None]
+"""A lower and an upper limit, None for no limit."""
+NO_LIMITS: Limits = (None, None)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)
+
+
+class LegendEntry(NamedTuple):
+    """A name in a legend, its colour, and the numbers of the series that it hides and shows."""
+
+    name: str
+    colour: int
+    series: list[int]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture with its title and its legend."""
+
+    title: str
+    svg: str
+    legend: Sequence[LegendEntry] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind, with or without a line through them; ``None`` in ``y`` is a gap."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    colour: int = 0
+    line: bool = True
+    marker: str = "dot"
+    """dot, diamond (hollow), or empty for no marker."""
+    dashed: bool = False
+    spread: Sequence[float | None] = ()
+    """Half the length of the whisker of each point."""
+    spread_x: Sequence[float | None] = ()
+    tips: Sequence[str] = ()
+    """The text of each point; by default its numbers."""
+    in_legend: bool = True
+    keys: Sequence[str] = ()
+    """Keys of table rows on the page: a click on a point shows its row."""
+    size: float = 3.5
+
+    def points(self) -> Iterator[tuple[int, float, float]]:
+        """Yield the number, x and y of each point that can be drawn."""
+        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
+            if y is not None and math.isfinite(y):
+                yield i, x, y
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A value for each row of a chart of rows; None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    colour: int = 0
+    kind: str = "bar"
+    """bar, dot, diamond (hollow) or tick."""
+    low: Sequence[float | None] = ()
+    """The start of each whisker."""
+    high: Sequence[float | None] = ()
+    texts: Sequence[str] = ()
+    """The text next to each bar."""
+    tips: Sequence[str] = ()
+    lane: int | None = None
+    """Marks with the same lane share a line within a row; None: a separate lane."""
+    in_legend: bool = True
+
+    def known_values(self) -> Iterator[tuple[int, float]]:
+        """Yield the row and the value of each mark that can be drawn."""
+        for i, value in enumerate(self.values):
+            if value is not None and math.isfinite(value):
+                yield i, value
+
+
+# ---- axes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of numbers with ticks, linear or logarithmic."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    is_log: bool = False
+
+    def place(self, value: float, start: float, end: float) -> float:
+        """Return the position of a value if the axis goes from ``start`` to ``end``.
+
+        >>> Axis(0, 10, ()).place(2.5, 100, 200)
+        125.0
+        >>> Axis(1, 100, (), is_log=True).place(10, 0, 50)
+        25.0
+        """
+        if self.is_log:
+            # Zero has no place on a logarithmic axis: it is drawn at its start.
+            value = max(value, self.low)
+            # A difference of logarithms: the ratio of very different numbers would overflow.
+            first = math.log(self.low)
+            share = (math.log(value) - first) / (math.log(self.high) - first)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return start + share * (end - start)
+
+    def labels(self) -> list[str]:
+        """Return the labels of the ticks, all with the same number of digits."""
+        if self.is_log or len(self.ticks) < 2:
+            return [format_number(tick) for tick in self.ticks]
+        step = self.ticks[1] - self.ticks[0]
+        digits = 0
+        # Not the logarithm of the step: 2.5 needs one digit more than 2.
+        while digits < 9 and abs(round(step, digits) - step) > 1e-6 * step:
+            digits += 1
+        has_large_ticks = max(map(abs, self.ticks)) >= 1e6
+        if digits > 6 or has_large_ticks:
+            labels = [format_number(tick) for tick in self.ticks]
+            # Large numbers that are close together need all their digits.
+            if len(set(labels)) == len(labels):
+                return labels
+        if digits == 9:
+            return [f"{tick:.12g}" for tick in self.ticks]
+        return [f"{tick:,.{digits}f}" for tick in self.ticks]
+
+
+def make_axis(
+    values: Iterable[float | None],
+    *,
+    from_zero: bool = False,
+    log: bool = False,
+    count: int = 5,
+    within: Limits = NO_LIMITS,
+) -> Axis:
+    """Return an axis that contains all values and ends at ticks.
+
+    Args:
+        values: The values; None and infinite ones are ignored.
+        from_zero: Whether the axis contains zero.
+        log: Whether the axis is logarithmic, if the values are above zero and far apart.
+        count: About how many ticks there are.
+        within: Limits that ticks do not exceed.
+
+    >>> make_axis([0.12, 0.57]).ticks
+    (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    >>> make_axis([3, 3], from_zero=True).ticks
+    (0.0, 1.0, 2.0, 3.0)
+    >>> make_axis([97], within=(0, 100)).high
+    100.0
+    >>> make_axis([2, 900], log=True).ticks
+    (1.0, 10.0, 100.0, 1000.0)
+    """
+    known = [float(v) for v in values if v is not None and math.isfinite(v)]
+    if from_zero or not known:
+        known.append(0.0)
+    low = min(known)
+    high = max(known)
+    if log and low > 0 and high / low >= 30:
+        return _log_axis(low, high)
+    largest = max(abs(low), abs(high))
+    if largest < TINY:
+        low = 0.0
+        high = 0.0
+    is_one_value = high - low <= 1e-9 * largest
+    if is_one_value:
+        low, high = _surround(known[0], low, high, from_zero, within)
+    step = _tick_step(high - low, count)
+    ticks = []
+    for i in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1):
+        # Rounded, because the third tenth would be 0.30000000000000004.
+        ticks.append(float(f"{i * step:.12g}"))
+    least, most = within
+    if least is not None:
+        ticks = [tick for tick in ticks if tick >= least - 1e-9 * step] or ticks
+    if most is not None:
+        ticks = [tick for tick in ticks if tick <= most + 1e-9 * step] or ticks
+    return Axis(min(ticks[0], low), max(ticks[-1], high), tuple(ticks))
+
+
+def _surround(
+    value: float, low: float, high: float, from_zero: bool, within: Limits
+) -> tuple[float, float]:
+    """Return the ends of an axis for one value: half its size on both sides."""
+    margin = abs(high) / 2 or 0.5
+    if not from_zero:
+        low -= margin
+        high += margin
+    else:
+        low = min(low, 0.0)
+        if high <= 0:
+            high += margin
+    # The margin is not a value: no percent above a hundred.
+    least, most = within
+    if least is not None and value >= least:
+        low = max(low, least)
+    if most is not None and value <= most:
+        high = min(high, most)
+    return low, high
+
+
+def _tick_step(span: float, count: int) -> float:
+    """Return the distance between ticks so that there are about ``count``."""
+    rough = span / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    for step in TICK_STEPS:
+        if step * power >= rough * (1 - 1e-9):
+            return step * power
+    return 10 * power
+
+
+def _log_axis(low: float, high: float) -> Axis:
+    first = math.floor(math.log10(low) + 1e-9)
+    last = math.ceil(math.log10(high) - 1e-9)
+    powers = [10.0**i for i in range(first, last + 1)]
+    # At most eight ticks: every power, every second one, every third, ...
+    ticks = powers[:: math.ceil(len(powers) / 8)]
+    if len(powers) <= 3:
+        for power in powers[:-1]:
+            ticks.append(3 * power)
+        ticks.sort()
+    return Axis(powers[0], powers[-1], tuple(ticks), is_log=True)
+
+
+# ---- lines and dots ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Area:
+    """The part of a picture inside its axes."""
+
+    x_axis: Axis
+    y_axis: Axis
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def x(self, value: float) -> float:
+        return self.x_axis.place(value, self.left, self.right)
+
+    def y(self, value: float) -> float:
+        return self.y_axis.place(value, self.bottom, self.top)
+
+    def line(self, series: Series) -> str:
+        """Return the path through the points of a series; it starts again after a gap."""
+        steps = []
+        last = None
+        for i, x, y in series.points():
+            command = "L" if last == i - 1 else "M"
+            steps.append(f"{command}{self.x(x):.1f} {self.y(y):.1f}")
+            last = i
+        return "".join(steps)
+
+    def y_ticks(self) -> Iterator[tuple[float, str]]:
+        """Yield the position and the label of each tick."""
+        for tick, label in zip(self.y_axis.ticks, self.y_axis.labels(), strict=True):
+            yield self.y(tick), label
+
+    def x_ticks(self) -> Iterator[tuple[float, str, float]]:
+        """Yield the position and the label of each tick, and the middle of the label."""
+        labels = self.x_axis.labels()
+        # Where labels would touch, only every second, third, ... is shown.
+        room = (self.right - self.left) / max(1, len(labels) - 1)
+        every = max(1, math.ceil((_width_of(labels) + 8) / room))
+        for i, (tick, label) in enumerate(zip(self.x_axis.ticks, labels, strict=True)):
+            x = self.x(tick)
+            shown = label if i % every == 0 else ""
+            # The last label must not leave the picture.
+            yield x, shown, min(x, WIDTH - _width_of([label]) / 2)
+
+
+def draw_xy(
+    title: str,
+    series: Sequence[Series],
+    x_title: str,
+    y_title: str,
+    *,
+    log_x: bool = False,
+    y_from_zero: bool = False,
+    x_from_zero: bool = False,
+    y_within: Limits = NO_LIMITS,
+    x_within: Limits = NO_LIMITS,
+    level: float | None = None,
+    whole_x: bool = False,
+    height: int = HEIGHT,
+) -> Chart:
+    """Draw series over a common x.
+
+    Args:
+        title: The title above the chart.
+        series: Lines and dots; later ones are drawn on top.
+        x_title: The title of the x axis.
+        y_title: The title of the y axis.
+        log_x: Whether x is logarithmic, if its values are far apart.
+        y_from_zero: Whether the y axis contains zero.
+        x_from_zero: Whether the x axis contains zero.
+        y_within: Limits of the ticks of y.
+        x_within: Limits of the ticks of x.
+        level: The y of a dotted horizontal line.
+        whole_x: Whether x has ticks at whole numbers only.
+        height: The height in units.
+    """
+    all_x: list[float | None] = []
+    all_y: list[float | None] = [level]
+    for each in series:
+        all_x += _with_whisker_ends(each.x, each.spread_x)
+        all_y += _with_whisker_ends(each.y, each.spread)
+    if not any(_is_number(value) for value in all_y):
+        return _draw_nothing(title)
+    x_axis = make_axis(all_x, log=log_x, from_zero=x_from_zero, within=x_within)
+    if whole_x:
+        ticks = tuple(tick for tick in x_axis.ticks if tick == int(tick))
+        x_axis = Axis(x_axis.low, x_axis.high, ticks)
+    y_axis = make_axis(all_y, from_zero=y_from_zero, within=y_within)
+    left = _width_of(y_axis.labels()) + 10
+    area = _Area(x_axis, y_axis, left, WIDTH - RIGHT_MARGIN, height - 40, 24)
+    svg = _render(
+        "xy.svg",
+        title,
+        height,
+        area=area,
+        series=series,
+        x_title=x_title,
+        y_title=y_title,
+        level=level,
+    )
+    return Chart(title, svg, _make_legend(series))
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _with_whisker_ends(
+    values: Sequence[float | None], spread: Sequence[float | None]
+) -> list[float | None]:
+    ends = list(values)
+    for value, half in zip(values, spread, strict=False):
+        if value is not None and half is not None:
+            ends += [value - half, value + half]
+    return ends
+
+
+# ---- rows of bars --------------------------------------------------------------------------------
+
+
+def draw_rows(
+    title: str,
+    labels: Sequence[str],
+    marks: Sequence[Marks],
+    x_title: str,
+    *,
+    stacked: bool = False,
+    from_zero: bool = True,
+    level: float | None = None,
+) -> Chart:
+    """Draw a row per label, from top to bottom, with bars, dots or ticks in it.
+
+    Args:
+        title: The title above the chart.
+        labels: The labels of the rows.
+        marks: The values. Bars of several marks lie below each other within a row.
+        x_title: The title of the x axis.
+        stacked: Whether bars of several marks form one bar instead.
+        from_zero: Whether the x axis contains zero.
+        level: The x of a dotted vertical line.
+    """
+    lanes = _choose_lanes(marks, stacked)
+    last_lane = max(lanes, default=0)
+    thickness = 15 if last_lane == 0 else 10
+    lane_height = thickness + 3
+    row_height = (last_lane + 1) * lane_height + 9
+    axis = make_axis(_row_values(marks, stacked, level), from_zero=from_zero)
+    names = [shorten_label(label) for label in labels]
+    right: float = WIDTH - RIGHT_MARGIN
+    texts = [text for each in marks for text in each.texts]
+    if texts and not stacked:
+        right -= _width_of(texts) + 4
+    top = 8.0
+    bottom = top + row_height * len(labels)
+    area = _Area(axis, Axis(0, 1, ()), _width_of(names) + 10, right, bottom, top)
+    svg = _render(
+        "rows.svg",
+        title,
+        round(bottom + 40),
+        area=area,
+        labels=labels,
+        names=names,
+        marks=zip(marks, lanes, _stack(marks, stacked, len(labels)), strict=True),
+        row_height=row_height,
+        lane_height=lane_height,
+        thickness=thickness,
+        x_title=x_title,
+        level=level,
+    )
+    return Chart(title, svg, _make_legend(marks))
+
+
+def draw_bars(
+    title: str,
+    values: Mapping[str, float],
+    x_title: str,
+    colour: int = 0,
+    unit: str = "",
+    texts: Sequence[str] = (),
+) -> Chart:
+    """Draw a bar per name, with its value or its text from ``texts`` next to it."""
+    if not texts:
+        texts = [f"{format_number(value, 3)}{unit}" for value in values.values()]
+    tips = [f"{name}: {text}" for name, text in zip(values, texts, strict=True)]
+    marks = Marks(title, list(values.values()), colour, texts=texts, tips=tips)
+    return draw_rows(title, list(values), [marks], x_title)
+
+
+def _choose_lanes(marks: Sequence[Marks], stacked: bool) -> list[int]:
+    lanes = []
+    next_lane = 0
+    for each in marks:
+        if each.lane is not None:
+            lanes.append(each.lane)
+            next_lane = max(next_lane, each.lane + 1)
+        elif stacked:
+            lanes.append(0)
+        else:
+            lanes.append(next_lane)
+            next_lane += 1
+    return lanes
+
+
+def _row_values(marks: Sequence[Marks], stacked: bool, level: float | None) -> list[float | None]:
+    """Return all values that the axis must contain."""
+    values: list[float | None] = [level]
+    sums: dict[int, float] = {}
+    for each in marks:
+        values += [*each.low, *each.high]
+        if stacked and each.kind == "bar":
+            for i, value in enumerate(each.values):
+                sums[i] = sums.get(i, 0.0) + (value or 0.0)
+        else:
+            values += each.values
+    return [*values, *sums.values()]
+
+
+def _stack(marks: Sequence[Marks], stacked: bool, rows: int) -> list[list[float]]:
+    """Return where the bars of each of ``marks`` start: where the stack of their row ends."""
+    ends = [0.0] * rows
+    starts = []
+    for each in marks:
+        # Ticks and dots on stacked bars show a position, not a length.
+        if not stacked or each.kind != "bar":
+            starts.append([0.0] * rows)
+            continue
+        starts.append(list(ends))
+        for i, value in enumerate(each.values):
+            ends[i] += value or 0.0
+    return starts
+
+
+# ---- heat maps -----------------------------------------------------------------------------------
+
+
+def draw_heat_map(
+    title: str,
+    values: Sequence[Sequence[float | None]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    x_title: str = "",
+    unit: str = "",
+    ends: tuple[float, float] | None = None,
+) -> Chart:
+    """Draw a cell per value, darker where it is higher.
+
+    Args:
+        title: The title above the chart.
+        values: The values by row.
+        rows: The names of the rows, shown if there is room.
+        columns: The names of the columns, shown when the pointer is on a cell.
+        x_title: The title of the x axis.
+        unit: The unit of the values.
+        ends: The values of the lightest and the darkest cell.
+    """
+    known = [v for row in values for v in row if v is not None and math.isfinite(v)]
+    if not known:
+        return _draw_nothing(title)
+    low, high = ends or (min(known), max(known))
+    span = high - low or 1.0
+    cell_height = max(5.0, min(22.0, 300 / len(values)))
+    names = [shorten_label(name) for name in rows]
+    has_names = cell_height >= 11
+    left = _width_of(names) + 10 if has_names else 16.0
+    top = 6.0
+    bottom = top + cell_height * len(values)
+    cell_width = (WIDTH - RIGHT_MARGIN - left) / max(map(len, values))
+    cells = []
+    for i, row in enumerate(values):
+        for j, value in enumerate(row):
+            if value is None or not math.isfinite(value):
+                continue
+            share = min(1.0, max(0.0, (value - low) / span))
+            tip = f"{rows[i]}, {columns[j]}: {value:.3g}{unit}"
+            cells.append((left + j * cell_width, top + i * cell_height, _shade(share), tip))
+    lowest = f"{low:.3g}{unit}"
+    svg = _render(
+        "heat_map.svg",
+        title,
+        round(bottom + 38),
+        cells=cells,
+        cell_width=cell_width,
+        cell_height=cell_height,
+        names=names if has_names else [],
+        left=left,
+        right=WIDTH - RIGHT_MARGIN,
+        top=top,
+        bottom=bottom,
+        x_title=x_title,
+        shades=[_shade(i / (SHADES - 1)) for i in range(SHADES)],
+        shades_left=left + _width_of([lowest]) + 6,
+        lowest=lowest,
+        highest=f"{high:.3g}{unit}",
+    )
+    return Chart(title, svg)
+
+
+def _shade(share: float) -> float:
+    return LOWEST_SHADE + (1 - LOWEST_SHADE) * share
+
+
+# ---- parts of all charts -------------------------------------------------------------------------
+
+
+def _make_legend(kinds: Sequence[Series | Marks]) -> list[LegendEntry]:
+    """Return the entries; a series without one belongs to the entry of its colour."""
+    entries: list[LegendEntry] = []
+    for i, each in enumerate(kinds):
+        if each.in_legend:
+            entries.append(LegendEntry(each.name, each.colour, [i]))
+    for i, each in enumerate(kinds):
+        partners = [entry for entry in entries if entry.colour == each.colour]
+        if not each.in_legend and partners:
+            partners[0].series.append(i)
+    # One entry alone would distinguish nothing.
+    return entries if len(entries) > 1 else []
+
+
+def _draw_nothing(title: str) -> Chart:
+    return Chart(title, _render("nothing.svg", title, 70))
+
+
+def _width_of(texts: Sequence[str]) -> float:
+    """Return about how wide the longest text is."""
+    return LETTER_WIDTH * max(map(len, texts), default=0)
+
+
+def shorten_label(text: str) -> str:
+    """Cut a label that is too long, and mark the cut.
+
+    >>> shorten_label("fedlayerprune-local.lr=0.01")
+    'fedlayerprune-local.lr=…'
+    """
+    if len(text) <= LONGEST_LABEL:
+        return text
+    return text[: LONGEST_LABEL - 1] + "…"
+
+
+def thin_out(items: Sequence[_T], most: int) -> list[_T]:
+    """Return at most about ``most`` of the items, evenly spaced; the last one is among them.
+
+    >>> thin_out(range(7), 4)
+    [0, 2, 4, 6]
+    """
+    every = max(1, math.ceil(len(items) / most))
+    return list(items[(len(items) - 1) % every :: every])
+
+
+def _render(template: str, title: str, height: float, **values: Any) -> str:
+    svg = render(template, {**values, "title": title, "width": WIDTH, "height": height})
+    # A page of ten thousand clients has ten thousand circles: no blanks between them.
+    return re.sub(r">\s+<", "><", svg).strip()

@@ -1,0 +1,514 @@
+"""Averages over seeds: means, deviations, paired differences, and their tables.
+
+Runs whose names differ only in the ending ``-sSEED`` belong together. The tables are for a terminal
+and, as Markdown, LaTeX and CSV, for a paper. The statistics module is enough for the few numbers of
+a sweep, and importing pandas would take longer than everything else here.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from scipy import stats
+
+from ..errors import check
+from ..renamed import find_renamed
+from .page import render
+from .tables import (
+    Scores,
+    Summary,
+    bytes_per_device,
+    explain_errors,
+    finetune_epochs,
+    format_bytes,
+    format_kilobytes,
+)
+from .terminal import Column, name_columns, print_table, print_text, split_common_folder
+
+Group = Mapping[str, Any]
+"""The averages of a method with its settings, as :func:`average_over_seeds` returns them."""
+SAME_DATA = ("metric", "data", "task", "partition", "scenario", "split", "validation", "clients")
+"""Runs are paired by seed only if these agree: then the same seed means the same data."""
+COPIED = ("metric", "more_is_better", "share")
+"""Keys of a summary that describe its metric."""
+PAPER_COLUMNS = (
+    "entry",
+    "score",
+    "fine-tuned epochs",
+    "worst client",
+    "MiB up",
+    "MiB down",
+    "seeds",
+)
+TABLE_FORMATS = (".md", ".tex", ".csv")
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)
+
+
+# ---- averages ------------------------------------------------------------------------------------
+
+
+def average_over_seeds(members: Mapping[str, Summary | None]) -> list[dict[str, Any]]:
+    """Average the runs of each method and settings over seeds.
+
+    Args:
+        members: The summaries by the names of the runs; None for a run without a summary.
+
+    Returns:
+        A dictionary per method and settings. ``accuracy_mean`` and ``accuracy_worst`` (or the same
+        of another metric) are means over seeds. ``accuracy_mean_std`` is the sample standard
+        deviation of the runs' ``accuracy_mean``, None with one seed. ``finetune_epochs`` are the
+        epochs of fine-tuning before these scores. ``paired`` has the differences to the
+        dictionaries before it. A mixed federation has a dictionary for each ``task``, paired with
+        the same task.
+    """
+    runs_of: dict[tuple[str, str], dict[int, Summary]] = {}
+    started: dict[str, int] = {}
+    for name, summary in members.items():
+        label = strip_seed(name)
+        started[label] = started.get(label, 0) + 1
+        # A run with --score-on 0 has nothing to compare.
+        if summary is not None and summary.get("scored") != 0:
+            for task, values in _split_tasks(summary).items():
+                # By seed, because seeds pair the runs of two labels.
+                runs_of.setdefault((label, task), {})[summary["seed"]] = values
+
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for (label, task), runs in runs_of.items():
+        groups[label, task] = _average(label, runs, started[label] - len(runs))
+    # Each pair once, the later minus the earlier: the first in the list is the baseline.
+    for (earlier, before), (later, after) in combinations(runs_of.items(), 2):
+        difference = paired_difference(after, before)
+        if difference is not None:
+            groups[later]["paired"].append({"against": earlier[0], **difference})
+    return list(groups.values())
+
+
+def strip_seed(name: str) -> str:
+    """Return a run's name without its seed.
+
+    >>> strip_seed("fedprox-mu=0.1-s3"), strip_seed("my-sweep")
+    ('fedprox-mu=0.1', 'my-sweep')
+    """
+    return re.sub(r"-s\d+$", "", name)
+
+
+def _split_tasks(summary: Summary) -> dict[str, Summary]:
+    """Return the summary of each task of a mixed federation; otherwise the summary itself."""
+    if "tasks" not in summary:
+        return {"": summary}
+    found: dict[str, Summary] = {}
+    for name, task in summary["tasks"].items():
+        metric = task["metric"]
+        scores = {f"{metric}_mean": task["mean"], f"{metric}_worst": task["worst"]}
+        found[name] = {**summary, **task, **scores, "task": name}
+    return found
+
+
+def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str, Any]:
+    """Return the means over the runs of one label, given by seed; ``paired`` is still empty."""
+    first = next(iter(runs.values()))
+    metric = _metric(first)
+    # A sweep varies neither rounds nor cohort, so those of the first run are those of all.
+    copied = {key: first[key] for key in ("task", *COPIED, "rounds", "cohort") if key in first}
+    means = [run[f"{metric}_mean"] for run in runs.values()]
+    std = None
+    if len(means) > 1:
+        std = round(statistics.stdev(means), 8)
+    return {
+        "group": label,
+        "method": first["method"],
+        "seeds": sorted(runs),
+        "missing": missing,
+        **copied,
+        "finetune_epochs": finetune_epochs(first),
+        f"{metric}_mean": round(statistics.fmean(means), 8),
+        f"{metric}_mean_std": std,
+        f"{metric}_worst": round(_mean(runs, f"{metric}_worst"), 8),
+        "bytes_up": round(_mean(runs, "bytes_up")),
+        "bytes_down": round(_mean(runs, "bytes_down")),
+        "paired": [],
+    }
+
+
+def _metric(summary: Mapping[str, Any]) -> str:
+    # Early summaries did not name their metric: it was accuracy.
+    return str(summary.get("metric") or "accuracy")
+
+
+def _mean(runs: Mapping[int, Summary], key: str) -> float:
+    # fmean sums exactly: the mean does not depend on the order in which the seeds finished.
+    return statistics.fmean(run[key] for run in runs.values())
+
+
+def paired_difference(
+    runs: Mapping[int, Summary], others: Mapping[int, Summary]
+) -> dict[str, Any] | None:
+    """Compare two methods on the seeds that they share, with a paired t-test.
+
+    d_s = a_s - b_s;  SE = sd(d) / sqrt(n);  t = mean(d) / SE with n - 1 degrees of freedom,
+    two-sided.
+
+    Args:
+        runs: The summaries of one method by seed.
+        others: Those of the other.
+
+    Returns:
+        The mean difference over n shared seeds, its standard error and p; None with fewer than two
+        shared seeds. p is None if all differences are equal: t is not defined then.
+
+    >>> runs = {0: {"accuracy_mean": 0.5}, 1: {"accuracy_mean": 0.75}}
+    >>> paired_difference(runs, {0: {"accuracy_mean": 0.5}, 1: {"accuracy_mean": 0.5}})
+    {'seeds': 2, 'difference': 0.125, 'standard_error': 0.125, 'p': 0.5}
+    """
+    ours = []
+    theirs = []
+    for seed, run in runs.items():
+        other = others.get(seed)
+        if other is not None and _have_same_data(run, other):
+            ours.append(float(run[f"{_metric(run)}_mean"]))
+            theirs.append(float(other[f"{_metric(other)}_mean"]))
+    if len(ours) < 2:
+        return None
+
+    gaps = [a - b for a, b in zip(ours, theirs, strict=True)]
+    error = 0.0
+    p = None
+    # Scores are written with eight digits: a smaller variation is rounding, not a t.
+    if max(gaps) - min(gaps) > 1e-9:
+        error = statistics.stdev(gaps) / math.sqrt(len(gaps))
+        p = round(float(stats.ttest_rel(ours, theirs).pvalue), 8)
+    return {
+        "seeds": len(gaps),
+        "difference": round(statistics.fmean(gaps), 8),
+        "standard_error": round(error, 8),
+        "p": p,
+    }
+
+
+def _have_same_data(run: Summary, other: Summary) -> bool:
+    if _metric(run) != _metric(other):
+        return False
+    return all(run.get(key) == other.get(key) for key in SAME_DATA)
+
+
+# ---- the table of groups -------------------------------------------------------------------------
+
+
+def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) -> None:
+    """Print a row per method and settings, then a row per pair."""
+    if not groups:
+        return
+    groups = _shorten_groups(groups)
+    metrics: dict[str, Scores] = {}
+    for group in groups:
+        scores = Scores.from_summary(group)
+        metrics.setdefault(scores.metric, scores)
+    has_tasks = any("task" in group for group in groups)
+    epochs = {group["finetune_epochs"] for group in groups}
+    columns = name_columns("over seeds")
+    if has_tasks:
+        columns += name_columns("task")
+    if len(metrics) > 1:
+        columns += [*name_columns("metric"), Column("seeds", 1), Column("mean"), Column("worst", 3)]
+    else:
+        (scores,) = metrics.values()
+        percent = scores.percent.replace(" ", "\n")
+        columns += [Column("seeds", 1), Column(f"{scores.metric}{percent}")]
+        columns.append(Column(f"worst{percent}", 3))
+    columns += [Column("tuned\nepochs", 3)] if epochs != {0} else []
+    columns += [Column("kB\nup", 2), Column("kB\ndown", 2)]
+    columns += [Column("total\nup", 4), Column("total\ndown", 4)]
+    rows = []
+    for group in groups:
+        scores = Scores.from_summary(group)
+        cells = [group["group"]]
+        cells += [group.get("task", "")] if has_tasks else []
+        cells += [scores.name] if len(metrics) > 1 else []
+        finished = len(group["seeds"])
+        started = finished + group["missing"]
+        cells.append(f"{finished} of {started}" if group["missing"] else str(finished))
+        cells += [format_mean(group, 2), scores.format(scores.worst)]
+        cells += [str(group["finetune_epochs"])] if epochs != {0} else []
+        cells += [_device_bytes(group, "up"), _device_bytes(group, "down")]
+        cells += [format_bytes(group["bytes_up"]), format_bytes(group["bytes_down"])]
+        rows.append(cells)
+    print_table(columns, rows, file)
+    if epochs == {0}:
+        print_text(f"{', '.join(metrics)}: before fine-tuning", file)
+    explain_errors(list(metrics.values()), file)
+
+    pairs = paired_rows(groups)
+    if pairs:
+        print(file=file)
+        unit = ", points" if all(scores.share for scores in metrics.values()) else ""
+        columns = [
+            *name_columns("paired by seed", "minus"),
+            Column("seeds", 1),
+            Column(f"difference{unit}"),
+            Column("standard error", 1),
+            Column("p"),
+        ]
+        print_table(columns, pairs, file)
+        caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
+        print_text(f"p: two-sided paired t-test over seeds{caution}", file)
+
+
+def format_mean(group: Group, digits: int = 1) -> str:
+    """Return the mean score of a group and, with several seeds, its deviation."""
+    scores = Scores.from_summary(group)
+    mean = scores.format(scores.mean or 0.0, digits)
+    std = group[f"{scores.metric}_mean_std"]
+    if std is None:
+        return mean
+    return f"{mean} ± {scores.format(std, digits)}"
+
+
+def paired_rows(groups: Sequence[Group]) -> list[list[str]]:
+    """Return a row per pair: entry, minus, seeds, difference, standard error, p."""
+    rows = []
+    for group in groups:
+        scores = Scores.from_summary(group)
+        task = f" on {group['task']}" if "task" in group else ""
+        for pair in group["paired"]:
+            rows.append(
+                [
+                    group["group"],
+                    f"{pair['against']}{task}",
+                    str(pair["seeds"]),
+                    scores.format(pair["difference"], sign="+"),
+                    scores.format(pair["standard_error"]),
+                    "-" if pair["p"] is None else f"{pair['p']:.2g}",
+                ]
+            )
+    return rows
+
+
+def _shorten_groups(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups without their common folder, which the table of runs has named."""
+    labels = [group["group"] for group in groups]
+    short = dict(zip(labels, split_common_folder(labels)[1], strict=True))
+    renamed: list[Group] = []
+    for group in groups:
+        pairs = [{**pair, "against": short[pair["against"]]} for pair in group["paired"]]
+        renamed.append({**group, "group": short[group["group"]], "paired": pairs})
+    return renamed
+
+
+def _device_bytes(group: Group, direction: str) -> str:
+    """Return the kB of one device in one round; they are not known for a task."""
+    sent = None if "task" in group else bytes_per_device(group, direction)
+    return "-" if sent is None else format_kilobytes(sent)
+
+
+# ---- the table of methods ------------------------------------------------------------------------
+
+
+class MethodRow(NamedTuple):
+    """A method after some epochs of fine-tuning: means over seeds."""
+
+    method: str
+    epochs: int
+    scores: Scores
+    deviation: float | None
+    """Sample standard deviation over seeds; None with one seed."""
+    density: float
+    bytes_sent: float
+    bytes_each: float | None
+    """Sent and received by one device in one round, on average."""
+    model_bytes: float | None
+    """The weights of the model that a client exports, on average; None if unknown."""
+
+
+def compare_methods(
+    runs: Mapping[str, Sequence[Summary]], model_bytes: Mapping[str, float] | None = None
+) -> list[MethodRow]:
+    """Average the runs of each method, at each length of fine-tuning.
+
+    Args:
+        runs: The summaries of each method, one per seed. All have the same lengths.
+        model_bytes: The size of the exported model by method, where it is known.
+    """
+    rows = []
+    for method, summaries in runs.items():
+        for epochs in summaries[0]["finetune"]:
+            scores = [Scores.from_summary(each, each["finetune"][epochs]) for each in summaries]
+            means = [each.mean or 0.0 for each in scores]
+            average = scores[0]._replace(
+                mean=statistics.fmean(means),
+                worst=statistics.fmean(each.worst for each in scores),
+                worst10=statistics.fmean(each.worst10 for each in scores),
+            )
+            sent = statistics.fmean(each["bytes_up"] + each["bytes_down"] for each in summaries)
+            # All runs of a comparison have the same rounds and cohort.
+            turns = summaries[0].get("rounds", 0) * summaries[0].get("cohort", 0)
+            row = MethodRow(
+                method=method,
+                epochs=int(epochs),
+                scores=average,
+                deviation=statistics.stdev(means) if len(means) > 1 else None,
+                density=statistics.fmean(each["density"] for each in summaries),
+                bytes_sent=sent,
+                bytes_each=sent / turns if turns else None,
+                model_bytes=(model_bytes or {}).get(method),
+            )
+            rows.append(row)
+    return rows
+
+
+def print_method_rows(rows: Sequence[MethodRow], file: IO[str] | None = None) -> None:
+    """Print the table, and what its numbers are; all rows have one metric.
+
+    The columns that are always shown answer the first questions: how well clients are served, what
+    a device sends and receives in a round, and how large its model is.
+    """
+    scores = rows[0].scores
+    columns = [
+        Column("method", is_name=True),
+        Column("fine-tuned\nepochs", label="fine-tuned"),
+        Column(scores.name.replace(" ", "\n")),
+        Column(f"worst\ntenth{scores.percent}"),
+        Column("kB per device\nand round"),
+        Column("model\nkB"),
+        Column("weights\nkept", 1),
+        Column("sent in\nall", 2),
+        Column(f"worst\nclient{scores.percent}", 3),
+    ]
+    lines = []
+    for row in rows:
+        score = row.scores.format(row.scores.mean or 0.0, 1)
+        if row.deviation is not None:
+            score += f" ± {row.scores.format(row.deviation, 1)}"
+        lines.append(
+            [
+                row.method,
+                str(row.epochs),
+                score,
+                row.scores.format(row.scores.worst10, 1),
+                "-" if row.bytes_each is None else format_kilobytes(row.bytes_each),
+                "-" if row.model_bytes is None else format_kilobytes(row.model_bytes),
+                f"{row.density:.0%}",
+                format_bytes(round(row.bytes_sent)),
+                row.scores.format(row.scores.worst, 1),
+            ]
+        )
+    print_table(columns, lines, file, "the page")
+    spread = ""
+    if any(row.deviation is not None for row in rows):
+        spread = ", ± standard deviation over seeds"
+    print_text(
+        f"{scores.metric}: mean over clients{spread}; kB: thousands of bytes, both ways; "
+        "model: the weights that fedgrove export writes, as float32.",
+        file,
+    )
+
+
+# ---- tables for a paper --------------------------------------------------------------------------
+
+
+def paper_rows(groups: Sequence[Group]) -> list[list[str]]:
+    """Return the rows of a table for a paper, with shares in percent."""
+    rows = []
+    for group in groups:
+        scores = Scores.from_summary(group)
+        task = f" on {group['task']}" if "task" in group else ""
+        rows.append(
+            [
+                f"{group['group']}{task}",
+                format_mean(group),
+                str(group["finetune_epochs"]),
+                scores.format(scores.worst, 1),
+                _format_mebibytes(group["bytes_up"]),
+                _format_mebibytes(group["bytes_down"]),
+                str(len(group["seeds"])),
+            ]
+        )
+    return rows
+
+
+def _format_mebibytes(count: float) -> str:
+    """Format with one digit after the point, or with two significant digits if it is small.
+
+    >>> _format_mebibytes(3 * 2**20), _format_mebibytes(27_000), _format_mebibytes(0)
+    ('3.0', '0.026', '0.0')
+    """
+    mebibytes = count / 2**20
+    is_small = 0.0001 <= mebibytes < 0.1
+    return f"{mebibytes:.2g}" if is_small else f"{mebibytes:.1f}"
+
+
+def markdown_table(groups: Sequence[Group]) -> str:
+    """Return the groups as a Markdown table."""
+    return render("paper_table.md", {"columns": PAPER_COLUMNS, "rows": paper_rows(groups)})
+
+
+def latex_table(groups: Sequence[Group]) -> str:
+    """Return the groups as a LaTeX table with the rules of the package booktabs."""
+    rows = []
+    for row in paper_rows(groups):
+        rows.append([_escape_latex(cell) for cell in row])
+    return render("paper_table.tex", {"columns": PAPER_COLUMNS, "rows": rows})
+
+
+def _escape_latex(cell: str) -> str:
+    r"""Return the text of a cell for LaTeX.
+
+    >>> print(_escape_latex("ca_afp"), _escape_latex("1 ± 2"))
+    ca\_afp $1 \pm 2$
+    """
+    mean, sign, std = cell.partition(" ± ")
+    if sign:
+        return f"${mean} \\pm {std}$"
+    # An escaped backslash would be escaped again; names of runs contain none on most systems.
+    text = re.sub(r"([&%$#_{}])", r"\\\1", cell.replace("\\", "/"))
+    return text.replace("~", "\\textasciitilde{}").replace("^", "\\textasciicircum{}")
+
+
+def csv_table(groups: Sequence[Group]) -> str:
+    """Return the groups as CSV with all digits, for a program that draws."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    scores = ["metric", "finetune_epochs", "mean", "std", "worst"]
+    costs = ["bytes_up", "bytes_down", "seeds", "missing"]
+    writer.writerow(["entry", "method", "task", *scores, *costs])
+    for group in groups:
+        metric = _metric(group)
+        means = [group[f"{metric}_{name}"] for name in ("mean", "mean_std", "worst")]
+        writer.writerow(
+            [
+                group["group"],
+                group["method"],
+                group.get("task", ""),
+                metric,
+                group["finetune_epochs"],
+                *means,
+                group["bytes_up"],
+                group["bytes_down"],
+                len(group["seeds"]),
+                group["missing"],
+            ]
+        )
+    return file.getvalue()
+
+
+def check_table_format(path: Path) -> None:
+    """Refuse a file name with an unknown ending."""
+    is_known = path.suffix in TABLE_FORMATS
+    check(is_known, "--table", str(path), "a name that ends with .md, .tex or .csv")
+
+
+def write_paper_table(groups: Sequence[Group], path: Path) -> None:
+    """Write the table in the format of the file's ending."""
+    check_table_format(path)
+    writers = {".csv": csv_table, ".tex": latex_table, ".md": markdown_table}
+    path.write_bytes(writers[path.suffix](groups).encode())

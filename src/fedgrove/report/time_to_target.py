@@ -1,0 +1,284 @@
+"""Virtual time until runs reach a target score: a table and a page."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ..errors import InputError, check
+from .charts import Chart, Series, draw_xy
+from .page import Page
+from .seed_averages import strip_seed
+from .tables import Scores, format_bytes, format_duration
+from .terminal import Column, name_columns, print_table, print_text, split_common_folder
+
+
+class Point(NamedTuple):
+    """The mean score of a run after a round, and what it had cost by then."""
+
+    round: int
+    second: float
+    score: float
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The scores of a run by round, before fine-tuning."""
+
+    run: str
+    method: str
+    metric: str
+    more_is_better: bool
+    share: bool
+    points: tuple[Point, ...]
+    total: float
+    """Virtual seconds of all its rounds so far."""
+    finished: bool = True
+
+    @property
+    def best(self) -> float:
+        """The best score of all rounds."""
+        scores = [point.score for point in self.points]
+        return max(scores) if self.more_is_better else min(scores)
+
+    def reaches(self, target: float) -> Point | None:
+        """Return the first point that is as good as ``target``."""
+        sign = 1 if self.more_is_better else -1
+        for point in self.points:
+            if sign * point.score >= sign * target:
+                return point
+        return None
+
+
+def read_curve(
+    run: str, method: str, lines: Sequence[Mapping[str, Any]], finished: bool = True
+) -> Curve:
+    """Return the curve of a run from its lines of metrics.jsonl.
+
+    Raises:
+        InputError: No client was scored during the run, or the run mixes data sets.
+    """
+    points = []
+    up = 0
+    down = 0
+    scored: Mapping[str, Any] = {}
+    for line in lines:
+        up += line["bytes_up"]
+        down += line["bytes_down"]
+        if "tasks" in line:
+            raise InputError(
+                f"{run} mixes data sets, and their metrics have no common mean; compare runs on "
+                "one data set."
+            )
+        score = line.get(f"{line.get('metric', 'accuracy')}_mean")
+        if score is None:
+            continue
+        if "virtual_clock" not in line:
+            raise InputError(f"{run} was trained before there was a clock; run it again.")
+        scored = line
+        points.append(Point(line["round"], line["virtual_clock"], score, up, down))
+    if not points:
+        raise InputError(
+            f"no client was scored during {run}; run it again with --evaluate N, to score every N "
+            "rounds."
+        )
+    return Curve(
+        run=run,
+        method=method,
+        # A line without a metric has accuracies.
+        metric=scored.get("metric", "accuracy"),
+        more_is_better=scored.get("more_is_better", True),
+        share=scored.get("share", True),
+        points=tuple(points),
+        total=lines[-1]["virtual_clock"],
+        finished=finished,
+    )
+
+
+def common_target(curves: Sequence[Curve], wanted: float | None = None) -> float:
+    """Return ``wanted``, or the best score that all runs reach; all must have one metric.
+
+    >>> points = [Point(1, 2.0, 0.5, 0, 0), Point(2, 4.0, 0.75, 0, 0)]
+    >>> one = Curve("one", "fedavg", "accuracy", True, True, tuple(points), total=4.0)
+    >>> other = Curve("other", "local", "accuracy", True, True, tuple(points[:1]), total=4.0)
+    >>> common_target([one, other])
+    0.5
+    """
+    first = curves[0]
+    for other in curves[1:]:
+        if other.metric != first.metric:
+            raise InputError(
+                f"{first.run} reports {first.metric} and {other.run} {other.metric}; compare runs "
+                "of one metric."
+            )
+    if wanted is not None:
+        if first.share:
+            check(0 < wanted <= 1, "--to", wanted, f"a share, as 0.9 for 90 % {first.metric}")
+        check(math.isfinite(wanted), "--to", wanted, "a number")
+        return wanted
+    best = [each.best for each in curves]
+    return min(best) if first.more_is_better else max(best)
+
+
+def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str, Any]:
+    """Return what ``compare --time --json`` prints: the target, each run, each group over seeds.
+
+    None stands for a run that did not reach the target.
+    """
+    target = common_target(curves, wanted)
+    runs = []
+    times: dict[str, list[float | None]] = {}
+    for each in curves:
+        reached: dict[str, Any] = dict.fromkeys(("seconds_to", "round", "bytes_up", "bytes_down"))
+        point = each.reaches(target)
+        if point is not None:
+            reached["seconds_to"] = point.second
+            reached["round"] = point.round
+            reached["bytes_up"] = point.bytes_up
+            reached["bytes_down"] = point.bytes_down
+        times.setdefault(strip_seed(each.run), []).append(reached["seconds_to"])
+        runs.append(
+            {
+                "run": each.run,
+                "method": each.method,
+                "finished": each.finished,
+                **reached,
+                "best": each.best,
+                "virtual_seconds": each.total,
+            }
+        )
+    return {
+        "metric": curves[0].metric,
+        "to": target,
+        "chosen": "given" if wanted is not None else "the best that all reach",
+        "runs": runs,
+        "groups": [_average_times(label, own) for label, own in times.items()],
+    }
+
+
+def _average_times(label: str, times: Sequence[float | None]) -> dict[str, Any]:
+    """Average over seeds, if all runs reached the target."""
+    reached = [seconds for seconds in times if seconds is not None]
+    mean = None
+    std = None
+    if len(reached) == len(times):
+        mean = statistics.fmean(reached)
+        if len(reached) > 1:
+            std = statistics.stdev(reached)
+    return {
+        "group": label,
+        "runs": len(times),
+        "reached": len(reached),
+        "seconds_to_mean": mean,
+        "seconds_to_std": std,
+    }
+
+
+# ---- table and page ------------------------------------------------------------------------------
+
+
+def print_times(
+    curves: Sequence[Curve], found: Mapping[str, Any], file: IO[str] | None = None
+) -> None:
+    """Print what :func:`find_times` returned: a row per run, then one per group over seeds."""
+    scores = _scores(curves)
+    folder, names = split_common_folder([run["run"] for run in found["runs"]])
+    if folder:
+        print_text(f"runs in {folder}", file)
+    rows = _make_rows(scores, found, names)
+    print_table(_make_columns(scores, found), rows, file)
+    if any("*" in row[2] for row in rows):
+        print_text("* the fastest", file)
+    if len(found["groups"]) < len(found["runs"]):
+        columns = [*name_columns("over seeds"), Column("reached it"), Column("virtual time to it")]
+        groups = []
+        for group in found["groups"]:
+            mean = "-"
+            if group["seconds_to_mean"] is not None:
+                mean = format_duration(group["seconds_to_mean"])
+            if group["seconds_to_std"] is not None:
+                mean += f" ± {format_duration(group['seconds_to_std'])}"
+            name = group["group"].removeprefix(f"{folder}/")
+            groups.append([name, f"{group['reached']} of {group['runs']}", mean])
+        print(file=file)
+        print_table(columns, groups, file)
+    print_text(_explain(found), file)
+
+
+def write_time_report(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -> None:
+    """Write the page: the chart and the table."""
+    scores = _scores(curves)
+    names = [run["run"] for run in found["runs"]]
+    page = Page(f"Virtual time to {_describe_target(scores, found)}")
+    page.paragraph(small=_explain(found))
+    page.charts(_draw_scores(curves, scores, found))
+    head = [column.full_label for column in _make_columns(scores, found)]
+    page.table(head, _make_rows(scores, found, names), sortable=True)
+    page.write(path)
+
+
+def _scores(curves: Sequence[Curve]) -> Scores:
+    return Scores(curves[0].metric, curves[0].more_is_better, curves[0].share)
+
+
+def _describe_target(scores: Scores, found: Mapping[str, Any]) -> str:
+    return f"{scores.metric} {scores.format(found['to'])}{scores.percent}"
+
+
+def _make_columns(scores: Scores, found: Mapping[str, Any]) -> list[Column]:
+    return [
+        Column("run", is_name=True),
+        Column("method", 5, is_name=True),
+        Column(f"virtual time to\n{_describe_target(scores, found)}"),
+        Column("round", 1),
+        Column("up", 3),
+        Column("down", 3),
+        Column(f"best\n{scores.name}", 2),
+        Column("time of\nall rounds", 4),
+    ]
+
+
+def _make_rows(scores: Scores, found: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    """Return a row per run; of several, the fastest is marked."""
+    runs = found["runs"]
+    times = [run["seconds_to"] for run in runs if run["seconds_to"] is not None]
+    fastest = min(times, default=None)
+    rows = []
+    for run, name in zip(runs, names, strict=True):
+        cells = [name if run["finished"] else f"{name} (unfinished)", run["method"]]
+        if run["seconds_to"] is None:
+            cells += ["not reached", "-", "-", "-"]
+        else:
+            is_fastest = len(runs) > 1 and run["seconds_to"] == fastest
+            mark = " *" if is_fastest else ""
+            cells += [f"{format_duration(run['seconds_to'])}{mark}", str(run["round"])]
+            cells += [format_bytes(run["bytes_up"]), format_bytes(run["bytes_down"])]
+        cells += [scores.format(run["best"]), format_duration(run["virtual_seconds"])]
+        rows.append(cells)
+    return rows
+
+
+def _explain(found: Mapping[str, Any]) -> str:
+    target = "the given one" if found["chosen"] == "given" else found["chosen"]
+    return (
+        f"The target is {target}; scores are means over clients, before fine-tuning, at the rounds "
+        "that were scored."
+    )
+
+
+def _draw_scores(curves: Sequence[Curve], scores: Scores, found: Mapping[str, Any]) -> Chart:
+    """Draw the score over virtual time, a line per run, and the target."""
+    series = []
+    for i, each in enumerate(curves):
+        x = [point.second for point in each.points]
+        y = [scores.factor * point.score for point in each.points]
+        series.append(Series(each.run, x, y, i, size=2.5))
+    title = f"{scores.metric} over virtual time, before fine-tuning; dotted: the target"
+    level = scores.factor * found["to"]
+    return draw_xy(title, series, "virtual seconds", scores.name, level=level)

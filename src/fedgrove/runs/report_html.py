@@ -1,0 +1,246 @@
+"""Write ``report.html`` of a run folder, from what its files contain.
+
+The report is for people. If it cannot be written, there is a warning, and the run is complete
+without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tomllib
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import FedgroveError, FolderWarning, InputError
+from ..report.run_report import RunRecord, make_run_report
+from ..trees import Tree
+from .folder import RunFolder
+
+REPORT_FILE = "report.html"
+BASELINES = ("local", "fedavg")
+COMPARABLE = (
+    "data",
+    "partition",
+    "scenario",
+    "split",
+    "validation",
+    "clients",
+    "cohort",
+    "rounds",
+    "seed",
+    "metric",
+)
+"""A baseline is shown if it agrees with the run in these, and in the lengths of fine-tuning."""
+MOST_FOLDERS = 200
+"""Folders next to a run in which baselines are searched."""
+HEAD_BYTES = 4096
+"""Bytes of a summary.json that are read to find its method."""
+MOST_COMPARED = 60
+"""Clients in the map of how alike models are."""
+SAME_MODEL = 1e-5
+"""Models that differ from their mean by at most this share of its length are one model."""
+MOST_WEIGHTS = 6_000_000
+"""Weights that are read for the map and for the layers, in all models together."""
+
+
+def write_run_report(folder: RunFolder, failure: str = "", name: str | None = None) -> Path | None:
+    """Write the report of a run, finished or not.
+
+    Args:
+        folder: The run folder.
+        failure: Why the run failed, if it did.
+        name: What the report calls the folder; its path by default.
+
+    Returns:
+        The path of the report; None if it could not be written.
+    """
+    path = folder.path / REPORT_FILE
+    try:
+        make_run_report(read_run_record(folder, failure, name)).write(path)
+    # Whatever is wrong with the report, the run is not.
+    except Exception as error:
+        # The reason why a run failed is more important than this one.
+        if not failure:
+            reason = str(error) or type(error).__name__
+            warnings.warn(f"{path} was not written: {reason}", FolderWarning, stacklevel=2)
+        return None
+    return path
+
+
+def read_run_record(folder: RunFolder, failure: str = "", name: str | None = None) -> RunRecord:
+    """Return what is known about a run; the arguments are those of :func:`write_run_report`."""
+    config = folder.config
+    try:
+        options = dict(tomllib.loads(config).get("run", {}))
+    except tomllib.TOMLDecodeError:
+        raise InputError(f"{folder.path / 'config.toml'} cannot be read.") from None
+    path = name or str(folder.path)
+    summary = folder.summary
+    if summary is None:
+        lines = folder.metrics_to_show()
+        return RunRecord(path, options, config=config, lines=lines, failure=failure)
+    clients = _read_clients(folder, summary)
+    models = _read_models(folder, summary, clients)
+    similar = _clients_to_compare(clients, models)
+    similarity: list[list[float]] = []
+    if len(similar) > 2:
+        similarity = compute_cosines([models[client["model"]] for client in similar])
+    return RunRecord(
+        path=path,
+        options=options,
+        config=config,
+        lines=folder.metrics(),
+        summary=summary,
+        clients=clients,
+        layers=_layer_densities(models),
+        similarity=similarity,
+        similar=[_label_client(client) for client in similar],
+        baselines=_find_baselines(folder.path, summary),
+        failure=failure,
+    )
+
+
+# ---- clients and models --------------------------------------------------------------------------
+
+
+def _read_clients(folder: RunFolder, summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return every client whose model is kept, or that was scored."""
+    metric = summary.get("metric") or ("metric" if "tasks" in summary else "accuracy")
+    scores = summary.get(f"{metric}_clients") or {}
+    densities = summary.get("density_clients") or {}
+    about = {}
+    files = {}
+    try:
+        about = (folder.preparation() or {}).get("clients", {})
+        files = {str(client): name for client, name in folder.models().items()}
+    except FedgroveError:
+        # A run without models still gets a report.
+        pass
+    clients = []
+    for number in sorted({*scores, *about, *files}, key=int):
+        entry = about.get(number, {})
+        clients.append(
+            {
+                "client": int(number),
+                "name": str(entry.get("name", number)),
+                "task": entry.get("task"),
+                "group": entry.get("group"),
+                "examples": entry.get("examples"),
+                "test": entry.get("test"),
+                "score": scores.get(number),
+                "density": densities.get(number, summary.get("density")),
+                "model": files.get(number),
+            }
+        )
+    return clients
+
+
+def _label_client(client: Mapping[str, Any]) -> str:
+    if client["group"] is None:
+        return str(client["name"])
+    return f"{client['name']} (group {client['group']})"
+
+
+def _read_models(
+    folder: RunFolder, summary: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
+) -> dict[str, Tree]:
+    """Return some models by file; none if they are so large that reading them takes long."""
+    if not summary.get("params"):
+        return {}
+    names = dict.fromkeys(client["model"] for client in clients if client["model"])
+    affordable = int(MOST_WEIGHTS // summary["params"])
+    models = {}
+    for name in list(names)[: min(affordable, MOST_COMPARED)]:
+        models[name] = folder.tree(name)
+    return models
+
+
+def _clients_to_compare(
+    clients: Sequence[Mapping[str, Any]], models: Mapping[str, Tree]
+) -> list[Mapping[str, Any]]:
+    """Return the clients whose models were read, by group; none if clients share models."""
+    found = [client for client in clients if client["model"] in models]
+    # Clients that share a model are alike for no other reason.
+    if len({client["model"] for client in found}) < len(found):
+        return []
+    # Stable: within a group by number, and clients without a group at the end.
+    return sorted(found, key=lambda c: math.inf if c["group"] is None else c["group"])
+
+
+def compute_cosines(models: Sequence[Tree]) -> list[list[float]]:
+    """Return the cosine of each two models relative to their mean; empty if all are one model."""
+    names = set.intersection(*({*model} for model in models))
+    rows = []
+    for model in models:
+        rows.append(torch.cat([model[name].flatten() for name in sorted(names)]))
+    if len({row.numel() for row in rows}) > 1:
+        return []
+    stacked = torch.stack(rows)
+    mean = stacked.mean(0)
+    stacked = stacked - mean
+    # Copies of one model differ by rounding only, and cosines of rounding mean nothing.
+    if float(stacked.norm(dim=1).max()) <= SAME_MODEL * float(mean.norm()):
+        return []
+    unit = torch.nn.functional.normalize(stacked, dim=1)
+    return [[round(value, 3) for value in row] for row in (unit @ unit.T).tolist()]
+
+
+def _layer_densities(models: Mapping[str, Tree]) -> dict[str, float]:
+    """Return the share of weights that are not zero, by layer, without vectors (biases, norms)."""
+    shares: dict[str, list[float]] = {}
+    for model in models.values():
+        for name, leaf in model.items():
+            if leaf.dim() > 1:
+                share = float((leaf != 0).float().mean())
+                shares.setdefault(name.removesuffix(".weight"), []).append(share)
+    return {name: statistics.fmean(values) for name, values in shares.items()}
+
+
+# ---- baselines -----------------------------------------------------------------------------------
+
+
+def _find_baselines(path: Path, summary: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the summaries of comparable runs of local and fedavg in the same folder."""
+    path = path.resolve()
+    try:
+        others = sorted(other for other in path.parent.iterdir() if other.is_dir())
+    except OSError:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    # A folder of thousands of runs is not read for one sentence.
+    for other in others[:MOST_FOLDERS]:
+        method = _read_baseline_method(other)
+        if other == path or method is None or method in found:
+            continue
+        try:
+            theirs = RunFolder(other).summary
+        except FedgroveError:
+            continue
+        if theirs is not None and _is_comparable(summary, theirs):
+            found[method] = theirs
+    return {method: found[method] for method in BASELINES if method in found}
+
+
+def _read_baseline_method(path: Path) -> str | None:
+    """Return the method of a run if it is a baseline, from the beginning of its summary."""
+    try:
+        with (path / "summary.json").open("rb") as file:
+            head = file.read(HEAD_BYTES).decode(errors="replace")
+    except OSError:
+        return None
+    for method in BASELINES:
+        if f'"method": {json.dumps(method)}' in head:
+            return method
+    return None
+
+
+def _is_comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if any(one.get(key) != other.get(key) for key in COMPARABLE):
+        return False
+    return list(one.get("finetune") or {}) == list(other.get("finetune") or {})
