@@ -16,10 +16,10 @@ from tests.conftest import started
 from fedgrove.cli import main
 from fedgrove.errors import InputError
 from fedgrove_lab import papers
-from fedgrove_lab.cli.paper import _places, _studies
-from fedgrove_lab.papers.beside import print_paper
-from fedgrove_lab.papers.ca_afp import PAPER
+from fedgrove_lab.cli.paper import _folders, find_studies
+from fedgrove_lab.papers.tables import print_comparison
 
+PAPER = papers.find("ca-afp")
 QUICK = ["paper", "ca-afp", "--figure", "2", "--quick"]
 NAMES = ["start=1", "start=0.5", "start=0.2", "P2=0", "P2=2", "P1=0", "P1=2"]
 
@@ -63,7 +63,7 @@ def test_the_tables_fit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    print_paper(json.loads((whole / "table.json").read_text()))
+    print_comparison(json.loads((whole / "table.json").read_text()))
     out = capsys.readouterr().out
     assert "start=0.5" in out
     assert max(len(line) for line in out.splitlines()) <= width
@@ -124,14 +124,14 @@ def test_a_quick_table_of_all_methods(
 
 
 def test_where_parts_go() -> None:
-    assert _places("ca-afp", ["table2"], None, False) == {
+    assert _folders("ca-afp", ["table2"], None, False) == {
         "table2": Path("runs/paper-ca-afp-table2")
     }
-    assert _places("ca-afp", ["figure3"], None, True) == {
+    assert _folders("ca-afp", ["figure3"], None, True) == {
         "figure3": Path("runs/paper-ca-afp-figure3-quick")
     }
-    assert _places("ca-afp", ["table2"], "mine", True) == {"table2": Path("mine")}
-    assert list(_places("ca-afp", ["table2", "figure3"], "mine", False).values()) == [
+    assert _folders("ca-afp", ["table2"], "mine", True) == {"table2": Path("mine")}
+    assert list(_folders("ca-afp", ["table2", "figure3"], "mine", False).values()) == [
         Path("mine/table2"),
         Path("mine/figure3"),
     ]
@@ -165,44 +165,46 @@ def only_uci(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_data_that_are_missing_are_left_out_with_a_sentence(
     only_uci: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = _studies(PAPER.tables[2], words(data_dir=str(only_uci)))
+    found = find_studies(PAPER.tables[2], words(data_dir=str(only_uci)))
     assert list(found) == ["uci-har"]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedgrove: left out: wisdm was not found")
     assert list(
-        _studies(PAPER.tables[2], words(data_dir=str(only_uci), data="uci-har", split="random"))
+        find_studies(PAPER.tables[2], words(data_dir=str(only_uci), data="uci-har", split="random"))
     ) == ["uci-har-random"]
-    assert list(_studies(PAPER.figures[3], words(data_dir=str(only_uci), quick=True))) == ["motion"]
+    assert list(find_studies(PAPER.figures[3], words(data_dir=str(only_uci), quick=True))) == [
+        "motion"
+    ]
 
 
 def test_only_some_rows() -> None:
-    (chosen,) = _studies(PAPER.figures[2], words(quick=True, rows="P2=0, start=*")).values()
+    (chosen,) = find_studies(PAPER.figures[2], words(quick=True, rows="P2=0, start=*")).values()
     assert [row.name for row in chosen.rows] == ["start=1", "start=0.5", "start=0.2", "P2=0"]
     with pytest.raises(InputError, match=r"^--rows is 'P3', which is no row of CA-AFP, Figure 2; "):
-        _studies(PAPER.figures[2], words(quick=True, rows="P3"))
+        find_studies(PAPER.figures[2], words(quick=True, rows="P3"))
     with pytest.raises(InputError, match=r"P1=2, or all of 'start\*'\.$"):
-        _studies(PAPER.figures[2], words(quick=True, rows="start"))
+        find_studies(PAPER.figures[2], words(quick=True, rows="start"))
 
 
 def test_rounds_only_where_any_number_will_do() -> None:
     with pytest.raises(InputError, match=r"^--rounds is 5; it must be left out: this part's are "):
-        _studies(PAPER.figures[2], words(quick=True, rounds=5))
+        find_studies(PAPER.figures[2], words(quick=True, rounds=5))
     free = papers.find("adfedwcp").tables[3]
-    (chosen,) = _studies(free, words(quick=True, rounds=5)).values()
+    (chosen,) = find_studies(free, words(quick=True, rounds=5)).values()
     assert {row.experiment.rounds for row in chosen.rows} == {5}
     with pytest.raises(InputError, match="--rounds is 0; it must be 1 or more"):
-        _studies(free, words(quick=True, rounds=0))
+        find_studies(free, words(quick=True, rounds=0))
 
 
 def test_examples_and_weights_only_where_a_part_takes_them() -> None:
     for word, given in (("examples", 5), ("init", "mine.safetensors")):
         with pytest.raises(InputError, match=f"^--{word} is .*left out: this part has its own"):
-            _studies(papers.find("adfedwcp").tables[3], words(quick=True, **{word: given}))
+            find_studies(papers.find("adfedwcp").tables[3], words(quick=True, **{word: given}))
     free = papers.find("fedapta").tables[6]
-    (chosen,) = _studies(free, words(quick=True, examples=5)).values()
+    (chosen,) = find_studies(free, words(quick=True, examples=5)).values()
     assert {row.experiment.partition for row in chosen.rows} == {"dirichlet:0.5:5"}
     with pytest.raises(InputError, match="--examples is 0; it must be 1 or more of each class"):
-        _studies(free, words(quick=True, examples=0))
+        find_studies(free, words(quick=True, examples=0))
 
 
 @pytest.fixture
@@ -222,7 +224,7 @@ def test_other_data_take_the_place_of_those_not_found(
     only_fashion: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = papers.find("adfedwcp").tables[8]
-    (item,) = _studies(part, words(data_dir=str(only_fashion))).items()
+    (item,) = find_studies(part, words(data_dir=str(only_fashion))).items()
     folder, study = item
     assert folder == "fashion-mnist"
     assert study.notes[0].startswith("fashion-mnist stands in the place of EMNIST")
@@ -230,23 +232,23 @@ def test_other_data_take_the_place_of_those_not_found(
     assert line.startswith("fedgrove: fashion-mnist in the place of emnist: ")
     # Who asks for it by name is not given something else.
     with pytest.raises(InputError, match="emnist"):
-        _studies(part, words(data_dir=str(only_fashion), data="emnist"))
+        find_studies(part, words(data_dir=str(only_fashion), data="emnist"))
 
 
 def test_what_stands_in_for_data_may_be_replaced_in_turn(
     only_fashion: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     six = papers.find("fedapta").tables[6]
-    assert isinstance(six, papers.Part)
+    assert isinstance(six, papers.StudyPart)
     part = replace(
         six,
         data=("fashion-mnist+svhn+emnist",),
-        instead={
+        substitutes={
             "fashion-mnist+svhn+emnist": "fashion-mnist+svhn",
             "fashion-mnist+svhn": "fashion-mnist+digits",
         },
     )
-    found = _studies(part, words(data_dir=str(only_fashion), examples=50))
+    found = find_studies(part, words(data_dir=str(only_fashion), examples=50))
     assert list(found) == ["fashion-mnist+digits"]
     # Both ways miss SVHN, which is said once.
     (line,) = capsys.readouterr().err.splitlines()

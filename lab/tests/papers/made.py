@@ -6,7 +6,7 @@ from typing import Any
 
 from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg, Local
-from fedgrove_lab.papers import Row, Study
+from fedgrove_lab.papers import Study, StudyRow
 
 
 def summary(seed: int, means: dict[int, float], std: float = 0.1, **more: Any) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def study(**more: Any) -> Study:
     local = Experiment(Local(), "motion", finetune=(0, 3))
     reported = {"accuracy_mean:3": 0.8, "accuracy_std:3": 0.2, "mib_paper": 2.0}
     rows = (
-        Row("a", "a", fedavg, reported, lead=True),
-        Row("b", "b & co", local),
+        StudyRow("a", "a", fedavg, reported, lead=True),
+        StudyRow("b", "b & co", local),
     )
     return Study("A paper, Table 1", "Two rows.", rows, 2, notes=("a note",), **more)
 

@@ -12,21 +12,22 @@ from fedgrove.cli import main
 from fedgrove.methods import AdFedWCP, FedWCP
 from fedgrove.methods.adfedwcp.anneal import AnnealedPull
 from fedgrove_lab import papers
-from fedgrove_lab.papers import DataTable, Part, Row, Setting, Study
-from fedgrove_lab.papers import adfedwcp as paper
-from fedgrove_lab.papers.adfedwcp import PAPER
+from fedgrove_lab.papers import DataTable, Study, StudyOptions, StudyPart, StudyRow
+from fedgrove_lab.papers.definition import load_definition
 
-PARTS: dict[str, Part] = {
-    **{f"table{n}": part for n, part in PAPER.tables.items() if isinstance(part, Part)},
+PAPER = papers.find("adfedwcp")
+DEFINITION = load_definition("adfedwcp")
+PARTS: dict[str, StudyPart] = {
+    **{f"table{n}": part for n, part in PAPER.tables.items() if isinstance(part, StudyPart)},
     **{f"figure{n}": part for n, part in PAPER.figures.items()},
 }
 
 
 def study(part: str, data: str = "cifar10", **words: Any) -> Study:
-    return PARTS[part].study(Setting(data, **words))
+    return PARTS[part].study(StudyOptions(data, **words))
 
 
-def rows(found: Study) -> dict[str, Row]:
+def rows(found: Study) -> dict[str, StudyRow]:
     return {row.name.removesuffix("-a0.4"): row for row in found.rows}
 
 
@@ -38,7 +39,7 @@ def printed(found: Study, key: str) -> dict[str, float]:
 def test_the_parts_there_are() -> None:
     assert sorted(PAPER.tables) == list(range(1, 13))
     assert sorted(PAPER.figures) == [2, 3]
-    assert all(part.any_length and part.look == "digits" for part in PARTS.values())
+    assert all(part.takes_rounds and part.quick_data == "digits" for part in PARTS.values())
 
 
 @pytest.mark.parametrize(
@@ -90,22 +91,24 @@ def test_the_baselines_have_rows() -> None:
 def test_figures_are_as_printed() -> None:
     """Tables 1 and 3 are the middle column of Table 6, but for two figures that are not."""
     differ = []
-    for data, by_row in paper.TABLES_1_AND_3.items():
+    sixth: dict[str, dict[str, Any]] = DEFINITION.reported["table_6"].numbers
+    for data, by_row in DEFINITION.reported["accuracy"].numbers.items():
         for name, percent in by_row.items():
-            if paper.TABLE_6[data][name][1] != percent:
-                differ.append((data, name, percent, paper.TABLE_6[data][name][1]))
+            if sixth[data][name][1] != percent:
+                differ.append((data, name, percent, sixth[data][name][1]))
     assert differ == [
         ("cifar10", "fedwcp-32", 63.38, 63.58),
         ("cifar100", "pfedgate", 12.40, 13.50),
     ]
     # The sums of the columns of Tables 6 and 9.
     columns = []
-    for by_row in paper.TABLE_6.values():
+    for by_row in sixth.values():
         columns += [round(sum(some), 2) for some in zip(*by_row.values(), strict=True)]
     assert columns == [
         534.46, 594.49, 681.01, 746.05, 818.25, 865.08, 131.33, 183.77, 305.31,
     ]  # fmt: skip
-    ninth = zip(*paper.TABLE_9.values(), strict=True)
+    typed: dict[str, Any] = DEFINITION.reported["table_9"].numbers["emnist"]
+    ninth = zip(*typed.values(), strict=True)
     assert [round(sum(some), 2) for some in ninth] == [764.7, 787.97]
     accuracies = printed(study("table3"), "accuracy_mean:0")
     assert accuracies["adfedwcp"] == 0.6104
@@ -148,7 +151,7 @@ def test_users_are_dealt_by_no_alpha() -> None:
 def test_figure_3_has_a_row_for_each_group_of_bandwidths() -> None:
     found = study("figure3", "emnist")
     ours = [row for row in found.rows if row.series == "adfedwcp"]
-    assert [row.band for row in ours] == list(paper.BANDS)
+    assert [row.band for row in ours] == [(5, 24), (24, 43), (43, 62), (62, 81), (81, 100)]
     assert ours[0].reported == {"accuracy_band:0": 0.8655}
     assert len(papers.experiments(found, (0,))) == 4
 
@@ -181,7 +184,7 @@ def test_a_quick_main_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     by_name = {row["name"]: row["ours"] for row in found["rows"]}
     ours = by_name["adfedwcp-a0.4"]
-    for key in (*paper.COUNTED, "accuracy_mean:0"):
+    for key in (*study("table3").counted, "accuracy_mean:0"):
         assert key in ours, key
     assert ours["mib_up"]["mean"] < by_name["fedwcp-8-a0.4"]["mib_down"]["mean"]
     assert by_name["fedwcp-8-a0.4"]["less_counted"]["mean"] > ours["less_counted"]["mean"] > 50

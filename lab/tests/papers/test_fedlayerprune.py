@@ -13,6 +13,7 @@ import pytest
 from fedgrove import data
 from fedgrove.cli import main
 from fedgrove.config.experiment import Experiment
+from fedgrove.core import AnyMethod
 from fedgrove.data import Federation
 from fedgrove.methods import FedDST, FedLayerPrune, FedPrune, FixedPrune, name_of
 from fedgrove.methods.fedlayerprune.method import PRESETS
@@ -20,22 +21,15 @@ from fedgrove.methods.fedlayerprune.rates import Alike, Piecewise
 from fedgrove.methods.fedlayerprune.vote import Vote
 from fedgrove.runs.store import Memory
 from fedgrove_lab import papers
-from fedgrove_lab.papers import Row, Setting, Study
-from fedgrove_lab.papers.beside import DIGITS, REACHED
-from fedgrove_lab.papers.fedlayerprune import (
-    ALL,
-    FIGURE_3,
-    PAPER,
-    PLACES,
-    TABLE_3,
-    TABLE_4,
-    ablations,
-    fedlayerprune,
-    last_density,
-    layers,
-    methods,
-)
+from fedgrove_lab.papers import Study, StudyOptions, StudyRow
+from fedgrove_lab.papers.definition import load_definition
+from fedgrove_lab.papers.fedlayerprune import last_density, prunable_layers
+from fedgrove_lab.papers.measures import REACHED, digits_of
 
+PAPER = papers.find("fedlayerprune")
+REPORTED = load_definition("fedlayerprune").reported
+ALL = ("cifar10", "mnist", "fashion-mnist")
+ABLATIONS = ["without-layers", "without-dynamic", "without-heterogeneity", "without-all"]
 PARTS = {f"table{n}": part for n, part in PAPER.tables.items()}
 PARTS |= {f"figure{n}": part for n, part in PAPER.figures.items()}
 METHODS = [
@@ -45,11 +39,20 @@ METHODS = [
 
 
 def study(part: str, on: str = "cifar10", quick: bool = False) -> Study:
-    return PARTS[part].study(Setting(on, quick=quick))
+    return PARTS[part].study(StudyOptions(on, quick=quick))
 
 
-def rows(part: str, on: str = "cifar10") -> Mapping[str, Row]:
+def rows(part: str, on: str = "cifar10") -> Mapping[str, StudyRow]:
     return {row.name: row for row in study(part, on).rows}
+
+
+def methods(part: str) -> Mapping[str, AnyMethod]:
+    """The methods of a part at the middle alpha, by name."""
+    made = {}
+    for name, row in rows(part).items():
+        if name.endswith("-a0.5"):
+            made[name.removesuffix("-a0.5")] = row.experiment.method
+    return made
 
 
 # ---- how it is run -------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ def test_table_4_is_run_as_section_4_1_says(on: str, net: str, rounds: int) -> N
 
 
 def test_the_methods_and_their_densities() -> None:
-    made = methods(Setting("cifar10"))
+    made = methods("table4")
     for name, density in (("fixedprune-50", 0.5), ("fixedprune-70", 0.3)):
         anew, static = made[name], made[f"{name}-static"]
         assert isinstance(anew, FixedPrune)
@@ -107,9 +110,9 @@ def test_the_methods_and_their_densities() -> None:
 
 
 def test_the_ablation_takes_away_one_part_and_keeps_the_density() -> None:
-    setting = Setting("cifar10")
-    found = ablations(setting)
-    whole = fedlayerprune(setting)
+    found = methods("table5")
+    whole = methods("table4")["fedlayerprune"]
+    assert isinstance(whole, FedLayerPrune)
     assert found["fedlayerprune"] == whole
     assert found["without-layers"] == replace(whole, rates=Alike())
     assert found["without-dynamic"] == replace(whole, schedule=Piecewise(rise=0))
@@ -117,7 +120,10 @@ def test_the_ablation_takes_away_one_part_and_keeps_the_density() -> None:
     assert found["without-all"] == replace(
         whole, rates=Alike(), schedule=Piecewise(rise=0), vote=Vote(0.0), renormalise=False
     )
-    assert {(method.density, method.p_base) for method in found.values()} == {(0.4, None)}
+    for name in ("fedlayerprune", *ABLATIONS):
+        method = found[name]
+        assert isinstance(method, FedLayerPrune)
+        assert (method.density, method.p_base) == (0.4, None)
     assert "keep the same share" in study("table5").about
 
 
@@ -134,7 +140,7 @@ def test_table_6_varies_the_threshold_only() -> None:
         row = found[f"fedlayerprune-tau{tau}-a0.5"]
         method = row.experiment.method
         assert isinstance(method, FedLayerPrune)
-        assert replace(method, vote=Vote(0.3)) == fedlayerprune(Setting("cifar10"))
+        assert replace(method, vote=Vote(0.3)) == methods("table4")["fedlayerprune"]
         assert (method.vote.threshold, row.lead) == (tau, tau == 0.3)
 
 
@@ -160,7 +166,11 @@ def test_every_study_holds_together(part: str, on: str) -> None:
             measure = key.removesuffix(":0")
             is_point = found.over_rounds and measure.partition("@")[0] in found.drawn
             assert measure in (*found.measures, *found.counted) or is_point, key
-            assert row.reported[key] <= 1 or measure in DIGITS or measure.startswith(REACHED)
+            assert (
+                row.reported[key] <= 1
+                or digits_of(measure) is not None
+                or measure.startswith(REACHED)
+            )
     runs = papers.experiments(found, range(found.seeds))
     assert len(runs) == 3 * len(by_name)
     if "accuracy_mean" in found.measures:
@@ -186,7 +196,7 @@ def small_images() -> Mapping[str, Federation]:
     return federations
 
 
-@pytest.mark.parametrize("name", [*METHODS, *list(ablations(Setting("cifar10")))[1:]])
+@pytest.mark.parametrize("name", [*METHODS, *ABLATIONS])
 def test_every_method_begins_on_the_small_network(
     name: str, small_images: Mapping[str, Federation], tmp_path: Path
 ) -> None:
@@ -219,7 +229,8 @@ def test_figures_are_as_printed() -> None:
     # Sums of the columns of Tables 3 and 4, added up from the page.
     sums = {
         on: np.sum(list(printed.values()), axis=0).round(4).tolist()
-        for on, printed in TABLE_3.items()
+        for table in ("table_3_gb", "table_3_mb")
+        for on, printed in REPORTED[table].numbers.items()
     }
     assert sums == {
         "cifar10": [78.63, 310.3, 2.635],
@@ -228,7 +239,7 @@ def test_figures_are_as_printed() -> None:
     }
     sums = {
         on: np.sum(list(printed.values()), axis=0).round(4).tolist()
-        for on, printed in TABLE_4.items()
+        for on, printed in REPORTED["table_4"].numbers.items()
     }
     assert sums == {
         "cifar10": [6.089, 6.306, 6.421],
@@ -284,10 +295,10 @@ def test_what_is_reported_of_cifar10_alone() -> None:
 
 
 def test_figure_3_has_a_row_for_each_layer_of_resnet18() -> None:
-    names = layers(PLACES["cifar10"])
+    names = prunable_layers("resnet18", (3, 32, 32))
     # conv1, 4 x 4 convolutions, 3 shortcuts, the head
     assert (len(names), names[0], names[-1]) == (21, "conv1.weight", "head.weight")
-    assert set(FIGURE_3) <= set(names)
+    assert set(REPORTED["figure_3"].numbers["cifar10"]) <= set(names)
     found = study("figure3").rows
     assert [row.layer for row in found] == [*names, *names]
     assert {row.name for row in found} == {"fedlayerprune-a0.5", "fedlayerprune-literal-a0.5"}
@@ -301,7 +312,7 @@ def test_figure_3_has_a_row_for_each_layer_of_resnet18() -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_quick_study_is_small_and_runs_on_built_in_images(part: str, tmp_path: Path) -> None:
-    assert PARTS[part].look == "digits"
+    assert PARTS[part].quick_data == "digits"
     found = study(part, "digits", quick=True)
     assert found.notes[0].startswith("Quick")
     federations: dict[str | None, Federation] = {}

@@ -10,13 +10,14 @@ import pytest
 
 from fedgrove.methods import Grove, name_of
 from fedgrove_lab import papers
-from fedgrove_lab.papers import Row, Setting, Study
-from fedgrove_lab.papers.beside import run_value, table
-from fedgrove_lab.papers.grove import PAPER
+from fedgrove_lab.papers import Study, StudyOptions, StudyRow
+from fedgrove_lab.papers.compare import compare_part
+from fedgrove_lab.papers.measures import run_value
 from fedgrove_lab.papers.page import write_page
 
 from .made import summary
 
+PAPER = papers.find("grove")
 PARTS = [*PAPER.tables.values(), *PAPER.figures.values()]
 RIVALS = ["local", "fedavg", "fedchar", "ca-afp", "stc", "stc-home", "fedpaq", "pfed1bs"]
 DATA = ["motion", "uci-har", "wisdm"]
@@ -24,11 +25,11 @@ DATA = ["motion", "uci-har", "wisdm"]
 
 def study(n: int, data: str = "motion", **more: object) -> Study:
     part = PAPER.tables[n]
-    assert isinstance(part, papers.Part)
-    return part.study(replace(Setting(data), **more))  # type: ignore[arg-type]
+    assert isinstance(part, papers.StudyPart)
+    return part.study(replace(StudyOptions(data), **more))  # type: ignore[arg-type]
 
 
-def rows(found: Study) -> Mapping[str, Row]:
+def rows(found: Study) -> Mapping[str, StudyRow]:
     return {row.name: row for row in found.rows}
 
 
@@ -86,8 +87,8 @@ def test_table_3_has_users_without_kinds() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_quick_study_is_small(part: papers.Part) -> None:
-    found = part.study(Setting(part.look, quick=True))
+def test_a_quick_study_is_small(part: papers.StudyPart) -> None:
+    found = part.study(StudyOptions(part.quick_data, quick=True))
     for row in found.rows:
         assert (row.experiment.rounds, row.experiment.clients, row.experiment.cohort) == (5, 6, 3)
     assert found.notes[0].startswith("Quick")
@@ -109,7 +110,7 @@ def test_what_is_measured_of_groups_and_devices() -> None:
 
 
 def test_the_figure_is_accuracy_against_bytes(tmp_path: Path) -> None:
-    found = PAPER.figures[1].study(Setting("motion", quick=True))
+    found = PAPER.figures[1].study(StudyOptions("motion", quick=True))
     assert found.against == "share"
     lines: dict[str, list[str]] = {}
     for row in found.rows:
@@ -125,7 +126,7 @@ def test_the_figure_is_accuracy_against_bytes(tmp_path: Path) -> None:
             **summary(0, {}, **counts), "finetune": tuned, "bytes_up": 2**20 + i
         }  # fmt: skip
     page = tmp_path / "paper.html"
-    write_page(table("grove", "figure1", [(found, made)]), PAPER.cited, page)
+    write_page(compare_part("grove", "figure1", [(found, made)]), PAPER.cited, page)
     text = page.read_text()
     for length in found.rows[0].experiment.finetune:
         assert f"fine-tuned {length}" in text

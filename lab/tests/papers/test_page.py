@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from lab.tests.papers.made import done, study
 
-from fedgrove_lab.papers.beside import table
+from fedgrove_lab.papers.compare import compare_part
 from fedgrove_lab.papers.page import _lines, middle, points, write_page
-from fedgrove_lab.papers.studies import Matrix
+from fedgrove_lab.papers.study import Matrix
 
 
 @pytest.mark.parametrize("lines", [False, True])
 def test_the_page_stands_alone(tmp_path: Path, lines: bool) -> None:
-    comparison = table("x", "table1", [(study(lines=lines), done())], quick=True)
+    comparison = compare_part("x", "table1", [(study(lines=lines), done())], quick=True)
     write_page(comparison, "Who & Whom, 2026", tmp_path / "paper.html")
     page = (tmp_path / "paper.html").read_text()
     # Once in the browser's tab and once on the page.
@@ -29,7 +29,7 @@ def test_the_page_stands_alone(tmp_path: Path, lines: bool) -> None:
 
 
 def test_a_page_without_a_single_result_can_still_be_made(tmp_path: Path) -> None:
-    comparison = table("x", "table1", [(study(), dict.fromkeys(done()))])
+    comparison = compare_part("x", "table1", [(study(), dict.fromkeys(done()))])
     write_page(comparison, "Who", tmp_path / "paper.html")
     page = (tmp_path / "paper.html").read_text()
     assert "<td>0 of 2</td>" in page
@@ -44,7 +44,7 @@ def test_matrices_are_heat_maps(tmp_path: Path) -> None:
         summary = summaries[name]
         assert summary is not None
         summaries[name] = {**summary, "matrices": [likeness, likeness]}
-    comparison = table("x", "figure3", [(study(lines=True), summaries)])
+    comparison = compare_part("x", "figure3", [(study(lines=True), summaries)])
     assert [matrix["values"][0] for matrix in comparison["matrices"]] == [[1.0, 0.25]] * 2
     assert ", cosine: none alike." in comparison["notes"]
     write_page(comparison, "Who", tmp_path / "paper.html")
@@ -54,7 +54,7 @@ def test_matrices_are_heat_maps(tmp_path: Path) -> None:
 
 
 def test_points_of_a_curve() -> None:
-    a, _ = table("x", "figure1", [(study(lines=True), done())])["rows"]
+    a, _ = compare_part("x", "figure1", [(study(lines=True), done())])["rows"]
     assert [(p["x"], p["mean"], p["paper"]) for p in points([a], "accuracy_mean")] == [
         (0, 60.0, None),
         (3, 80.0, 80.0),
@@ -69,7 +69,7 @@ def test_points_of_a_curve() -> None:
 
 
 def test_a_curve_scored_at_several_lengths_has_a_line_for_each() -> None:
-    a, _ = table("x", "figure7", [(study(lines=True), done())])["rows"]
+    a, _ = compare_part("x", "figure7", [(study(lines=True), done())])["rows"]
     along = [{**a, "series": "a", "x": x, "panel": "rounds"} for x in (10.0, 30.0)]
     (drawing,) = _lines(along, ("accuracy_mean",))
     assert [entry.name for entry in drawing.legend] == ["a, fine-tuned 0", "a, fine-tuned 3"]
@@ -78,7 +78,7 @@ def test_a_curve_scored_at_several_lengths_has_a_line_for_each() -> None:
 
 
 def test_points_of_a_curve_over_the_rounds() -> None:
-    a, _ = table("x", "figure2", [(study(lines=True), done())])["rows"]
+    a, _ = compare_part("x", "figure2", [(study(lines=True), done())])["rows"]
     curve = [{"round": 1, "mean": 0.5, "std": None}, {"round": 2, "mean": 0.75, "std": 0.25}]
     row = {**a, "curves": {"accuracy_mean": curve}, "paper": {"accuracy_mean@2": 0.8}}
     assert points([row], "accuracy_mean") == [
@@ -89,7 +89,7 @@ def test_points_of_a_curve_over_the_rounds() -> None:
 
 def test_accuracy_is_laid_against_what_the_study_measures(tmp_path: Path) -> None:
     wanted = study(measures=("accuracy_mean",), counted=("mib_paper",))
-    write_page(table("x", "table1", [(wanted, done())]), "Who", tmp_path / "paper.html")
+    write_page(compare_part("x", "table1", [(wanted, done())]), "Who", tmp_path / "paper.html")
     page = (tmp_path / "paper.html").read_text()
     assert "accuracy against bytes, fine-tuned 3" in page
     assert "fairness" not in page

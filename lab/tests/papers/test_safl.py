@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,17 +11,27 @@ import pytest
 from fedgrove.data.partition import parse
 from fedgrove.methods import SAFL, Hermes, name_of
 from fedgrove_lab import papers
-from fedgrove_lab.papers import Row, Setting, Study
-from fedgrove_lab.papers.safl import CLUSTERS, PAPER, RATES, SIZES
+from fedgrove_lab.papers import Study, StudyOptions, StudyRow
+from fedgrove_lab.papers.definition import load_definition
 
+PAPER = papers.find("safl")
 PARTS = [*PAPER.tables.values(), *PAPER.figures.values()]
 
 
+def reported(name: str, data: str, method: str) -> dict[float, float]:
+    """What is typed of a method, by number of clusters or rate."""
+    block = load_definition("safl").reported[name]
+    numbers = block.numbers[data][method]
+    assert isinstance(numbers, list)
+    by_value = zip(block.at, numbers, strict=False)
+    return {value: number for value, number in by_value if not math.isnan(number)}
+
+
 def table(n: int, data: str = "cifar10", quick: bool = False) -> Study:
-    return PAPER.tables[n].study(Setting(data, quick=quick))
+    return PAPER.tables[n].study(StudyOptions(data, quick=quick))
 
 
-def rows(study: Study) -> Mapping[str, Row]:
+def rows(study: Study) -> Mapping[str, StudyRow]:
     return {row.name: row for row in study.rows}
 
 
@@ -83,18 +94,21 @@ def test_figures_are_as_printed() -> None:
             "safl-k2": 0.9329,
         }  # fmt: skip
     # Table III repeats the best of Tables I and II; the sums of its columns
+    sums = {"safl": 0.0, "hermes": 0.0, "all": 0.0}
     for data, k in (("cifar10", 5), ("mnist", 2)):
-        assert RATES[data][0.3][0] == CLUSTERS[data][k]
-        assert SIZES[data].keys() == RATES[data].keys()
-    ours, theirs = (
-        round(sum(v[i] for some in RATES.values() for v in some.values()), 2) for i in (0, 1)
-    )
-    assert (ours, theirs) == (829.19, 796.77)
-    assert round(sum(v for some in SIZES.values() for v in some.values()), 3) == 7.648
+        rates = reported("rates", data, "safl")
+        assert rates[0.3] == reported("clusters", data, "safl")[k]
+        assert reported("sizes", data, "all").keys() == rates.keys()
+        sums["safl"] += sum(rates.values())
+        sums["hermes"] += sum(reported("rates", data, "hermes").values())
+        sums["all"] += sum(reported("sizes", data, "all").values())
+    assert {name: round(value, 3) for name, value in sums.items()} == {
+        "safl": 829.19, "hermes": 796.77, "all": 7.648,
+    }  # fmt: skip
     assert not any(row.reported for row in table(1, "fashion-mnist").rows)
 
 
-def printed(found: Mapping[str, Row], key: str) -> dict[str, float]:
+def printed(found: Mapping[str, StudyRow], key: str) -> dict[str, float]:
     return {name: row.reported[key] for name, row in found.items() if key in row.reported}
 
 
@@ -103,18 +117,18 @@ def printed(found: Mapping[str, Row], key: str) -> dict[str, float]:
 )
 def test_table_3_by_rate(data: str, k: int, partition: str) -> None:
     found = rows(table(3, data))
-    rates = list(RATES[data])
-    for rate in rates:
-        for name, kind, column in (("hermes", Hermes, 1), (f"safl-k{k}", SAFL, 0)):
+    sizes = reported("sizes", data, "all")
+    for rate in sizes:
+        for name, kind in (("hermes", Hermes), (f"safl-k{k}", SAFL)):
             row = found[f"{name}-{rate:g}"]
             method = row.experiment.method
             assert isinstance(method, kind)
             assert method.schedule[-1] == round(1 - rate, 6)
             assert row.experiment.rounds == 100 + len(method.schedule)
             assert row.experiment.partition == f"{partition}:grouped"
-            percent = RATES[data][rate][column]
+            percent = reported("rates", data, name.partition("-")[0])[rate]
             expected = {f"accuracy_mean:{n}": percent / 100 for n in (0, 1)}
-            assert row.reported == pytest.approx({**expected, "model_mb": SIZES[data][rate]})
+            assert row.reported == pytest.approx({**expected, "model_mb": sizes[rate]})
             assert (row.lead, row.seeds) == (kind is SAFL, None)
     assert all(row.experiment.finetune == (0, 1) for row in found.values())
     assert table(3, data).counted == ("params", "model_mb", "mib_paper", "mib")
@@ -155,16 +169,16 @@ def test_rows_of_different_tables_are_the_same_runs() -> None:
     first, third = rows(table(1)), rows(table(3))
     assert first["hermes"].experiment == third["hermes-0.3"].experiment
     assert first["safl-k5"].experiment == third["safl-k5-0.3"].experiment
-    eight = rows(PAPER.figures[8].study(Setting("cifar10")))
+    eight = rows(PAPER.figures[8].study(StudyOptions("cifar10")))
     assert eight["safl"].experiment == third["safl-k5-0.4"].experiment
     assert eight["hermes"].experiment == third["hermes-0.4"].experiment
     assert eight["fedavg"].experiment == first["fedavg"].experiment
-    seven = rows(PAPER.figures[7].study(Setting("cifar10")))
+    seven = rows(PAPER.figures[7].study(StudyOptions("cifar10")))
     assert seven["safl-100"].experiment == first["safl-k5"].experiment
 
 
 def test_figures_7_and_8() -> None:
-    seven, eight = (PAPER.figures[n].study(Setting("mnist")) for n in (7, 8))
+    seven, eight = (PAPER.figures[n].study(StudyOptions("mnist")) for n in (7, 8))
     assert {(row.series, row.x) for row in seven.rows} == {
         (m, x) for m in ("fedavg", "lg-fedavg", "fedbn", "hermes", "safl") for x in (10, 30, 100)
     }
@@ -180,9 +194,9 @@ def test_figures_7_and_8() -> None:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_quick_study_is_small_and_runs_on_built_in_images(part: papers.Part) -> None:
-    study = part.study(Setting(part.look, quick=True))
-    assert part.look == "digits"
+def test_a_quick_study_is_small_and_runs_on_built_in_images(part: papers.StudyPart) -> None:
+    study = part.study(StudyOptions(part.quick_data, quick=True))
+    assert part.quick_data == "digits"
     for row in study.rows:
         asked = row.experiment
         assert asked.clients is not None

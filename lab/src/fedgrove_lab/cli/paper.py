@@ -1,4 +1,4 @@
-"""``fedgrove paper``: a paper's tables and figures, run again beside what it reports."""
+"""``fedgrove paper``: a paper's tables and figures, run again and compared with what it reports."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fedgrove.runs.folder import RunFolder
     from fedgrove.runs.run import Run
 
-    from ..papers import DataTable, Part, Setting, Study
-    from ..papers.beside import Comparison, Measured, Summaries
+    from ..papers import DataTable, Study, StudyOptions, StudyPart
+    from ..papers.compare import Comparison, Measured, Summaries
 
 
 def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
@@ -48,18 +48,18 @@ Rows = Annotated[
 ]
 Rounds = Annotated[
     int | None,
-    _option("--rounds", "So many rounds, of papers that can; else the paper's.", "N", o.whole),
+    _option("--rounds", "Number of rounds, where a paper allows it.", "N", o.whole),
 ]
 Examples = Annotated[
     int | None,
-    _option("--examples", "So many of each class in all, of papers that can.", "N", o.whole),
+    _option("--examples", "Examples of each class, where a paper allows it.", "N", o.whole),
 ]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="A look: built-in data, few rounds and clients.")
+    bool, typer.Option("--quick", help="A quick run: built-in data, few rounds and clients.")
 ]
 Data = Annotated[str | None, _option("--data", "One data set; else all of the paper's.", "NAME")]
 Out = Annotated[
-    str | None, _option("--out", "The folder; runs that it holds already are resumed.", "DIR")
+    str | None, _option("--out", "The folder; runs that are in it already are resumed.", "DIR")
 ]
 
 
@@ -83,159 +83,164 @@ def paper(
     out: Out = None,
     json: o.Json = False,
 ) -> None:
-    """Run a paper's table or figure again, beside what it reports; the same command resumes it."""
+    """Run a paper's table or figure again and compare it; the same command resumes it."""
     from fedgrove.cli import arguments
 
     from .. import papers
 
     parts = papers.parts(name, table, figure)
-    places = _places(name, parts, out, quick)
+    folders = _folders(name, parts, out, quick)
     comparisons: list[Mapping[str, Any]] = []
     # All data are looked for before anything is trained: a missing file shows in seconds.
-    tables_of_data = {}
+    data_tables = {}
     studies_of = {}
-    for word, part in parts.items():
+    for part_name, part in parts.items():
         if isinstance(part, papers.DataTable):
-            tables_of_data[word] = part
+            data_tables[part_name] = part
         else:
-            studies_of[word] = _studies(part, ctx.params)
+            studies_of[part_name] = find_studies(part, ctx.params)
     if not studies_of:
         _check_nothing_to_train(ctx.params)
     any_failed = False
     # Before anything is written, as an engine that is not there is refused here.
     with arguments.engine(ctx.params) as chosen:
-        for word, data_table in tables_of_data.items():
-            comparisons.append(_write_data_table(name, word, data_table, places[word], ctx.params))
-        for word, studies in studies_of.items():
+        for part_name, table_ in data_tables.items():
+            found = _write_data_table(name, part_name, table_, folders[part_name], ctx.params)
+            comparisons.append(found)
+        for part_name, studies in studies_of.items():
             measured = []
             for folder, study in studies.items():
-                summaries = _run(study, places[word] / folder, ctx.params, chosen)
+                summaries = _run(study, folders[part_name] / folder, ctx.params, chosen)
                 any_failed |= None in summaries.values()
                 measured.append((study, summaries))
             # Written part by part, so that the first can be read while the second trains.
-            comparisons.append(_write(name, word, measured, places[word], ctx.params))
+            comparisons.append(_write(name, part_name, measured, folders[part_name], ctx.params))
     if json:
         print(jsonlib.dumps(comparisons, indent=1))
     if any_failed:
         raise typer.Exit(1)
 
 
-def _check_nothing_to_train(words: Mapping[str, Any]) -> None:
-    """Refuse what says how to train, where only tables about the data are asked for."""
+def _check_nothing_to_train(options: Mapping[str, Any]) -> None:
+    """Refuse options about training, where only tables about the data are requested."""
     from fedgrove.errors import check
 
-    for word in ("rows", "rounds", "seeds"):
-        given = words[word]
-        check(given is None, f"--{word}", given, "left out: a table about the data trains nothing")
+    for name in ("rows", "rounds", "seeds"):
+        given = options[name]
+        check(given is None, f"--{name}", given, "left out: a table about the data trains nothing")
 
 
-def _places(name: str, parts: Iterable[str], out: str | None, quick: bool) -> dict[str, Path]:
+def _folders(name: str, parts: Iterable[str], out: str | None, quick: bool) -> dict[str, Path]:
     """A folder for each part; ``--out`` itself where there is one part only."""
-    words = list(parts)
+    part_names = list(parts)
     if out is None:
         ending = "-quick" if quick else ""
-        return {word: Path("runs") / f"paper-{name}-{word}{ending}" for word in words}
-    if len(words) == 1:
-        return {words[0]: Path(out)}
-    return {word: Path(out) / word for word in words}
+        return {part: Path("runs") / f"paper-{name}-{part}{ending}" for part in part_names}
+    if len(part_names) == 1:
+        return {part_names[0]: Path(out)}
+    return {part: Path(out) / part for part in part_names}
 
 
-def _studies(part: Part, words: Mapping[str, Any]) -> dict[str, Study]:
-    """The studies of a part, by the folder of their runs.
+def find_studies(part: StudyPart, options: Mapping[str, Any]) -> dict[str, Study]:
+    """Return the studies of a part, by the folder of their runs.
 
-    Data sets that are not found are left out, with a line on stderr; with none found it fails.
+    Data sets that are not found are left out, with a line on stderr.
+
+    Raises:
+        MissingError: None of the data sets is found.
     """
-    from fedgrove.errors import check
-
-    rounds = words["rounds"]
-    check(
-        rounds is None or part.any_length,
-        "--rounds",
-        rounds,
-        "left out: this part's are the paper's",
-    )
-    check(rounds is None or rounds >= 1, "--rounds", rounds, "1 or more")
-    for word in ("examples", "init"):
-        given = words[word]
-        check(
-            given is None or part.any_start, f"--{word}", given, "left out: this part has its own"
-        )
-    examples = words["examples"]
-    check(examples is None or examples >= 1, "--examples", examples, "1 or more of each class")
+    _check_options(part, options)
     studies: dict[str, Study] = {}
     missing: list[MissingError] = []
-    for name in _data_of(part, words):
+    for name in _data_of(part, options):
         data = name
-        setting, study = _study(part, data, words)
-        why = _why_missing(study, words)
-        # Data that were asked for by name are not replaced.
+        chosen, study = _build_study(part, data, options)
+        why = _why_missing(study, options)
+        # Data that were given by name are not replaced.
         reasons: list[str] = []
-        while why is not None and data in part.instead and not words["data"]:
+        while why is not None and data in part.substitutes and not options["data"]:
             reasons.append(str(why))
-            data = part.instead[data]
-            setting, study = _study(part, data, words)
-            why = _why_missing(study, words)
+            data = part.substitutes[data]
+            chosen, study = _build_study(part, data, options)
+            why = _why_missing(study, options)
         if why is None and reasons:
             # Two ways to do without a set miss it for the same reason.
-            told = " ".join(dict.fromkeys(reasons))
-            print(f"fedgrove: {data} in the place of {name}: {told}", file=sys.stderr)
+            both = " ".join(dict.fromkeys(reasons))
+            print(f"fedgrove: {data} in the place of {name}: {both}", file=sys.stderr)
         if why is None:
-            studies[_folder(setting)] = study
+            studies[_folder_of(chosen)] = study
         else:
             missing.append(why)
-    _tell_missing(missing, is_empty=not studies)
+    _report_missing(missing, is_empty=not studies)
     return studies
 
 
-def _study(part: Part, data: str, words: Mapping[str, Any]) -> tuple[Setting, Study]:
-    """A part on one data set, with the rows that are asked for."""
-    from ..papers import Setting
+def _check_options(part: StudyPart, options: Mapping[str, Any]) -> None:
+    """Refuse options that a part does not take."""
+    from fedgrove.errors import check
 
-    setting = Setting(
-        data, words["split"], words["quick"], words["rounds"], words["examples"], words["init"]
-    )
-    return setting, _chosen_rows(part.study(setting), words["rows"])
+    rounds = options["rounds"]
+    allowed = "left out: this part's are the paper's"
+    check(rounds is None or part.takes_rounds, "--rounds", rounds, allowed)
+    check(rounds is None or rounds >= 1, "--rounds", rounds, "1 or more")
+    for name in ("examples", "init"):
+        given = options[name]
+        is_allowed = given is None or part.takes_start
+        check(is_allowed, f"--{name}", given, "left out: this part has its own")
+    examples = options["examples"]
+    check(examples is None or examples >= 1, "--examples", examples, "1 or more of each class")
 
 
-def _why_missing(study: Study, words: Mapping[str, Any]) -> MissingError | None:
+def _build_study(
+    part: StudyPart, data: str, options: Mapping[str, Any]
+) -> tuple[StudyOptions, Study]:
+    """A part on one data set, with the rows that are requested."""
+    from ..papers import StudyOptions
+
+    given = {key: options[key] for key in ("split", "quick", "rounds", "examples", "init")}
+    chosen = StudyOptions(data, **given)
+    return chosen, _choose_rows(part.study(chosen), options["rows"])
+
+
+def _why_missing(study: Study, options: Mapping[str, Any]) -> MissingError | None:
     """Why a study's data are not there; None where they are.
 
-    Files that are damaged, or a folder that is none, are mistakes to mend: nothing takes their
-    place, and the command ends.
+    A damaged file, or a folder that does not exist, is a mistake to fix: nothing replaces it, and
+    the command ends.
     """
     from fedgrove.errors import MissingError
 
     try:
-        # All rows of a study are on the same data: loading the first row's tells of all.
-        study.rows[0].experiment.federation(words["data_dir"])
+        # All rows of a study are on the same data: the first row's are loaded for all.
+        study.rows[0].experiment.federation(options["data_dir"])
     except MissingError as error:
         return error
     return None
 
 
-def _data_of(part: Part | DataTable, words: Mapping[str, Any]) -> list[str]:
-    """The data sets that are asked for: one, the built-in one of a quick look, or the paper's."""
-    if words["data"]:
-        return [words["data"]]
-    if words["quick"]:
-        return [part.look]
+def _data_of(part: StudyPart | DataTable, options: Mapping[str, Any]) -> list[str]:
+    """The data sets that are wanted: the given one, the built-in one, or the paper's."""
+    if options["data"]:
+        return [options["data"]]
+    if options["quick"]:
+        return [part.quick_data]
     return list(part.data)
 
 
-def _tell_missing(missing: Sequence[MissingError], is_empty: bool) -> None:
+def _report_missing(missing: Sequence[MissingError], is_empty: bool) -> None:
     if is_empty:
         raise missing[0]
     for why in missing:
         print(f"fedgrove: left out: {why}", file=sys.stderr)
 
 
-def _chosen_rows(study: Study, text: str | None) -> Study:
-    """The study with the rows that one of the patterns matches; all of them without a text."""
+def _choose_rows(study: Study, text: str | None) -> Study:
+    """The study with the rows that one of the patterns matches; all of them without any."""
     from fedgrove.errors import InputError
 
     if text is None:
         return study
-    patterns = [word.strip() for word in text.split(",")]
+    patterns = [pattern.strip() for pattern in text.split(",")]
     rows = []
     for row in study.rows:
         if any(fnmatchcase(row.name, pattern) for pattern in patterns):
@@ -252,24 +257,24 @@ def _chosen_rows(study: Study, text: str | None) -> Study:
     return replace(study, rows=tuple(rows))
 
 
-def _folder(setting: Setting) -> str:
+def _folder_of(chosen: StudyOptions) -> str:
     # The data may be a file: its stem is a name for a folder, its path is not.
-    data = Path(setting.data).stem
-    return f"{data}-{setting.split}" if setting.split else data
+    data = Path(chosen.data).stem
+    return f"{data}-{chosen.split}" if chosen.split else data
 
 
-def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) -> Summaries:
+def _run(study: Study, folder: Path, options: Mapping[str, Any], engine: Engine) -> Summaries:
     """The summaries of a study's runs by name, None where one failed."""
     from fedgrove.config import sweep as library
     from fedgrove.runs.result import Failure
 
     from .. import papers
 
-    wanted = papers.experiments(study, words["seeds"] or range(study.seeds))
+    wanted = papers.experiments(study, options["seeds"] or range(study.seeds))
     total = sum(experiment.rounds or 0 for experiment in wanted.values())
-    run = partial(library.sweep, wanted, place, engine=engine, data_dir=words["data_dir"])
+    run = partial(library.sweep, wanted, folder, engine=engine, data_dir=options["data_dir"])
     try:
-        ends = watched(place, wanted, total, run, words["json"])
+        ends = watched(folder, wanted, total, run, options["json"])
     except KeyboardInterrupt:
         # The sweep's own advice, fedgrove resume, would not write the table.
         raise KeyboardInterrupt("interrupted; resume with the same command.") from None
@@ -283,13 +288,13 @@ def _run(study: Study, place: Path, words: Mapping[str, Any], engine: Engine) ->
             # Some measures are over the rounds, and a summary has the last one only.
             summary = {**end.summary, "lines": end.folder.metrics()}
             if study.matrices is not None:
-                trained, state = _at_the_end(wanted[name], end.folder, words["data_dir"])
+                trained, state = _restore(wanted[name], end.folder, options["data_dir"])
                 summary["matrices"] = study.matrices(trained, state)
             summaries[name] = summary
     return summaries
 
 
-def _at_the_end(experiment: Experiment, folder: RunFolder, data_dir: str | None) -> tuple[Run, Any]:
+def _restore(experiment: Experiment, folder: RunFolder, data_dir: str | None) -> tuple[Run, Any]:
     """A finished run as its last checkpoint has it, and the state of its method."""
     from fedgrove.runs.folder import CHECKPOINT
     from fedgrove.runs.store import Memory
@@ -301,55 +306,59 @@ def _at_the_end(experiment: Experiment, folder: RunFolder, data_dir: str | None)
 
 
 def _write(
-    name: str, word: str, measured: Measured, place: Path, words: Mapping[str, Any]
+    name: str, part: str, measured: Measured, folder: Path, options: Mapping[str, Any]
 ) -> Comparison:
     """Write table.json, table.md and paper.html; print the table for people."""
-    from fedgrove.runs.store import write_bytes
-
     from .. import papers
-    from ..papers.beside import markdown, print_paper, table
+    from ..papers.compare import compare_part
     from ..papers.page import write_page
+    from ..papers.tables import print_comparison, write_markdown
 
-    comparison = table(name, word, measured, quick=words["quick"])
-    write_bytes(place / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())
-    write_bytes(place / "table.md", markdown(comparison).encode())
-    page = place / "paper.html"
+    comparison = compare_part(name, part, measured, quick=options["quick"])
+    _write_files(folder, comparison, write_markdown(comparison))
+    page = folder / "paper.html"
     write_page(comparison, papers.find(name).cited, page)
-    if not words["json"]:
-        print_paper(comparison)
+    if not options["json"]:
+        print_comparison(comparison)
         print(page)
     return comparison
 
 
+def _write_files(folder: Path, comparison: Comparison, markdown: str) -> None:
+    from fedgrove.runs.store import write_bytes
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())
+    write_bytes(folder / "table.md", markdown.encode())
+
+
 def _write_data_table(
-    name: str, word: str, part: DataTable, place: Path, words: Mapping[str, Any]
-) -> dict[str, Any]:
+    name: str, part_name: str, part: DataTable, folder: Path, options: Mapping[str, Any]
+) -> Comparison:
     """A table about the data: write table.json and table.md, and print it for people."""
     from fedgrove.data import load
     from fedgrove.errors import MissingError
-    from fedgrove.runs.store import write_bytes
 
-    from ..papers.data_table import compared, markdown_of_data, print_data_table
+    from ..papers.compare import compare_data_table
+    from ..papers.tables import print_data_table, write_data_markdown
 
     federations = {}
     missing = []
-    for data in _data_of(part, words):
+    for data in _data_of(part, options):
         try:
             # A random split leaves no window out, as one by blocks does between its sides.
             federations[data] = load(
                 data,
-                split=words["split"] or "random",
+                split=options["split"] or "random",
                 standardise=False,
-                data_dir=words["data_dir"],
+                data_dir=options["data_dir"],
             )
         except MissingError as error:
             missing.append(error)
-    _tell_missing(missing, is_empty=not federations)
-    comparison = compared(name, word, part, federations)
-    place.mkdir(parents=True, exist_ok=True)
-    write_bytes(place / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())
-    write_bytes(place / "table.md", markdown_of_data(comparison).encode())
-    if not words["json"]:
+    _report_missing(missing, is_empty=not federations)
+    comparison = compare_data_table(name, part_name, part, federations)
+    _write_files(folder, comparison, write_data_markdown(comparison))
+    if not options["json"]:
         print_data_table(comparison)
-        print(place)
+        print(folder)
     return comparison

@@ -1,60 +1,59 @@
-"""What papers ran and what they report; ``fedgrove paper NAME`` runs it again beside their figures.
+"""What papers ran and what they report; ``fedgrove paper NAME`` runs it again and compares.
 
-The folder is the registry: ``ca-afp`` on the command line is ``ca_afp.py``, which holds one
-:class:`Paper` named ``PAPER``.
+The folder is the registry: ``ca-afp`` on the command line is ``ca-afp.toml``.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from fedgrove.errors import InputError, check, unknown
 
-from .data_table import DataTable
-from .studies import Paper, Part, Row, Setting, Study, experiments
+from .definition import FOLDER, build_paper
+from .study import (
+    DataTable,
+    Fact,
+    Matrix,
+    Paper,
+    Study,
+    StudyOptions,
+    StudyPart,
+    StudyRow,
+    experiments,
+)
 
 __all__ = [
     "DataTable",
+    "Fact",
+    "Matrix",
     "Paper",
-    "Part",
-    "Row",
-    "Setting",
     "Study",
+    "StudyOptions",
+    "StudyPart",
+    "StudyRow",
     "experiments",
     "find",
     "names",
     "parts",
 ]
 
-NOT_PAPERS = ("beside", "data_table", "page", "studies")
-"""Modules of this folder that hold no paper. All others do, so names() need not import them."""
-
 
 def names() -> list[str]:
-    """The papers there are, by their names on the command line."""
-    papers = []
-    for module in pkgutil.iter_modules(__path__):
-        if module.name not in NOT_PAPERS:
-            papers.append(module.name.replace("_", "-"))
-    return sorted(papers)
+    """Return the papers there are, by their names on the command line."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def find(name: str) -> Paper:
-    """A paper by name.
+    """Return a paper by name.
 
     >>> sorted(find("ca-afp").tables)
     [1, 2, 3, 4]
     """
     if name not in names():
         raise unknown("paper", name, names())
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    paper: Paper = module.PAPER
-    return paper
+    return build_paper(name)
 
 
-def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part | DataTable]:
-    """The parts of a paper with these numbers, by word, such as ``table2`` and ``figure3``."""
+def parts(name: str, table: int | None, figure: int | None) -> dict[str, StudyPart | DataTable]:
+    """Return the parts of a paper with these numbers, by name: ``table2``, ``figure3``."""
     paper = find(name)
     tables = ", ".join(str(n) for n in paper.tables)
     figures = ", ".join(str(n) for n in paper.figures)
@@ -63,7 +62,7 @@ def parts(name: str, table: int | None, figure: int | None) -> dict[str, Part | 
             f"neither --table nor --figure was given; "
             f"{name} has --table {tables} and --figure {figures}."
         )
-    wanted: dict[str, Part | DataTable] = {}
+    wanted: dict[str, StudyPart | DataTable] = {}
     if table is not None:
         allowed = f"one of {tables}, those of {name} that are run here"
         check(table in paper.tables, "--table", table, allowed)

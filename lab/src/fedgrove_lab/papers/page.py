@@ -9,18 +9,9 @@ from typing import Any
 from fedgrove.report.charts import Chart, Marks, Series, draw_heat_map, draw_rows, draw_xy
 from fedgrove.report.page import Page
 
-from .beside import (
-    QUICK,
-    SPREAD,
-    ComparedRow,
-    Comparison,
-    layout,
-    marks,
-    paired_tests,
-    place,
-    scale_of,
-    title_of,
-)
+from .compare import ComparedRow, Comparison
+from .measures import scale_of, title_of
+from .tables import QUICK, SPREAD, explain_marks, lay_out, lay_out_pairs, section_title
 
 METHODS = (8, 11, 5, 0, 6, 3, 9, 7, 2, 4, 1)
 """One colour per method or series: greys for the plain ones, which come first."""
@@ -40,17 +31,17 @@ def write_page(comparison: Comparison, cited: str, path: Path) -> None:
     for title, drawings in _heat_maps(comparison["matrices"]):
         page.heading(title)
         page.charts(*drawings)
-    head, sections = layout(comparison)
+    head, sections = lay_out(comparison)
     for title, lines in sections:
         page.heading(title)
         page.table(head, lines)
-    page.paragraph(small=SPREAD + marks(comparison))
+    page.paragraph(small=SPREAD + explain_marks(comparison))
     if comparison["paired"]:
         page.heading(
             "Paired by seed: points of accuracy, two-sided p of a paired t-test, "
             "not corrected for several pairs"
         )
-        head, lines = paired_tests(comparison)
+        head, lines = lay_out_pairs(comparison)
         page.table(head, lines)
     page.notes(comparison["notes"])
     page.write(path)
@@ -74,7 +65,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, list[Chart]]]:
     for row in comparison["rows"]:
         # A row without a finished run has nothing to draw; the table still lists it.
         if row["seeds"]:
-            sections.setdefault(place(row), []).append(row)
+            sections.setdefault(section_title(row), []).append(row)
     for title, rows in sections.items():
         against = comparison.get("against")
         if against:

@@ -1,4 +1,7 @@
-"""What a paper ran and reports, as data: its parts, the study behind each, and the study's rows."""
+"""What a part of a paper is: its rows, what is measured, and the numbers that the paper reports.
+
+:mod:`fedgrove_lab.papers.definition` builds these from a paper's TOML file.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedgrove.config.experiment import Experiment
+from fedgrove.data import Federation
 from fedgrove.runs.run import Run
-
-from .data_table import DataTable
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One line of a table or one point of a figure: what is run, and what the paper reports of it.
 
     ``reported`` is by measure, with the epochs of fine-tuning after a colon where it depends on
@@ -22,7 +24,7 @@ class Row:
     """
 
     name: str
-    """Its run folders have this name, with ``-sSEED``. Rows of one name are of the same runs."""
+    """The run folders have this name, with ``-sSEED``. Rows of one name are of the same runs."""
     label: str
     experiment: Experiment
     reported: Mapping[str, float] = field(default_factory=dict)
@@ -35,7 +37,7 @@ class Row:
     picked: bool = False
     """Whether the paper calls it the best of its panel."""
     seeds: int | None = None
-    """Only the first so many seeds, where it is too long for all of them."""
+    """Only the first n seeds, where it takes too long for all of them."""
     layer: str = ""
     """The weight tensor that the measure ``pruned`` is of: rows of one run may differ in it."""
     band: tuple[float, float] | None = None
@@ -45,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A square of numbers, such as how alike devices are, drawn as a heat map."""
+    """A square of numbers, such as how similar devices are, drawn as a heat map."""
 
     title: str
     labels: tuple[str, ...]
@@ -62,7 +64,7 @@ class Study:
     title: str
     about: str
     """One sentence: what is shown, under which setting."""
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     seeds: int
     measures: tuple[str, ...] = ("accuracy_mean", "accuracy_std", "accuracy_worst")
     counted: tuple[str, ...] = ("mib_paper", "mib")
@@ -87,34 +89,58 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a person may choose of a study: the data, how they are split, and a quick look."""
+class StudyOptions:
+    """What a person may choose of a study: the data, how they are split, and a quick run."""
 
     data: str
     split: str | None = None
     quick: bool = False
     rounds: int | None = None
-    """None: as many as the paper has."""
+    """None: the number that the paper has."""
     examples: int | None = None
-    """How many examples of each class are dealt in all, of parts that can; None: their own."""
+    """Examples of each class that are dealt in all, for parts that take it; None: the default."""
     init: str | None = None
-    """Weights to start from, of parts that can; None: from scratch."""
+    """Weights to start from, for parts that take them; None: from scratch."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A table or figure: the data sets it is on, and its study on one of them."""
+class StudyPart:
+    """A table or figure that is trained: the data sets it is on, and its study on one of them."""
 
     data: tuple[str, ...]
-    study: Callable[[Setting], Study]
-    look: str = "motion"
-    """The built-in data of a quick look."""
-    instead: Mapping[str, str] = field(default_factory=dict)
-    """What takes the place of data that are not found, and of that in turn."""
-    any_length: bool = False
+    study: Callable[[StudyOptions], Study]
+    quick_data: str = "motion"
+    """The built-in data of a quick run."""
+    substitutes: Mapping[str, str] = field(default_factory=dict)
+    """What replaces data that are not found, and what replaces that in turn."""
+    takes_rounds: bool = False
     """Whether it may be run in any number of rounds; in others a method has phases."""
-    any_start: bool = False
+    takes_start: bool = False
     """Whether it takes weights to start from, and a number of examples."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of a table about the data: a measure, our value, and the paper's."""
+
+    measure: str
+    ours: float
+    paper: float | None = None
+    digits: int = 0
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """A table about the data, with nothing trained: the sets it is on, and its lines on one."""
+
+    data: tuple[str, ...]
+    title: str
+    about: str
+    facts: Callable[[str, Federation], Sequence[Fact]]
+    """From a data set's name and its federation, whose inputs are not standardised."""
+    notes: tuple[str, ...] = ()
+    quick_data: str = "motion"
+    """The built-in data of a quick run."""
 
 
 @dataclass(frozen=True)
@@ -122,12 +148,12 @@ class Paper:
     """A paper's tables and figures, by number."""
 
     cited: str
-    tables: Mapping[int, Part | DataTable]
-    figures: Mapping[int, Part]
+    tables: Mapping[int, StudyPart | DataTable]
+    figures: Mapping[int, StudyPart]
 
 
 def experiments(study: Study, seeds: Iterable[int]) -> dict[str, Experiment]:
-    """The runs of a study, by name: each row on each seed that it is run on."""
+    """Return the runs of a study, by name: each row on each seed that it is run on."""
     wanted = list(seeds)
     runs = {}
     for row in study.rows:

@@ -1,4 +1,4 @@
-"""What was measured beside what is reported, as one object and as tables."""
+"""What was measured, compared with what is reported: one object, and its tables."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lab.tests.papers.made import done, study, summary
 
 from fedgrove.config.experiment import Experiment
 from fedgrove.methods import FedAvg
-from fedgrove_lab.papers import Row, Study, experiments
-from fedgrove_lab.papers.beside import (
-    groups,
-    layout,
-    markdown,
-    paired_tests,
-    print_paper,
-    run_value,
-    table,
+from fedgrove_lab.papers import Study, StudyRow, experiments
+from fedgrove_lab.papers.compare import compare_part
+from fedgrove_lab.papers.measures import run_value
+from fedgrove_lab.papers.tables import (
+    lay_out,
+    lay_out_pairs,
+    list_groups,
+    print_comparison,
+    write_markdown,
 )
 
 
 def test_golden() -> None:
-    found = table("x", "table1", [(study(), done())])
+    found = compare_part("x", "table1", [(study(), done())])
     a, b = found["rows"]
     # means (.5 + .7) / 2 and (.7 + .9) / 2; deviations sqrt(2 * .1^2 / 1) = .14142136
     assert a["ours"]["accuracy_mean:0"] == {"mean": 0.6, "std": round(math.sqrt(0.02), 8)}
@@ -52,19 +52,19 @@ def test_pairs_of_every_panel_are_shown() -> None:
     asked = Experiment(FedAvg(), "motion", finetune=(0,))
     at = {"p": ("density 0.7", None), "q": ("density 0.3", None), "r": ("rounds", 10.0)}
     rows = tuple(
-        Row(f"{n}{k}", n, asked, panel=p, x=x, lead=n == "a")
+        StudyRow(f"{n}{k}", n, asked, panel=p, x=x, lead=n == "a")
         for k, (p, x) in at.items()
         for n in "ab"
     )
     runs = {f"{row.name}-s0": summary(0, {0: 0.5 + i / 100}) for i, row in enumerate(rows)}
     runs |= {f"{row.name}-s1": summary(1, {0: 0.5 + i / 50}) for i, row in enumerate(rows)}
-    head, lines = paired_tests(table("x", "table1", [(Study("t", "a", rows, 2), runs)]))
+    head, lines = lay_out_pairs(compare_part("x", "table1", [(Study("t", "a", rows, 2), runs)]))
     assert head == ["data", "at", "row", "minus", "seeds", "fine-tuned 0"]
     assert [line[1] for line in lines] == ["density 0.7", "density 0.3", "rounds 10"]
 
 
 def test_head_and_lines_without_empty_columns() -> None:
-    head, [(title, lines)] = layout(table("x", "table1", [(study(), done())]))
+    head, [(title, lines)] = lay_out(compare_part("x", "table1", [(study(), done())]))
     assert title == "motion, blocks split"
     assert head == [
         "row", "fine-tuned", "seeds", "accuracy %", "paper", "difference", "std over clients", "paper", "difference",
@@ -79,31 +79,31 @@ def test_head_and_lines_without_empty_columns() -> None:
 
 
 def test_for_people() -> None:
-    found = table("x", "table1", [(study(), done())], quick=True)
+    found = compare_part("x", "table1", [(study(), done())], quick=True)
     text = io.StringIO()
-    print_paper(found, text)
+    print_comparison(found, text)
     said = text.getvalue()
     assert said.startswith("A paper, Table 1, QUICK: a look, not a measurement\nTwo rows.\n")
     assert "+20.00 (p 0.3)" in said
-    rows = [line for line in markdown(found).splitlines() if line.startswith("|")]
+    rows = [line for line in write_markdown(found).splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows[:6]} == {16}
     assert rows[1] == "| " + " | ".join(["---"] * 15) + " |"
-    assert markdown(found).endswith("- a note\n\n- motion: made up\n")
+    assert write_markdown(found).endswith("- a note\n\n- motion: made up\n")
 
 
 def test_rows_without_a_single_result_still_have_their_lines() -> None:
-    found = table("x", "table1", [(study(), dict.fromkeys(done()))])
+    found = compare_part("x", "table1", [(study(), dict.fromkeys(done()))])
     assert [row["missing"] for row in found["rows"]] == [2, 3]
     assert found["paired"] == []
-    assert layout(found)[1][0].lines[0][:3] == ["a", "0", "0 of 2"]
+    assert lay_out(found)[1][0].lines[0][:3] == ["a", "0", "0 of 2"]
 
 
 def test_the_best_row_and_the_papers() -> None:
     asked = Experiment(FedAvg(), "motion", finetune=(0,))
-    rows = tuple(Row(n, n, asked, panel="p", picked=n == "a") for n in "abc")
+    rows = tuple(StudyRow(n, n, asked, panel="p", picked=n == "a") for n in "abc")
     one = Study("T", "About.", rows, 1, ("accuracy_mean", "score"), best="score", only_best=True)
     stds = {"a": 0.2, "b": 0.1, "c": 0.0}  # a deviation of 0 has no score
-    found = table(
+    found = compare_part(
         "x", "table1", [(one, {f"{n}-s0": summary(0, {0: 0.5}, std) for n, std in stds.items()})]
     )
     assert [(row["label"], row["best"], row["picked"]) for row in found["rows"]] == [
@@ -111,7 +111,7 @@ def test_the_best_row_and_the_papers() -> None:
         ("b", True, False),
         ("c", False, False),
     ]
-    head, [(title, lines)] = layout(found)
+    head, [(title, lines)] = lay_out(found)
     assert title == "motion, blocks split: p"
     assert [line[0] for line in lines] == ["a +", "b *"]
     assert head == ["row", "seeds", "accuracy %", "score", "groups", "MiB counted", "MiB sent"]
@@ -133,12 +133,12 @@ def test_sizes_and_shares_of_another_rows_bytes() -> None:
         "a-s0": summary(0, {0: 0.5, 3: 0.7}, params_mean=250_000),
         "b-s0": summary(0, {0: 0.5, 3: 0.7}, params_mean=250_000, bytes_up=2**22),
     }
-    compared = table("x", "figure8", [(replace(wanted, rows=rows), summaries)])
+    compared = compare_part("x", "figure8", [(replace(wanted, rows=rows), summaries)])
     a, b = compared["rows"]
     assert [a["ours"][key]["mean"] for key in counted] == [250_000, 1.0, 100.0, 50.0]
     assert b["ours"]["share"]["mean"] == 100.0
     assert a["difference"] == {"share": 10.0, "model_mb": -1.0}
-    head, (section,) = layout(compared)
+    head, (section,) = lay_out(compared)
     # Columns of the paper stand behind the measures that it reports.
     assert head[-10:] == [
         "parameters left", "model MB", "paper", "difference", "% counted", "% sent", "paper",
@@ -156,8 +156,8 @@ def test_a_row_may_have_fewer_seeds() -> None:
 
 
 def test_groups_of_several_seeds() -> None:
-    assert groups({"group_sizes": [[28, 1, 1], [20, 9, 1], [28, 1, 1]]}) == "28/1/1, 20/9/1"
-    assert groups({"group_sizes": [[i, 1] for i in range(5)]}) == "0/1, 1/1, 2/1 ..."
+    assert list_groups({"group_sizes": [[28, 1, 1], [20, 9, 1], [28, 1, 1]]}) == "28/1/1, 20/9/1"
+    assert list_groups({"group_sizes": [[i, 1] for i in range(5)]}) == "0/1, 1/1, 2/1 ..."
 
 
 # ---- over the rounds -----------------------------------------------------------------------------
@@ -206,17 +206,17 @@ def test_an_accuracy_that_one_seed_does_not_reach_has_no_mean_but_a_note() -> No
         "b-s0": summary(0, {0: 0.5, 3: 0.7}, lines=lines(0.9)),
         "b-s1": summary(1, {0: 0.5, 3: 0.7}, lines=lines(0.7)),
     }
-    found = table("x", "table8", [(replace(wanted, rows=rows), runs)])
+    found = compare_part("x", "table8", [(replace(wanted, rows=rows), runs)])
     a, b = found["rows"]
     # Rounds 2 and 4: mean 3, deviation sqrt(2).
     assert a["ours"]["rounds_to@0.8"] == {"mean": 3.0, "std": round(math.sqrt(2), 8)}
     assert a["difference"]["rounds_to@0.8"] == 2.0
     assert "rounds_to@0.8" not in b["ours"]
     assert found["notes"][1] == "80 % was not reached by: b & co (on 1 of 2 seeds)."
-    head, (section,) = layout(found)
+    head, (section,) = lay_out(found)
     assert head[-3:] == ["rounds to 80 %", "paper", "difference"]
     assert section.lines[0][-3:] == ["3.00 ± 1.41", "1.00", "+2.00"]
-    never = table("x", "table8", [(wanted, {"b-s0": runs["b-s1"]})])
+    never = compare_part("x", "table8", [(wanted, {"b-s0": runs["b-s1"]})])
     assert never["notes"][1] == "80 % was not reached by: b & co."
 
 
@@ -227,7 +227,7 @@ def test_reductions_against_another_row() -> None:
         "a-s0": summary(0, {0: 0.5, 3: 0.7}),
         "b-s0": summary(0, {0: 0.5, 3: 0.7}, bytes_up=2**22),
     }
-    a, b = table("x", "table3", [(wanted, summaries)])["rows"]
+    a, b = compare_part("x", "table3", [(wanted, summaries)])["rows"]
     assert (a["ours"]["reduction"]["mean"], b["ours"]["reduction"]["mean"]) == (50.0, 0.0)
     # Of what the study does not count there is no share either.
     assert "reduction_paper" not in a["ours"]
@@ -239,20 +239,20 @@ def test_curves_of_a_study_over_the_rounds() -> None:
         "a-s0": summary(0, {0: 0.5, 3: 0.7}, lines=lines(0.5, 0.9)),
         "a-s1": summary(1, {0: 0.5, 3: 0.7}, lines=lines(0.7, 0.9)),
     }
-    a, b = table("x", "figure2", [(wanted, runs)])["rows"]
+    a, b = compare_part("x", "figure2", [(wanted, runs)])["rows"]
     assert a["curves"]["accuracy_mean"] == [
         {"round": 1, "mean": 0.6, "std": round(math.sqrt(0.02), 8)},
         {"round": 2, "mean": 0.9, "std": 0.0},
     ]
     assert b["curves"] == {"accuracy_mean": []}
-    assert table("x", "table1", [(study(), runs)])["rows"][0]["curves"] == {}
+    assert compare_part("x", "table1", [(study(), runs)])["rows"][0]["curves"] == {}
 
 
 def test_groups_are_shown_where_clients_are_grouped() -> None:
     alone = {"a-s0": summary(0, {0: 0.5, 3: 0.7}, group_sizes=[4])}
     alone["b-s0"] = summary(0, {0: 0.5, 3: 0.7}, group_sizes=[1] * 4)
-    assert "groups" not in layout(table("x", "table1", [(study(), alone)]))[0]
-    assert "groups" in layout(table("x", "table1", [(study(), done())]))[0]
+    assert "groups" not in lay_out(compare_part("x", "table1", [(study(), alone)]))[0]
+    assert "groups" in lay_out(compare_part("x", "table1", [(study(), done())]))[0]
 
 
 def line(done: int, accuracy: float, clock: float, **figures: float) -> dict[str, Any]:
@@ -282,13 +282,13 @@ def test_what_is_less_than_dense_by_hand() -> None:
 def test_seconds_to_what_all_reach_by_hand() -> None:
     """The best of a is .6 and of b .5: all reach .5, a after 2 s and b after 9 s."""
     asked = Experiment(FedAvg(), "motion")
-    rows = (Row("a", "a", asked), Row("b", "b", asked))
+    rows = (StudyRow("a", "a", asked), StudyRow("b", "b", asked))
     runs = {
         "a-s0": {**summary(0, {0: 0.6}), "lines": [line(1, 0.5, 2.0), line(2, 0.6, 4.0)]},
         "b-s0": {**summary(0, {0: 0.5}), "lines": [line(1, 0.4, 5.0), line(2, 0.5, 9.0)]},
     }
     made = Study("t", "a", rows, 1, measures=("accuracy_mean",), counted=("seconds_to_all",))
-    found = table("x", "table1", [(made, runs)])
+    found = compare_part("x", "table1", [(made, runs)])
     assert [row["ours"]["seconds_to_all"]["mean"] for row in found["rows"]] == [2.0, 9.0]
     assert "what all rows reach on every seed is 50.00 %." in found["notes"]
 
@@ -300,11 +300,11 @@ def test_accuracy_by_bandwidth_by_hand(tmp_path: Path) -> None:
     file.write_text("client,up,down,speed,memory\n" + "\n".join(lines) + "\n")
     asked = Experiment(FedAvg(), "motion", profile=str(file))
     bands = ((5, 24), (24, 81), (81, 100))
-    rows = tuple(Row("a", f"a {band}", asked, series="a", band=band) for band in bands)
+    rows = tuple(StudyRow("a", f"a {band}", asked, series="a", band=band) for band in bands)
     scored = {"0": 0.2, "1": 0.4, "2": 0.6, "3": 0.9}
     runs = {"a-s0": summary(0, {0: 0.5}, accuracy_clients=scored)}
     made = Study("t", "a", rows, 1, measures=("accuracy_band",), counted=("clients_band",))
-    found = table("x", "figure3", [(made, runs)])
+    found = compare_part("x", "figure3", [(made, runs)])
     means = [row["ours"]["accuracy_band:0"]["mean"] for row in found["rows"]]
     assert means == pytest.approx([0.3, 0.6, 0.9])
     assert [row["ours"]["clients_band"]["mean"] for row in found["rows"]] == [2, 1, 1]
@@ -351,7 +351,7 @@ def test_a_table_of_tasks() -> None:
     """Columns by task; rows are tested by the mean over tasks: +.25 and +.5 on two seeds."""
     asked = Experiment(FedAvg(), "motion")
     reported = {"accuracy_on/d:0": 0.5}
-    rows = (Row("a", "a", asked, reported, lead=True), Row("b", "b", asked))
+    rows = (StudyRow("a", "a", asked, reported, lead=True), StudyRow("b", "b", asked))
     measures = ("accuracy_on/d", "accuracy_on/d:turned", "accuracy_tasks")
     both = Study("T", "Two.", rows, 2, measures=measures, counted=("purity",))
     summaries = {
@@ -360,8 +360,8 @@ def test_a_table_of_tasks() -> None:
         "b-s0": of_tasks(0, (0.5, 0.5)),
         "b-s1": of_tasks(1, (0.25, 0.5)),
     }
-    made = table("x", "table1", [(both, summaries)])
-    head, ((_, (first, second)),) = layout(made)
+    made = compare_part("x", "table1", [(both, summaries)])
+    head, ((_, (first, second)),) = lay_out(made)
     assert head == [
         "row", "seeds", "d %", "paper", "difference", "d:turned %", "mean of tasks %", "groups",
         "purity",
@@ -375,7 +375,7 @@ def test_a_table_of_tasks() -> None:
 
 def test_rows_that_have_forecasts_alone_are_not_tested() -> None:
     asked = Experiment(FedAvg(), "motion")
-    rows = (Row("a", "a", asked, lead=True), Row("b", "b", asked))
+    rows = (StudyRow("a", "a", asked, lead=True), StudyRow("b", "b", asked))
     alone = Study("T", "Two.", rows, 2, measures=("accuracy_tasks",), counted=())
     summaries = {}
     for name in ("a", "b"):
@@ -383,4 +383,4 @@ def test_rows_that_have_forecasts_alone_are_not_tested() -> None:
             run = of_tasks(seed, (0.5, 0.5))
             forecast = run["finetune"]["0"]["tasks"]["f"]
             summaries[f"{name}-s{seed}"] = {**run, "finetune": {"0": {"tasks": {"f": forecast}}}}
-    assert table("x", "table1", [(alone, summaries)])["paired"] == []
+    assert compare_part("x", "table1", [(alone, summaries)])["paired"] == []
