@@ -25,11 +25,10 @@ from fedgrove.errors import EngineError
 from fedgrove.methods.adfedwcp.centroids import Adaptive
 from fedgrove.methods.fedgen.generator import GeneratorTraining
 from fedgrove.nets import Net, build
-from fedgrove.runs.admission import Admission
-from fedgrove.runs.checksums import digest, listed, read_list
-from fedgrove.runs.rounds import rounds
+from fedgrove.runs.files import compute_checksum, format_checksums, read_checksums
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import Admission, rounds
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
 
 # A busy machine must not fail a property: time is not what they are about.
 settings.register_profile("fedgrove", deadline=None)
@@ -167,9 +166,9 @@ def reports(run: Run, engine: Engine, tasks: Iterable[Task]) -> Iterator[Report]
 def admitted(run: Run, engine: Engine, tasks: Sequence[Task]) -> list[Report]:
     """The reports, all of which pass the gate; what clients remember is accepted, as in the loop."""
     admission = Admission(run, tasks)
-    passed = list(admission.reports(answers(run, engine, tasks)))
+    passed = list(admission.admit(answers(run, engine, tasks)))
     assert len(passed) == len(tasks), admission.tally
-    admission.settle()
+    admission.commit()
     return passed
 
 
@@ -185,10 +184,10 @@ def remembered(run: Run) -> dict[str, torch.Tensor]:
 
 def tensors(state: Any) -> dict[str, torch.Tensor]:
     """All tensors of a state, as one tree."""
-    from fedgrove.runs.store import freeze
+    from fedgrove.runs.checkpoint import state_to_json
 
     found: trees.Tree = {}
-    freeze(state, found)
+    state_to_json(state, found)
     return found
 
 
@@ -221,8 +220,10 @@ def until(condition: Callable[[], bool], seconds: float) -> bool:
 
 def list_again(folder: Path) -> None:
     """Make checksums.txt agree with files that a test has changed on purpose."""
-    digests = {name: digest((folder / name).read_bytes()) for name in read_list(folder)}
-    (folder / "checksums.txt").write_bytes(listed(digests))
+    digests = {
+        name: compute_checksum((folder / name).read_bytes()) for name in read_checksums(folder)
+    }
+    (folder / "checksums.txt").write_bytes(format_checksums(digests))
 
 
 @pytest.fixture(autouse=True)

@@ -32,8 +32,8 @@ from fedgrove.parts.group import Bipartition
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.problems import CLASSES, Metric
 from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.memory import Memory, read_tree
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory, read_tree
 from fedgrove.wire.codec import Dense
 
 PROMISED = {

@@ -23,9 +23,9 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 FILE = EXAMPLES / "fedavg_by_hand.py"
@@ -70,7 +70,7 @@ def test_the_library_and_the_page_of_plain_torch_agree(
     # training has moved the weights
     assert trees.distance(weights, run.params) > 1e-3
     assert trees.distance(weights, state.model) < 1e-10
-    jobs = [(run, task) for task in evaluation(run, state)]
+    jobs = [(run, task) for task in plan_scoring(run, state)]
     scores = [report.metrics["test0"] for _, report in Serial().map(jobs)]
     assert by_hand.score(fed, module, weights) == pytest.approx(scores, abs=1e-12)
 
@@ -144,7 +144,7 @@ def test_a_users_method_is_the_same_on_every_engine(
         run = make_run(own_method, tmp_path / engine.name, net=net)
         state = play(run, engine)
         states[engine.name] = tensors(state)
-        answered = reports(run, engine, evaluation(run, state))
+        answered = reports(run, engine, plan_scoring(run, state))
         scores[engine.name] = [dict(report.metrics) for report in answered]
         engine.close()
     serial = states.pop("serial")

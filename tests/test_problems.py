@@ -45,9 +45,9 @@ from fedgrove.problems import (
 )
 from fedgrove.report.seed_averages import average_over_seeds, print_seed_averages
 from fedgrove.report.tables import print_summaries
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run, build
-from fedgrove.runs.store import Memory
 
 ONES = torch.ones(2)
 
@@ -243,7 +243,7 @@ def scored(
     net = nets.Net(module, double.shape, double.problem)
     run = Run(method, double, net, Memory(folder), rounds=2, cohort=4, finetune=(0, 1))
     state = play(run, engine)
-    answers = engine.map((run, task) for task in evaluation(run, state, "finetune"))
+    answers = engine.map((run, task) for task in plan_scoring(run, state, "finetune"))
     reports = {}
     for _, report in answers:
         assert isinstance(report, fg.Report), report
@@ -289,7 +289,7 @@ def test_a_client_never_names_a_label_that_it_lacks(tmp_path: Path) -> None:
     other = build(methods.FedAvg(), free, Memory(tmp_path / "b"), rounds=1, cohort=5)
     found = []
     for each in (run, other):
-        tasks = evaluation(each, each.initial_state)
+        tasks = plan_scoring(each, each.initial_state)
         found.append([dict(r.metrics) for _, r in Serial().map((each, t) for t in tasks)])  # type: ignore[union-attr]
     # The untrained net: a third by chance among three labels, a tenth among ten; the last client
     # has no labels of its own, and the same score.

@@ -51,13 +51,13 @@ from .errors import DamageError, EngineError, FedgroveError, InputError, Refusal
 from .report.progress import show_progress
 from .report.terminal import show_status
 from .runs.clock import NobodyInTime
-from .runs.folder import RunFolder, fresh_name
+from .runs.files import cannot_write, fresh_name
+from .runs.folder import RunFolder
 from .runs.gate import NORM_BOUND
 from .runs.lock import locked
 from .runs.lockstep import Watch, train_alone
 from .runs.report_html import write_run_report
 from .runs.result import Failure, Result
-from .runs.store import cannot_write
 
 __all__ = [
     "Comparison",

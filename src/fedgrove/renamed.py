@@ -59,6 +59,7 @@ MODULES: dict[str, str | tuple[str, ...]] = {
     "fedgrove.parts.vote": "fedgrove.methods.fedlayerprune.vote",
     "fedgrove.report.figures": "fedgrove.report.charts",
     "fedgrove.report.over_seeds": "fedgrove.report.seed_averages",
+    "fedgrove.runs.store": "fedgrove.runs.memory",
     "fedgrove.twins": "fedgrove.gpu_copies",
     "fedgrove.wire.count": "fedgrove.wire.message_costs",
     "fedgrove.wire.forms": "fedgrove.wire.tensors",

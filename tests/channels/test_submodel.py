@@ -28,7 +28,7 @@ from fedgrove.channels.submodel import (
 from fedgrove.core import Packet, Task
 from fedgrove.methods import Hermes
 from fedgrove.nets import Net
-from fedgrove.runs.store import freeze, thaw
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
 
 TINY = Net(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1)), (1,))
 
@@ -40,7 +40,9 @@ def flags(*bits: int) -> torch.Tensor:
 def test_groups_are_noted_and_recalled_through_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(Hermes(), tmp_path, net="resnet18")
     plain, tensors = groups_to_plain(groups_of(run.net)), {}
-    assert groups_from_plain(thaw(freeze(plain, tensors), tensors)) == groups_of(run.net)
+    assert groups_from_plain(state_from_json(state_to_json(plain, tensors), tensors)) == groups_of(
+        run.net
+    )
 
 
 def test_a_sub_model_and_its_channels() -> None:

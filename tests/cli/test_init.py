@@ -17,7 +17,7 @@ import fedgrove as fg
 from fedgrove import methods
 from fedgrove.cli import main
 from fedgrove.config.experiment import Experiment
-from fedgrove.runs.store import Memory
+from fedgrove.runs.memory import Memory
 
 WORDS = ["--data", "digits", "--clients", "3", "--cohort", "3", "--rounds", "2", "--epochs", "1"]
 WORDS += ["--engine", "serial"]

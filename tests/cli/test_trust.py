@@ -17,7 +17,7 @@ from fedgrove.cli import main
 from fedgrove.config import sweep
 from fedgrove.errors import InputError
 from fedgrove.export.source import opened
-from fedgrove.runs.checksums import sealed
+from fedgrove.runs.files import seal_json
 
 NET = """
 from pathlib import Path
@@ -174,7 +174,7 @@ def test_the_runs_of_a_sweep_stay_inside(
     (here / "all").mkdir()
     (here / "all/link").symlink_to(here / "mine")
     members = {name.format(here=here): {"state": "unfinished"}}
-    (here / "all/sweep.json").write_bytes(sealed({"grid": {}, "members": members}))
+    (here / "all/sweep.json").write_bytes(seal_json({"grid": {}, "members": members}))
     before = sorted(os.listdir(here / "mine"))
     capsys.readouterr()
     for words in (["resume", "all"], ["compare", "all"]):

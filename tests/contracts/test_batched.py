@@ -14,7 +14,7 @@ from fedgrove.engines import Serial
 from fedgrove.engines.batched import graphs
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.wire.codec import Dense
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
@@ -57,7 +57,7 @@ def test_batched_is_serial(
     for engine in (Noting(Serial()), Noting(Batched(device))):
         run = make_run(calm, tmp_path / engine.name, net=net, sizes=RAGGED, cohort=4)
         state = play(run, engine)
-        scores = {r.of: r for r in admitted(run, engine, evaluation(run, state, "finetune"))}
+        scores = {r.of: r for r in admitted(run, engine, plan_scoring(run, state, "finetune"))}
         results.append((tensors(state), remembered(run), scores, engine.macs))
     (expected, expected_memory, expected_scores, expected_macs), (*found, macs) = results
     mine, memory, scores = found
@@ -127,7 +127,7 @@ def test_dropout_gives_the_same_accuracy_within_noise_and_the_same_bits_again(
                 cohort=4,
             )
             state = play(run, engine)
-            each = [r.metrics["test_loss0"] for r in reports(run, engine, evaluation(run, state))]
+            each = [r.metrics["test_loss0"] for r in reports(run, engine, plan_scoring(run, state))]
             scores.append(sum(each) / len(each))
         return scores
 

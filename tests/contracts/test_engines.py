@@ -33,7 +33,7 @@ from fedgrove.engines import Pool, Serial, Wired
 from fedgrove.engines.work import initial_carry, numbered, perform
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Bitmap, Dense, Smallest
 
@@ -54,7 +54,7 @@ def test_pool_is_serial_to_the_bit(method, tmp_path: Path) -> None:
         state = play(run, engine)
         scores = [
             (r.of, dict(r.metrics), r.cost)
-            for r in admitted(run, engine, evaluation(run, state, "finetune"))
+            for r in admitted(run, engine, plan_scoring(run, state, "finetune"))
         ]
         found.append((tensors(state), remembered(run), scores, engine.macs))
         engine.close()
@@ -174,7 +174,7 @@ def test_stages_under_vmap_equal_clients_alone(
 ) -> None:
     run = make_run(replace(method, local=recipe), tmp_path, net=net, sizes=(20, 20, 20), cohort=3)
     state = run.method.init(run.start)
-    for verb_tasks in (plan(run, state), evaluation(run, state, "finetune")):
+    for verb_tasks in (plan(run, state), plan_scoring(run, state, "finetune")):
         tasks = [replace(task, round=2) for task in verb_tasks]
         together = stacked(run, tasks, [{}, {}, {}])
         for mine, task in zip(together, tasks, strict=True):

@@ -18,9 +18,9 @@ from fedgrove.engines.wired import Wired
 from fedgrove.nets import Net
 from fedgrove.nets.freeze import freeze
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
 CALM = LocalTraining(2, 8, Adam(1e-2, eps=1e-3))
@@ -57,7 +57,7 @@ def handed_out(run: Run, state: object) -> int:
 
     Not bytes: what is not yet trained compresses better, so that a larger model may be shorter.
     """
-    tasks = evaluation(run, state, "finetune")
+    tasks = plan_scoring(run, state, "finetune")
     admitted(run, Serial(), tasks)
     numbers = 0
     for task in tasks:
@@ -81,7 +81,7 @@ def test_frozen_tensors_stay_and_do_not_travel(method, tmp_path: Path) -> None:
 
     whole = make_run(replace(method, local=CALM), tmp_path / "whole", net="mlp", **FEW)
     whole_down = handed_out(whole, play(whole, Serial()))
-    sends_nothing = run.deliver(state, 0) == {}
+    sends_nothing = run.deliver_to(state, [0])[0] == {}
     is_alike = methods.name_of(method) in CUTS_CHANNELS | SENDS_THE_LAST_LAYERS
     assert down < whole_down or sends_nothing or is_alike
 

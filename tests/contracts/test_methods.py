@@ -33,7 +33,7 @@ from fedgrove.methods.pfed1bs.sketch import SignPull
 from fedgrove.parts.aggregate import Averaging
 from fedgrove.parts.objective import Proximal
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
-from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
+from fedgrove.runs.rounds import draw_cohort, plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
 
 EVERY = [pytest.param(small(name), id=name) for name in methods.names()]
@@ -106,7 +106,7 @@ def test_zeros_under_a_mask_have_no_sign(method, net: str, tmp_path: Path) -> No
         for message in [task.send for task in exchange.tasks] + [r.give for r in answers]:
             packets += message.values()
         exchange = loop.send(zip(exchange.tasks, answers, strict=True))
-    for task in evaluation(run, exchange.state):
+    for task in plan_scoring(run, exchange.state):
         packets += task.send.values()
 
     dropped = 0
@@ -343,7 +343,7 @@ def test_one_client_is_local_training(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path / "run", sizes=(20,), dtype=torch.float32)
     play(alone, Serial())
     state = play(run, Serial())
-    (task,) = evaluation(run, state)
+    (task,) = plan_scoring(run, state)
     whole = remembered(alone)
     mine = dict(used(task))
     kept = "0/kept" if task.send else ("0/kept", "0/personal")  # who is handed nothing uses its own
@@ -360,7 +360,7 @@ def test_fedmask_with_its_features_off_is_the_initial_network(net: str, tmp_path
     method = methods.FedMask(density=1.0, scale=1e6, rescale=False)
     run = make_run(method, tmp_path, net=net, dtype=torch.float32)
     engine = Serial()
-    for task in evaluation(run, play(run, engine), "finetune"):
+    for task in plan_scoring(run, play(run, engine), "finetune"):
         # Fine-tuned for 0 epochs: what the client uses, and keeps.
         _, kept = perform(replace(run, finetune=(0,)), task, run.memory.read(task.to, task.memory))
         assert trees.identical(kept["own"], run.params)
@@ -372,7 +372,7 @@ def test_with_its_features_off_it_is_fedavg(name: str, tmp_path: Path) -> None:
     plain = play(make_run(methods.FedAvg(), tmp_path / "a", dtype=torch.float32), Serial())
     run = make_run(OFF[name], tmp_path / "b", dtype=torch.float32)
     other = play(run, Serial())
-    (task, *_) = evaluation(run, other)
+    (task, *_) = plan_scoring(run, other)
     assert trees.identical({k: used(task)[k] for k in plain.model}, plain.model)
 
 
@@ -380,7 +380,7 @@ def test_with_its_features_off_it_is_fedavg(name: str, tmp_path: Path) -> None:
 def test_every_client_can_use_its_model_before_any_training(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path)
     state = run.method.init(run.start)
-    for task in evaluation(run, state):
+    for task in plan_scoring(run, state):
         report, kept = perform(run, task, {})
         assert 0 <= report.metrics["test0"] <= 1
         assert not kept

@@ -62,9 +62,9 @@ from fedgrove.parts.one_model import (
 )
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
 from fedgrove.trees import Mask, Tree
 from fedgrove.wire.codec import Codec, Dense
 
@@ -112,7 +112,7 @@ def on_every_engine(method: AnyMethod, folder: Path, **words: Any) -> Played:
         run = make_run(method, folder / engine.name, **words)
         state = play(run, engine)
         scores = []
-        for report in admitted(run, engine, evaluation(run, state, "finetune")):
+        for report in admitted(run, engine, plan_scoring(run, state, "finetune")):
             scores.append(dict(report.metrics))
         tree = {**tensors(state), **remembered(run)}
         played[engine.name] = Played(state, tree, scores)
@@ -207,7 +207,7 @@ def test_new_and_old_clients_of_our_own_methods_form_one_stack(
     run = make_run(small(name), tmp_path, net="bn-cnn2", sizes=sizes, cohort=4, rounds=2)
     # Two cohorts of four: some clients took part twice, and some never.
     state = play(run, Batched())
-    list(reports(run, Batched(), evaluation(run, state, "finetune")))
+    list(reports(run, Batched(), plan_scoring(run, state, "finetune")))
     assert set(counts) == {1}
 
 

@@ -25,9 +25,9 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg
 from fedgrove.parts.robust import ClippedMean, GeometricMedian, Median, MultiKrum, TrimmedMean
 from fedgrove.runs import privacy
+from fedgrove.runs.checkpoint import state_to_json
 from fedgrove.runs.privacy import Privacy
 from fedgrove.runs.rounds import plan
-from fedgrove.runs.store import freeze
 
 PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 ROW = re.compile(r"^\| \[?`([a-z0-9-]+)`[^|]*\| (yes|no) \| (yes|no) \| (.+) \|$")
@@ -109,7 +109,7 @@ def same(a: Any, b: Any) -> bool:
 def thawed(state: Any) -> Any:
     """A state as plain containers with its tensors in their places."""
     tensors: dict[str, torch.Tensor] = {}
-    plain = freeze(state, tensors)
+    plain = state_to_json(state, tensors)
 
     def put(value: Any) -> Any:
         if isinstance(value, dict):

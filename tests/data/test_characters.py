@@ -12,7 +12,7 @@ from fedgrove import data
 from fedgrove.data import images
 from fedgrove.data.files import cache_folder
 from fedgrove.errors import InputError
-from fedgrove.runs.folder import fresh_name
+from fedgrove.runs.files import fresh_name
 
 PARTS = (("train", 300), ("test", 60))
 

@@ -27,7 +27,7 @@ from fedgrove.engines.flower import messages
 from fedgrove.engines.flower.letter import Letter
 from fedgrove.errors import EngineError, InputError
 from fedgrove.problems import LABELS, Problem, Unit, cross_entropy, numbers
-from fedgrove.runs.store import read_tree
+from fedgrove.runs.memory import read_tree
 
 SIZES = (20, 13, 24)
 

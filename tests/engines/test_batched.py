@@ -28,9 +28,9 @@ from fedgrove.errors import InputError
 from fedgrove.nets import Net, Output, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
+from fedgrove.runs.lockstep import limit_threads
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run
-from fedgrove.runs.serving import serving
 from fedgrove.trees import Tree
 
 CPU = torch.device("cpu")
@@ -586,7 +586,7 @@ def test_training_on_a_cpu_has_the_threads_that_there_were(
     torch.set_num_threads(3)
     try:
         engine = Batched()
-        with serving(run.net.layout.size):
+        with limit_threads(run.net.layout.size):
             list(reports(run, engine, [Task(0, {"model": Packet(run.params)})]))
             assert torch.get_num_threads() == 1
     finally:

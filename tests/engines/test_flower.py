@@ -28,9 +28,9 @@ from fedgrove.engines.flower.simulation import Simulation
 from fedgrove.errors import InputError
 from fedgrove.runs.faults import Faults
 from fedgrove.runs.gate import Gate
-from fedgrove.runs.rounds import evaluation, plan, rounds
+from fedgrove.runs.memory import read_tree
+from fedgrove.runs.rounds import plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import read_tree
 from fedgrove.wire.ledger import Ledger
 
 FEW = ("ca-afp", "heterofl", "ditto")
@@ -57,7 +57,7 @@ def played(run: Run, engine: Engine) -> tuple[trees.Tree, list[Any], Any]:
         exchange = loop.send(noted(exchange.tasks))
         assert exchange.attempt < 5, exchange.why_abandoned
     state = exchange.state
-    list(noted(evaluation(run, state, "finetune")))
+    list(noted(plan_scoring(run, state, "finetune")))
     return {**tensors(state), **remembered(run)}, seen, getattr(state, "groups", None)
 
 

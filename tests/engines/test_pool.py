@@ -47,7 +47,7 @@ from fedgrove.engines.pool.worker import serve
 from fedgrove.errors import EngineError, InputError
 from fedgrove.methods.ca_afp import CAAFP
 from fedgrove.nets import Net, build
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run
 from fedgrove.wire.codec import Codec, Delta, Dense
 
@@ -696,7 +696,7 @@ def test_spawned_workers_are_serial_to_the_bit(method: Any, tmp_path: Path) -> N
                 run.known_state.forget(client)
         state = play(run, engine)
         scores = []
-        for report in reports(run, engine, evaluation(run, state, "finetune")):
+        for report in reports(run, engine, plan_scoring(run, state, "finetune")):
             scores.append((report.of, dict(report.metrics), report.cost))
         found.append((tensors(state), remembered(run), scores))
         engine.close()

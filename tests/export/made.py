@@ -22,7 +22,7 @@ from fedgrove.export.figures import Exported, Row
 from fedgrove.methods import FedAvg
 from fedgrove.nets import Net
 from fedgrove.runs.folder import RunFolder
-from fedgrove.runs.store import read_tree, write_tree
+from fedgrove.runs.memory import read_tree, write_tree
 
 
 def missing(*names: str) -> list[str]:

@@ -30,7 +30,7 @@ from fedgrove.export import executorch as executorch_files
 from fedgrove.export import onnx as onnx_files
 from fedgrove.export.figures import Exported
 from fedgrove.nets import Net
-from fedgrove.runs.store import read_tree, write_tree
+from fedgrove.runs.memory import read_tree, write_tree
 
 # ---- what is refused leaves nothing behind -------------------------------------------------------
 

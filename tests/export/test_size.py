@@ -12,7 +12,7 @@ from tests.conftest import list_again
 import fedgrove as fg
 from fedgrove.export.size import model_bytes
 from fedgrove.nets import Net, build
-from fedgrove.runs.store import read_tree, write_tree
+from fedgrove.runs.memory import read_tree, write_tree
 
 
 def test_channels_that_are_gone_do_not_count_and_single_zeros_do(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from fedgrove.methods.ca_afp import CAAFP
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.runs.faults import KINDS, Faults
 from fedgrove.runs.folder import CHECKPOINT, RunFolder
-from fedgrove.runs.lockstep import Member, together, train_alone
+from fedgrove.runs.lockstep import Member, train_alone, train_together
 from fedgrove.runs.run import Run
 
 SHARE = 0.3
@@ -136,7 +136,7 @@ def test_in_lockstep_each_run_has_its_own_losses(kind: str, tmp_path: Path) -> N
         member(methods.FedAvg(), tmp_path / "together" / name, text, seed=seed)
         for name, (text, seed) in runs.items()
     ]
-    assert len(list(together(members, Faulty(Serial())))) == 3
+    assert len(list(train_together(members, Faulty(Serial())))) == 3
     for name, made in zip(runs, members, strict=True):
         assert made.error is None
         assert trees.identical(trained(made), trained(alone[name]))
@@ -237,7 +237,7 @@ def test_an_exchange_below_the_quorum_is_tried_again_and_then_the_run_ends(
     tmp_path: Path,
 ) -> None:
     made = member(methods.FedAvg(), tmp_path, "crash=1", quorum=0.5)
-    ended = list(together([made], Faulty(Serial())))
+    ended = list(train_together([made], Faulty(Serial())))
     assert ended == [made]
     assert "abandoned 3 times" in str(made.error)
     assert "the quorum is 3" in str(made.error)
@@ -247,7 +247,7 @@ def test_an_exchange_below_the_quorum_is_tried_again_and_then_the_run_ends(
     assert all(line["abandoned"] and line["bytes_down"] > 0 for line in lines)
     # Resumed, it tries other clients and other draws.
     other = Member(_again(made, tmp_path), made.folder, every=0)
-    list(together([other], Serial()))
+    list(train_together([other], Serial()))
     assert other.error is None
     assert other.exchange.state.round == 4
 

@@ -27,7 +27,7 @@ from fedgrove.engines import Pool
 from fedgrove.engines.pool.engine import default_start
 from fedgrove.errors import EngineError, InputError
 from fedgrove.methods import Ditto
-from fedgrove.runs import store
+from fedgrove.runs import files
 
 
 def nothing_is_torn(folder: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_worker_that_is_ended_while_it_writes_leaves_nothing(
             time.sleep(0.01)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store.os, "replace", crawl)
+    monkeypatch.setattr(files.os, "replace", crawl)
     experiment = Experiment(Ditto(), "digits", "mlp:hidden=8", clients=2, cohort=2, rounds=1)
     with pytest.raises(EngineError, match="free some space on its disk"):
         api.train(experiment, folder, engine=Pool(workers=2), progress=False)

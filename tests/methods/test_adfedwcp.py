@@ -23,7 +23,7 @@ from fedgrove.methods.adfedwcp.anneal import AnnealedPull
 from fedgrove.methods.adfedwcp.centroids import Adaptive
 from fedgrove.methods.adfedwcp.importance import by_magnitude, weighed
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.rounds import plan_scoring
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py
 
@@ -167,7 +167,7 @@ def test_what_is_sent_is_clustered_and_what_is_kept_is_not(tmp_path: Path) -> No
                 assert torch.equal(sent[name], kept["personal"][name])
     # The client uses its personal model under the mask.
     *_, (_, _, _, after) = played
-    task = evaluation(run, after)[0]
+    task = plan_scoring(run, after)[0]
     report, _ = perform(run, task, memory_of(run, 0))
     assert report.metrics["density"] == pytest.approx(
         run.net.layout.density(memory_of(run, 0)["kept"])

@@ -22,7 +22,7 @@ from fedgrove.methods.ca_afp.phases import Churn, Clock, Phase
 from fedgrove.parts.group import nearest
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
-from fedgrove.runs.rounds import draw_cohort, evaluation, rounds
+from fedgrove.runs.rounds import draw_cohort, plan_scoring, rounds
 
 # ---- phases --------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ def test_density_is_exact_at_every_step_and_what_is_pruned_is_zero(
 def test_pruned_weights_stay_zero_through_fine_tuning(tmp_path: Path) -> None:
     run = tiny(tmp_path, phases=(0, 1, 2), start=0.5)
     state = play(run, Serial())
-    for report in admitted(run, Serial(), evaluation(run, state, "finetune")):
+    for report in admitted(run, Serial(), plan_scoring(run, state, "finetune")):
         mask = state.masks[state.groups[report.of]]
         own = run.memory.read(report.of, run.memory.files[report.of])["own"]
         assert all(bool((own[k][~m] == 0).all()) for k, m in mask.items())

@@ -16,7 +16,8 @@ from fedgrove.costs.estimate import cost
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP
-from fedgrove.runs.store import Memory, freeze, thaw
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
+from fedgrove.runs.memory import Memory
 from fedgrove.wire.known_state import KnownState
 
 # ---- engines and checkpoints ---------------------------------------------------------------------
@@ -54,7 +55,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
     stages = []
     for before, tasks, _, after in exchanges(run):
         kept: trees.Tree = {}
-        frozen = freeze(after, kept)
+        frozen = state_to_json(after, kept)
         files = {k: run.memory.read(k, name) for k, name in run.memory.files.items()}
         points.append((frozen, {k: v.clone() for k, v in kept.items()}, files))
         stages.append((before.round, *verbs(tasks)))
@@ -66,7 +67,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
         for k, forest in files.items():
             memory.accept(k, memory.write(k, 0, "train", forest))
         again = replace(run, memory=memory, known_state=KnownState())
-        state = thaw(frozen, kept, run.method.init(run.start))
+        state = state_from_json(frozen, kept, run.method.init(run.start))
         rest = list(exchanges(again, state=state))
         assert [(before.round, *verbs(tasks)) for before, tasks, *_ in rest] == stages[i + 1 :]
         last = rest[-1][-1]

@@ -39,10 +39,10 @@ from fedgrove.nets import Net, build
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy
-from fedgrove.runs.purity import purity
-from fedgrove.runs.rounds import evaluation, plan, rounds
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
+from fedgrove.runs.summary import purity
 from fedgrove.seeds import single_thread
 from fedgrove.trees import Tree
 from fedgrove_lab.bench import device
@@ -294,7 +294,7 @@ def test_what_a_device_uses(tmp_path: Path) -> None:
     for use, width in (("whole", 4), ("cut", 2)):
         method = FedAPTA(ratios=(0.5,), use=use)
         run = make_run(method, tmp_path / use, net="bn-cnn2", dtype=torch.float32)
-        (task, *_) = evaluation(run, play(run, Serial()))
+        (task, *_) = plan_scoring(run, play(run, Serial()))
         channels = channels_left(run.net, task.send["model"].mask)
         left = 4 if channels is None else int(channels["conv1"].sum())
         assert left == width or use == "cut"
@@ -583,7 +583,7 @@ def test_a_group_learns_its_task_better_than_all_together(tmp_path: Path) -> Non
 
     def accuracy(method: AnyMethod, name: str) -> float:
         run, state = learnt(method, made, tmp_path / name, 3)
-        scores = list(reports(run, Serial(), evaluation(run, state)))
+        scores = list(reports(run, Serial(), plan_scoring(run, state)))
         return sum(report.metrics["test0"] for report in scores) / len(scores)
 
     assert accuracy(FedAPTA(ratios=(0.0, 0.5)), "apta") > accuracy(FedAvg(), "avg") + 0.2

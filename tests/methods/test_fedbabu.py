@@ -16,7 +16,7 @@ from fedgrove.engines.work import initial_carry
 from fedgrove.errors import InputError
 from fedgrove.methods import FedBABU
 from fedgrove.parts import local
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run
 
 
@@ -46,7 +46,7 @@ def test_to_use_it_the_head_alone_is_tuned(tune: int, tmp_path: Path) -> None:
     run = make_run(FedBABU(tune=tune), tmp_path, rounds=1)
     state = play(run, Serial())
     head = run.net.layout.last(1)
-    task = evaluation(run, state)[0]
+    task = plan_scoring(run, state)[0]
     model = used(run, task)
     assert trees.identical(trees.pick(model, state.model), state.model)
     for name in head:

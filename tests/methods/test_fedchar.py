@@ -16,7 +16,7 @@ from fedgrove.errors import InputError
 from fedgrove.methods.ditto import use_personal
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.parts.objective import Proximal
-from fedgrove.runs.rounds import evaluation, rounds
+from fedgrove.runs.rounds import plan_scoring, rounds
 from fedgrove.runs.run import Run
 
 
@@ -80,7 +80,7 @@ def test_a_client_uses_its_personal_model_and_only_the_groups_travels(tmp_path: 
         assert not trees.equal(memory["personal"], state.models[0])
         carry = {"model": state.models[0], **memory}
         assert use_personal(carry, None)["model"] is memory["personal"]  # type: ignore[arg-type]
-        (task,) = (task for task in evaluation(run, state) if task.to == k)
+        (task,) = (task for task in plan_scoring(run, state) if task.to == k)
         with_memory, _ = perform(run, task, memory)
         without, _ = perform(run, task, {})
         assert with_memory.metrics["test_loss0"] != without.metrics["test_loss0"]

@@ -27,7 +27,7 @@ from fedgrove.methods.fedem import (
 )
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
-from fedgrove.runs.rounds import draw_cohort, evaluation, plan
+from fedgrove.runs.rounds import draw_cohort, plan, plan_scoring
 
 ODDS = torch.tensor([3.0, 1.0]).log()
 NET = Net(torch.nn.Linear(1, 2), (1,))
@@ -159,7 +159,7 @@ def test_a_client_mixes_by_shares_that_fit_the_components_as_they_are(tmp_path: 
     """Also one that never trained. The largest share comes first, and is what fine-tuning trains."""
     run = make_run(FedEM(components=3), tmp_path, finetune=(0, 2))
     state = run.initial_state
-    for task in evaluation(run, state, "finetune"):
+    for task in plan_scoring(run, state, "finetune"):
         report, kept = perform(run, task, {})
         part = run.federation.clients[task.to].train
         losses = []

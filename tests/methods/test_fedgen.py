@@ -14,8 +14,8 @@ from fedgrove.core import Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, FedGen
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
 
 SMALL = FedGen(samples=8, noise=3, hidden=5)
 

@@ -16,7 +16,7 @@ from fedgrove.errors import InputError
 from fedgrove.methods import FedKD
 from fedgrove.methods.fedkd.lowrank import Energy, largest_rank
 from fedgrove.methods.fedkd.method import recovered
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 
 SMALL = FedKD(mentee="mlp:hidden=8", use_mentor=True)
 
@@ -99,7 +99,7 @@ def test_clients_use_the_mentee_or_their_mentor(tmp_path: Path):
         method = FedKD(use_mentor=use_mentor)
         run = make_run(method, tmp_path / str(use_mentor), cohort=4, rounds=2)
         state = play(run, Serial())
-        answers = reports(run, Serial(), evaluation(run, state))
+        answers = reports(run, Serial(), plan_scoring(run, state))
         scores[use_mentor] = [report.metrics["test_loss0"] for report in answers]
     # Mentors are four, and each has a loss of its own.
     assert all(a != b for a, b in zip(scores[False], scores[True], strict=True))

@@ -28,7 +28,7 @@ from fedgrove.methods.fedmask import (
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, LocalTraining
 from fedgrove.runs.gate import Gate
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 
 
 def flags(*values: int) -> torch.Tensor:
@@ -150,7 +150,7 @@ def test_a_client_prunes_once(tmp_path: Path) -> None:
 def test_a_client_uses_the_initial_weights_under_its_own_mask(tmp_path: Path) -> None:
     run = make_run(FedMask(rescale=False), tmp_path, net="bn-cnn2", cohort=4, rounds=2)
     state = play(run, Serial())
-    for task in evaluation(run, state):
+    for task in plan_scoring(run, state):
         memory = run.memory.read(task.to, run.memory.files[task.to])
         client = run.client(task, memory)
         carry = {**memory, **{name: packet.values for name, packet in task.send.items()}}
@@ -199,7 +199,7 @@ def test_it_learns(tmp_path: Path) -> None:
     part = run.federation.clients[0].train
 
     def loss(state: State) -> float:
-        (task,) = evaluation(run, state)
+        (task,) = plan_scoring(run, state)
         version = run.memory.files.get(0)
         memory = run.memory.read(0, version) if version else {}
         client = run.client(task, memory)

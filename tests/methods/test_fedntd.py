@@ -15,8 +15,8 @@ from fedgrove.methods import FedAvg, FedLC, FedNTD, FedRolex
 from fedgrove.methods.fedntd import NotTrueDistillation
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.objective import ProblemLoss
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
 
 DISTILLED = ProblemLoss() + NotTrueDistillation(beta=2.0, tau=0.7)
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))  # see tests/contracts/test_batched.py

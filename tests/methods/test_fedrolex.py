@@ -13,7 +13,7 @@ from fedgrove.channels.find import groups_of
 from fedgrove.channels.groups import ChannelGroup
 from fedgrove.channels.submodel import channels_in
 from fedgrove.methods import FedRolex
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.rounds import plan_scoring
 
 
 def test_windows_by_hand() -> None:
@@ -38,4 +38,4 @@ def test_every_channel_is_trained_and_everybody_uses_all(tmp_path: Path) -> None
             assert int(window["conv1"].int().argmax()) == state.round % 4
             trained = {g: c | trained.get(g, c) for g, c in window.items()}
     assert all(bool(c.all()) for c in trained.values())
-    assert all(task.send["model"].mask is None for task in evaluation(run, after))
+    assert all(task.send["model"].mask is None for task in plan_scoring(run, after))

@@ -28,9 +28,9 @@ from fedgrove.methods.grove.method import ALL, Grove, State, added
 from fedgrove.methods.grove.stability import Found, HeldOutGroups
 from fedgrove.nets import Net
 from fedgrove.runs.faults import Faults
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import plan, rounds
 from fedgrove.runs.run import Run, build
-from fedgrove.runs.store import Memory
 
 ALONE = HeldOutGroups(most=1)
 

@@ -23,7 +23,7 @@ from fedgrove.nets import Net
 from fedgrove.parts.device_widths import client_shares
 from fedgrove.parts.local import Adam, LocalTraining
 from fedgrove.parts.robust import Median
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 
 NET = Net(nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), (1,))
 START = Setup(
@@ -91,7 +91,9 @@ def test_sub_models_are_nested_and_stay_as_wide(tmp_path: Path) -> None:
     method = HeteroFL(widths=(1.0, 0.5, 0.25), local=LocalTraining(1, 8, Adam(1e-2)))
     run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,) * 3)
     state = play(run, Serial())
-    kept = [channels_in(task.send["model"], groups_of(run.net)) for task in evaluation(run, state)]
+    kept = [
+        channels_in(task.send["model"], groups_of(run.net)) for task in plan_scoring(run, state)
+    ]
     assert [sum(int(c.sum()) for c in k.values()) for k in kept] == [12, 6, 3]
     assert all(bool((small[g] <= wide[g]).all()) for wide, small in pairwise(kept) for g in wide)
     for report in reports(run, Serial(), plan(run, state)):

@@ -13,7 +13,7 @@ from fedgrove import methods
 from fedgrove.engines import Serial
 from fedgrove.engines.work import perform
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation, rounds
+from fedgrove.runs.rounds import plan_scoring, rounds
 from fedgrove.runs.run import Run
 
 
@@ -39,7 +39,7 @@ def test_two_kinds_of_clients_end_with_two_models(tmp_path: Path) -> None:
     shared = play(one, Serial())
     mean = {}
     for name, r, s in (("two", run, state), ("one", one, shared)):
-        scores = [perform(r, task, {})[0].metrics["test0"] for task in evaluation(r, s)]
+        scores = [perform(r, task, {})[0].metrics["test0"] for task in plan_scoring(r, s)]
         mean[name] = sum(scores) / len(scores)
     assert mean["two"] > mean["one"] + 0.15
 

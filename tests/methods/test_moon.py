@@ -14,8 +14,8 @@ from fedgrove import data, trees
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import MOON, FedAvg
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
 
 
 def test_a_client_keeps_what_it_sent(tmp_path: Path) -> None:

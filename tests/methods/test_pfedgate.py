@@ -14,7 +14,7 @@ from fedgrove.errors import InputError
 from fedgrove.methods import PFedGate
 from fedgrove.methods.pfedgate.method import recovered
 from fedgrove.parts.local import SGD, LocalTraining
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.rounds import plan, plan_scoring
 
 
 def test_blocks_that_a_client_does_not_use_count_as_they_were():
@@ -59,11 +59,11 @@ def test_only_blocks_within_the_budget_travel_and_the_gate_stays(tmp_path: Path)
 def test_a_client_goes_on_with_its_own_gate_and_uses_the_blocks_it_chose(tmp_path: Path):
     run = make_run(PFedGate(), tmp_path, cohort=4, rounds=2)
     state = play(run, Serial())
-    for task in evaluation(run, state):
+    for task in plan_scoring(run, state):
         report, _ = perform(run, task, {})
         # Without a gate all of the shared model.
         assert report.metrics["density"] == 1.0
-    for report in reports(run, Serial(), evaluation(run, state)):
+    for report in reports(run, Serial(), plan_scoring(run, state)):
         assert 0.3 < report.metrics["density"] <= 0.5
     kept = remembered(run)
     gates = [kept[f"{k}/gate/linear.weight"] for k in range(4)]

@@ -29,9 +29,9 @@ from fedgrove.methods.safl.gamma import GammaDistance, GammaL1
 from fedgrove.methods.safl.slimming import stepwise
 from fedgrove.nets import Net
 from fedgrove.parts.local import SGD, Adam, LocalTraining
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
+from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import freeze, thaw
 from fedgrove.wire.codec import SubModel
 
 CALM = LocalTraining(1, 8, Adam(1e-2, eps=1e-3))
@@ -185,7 +185,7 @@ def test_stage_1_is_with_everyone_and_stage_2_with_the_cohort(tmp_path: Path) ->
 def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Path) -> None:
     run = run_of(method, tmp_path)
     for _, _, _, after in exchanges(run):
-        for task in evaluation(run, after):
+        for task in plan_scoring(run, after):
             report, kept = perform(run, task, run.memory.read(task.to, run.memory.files[task.to]))
             expected = 12 * SHORT["densities"][min(after.round, 3) - 1]
             mask = channel_mask(run.net, _channels(run, task.to))
@@ -328,7 +328,7 @@ def test_without_stage_1_it_is_fedbn_to_the_bit(method: Any, tmp_path: Path) -> 
     one, other = play(plain, Serial()), play(run, Serial())
     assert trees.identical(one.model, other.model)
     scores = [
-        {r.of: dict(r.metrics) for r in reports(x, Serial(), evaluation(x, s, "finetune"))}
+        {r.of: dict(r.metrics) for r in reports(x, Serial(), plan_scoring(x, s, "finetune"))}
         for x, s in ((plain, one), (run, other))
     ]
     assert scores[0] == scores[1]  # norm layers included
@@ -461,8 +461,8 @@ def test_a_state_comes_back_from_a_checkpoint(method: Any, tmp_path: Path) -> No
     like = run.method.init(run.start)
     for state, tasks, _, _ in exchanges(run):
         kept: trees.Tree = {}
-        again = thaw(json.loads(json.dumps(freeze(state, kept))), kept, like)
-        assert freeze(again, {}) == freeze(state, {})
+        again = state_from_json(json.loads(json.dumps(state_to_json(state, kept))), kept, like)
+        assert state_to_json(again, {}) == state_to_json(state, {})
         for one, other in zip(tasks, plan(run, again), strict=True):
             assert (one.to, one.verb, one.settings) == (other.to, other.verb, other.settings)
             for name, packet in one.send.items():

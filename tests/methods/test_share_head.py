@@ -17,7 +17,7 @@ from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import Hermes
 from fedgrove.nets import Net
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run
 
 
@@ -38,7 +38,7 @@ def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) ->
         assert not head & after.model.keys()
     assert seen == 2
     assert len(_used_heads(run, after)) == len(run.infos)
-    for task in evaluation(run, after):
+    for task in plan_scoring(run, after):
         kept = run.memory.read(task.to, run.memory.files[task.to])["personal"]["head.bias"]
         assert tuple(kept.tolist()) in _used_heads(
             run, after
@@ -56,7 +56,7 @@ def test_a_head_that_is_not_shared_stays_at_home(method: Any, tmp_path: Path) ->
 def _used_heads(run: Run, state: Any) -> set[tuple[float, ...]]:
     """The last biases that clients use."""
     found = set()
-    for task in evaluation(run, state):
+    for task in plan_scoring(run, state):
         memory = run.memory.read(task.to, run.memory.files[task.to])
         carry = own({**memory, "model": task.send["model"].values}, run.client(task, {}))
         found.add(tuple(carry["model"]["head.bias"].tolist()))

@@ -19,7 +19,7 @@ from fedgrove.errors import InputError, UnfitError
 from fedgrove.methods.stc.method import STC, State, versions
 from fedgrove.nets import Net
 from fedgrove.runs.faults import Faults
-from fedgrove.runs.rounds import evaluation, plan, rounds
+from fedgrove.runs.rounds import plan, plan_scoring, rounds
 from fedgrove.runs.run import Run
 from fedgrove.trees import Tree
 
@@ -162,7 +162,7 @@ def test_the_last_layer_stays_at_home(net: str, tmp_path: Path) -> None:
     kept = {name.split("/", 2)[2] for name in remembered(run) if name.split("/")[1] == "kept"}
     assert kept == head
     # A client that was never asked uses the initial one.
-    for task in evaluation(run, run.initial_state):
+    for task in plan_scoring(run, run.initial_state):
         assert task.send.keys() <= {"statistics"}
 
 

@@ -23,10 +23,10 @@ from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import FedgroveError, InputError
 from fedgrove.nets import Net
 from fedgrove.parts.local import Adam, LocalTraining
-from fedgrove.runs.fits import notes
-from fedgrove.runs.rounds import evaluation
+from fedgrove.runs.checks import make_notes
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import plan_scoring
 from fedgrove.runs.run import Run, build
-from fedgrove.runs.store import Memory
 
 # A larger eps than usual: Adam would make 1e-16 into 1e-2 where a gradient is nothing but rounding,
 # as that of a bias before a norm.
@@ -76,7 +76,7 @@ def made(net: str, method: str, folder: Path) -> Run:
 def ended(run: Run, engine: Engine) -> tuple[dict[str, Tensor], list[dict[str, float]], Any]:
     """All that the run leaves, and every client's scores; no client may be lost."""
     state = play(run, engine)
-    scores = [dict(r.metrics) for r in admitted(run, engine, evaluation(run, state, "finetune"))]
+    scores = [dict(r.metrics) for r in admitted(run, engine, plan_scoring(run, state, "finetune"))]
     return tensors(state) | remembered(run), scores, state
 
 
@@ -97,7 +97,7 @@ def word_for(net: str, method: str, engines: list[Engine], folder: Path) -> str:
         tree, scores, state = ended(run, engine)
         results.append((engine, run, tree, scores, state))
     _, run, expected, expected_scores, state = results[0]
-    said = notes(run, state, expected_scores[0]["density"])
+    said = make_notes(run, state, expected_scores[0]["density"])
     for engine, other, tree, scores, _ in results[1:]:
         assert trees.distance(tree, expected) < 1e-9, (net, method, engine.name)
         for mine, alone in zip(scores, expected_scores, strict=True):
@@ -176,7 +176,7 @@ def test_frozen_parameters_stay_as_they_are(tmp_path: Path) -> None:
     run = made("frozen features", "fedavg", tmp_path)
     _, _, state = ended(run, Serial())
     assert torch.equal(run.net.module.features.weight, before)
-    (note,) = notes(run, state, 1.0)
+    (note,) = make_notes(run, state, 1.0)
     assert "features.weight, features.bias of Frozen are frozen" in note
 
 

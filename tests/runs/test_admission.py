@@ -29,13 +29,12 @@ from fedgrove.core import (
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.errors import EngineError
-from fedgrove.runs.admission import Admission, TooFewReports
 from fedgrove.runs.folder import RunFolder
-from fedgrove.runs.gate import FEW, Gate
-from fedgrove.runs.lockstep import PATIENCE, Member, together, train_alone
-from fedgrove.runs.rounds import draw_cohort, plan, rounds, stamped
+from fedgrove.runs.gate import FEW_LENGTHS, Gate
+from fedgrove.runs.lockstep import PATIENCE, Member, train_alone, train_together
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import Admission, TooFewReports, complete_task, draw_cohort, plan, rounds
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
 
 Change = Callable[[Run, Task, Answer], list[Answer]]
 
@@ -99,11 +98,11 @@ def test_how_many_must_report_by_hand(
     run = make_run(methods.FedAvg(), tmp_path, sizes=(9,) * asked, cohort=asked)
     tasks = plan(run, run.initial_state)
     good = list(answers(run, Serial(), tasks[:needed]))
-    passed = Admission(run, tasks, quorum).reports(good)
+    passed = Admission(run, tasks, quorum).admit(good)
     assert [report.of for report in passed] == [task.to for task, _ in good]
     admission = Admission(run, tasks, quorum)
     with pytest.raises(TooFewReports) as caught:
-        list(admission.reports(good[:-1]))
+        list(admission.admit(good[:-1]))
     first = tasks[needed - 1].to
     assert str(caught.value) == (
         f"{needed - 1} of {asked} clients sent a usable report, and the quorum is {needed}: "
@@ -172,7 +171,7 @@ def test_another_attempt_draws_another_cohort_and_other_seeds(tmp_path: Path) ->
     for attempt, exchange in enumerate(tried):
         assert list(cohorts[attempt]) == draw_cohort(run, 0, attempt)
         assert {(task.round, task.attempt) for task in exchange.tasks} == {(0, attempt)}
-    seeds = {run.client(stamped(run, Task(4), 0, attempt), {}).seed for attempt in range(4)}
+    seeds = {run.client(complete_task(run, Task(4), 0, attempt), {}).seed for attempt in range(4)}
     assert len(seeds) == 4
     assert run.client(Task(4), {}).seed in seeds
 
@@ -255,7 +254,7 @@ def test_an_answer_to_a_task_that_was_never_asked_does_not_count(to: int, tmp_pa
     made = replace(tasks[0], to=to)
     forged = Report(to, {"model": Packet(run.params)}, 20)
     admission = Admission(run, tasks)
-    assert [r.of for r in admission.reports([(made, forged), *good])] == [t.to for t in tasks]
+    assert [r.of for r in admission.admit([(made, forged), *good])] == [t.to for t in tasks]
     assert admission.tally.refused == {"duplicate": [to]}
     assert admission.tally.lost == {}
 
@@ -266,7 +265,7 @@ def test_a_report_after_its_task_was_lost_does_not_count(tmp_path: Path) -> None
     first, second = answers(run, Serial(), tasks)
     lost = Lost(tasks[0].to, "late", "client was late.")
     admission = Admission(run, tasks)
-    passed = list(admission.reports([(tasks[0], lost), second, first]))
+    passed = list(admission.admit([(tasks[0], lost), second, first]))
     assert [report.of for report in passed] == [tasks[1].to]
     assert admission.tally.lost == {"late": [tasks[0].to]}
     assert admission.tally.refused == {"duplicate": [tasks[0].to]}
@@ -341,7 +340,7 @@ def test_an_update_that_is_too_long_is_refused_in_the_first_round(
     left_out = end(nothing, Gate(), "left out")
     assert trees.identical(refused.state.model, left_out.state.model)
     off = end(huge, Gate(norm=0), "off")
-    assert off.tally.line() == {}
+    assert off.tally.to_line() == {}
     assert float(off.state.model["fc1.weight"].abs().max()) > 1e28
 
 
@@ -360,7 +359,7 @@ def test_lengths_are_remembered_in_the_checkpoint(tmp_path: Path) -> None:
     train_alone(whole, Serial())
     known = whole.run.lengths.by_kind
     assert {kind: len(recent) for kind, recent in known.items()} == {"train/model": 12}
-    assert len(known["train/model"]) > FEW
+    assert len(known["train/model"]) > FEW_LENGTHS
     again = make_run(methods.FedAvg(), tmp_path / "again", cohort=4, rounds=3)
     whole.folder.restore(again)
     assert again.lengths.by_kind == known
@@ -454,7 +453,7 @@ def test_what_one_run_lacks_another_does_not_make_up(
     for seed in (0, 1, 2):
         run = make_run(methods.Ditto(), tmp_path / f"memory{seed}", seed=seed, rounds=2)
         members.append(member(run, tmp_path / f"run{seed}"))
-    ended = list(together(members, Altered(changed)))
+    ended = list(train_together(members, Altered(changed)))
     assert ended == members
     assert [one.error for one in members] == [None] * 3
     each_alone = {0: alone(0, changed, tmp_path / "alone"), **unchanged}
@@ -484,7 +483,7 @@ def test_an_answer_that_comes_when_another_run_is_served_is_skipped(tmp_path: Pa
     for seed in (0, 1):
         run = make_run(methods.Ditto(), tmp_path / f"memory{seed}", seed=seed, rounds=2)
         members.append(member(run, tmp_path / f"run{seed}"))
-    list(together(members, Late()))
+    list(train_together(members, Late()))
     for seed, one in enumerate(members):
         assert one.error is None
         expected = alone(seed, lambda run, task, answer: [answer], tmp_path / f"alone{seed}")
@@ -531,7 +530,7 @@ def test_only_the_run_that_is_abandoned_too_often_ends(tmp_path: Path) -> None:
     def changed(run: Run, task: Task, answer: Answer) -> list[Answer]:
         return dropped(run, task, answer) if run.seed == 0 else [answer]
 
-    assert list(together(members, Altered(changed))) == members
+    assert list(train_together(members, Altered(changed))) == members
     assert str(members[0].error).startswith("the exchange of round 1 was abandoned 3 times")
     assert members[1].error is None
     healthy = play(make_run(methods.FedAvg(), tmp_path / "healthy", seed=1, rounds=4), Serial())

@@ -19,7 +19,15 @@ from fedgrove.data.devices import Steps
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
 from fedgrove.methods import Ditto, FedAvg
-from fedgrove.runs.clock import NobodyInTime, Stopwatch, Times, clock_of, notes, times, transfer
+from fedgrove.runs.clock import (
+    NobodyInTime,
+    Stopwatch,
+    Times,
+    clock_of,
+    make_notes,
+    times,
+    transfer,
+)
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.run import Run
 
@@ -52,13 +60,13 @@ def report(client: int) -> tuple[Task, Answer]:
 def test_two_clients_by_hand(tmp_path: Path) -> None:
     watch = Stopwatch(two_clients(tmp_path), start=100.0)
     answers = [report(0), report(1)]
-    assert list(watch.timed(answers)) == answers
-    assert watch.line() == {
+    assert list(watch.time_answers(answers)) == answers
+    assert watch.to_line() == {
         "virtual_seconds": 6.0,
         "virtual_clock": 106.0,
         "slowest": {"client": 0, "down": 2.0, "compute": 2.0, "up": 2.0},
     }
-    assert watch.nobody_in_time == ""
+    assert watch.explain_all_late() == ""
 
 
 @pytest.mark.parametrize(("deadline", "late", "seconds"), [(5.0, [0], 5.0), (6.0, [], 6.0)])
@@ -67,7 +75,7 @@ def test_a_deadline_by_hand(
 ) -> None:
     """Who needs 6 s is in time for 6 s, and not for 5 s: then the exchange lasts to the deadline."""
     watch = Stopwatch(two_clients(tmp_path, deadline=deadline), start=0.0)
-    found = [answer for _, answer in watch.timed([report(0), report(1)])]
+    found = [answer for _, answer in watch.time_answers([report(0), report(1)])]
     assert [answer.of for answer in found if isinstance(answer, Lost)] == late
     if late:
         sentence = "client 0 takes 6 s of virtual time, and the deadline is 5 s."
@@ -80,21 +88,21 @@ def test_a_deadline_that_nobody_meets_says_how_long_the_fastest_takes(tmp_path: 
     run = two_clients(tmp_path, deadline=1.0)
     tasks = [Task(0), Task(1)]
     watch = Stopwatch(run, start=0.0)
-    list(watch.timed([report(0), report(1)]))
+    list(watch.time_answers([report(0), report(1)]))
     sentence = (
         "Nobody answered within --deadline 1: the fastest, client 1, takes 2 s of virtual time "
         "(1 s down, 0.5 s of work, 0.5 s up)."
     )
-    assert watch.nobody_in_time == sentence
+    assert watch.explain_all_late() == sentence
     with pytest.raises(NobodyInTime) as refused:
-        watch.check_somebody_can(tasks)
+        watch.check_deadline(tasks)
     assert str(refused.value) == f"{sentence} Give a longer deadline."
     # Others may be faster, or the same ones at another time: then it is tried again.
-    watch.check_somebody_can(tasks[:1])
+    watch.check_deadline(tasks[:1])
     changing = Stopwatch(two_clients(tmp_path, trace={}, deadline=1.0), start=0.0)
-    list(changing.timed([report(0), report(1)]))
-    assert changing.nobody_in_time
-    changing.check_somebody_can(tasks)
+    list(changing.time_answers([report(0), report(1)]))
+    assert changing.explain_all_late()
+    changing.check_deadline(tasks)
 
 
 def test_an_outage_by_hand(tmp_path: Path) -> None:
@@ -110,8 +118,8 @@ def test_an_outage_by_hand(tmp_path: Path) -> None:
         down=(4.0, 0.0, 2.0, 9.0, 9.0),
     )
     watch = Stopwatch(two_clients(tmp_path, trace={0: steps}), start=10.0)
-    list(watch.timed([report(0), report(1)]))
-    assert watch.line() == {
+    list(watch.time_answers([report(0), report(1)]))
+    assert watch.to_line() == {
         "virtual_seconds": 21.0,
         "virtual_clock": 31.0,
         "slowest": {"client": 0, "down": 12.0, "compute": 2.0, "up": 7.0},
@@ -122,26 +130,26 @@ def test_of_a_lost_client_only_its_bytes_count_and_a_deadline_waits_for_it(tmp_p
     """1 MB down over SLOW's 4 Mbit/s is 2 s; FAST takes 2 s too."""
     lost = Lost(0, "crashed", "", {"down": COST["down"]})
     watch = Stopwatch(two_clients(tmp_path), start=0.0)
-    assert list(watch.timed([(Task(0), lost)])) == [(Task(0), lost)]
+    assert list(watch.time_answers([(Task(0), lost)])) == [(Task(0), lost)]
     assert watch.seconds == 2.0
     waiting = Stopwatch(two_clients(tmp_path, deadline=50.0), start=0.0)
-    list(waiting.timed([(Task(0), lost), report(1)]))
+    list(waiting.time_answers([(Task(0), lost), report(1)]))
     assert waiting.seconds == 50.0
-    assert waiting.nobody_in_time == ""
+    assert waiting.explain_all_late() == ""
     nothing = Stopwatch(two_clients(tmp_path), start=7.0)
-    assert nothing.line() == {"virtual_seconds": 0.0, "virtual_clock": 7.0}
+    assert nothing.to_line() == {"virtual_seconds": 0.0, "virtual_clock": 7.0}
 
 
 def test_a_trace_that_ends_before_the_run_is_named(tmp_path: Path) -> None:
     changing = Steps((0.0, 5.0), (1.0, 1.0), (1.0, 1.0))
     constant = Steps((0.0,), (1.0,), (1.0,))
     run = two_clients(tmp_path, trace={0: changing, 1: constant})
-    assert notes(run, 5.0) == []
-    assert notes(run, 12.5) == [
+    assert make_notes(run, 5.0) == []
+    assert make_notes(run, 12.5) == [
         "the trace ended before the run for 1 of 2 clients, the first at 5 s of 12.5 s: they kept "
         "their last bandwidth"
     ]
-    assert notes(two_clients(tmp_path), 99.0) == []
+    assert make_notes(two_clients(tmp_path), 99.0) == []
 
 
 # ---- in general ----------------------------------------------------------------------------------

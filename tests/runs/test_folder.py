@@ -18,12 +18,13 @@ from fedgrove import methods, trees
 from fedgrove.core import Packet
 from fedgrove.engines import Serial
 from fedgrove.errors import DamageError, FolderWarning, InputError
-from fedgrove.runs.checksums import sealed
-from fedgrove.runs.folder import RunFolder, fresh_name
+from fedgrove.runs.files import fresh_name, seal_json, write_bytes
+from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.memory import Memory, memory_file_name, read_tree
+from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory, memory_file, read_tree, write_bytes
+from fedgrove.runs.summary import Delivery
 from fedgrove.wire.known_state import KnownState
 
 
@@ -171,7 +172,7 @@ def names_in(folder: RunFolder) -> set[str]:
 
 def memory_files(manifest: dict[str, Any]) -> set[str]:
     """The files of what clients remember."""
-    return {memory_file(client, version) for client, version in manifest["memory"].items()}
+    return {memory_file_name(client, version) for client, version in manifest["memory"].items()}
 
 
 def manifest(folder: RunFolder, name: str) -> dict[str, Any]:
@@ -331,7 +332,7 @@ def test_a_checkpoint_of_before_trees_had_files_can_be_read(tmp_path: Path) -> N
     old = manifest(folder, "latest.json") | {"format": 2}
     for key in ("sha256", "trees"):
         del old[key]
-    (folder.path / "checkpoint/latest.json").write_bytes(sealed(old))
+    (folder.path / "checkpoint/latest.json").write_bytes(seal_json(old))
     state, _ = folder.restore(run)
     assert state.round == 3
 
@@ -363,7 +364,7 @@ def test_a_manifest_cannot_name_files_outside(key: str, name: str, tmp_path: Pat
         content["tensors"] = given
     else:
         content["memory"]["0"] = given
-    (at / "latest.json").write_bytes(sealed(content))
+    (at / "latest.json").write_bytes(seal_json(content))
     sentence = "which is not in it" if key == "tensors" else "does not describe a checkpoint"
     with pytest.raises(DamageError, match=sentence):
         folder.restore(run)
@@ -429,6 +430,10 @@ class Apart(methods.FedAvg):
         return {"model": Packet({k: v + client for k, v in state.model.items()})}
 
 
+def deliver(run: Run) -> Delivery:
+    return Delivery(run.deliver_to(run.initial_state, run.served))
+
+
 def saved(folder: RunFolder) -> dict[int, trees.Tree]:
     index = json.loads((folder.path / "models" / "index.json").read_text())
     return {int(k): read_tree(folder.path / "models" / name) for k, name in index.items()}
@@ -438,7 +443,7 @@ def test_a_delivered_model_is_written_once_and_an_own_model_wins(tmp_path: Path)
     folder, run = started(tmp_path / "run", methods.FedAvg())
     own = {k: v + 1 for k, v in run.params.items()}
     run.memory.accept(2, run.memory.write(2, 0, "finetune", {"own": own}))
-    folder.save_models(run, run.method.init(run.start))
+    folder.save_models(run, deliver(run))
     assert sorted(p.name for p in (folder.path / "models").glob("*.safetensors")) == [
         "client-00002.safetensors",
         "group-000.safetensors",
@@ -450,7 +455,7 @@ def test_a_delivered_model_is_written_once_and_an_own_model_wins(tmp_path: Path)
 
 def test_models_that_differ_are_not_taken_for_one(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", Apart())
-    folder.save_models(run, run.method.init(run.start))
+    folder.save_models(run, deliver(run))
     for k, tree in saved(folder).items():
         assert trees.identical(tree, {name: v + k for name, v in run.params.items()})
 
@@ -460,4 +465,4 @@ def test_the_summary_is_written_last(tmp_path: Path) -> None:
     summary = train_alone(Member(run, folder, 0), Serial())
     assert RunFolder.open(folder.path).summary == json.loads(json.dumps(summary))
     state, _ = folder.restore(run)
-    assert len(evaluation(run, state)) == summary["clients"]
+    assert len(plan_scoring(run, state)) == summary["clients"]

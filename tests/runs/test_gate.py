@@ -27,7 +27,7 @@ from fedgrove.core import (
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.runs.gate import (
-    FEW,
+    FEW_LENGTHS,
     RECENT,
     REFUSALS,
     Gate,
@@ -494,7 +494,7 @@ def now(
         ([], now(1e30, 2.0, 3.0), 3.0),
         # Of an even number, the lower one in the middle.
         ([1.0, 2.0], now(3.0, 1e30), 2.0),
-        ([8.0] * (FEW - 1), now(1.0, 1.0), 8.0),
+        ([8.0] * (FEW_LENGTHS - 1), now(1.0, 1.0), 8.0),
         # Enough are known: those that came now do not count.
         ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], now(1e30, 1e30), 5.0),
         ([2.0] * RECENT, now(1.0), 2.0),
@@ -510,7 +510,7 @@ def test_what_is_usual_by_hand(
 
 
 def test_kinds_do_not_mix() -> None:
-    recent = RecentLengths({"train/model": [1.0] * FEW})
+    recent = RecentLengths({"train/model": [1.0] * FEW_LENGTHS})
     update = (Task(4, verb="cluster"), {"update": (50.0, 0.0)})
     assert recent.usual([*now(9.0), update]) == {"train/model": 1.0, "cluster/update": 50.0}
 
@@ -518,7 +518,7 @@ def test_kinds_do_not_mix() -> None:
 def test_a_kind_is_known_once_there_are_enough() -> None:
     recent = RecentLengths()
     lengths = {"model": (2.0, 1.0)}
-    for count in range(FEW):
+    for count in range(FEW_LENGTHS):
         assert not recent.knows(TASK, lengths)
         recent.add(TASK, lengths)
         assert recent.by_kind == {"train/model": [2.0] * (count + 1)}

@@ -27,7 +27,7 @@ FAULTS = {
     "train_server": "def train_server(self, state, server): return 1 / 0",
     "predict": "def predict(self, net, model, x, carry): return 1 / 0",
     "work('use')": "def work(self, verb): return {'use': (), 'train': 1}[verb][1 / 0]",
-    "holds": "def work(self, verb): return (Give(nothing, lambda task, net: 1 / 0),)",
+    "expected": "def work(self, verb): return (Give(nothing, lambda task, net: 1 / 0),)",
     "nets": "def nets(self, net): return 1 / 0",
     "notes": "def notes(self, net): return 1 / 0",
 }

@@ -20,10 +20,11 @@ from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
 from fedgrove.errors import EngineError, InputError
 from fedgrove.problems import CLASSES, MixedProblem, TaskProblem
-from fedgrove.runs.per_task import PerTask, chained
-from fedgrove.runs.rounds import evaluation, plan
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.per_task import PerTask, chain_states
+from fedgrove.runs.rounds import plan, plan_scoring
 from fedgrove.runs.run import Run, build
-from fedgrove.runs.store import Memory, freeze, thaw
 
 
 def mixed() -> Federation:
@@ -68,7 +69,7 @@ def test_clients_are_delivered_their_own_tasks_model(tmp_path: Path) -> None:
     state = play(run, Serial())
     models = {task: own.model for task, own in state.by_task().items()}
     assert not trees.equal(models["one"], models["another"])
-    for task in evaluation(run, state):
+    for task in plan_scoring(run, state):
         own = run.task_of(task.to, state.round)
         assert trees.identical(task.send["model"].values, models[own])
 
@@ -77,7 +78,7 @@ def test_a_checkpoint_holds_all_states(tmp_path: Path) -> None:
     run = made(small("fedlps"), mixed(), tmp_path, per_task=True)
     state = play(run, Serial())
     found: trees.Tree = {}
-    again = thaw(freeze(state, found), found, like=run.initial_state)
+    again = state_from_json(state_to_json(state, found), found, like=run.initial_state)
     assert trees.identical(tensors(again), tensors(state))
     assert again.by_task()["another"].shares == state.by_task()["another"].shares
 
@@ -87,7 +88,7 @@ def test_a_checkpoint_holds_all_states(tmp_path: Path) -> None:
 
 def local_states(a: int, b: int) -> Any:
     state = type(methods.Local().init(None))  # type: ignore[arg-type]
-    return chained({"a": state(a), "b": state(b)})
+    return chain_states({"a": state(a), "b": state(b)})
 
 
 def test_a_task_of_which_nobody_is_drawn_waits_and_its_round_passes() -> None:

@@ -358,16 +358,18 @@ def test_messages_are_counted_by_client(tmp_path: Path) -> None:
     """Who was asked most often counts; noise 0 guarantees nothing, and nothing sent costs nothing."""
     run = make_run(FedAvg(), tmp_path, privacy=Privacy(1.0, 0.0))
     lines = [{"private_messages": [0, 1]}, {"private_messages": [1]}, {"private_messages": []}]
-    figures = privacy.summary_of(run, lines)
+    figures = privacy.summarise(run, lines)
     assert figures["privacy"]["messages"] == 2
     assert figures["privacy"]["epsilon"] is None
-    assert "nothing is guaranteed" in privacy.notes(figures)[0]
+    assert "nothing is guaranteed" in privacy.make_notes(figures)[0]
     assert privacy.epsilon(1.0, 0, 1e-5) == 0.0
-    assert privacy.summary_of(replace(run, privacy=None), lines) == {}
+    assert privacy.summarise(replace(run, privacy=None), lines) == {}
     alone = make_run(small("local"), tmp_path, privacy=Privacy(1.0, 0.0))
-    assert privacy.asked(alone, plan(alone, alone.initial_state)) == {"private_messages": []}
+    assert privacy.list_messages(alone, plan(alone, alone.initial_state)) == {
+        "private_messages": []
+    }
     tasks = plan(run, run.initial_state)
-    assert privacy.asked(run, tasks) == {"private_messages": [task.to for task in tasks]}
+    assert privacy.list_messages(run, tasks) == {"private_messages": [task.to for task in tasks]}
 
 
 def test_epsilon_is_that_of_opacus() -> None:

@@ -35,13 +35,12 @@ from fedgrove.nets import Net
 from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.one_model import send_model as send
-from fedgrove.runs.admission import Admission
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
-from fedgrove.runs.rounds import draw_cohort, evaluation, plan, rounds
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import Admission, draw_cohort, plan, plan_scoring, rounds
 from fedgrove.runs.run import build, recipe_of
-from fedgrove.runs.scoring import correct, kept
-from fedgrove.runs.store import Memory
+from fedgrove.runs.scoring import count_kept, score_batch
 
 
 @dataclass(frozen=True)
@@ -197,9 +196,9 @@ def passed_when(run: Any, packets: Sequence[dict[str, Packet]]) -> list[int]:
 
     admission = Admission(run, tasks)
     when = []
-    for _ in admission.reports(stream()):
+    for _ in admission.admit(stream()):
         when.append(asked)
-    assert admission.tally.line() == {}
+    assert admission.tally.to_line() == {}
     return when
 
 
@@ -252,11 +251,11 @@ def test_impossible_runs_are_refused(words: dict[str, Any], sentence: str, tmp_p
 
 def test_correct_by_hand() -> None:
     # logits (x, 0): x = 1, -1, 1, 1 predict 0, 1, 0, 0; labels 0, 1, 1, 0; the last is padding.
-    # correct 2 of 3; losses ln(1 + e^-1) twice, then ln(1 + e) for the wrong one.
+    # score_batch 2 of 3; losses ln(1 + e^-1) twice, then ln(1 + e) for the wrong one.
     net = Net(nn.Linear(1, 2, bias=False), (1,))
     params = {"weight": torch.tensor([[1.0], [0.0]])}
     x, y = torch.tensor([[1.0], [-1.0], [1.0], [1.0]]), torch.tensor([0, 1, 1, 0])
-    found = correct(
+    found = score_batch(
         net, params, Batch(x, y, torch.tensor([1.0, 1, 1, 0]), torch.arange(4), torch.tensor(0)), {}
     )
     assert (found["correct"].item(), found["total"].item()) == (2.0, 3.0)
@@ -268,8 +267,8 @@ def test_correct_by_hand() -> None:
 def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, finetune=(0, 2))
     state = run.method.init(run.start)
-    before = {r.of: dict(r.metrics) for r in reports(run, Serial(), evaluation(run, state))}
-    for report in admitted(run, Serial(), evaluation(run, state, "finetune")):
+    before = {r.of: dict(r.metrics) for r in reports(run, Serial(), plan_scoring(run, state))}
+    for report in admitted(run, Serial(), plan_scoring(run, state, "finetune")):
         assert report.give == {}
         assert report.metrics["test0"] == before[report.of]["test0"]
         assert report.metrics["validation_loss2"] != report.metrics["validation_loss0"]
@@ -284,8 +283,11 @@ def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: 
 
 
 def test_parameters_that_are_left_under_a_mask() -> None:
-    assert kept(100, None) == 100
-    assert kept(100, {"w": torch.tensor([True, False, False]), "v": torch.tensor([[False]])}) == 97
+    assert count_kept(100, None) == 100
+    assert (
+        count_kept(100, {"w": torch.tensor([True, False, False]), "v": torch.tensor([[False]])})
+        == 97
+    )
 
 
 def test_a_masked_model_is_scored_by_what_is_kept(tmp_path: Path) -> None:

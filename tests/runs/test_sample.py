@@ -26,9 +26,9 @@ from fedgrove.methods import CAAFP, FedAvg, FedCHAR, FedSNIP
 from fedgrove.report.seed_averages import average_over_seeds
 from fedgrove.report.tables import print_summaries
 from fedgrove.runs.faults import Faults
-from fedgrove.runs.rounds import draw_cohort, evaluation, rounds
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import draw_cohort, plan_scoring, rounds
 from fedgrove.runs.run import Run, build
-from fedgrove.runs.store import Memory
 
 
 def crowd_run(folder: Path, clients: int, method: AnyMethod = FedAvg(), **words: Any) -> Run:
@@ -173,7 +173,7 @@ def test_all_are_scored_unless_they_are_many(tmp_path: Path) -> None:
     assert crowd_run(tmp_path, 10_000).scored == tuple(range(10_000))
     many = crowd_run(tmp_path, 10_001)
     assert len(many.scored) == 1000
-    assert len(evaluation(many, many.initial_state)) == 1000
+    assert len(plan_scoring(many, many.initial_state)) == 1000
     assert crowd_run(tmp_path, 20, score_on=50).scored == tuple(range(20))
 
 

@@ -17,9 +17,10 @@ from tests.conftest import federation
 from fedgrove import methods, trees
 from fedgrove.channels.find import channel_mask, groups_of
 from fedgrove.nets import Net, build
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.runs.folder import RunFolder
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory, freeze, thaw
 from fedgrove.trees import Mask
 from fedgrove.wire import known_state
 from fedgrove.wire.codec import KnownMask, hash_mask
@@ -37,9 +38,9 @@ def drawn(seed: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES, density: fl
 def frozen_and_thawed(client_masks: KnownState) -> KnownState:
     """As a checkpoint writes and reads it."""
     tensors: trees.Tree = {}
-    text = json.dumps(freeze(client_masks.state(), tensors))
+    text = json.dumps(state_to_json(client_masks.state(), tensors))
     back = KnownState()
-    back.restore(thaw(json.loads(text), tensors))
+    back.restore(state_from_json(json.loads(text), tensors))
     return back
 
 
@@ -246,7 +247,9 @@ def test_it_is_right_bounded_and_exact_after_a_checkpoint(before: Any, after: An
             if mask is not None:
                 assert client_masks.known(client, packet, mask) is not None
     assert list(client_masks.bank) == list(resumed.bank)
-    assert json.dumps(freeze(client_masks.state(), {})) == json.dumps(freeze(resumed.state(), {}))
+    assert json.dumps(state_to_json(client_masks.state(), {})) == json.dumps(
+        state_to_json(resumed.state(), {})
+    )
 
 
 @settings(max_examples=50, deadline=None)
@@ -255,10 +258,10 @@ def test_it_can_go_back_to_a_state(before: Any, undone: Any) -> None:
     client_masks = KnownState()
     happen(client_masks, before, {})
     state = client_masks.state()
-    text = json.dumps(freeze(state, {}))
+    text = json.dumps(state_to_json(state, {}))
     happen(client_masks, undone, {})
     client_masks.restore(state)
-    assert json.dumps(freeze(client_masks.state(), {})) == text
+    assert json.dumps(state_to_json(client_masks.state(), {})) == text
     happen(client_masks, undone, {})
     other = KnownState()
     happen(other, before, {})

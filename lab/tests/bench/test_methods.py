@@ -19,9 +19,9 @@ from fedgrove.engines.batched.counting import counted
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.work import perform
 from fedgrove.errors import InputError
-from fedgrove.runs.admission import Admission
 from fedgrove.runs.folder import RunFolder
-from fedgrove.runs.store import Memory
+from fedgrove.runs.memory import Memory
+from fedgrove.runs.rounds import Admission
 from fedgrove.trees import flatten
 from fedgrove.wire.message_costs import count_report
 from fedgrove_lab.bench import where

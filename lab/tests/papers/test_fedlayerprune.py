@@ -19,7 +19,7 @@ from fedgrove.methods import FedDST, FedLayerPrune, FedPrune, FixedPrune, name_o
 from fedgrove.methods.fedlayerprune.method import PRESETS
 from fedgrove.methods.fedlayerprune.rates import Alike, Piecewise
 from fedgrove.methods.fedlayerprune.vote import Vote
-from fedgrove.runs.store import Memory
+from fedgrove.runs.memory import Memory
 from fedgrove_lab import papers
 from fedgrove_lab.papers import Study, StudyOptions, StudyRow
 from fedgrove_lab.papers.definition import load_definition

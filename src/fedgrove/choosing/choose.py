@@ -46,9 +46,9 @@ from ..errors import EngineError, InputError, check, unknown
 from ..export.size import model_bytes
 from ..nets import Net
 from ..problems import MixedProblem
-from ..runs.folder import RunFolder, fresh_name
+from ..runs.files import cannot_write, fresh_name, write_bytes
+from ..runs.folder import RunFolder
 from ..runs.result import Failure, Result
-from ..runs.store import cannot_write, write_bytes
 from . import fingerprint
 from . import hindsight as looking_back
 from . import words as said

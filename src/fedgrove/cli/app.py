@@ -362,8 +362,8 @@ def _compare_times(runs: list[str], to: float | None, plot: str | None, json: bo
     from ..config.sweep import members_of
     from ..report.page import check_place
     from ..report.time_to_target import find_times, print_times, read_curve, write_time_report
+    from ..runs.files import cannot_write
     from ..runs.folder import RunFolder
-    from ..runs.store import cannot_write
 
     if plot is not None:
         check_place(Path(plot))

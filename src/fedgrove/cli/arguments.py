@@ -24,7 +24,7 @@ from ..config.wrong import assembled
 from ..core import AnyMethod, Engine
 from ..engines import choose
 from ..errors import Refusals
-from ..runs.folder import fresh_name
+from ..runs.files import fresh_name
 
 WORDS = (
     "data",

@@ -23,7 +23,7 @@ def try_out(experiment: Experiment, federations: Federations, words: Mapping[str
     from ..config.smoke import smoke
     from ..data import Federation
     from ..report.terminal import print_pairs
-    from ..runs.checksums import read_list
+    from ..runs.files import read_checksums
 
     name = methods.name_of(experiment.method)
     begun = time.monotonic()
@@ -46,7 +46,7 @@ def try_out(experiment: Experiment, federations: Federations, words: Mapping[str
     )
     trained_at = time.monotonic()
     # Every file, compared with its checksum: what was saved can be read.
-    for file in read_list(result.folder.path):
+    for file in read_checksums(result.folder.path):
         result.folder.read(file)
     seconds = {
         "data, net, method": planned_at - begun,

@@ -109,13 +109,13 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
 
 def _folder(first: Experiment, out: str | None) -> Path:
     """A folder that does not exist yet."""
-    from ..runs.folder import exists, fresh_name
+    from ..runs.files import folder_exists, fresh_name
 
     if out is None:
         data = Path(str(first.data)).stem
         return fresh_name(Path("runs"), f"{'-'.join(METHODS)}-{data}")
     if Path(out).exists():
-        raise exists(Path(out))
+        raise folder_exists(Path(out))
     return Path(out)
 
 

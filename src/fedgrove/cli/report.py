@@ -28,9 +28,9 @@ def report(run: o.Run, out: Out = None) -> None:
     from ..config.compared import compared
     from ..report.page import check_place
     from ..report.run_report import make_run_report
+    from ..runs.files import cannot_write
     from ..runs.folder import RunFolder
     from ..runs.report_html import REPORT_FILE, read_run_record
-    from ..runs.store import cannot_write
 
     path = Path(run) / REPORT_FILE
     if out is not None:
@@ -66,7 +66,7 @@ def write_compared(found: Comparison, page: str | None, table: str | None, quiet
     """
     from ..report.page import check_place
     from ..report.seed_averages import check_table_format, write_paper_table
-    from ..runs.store import cannot_write
+    from ..runs.files import cannot_write
 
     if table is not None:
         check_table_format(Path(table))

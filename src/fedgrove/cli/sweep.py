@@ -107,7 +107,7 @@ def sweep(
     load_torch(quiet=json)
     from ..config import sweep as library
     from ..config.experiment import Federations
-    from ..runs.folder import fresh_name
+    from ..runs.files import fresh_name
     from . import arguments
 
     federations = Federations(data_dir)

@@ -21,9 +21,9 @@ from ..nets.freeze import check_share
 from ..parts.local import LocalTraining
 from ..runs.faults import NO_FAULTS, Faults
 from ..runs.gate import NORM_BOUND, Gate
+from ..runs.memory import Memory
 from ..runs.privacy import Privacy
 from ..runs.run import Run, build, recipe_of
-from ..runs.store import Memory
 from .settings import Draft, coerce, hints
 
 NUMBER_WORDS = (

@@ -14,9 +14,9 @@ from ..data import Federation
 from ..errors import InputError, Refusals, together
 from ..runs.folder import CHECKPOINT, RunFolder
 from ..runs.lockstep import Member, Watch, ignore
+from ..runs.memory import Memory
 from ..runs.result import Failure, Result
 from ..runs.run import Run
-from ..runs.store import Memory
 from .experiment import Experiment, Federations
 from .toml import to_toml
 from .wrong import look_further

@@ -25,15 +25,15 @@ from ..report.progress import MergedProgress, show_progress
 from ..report.seed_averages import average_over_seeds, print_seed_averages
 from ..report.tables import print_summaries
 from ..report.terminal import print_pairs
-from ..runs import checksums
+from ..runs import files
+from ..runs.files import PARTIAL, cannot_write, write_bytes
 from ..runs.folder import RunFolder
 from ..runs.lock import FILE as LOCK
 from ..runs.lock import check_free, locked
-from ..runs.lockstep import Watch, ignore, together
+from ..runs.lockstep import Watch, ignore, train_together
 from ..runs.report_html import REPORT_FILE as PAGE
 from ..runs.report_html import write_run_report
 from ..runs.result import Failure, Result
-from ..runs.store import PARTIAL, cannot_write, write_bytes
 from .experiment import Experiment, Federations
 from .plan import Plan, ended, made_here, plan
 from .toml import (
@@ -197,14 +197,14 @@ def read(out: str | Path) -> dict[str, Any]:
         raise InputError(
             f"{out} holds no sweep: it has no {FILE}. `fedgrove sweep --out DIR` makes one."
         )
-    content = checksums.read_sealed(checksums.inside(Path(out), FILE), new_keys=())
+    content = files.read_sealed(files.check_inside(Path(out), FILE), new_keys=())
     members = content.get("members")
     if set(content) != {"grid", "members"} or not isinstance(members, dict):
-        raise checksums.damaged(path, "it does not describe a sweep")
+        raise files.damaged(path, "it does not describe a sweep")
     for name in members:
-        if not checksums.is_plain(name):
-            raise checksums.damaged(path, f"it names a run '{name}', which is not in its folder")
-        checksums.inside(Path(out), name)
+        if not files.is_file_name(name):
+            raise files.damaged(path, f"it names a run '{name}', which is not in its folder")
+        files.check_inside(Path(out), name)
     return content
 
 
@@ -292,7 +292,7 @@ def _holds_this_run(path: Path, config: str) -> bool:
     if (path / "config.toml").is_file():
         check_format(RunFolder(path).config, path)
         return same(RunFolder(path).config, config)
-    return path.is_dir() and _names_in(path) <= {checksums.FILE}
+    return path.is_dir() and _names_in(path) <= {files.CHECKSUMS}
 
 
 def _names_in(folder: Path) -> set[str]:
@@ -327,7 +327,7 @@ def _train(
     try:
         _write(out, grid, folders, ends)
         faulty = with_faults(engine, [member.run for member in members])
-        for member in together(members, faulty):
+        for member in train_together(members, faulty):
             ends[member.name] = ended(member, plans[member.name].experiment)
             _write(out, grid, folders, ends)
     except (KeyboardInterrupt, EngineError) as stop:
@@ -392,8 +392,8 @@ def _write(
     ends: Mapping[str, Result | Failure],
 ) -> None:
     members = {name: state(ends.get(name)) for name in folders}
-    content = checksums.sealed({"grid": grid, "members": members}, indent=1)
-    write_bytes(checksums.inside(out, FILE), content, sync=True)
+    content = files.seal_json({"grid": grid, "members": members}, indent=1)
+    write_bytes(files.check_inside(out, FILE), content, sync=True)
 
 
 def state(end: Result | Failure | None) -> dict[str, str]:

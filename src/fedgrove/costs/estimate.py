@@ -20,11 +20,11 @@ from ..data.lazy import LazyClients
 from ..engines.work import Computed, do_stages, pass_of
 from ..errors import check
 from ..parts.local import LocalTraining
-from ..runs.checksums import SHORT
 from ..runs.clock import DIGITS, Times, times
-from ..runs.rounds import exchanges_of_a_round, plan
+from ..runs.files import SHORT
+from ..runs.memory import Memory, make_version
+from ..runs.rounds import count_exchanges, plan
 from ..runs.run import Run, build, recipe_of, with_recipe
-from ..runs.store import Memory, version_of
 from ..wire.codec import Bitmap, Dense
 from ..wire.ledger import Ledger
 from ..wire.message_costs import BroadcastCosts, count_report, count_task
@@ -273,7 +273,7 @@ def _play(run: Run, method: AnyMethod, trace: Trace | None) -> Played:
             answers.append(replace(known.report, of=task.to, examples=info.examples))
         played.seconds += slowest
         folded = run.method.fold(state, answers)
-        exchanges = exchanges_of_a_round(run, state, folded, exchanges)
+        exchanges = count_exchanges(run, state, folded, exchanges)
         if folded.round > state.round:
             played.complete(answer.of for answer in answers)
         state = folded
@@ -287,7 +287,7 @@ def _do(run: Run, task: Task) -> Done:
     report = Report(task.to, outcome.give, EXAMPLES, outcome.metrics)
     if outcome.memory:
         # Nothing is written: only the version travels, and the last is the longest.
-        report = replace(report, memory=version_of(run.rounds, task.verb, "0" * SHORT))
+        report = replace(report, memory=make_version(run.rounds, task.verb, "0" * SHORT))
     return Done(report, _longest(run, task, report), computed)
 
 

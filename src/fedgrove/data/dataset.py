@@ -34,7 +34,7 @@ class Dataset:
         or what a split should hold out evenly.
     ahead: above 0 where targets are so many samples of every channel that follow the input, one
         channel after another; they are then scaled as the client's inputs are.
-    kinds: of generated users, the kind that each row was made for (:mod:`fedgrove.runs.purity`).
+    kinds: of generated users, the kind that each row was made for (:func:`.purity`).
     user: the person each row comes from, numbered from 0; None where a set has no users.
     block: what a `blocks` split holds out together, a chain of overlapping windows or a contiguous
         piece of a longer run; None where there are none, and ``refusal`` then says why.

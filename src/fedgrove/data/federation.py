@@ -48,7 +48,7 @@ class ClientData:
     info: ClientInfo
     labels: tuple[int, ...] | None = None
     kind: str = ""
-    """Which kind of user generated data were made for; no method sees it (:mod:`runs.purity`)."""
+    """Which kind of user generated data were made for; no method sees it (:mod:`runs.summary`)."""
     preparation: Preparation | None = None
     """How its raw inputs became ``x``; None: as the federation's common one says."""
 

@@ -24,8 +24,9 @@ from ..engines.flower.letter import Letter
 from ..engines.flower.messages import Head, lost_letter, partition_of
 from ..engines.work import explained
 from ..errors import FedgroveError, InputError
+from ..runs.files import write_bytes
+from ..runs.memory import Memory
 from ..runs.run import Run
-from ..runs.store import Memory, write_bytes
 from . import facts
 from .log import LOG, show
 

@@ -27,9 +27,9 @@ from ..data.preparation import IDENTITY, Preparation
 from ..errors import EngineError, InputError, check
 from ..nets import Net
 from ..report.tables import format_bytes
+from ..runs.files import write_bytes
 from ..runs.folder import RunFolder
 from ..runs.result import Result
-from ..runs.store import write_bytes
 from ..trees import Tree
 from .card import card
 from .figures import Exported, Row, accuracy, latencies, spread_out

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from ..nets import Net
-from ..runs.checksums import parsed
+from ..runs.files import parse_json
 from ..runs.folder import RunFolder
-from ..runs.store import tree_of
+from ..runs.memory import decode_tree
 from .source import shrunk
 
 
@@ -22,12 +22,12 @@ def model_bytes(folder: RunFolder, net: Net) -> float | None:
     index = folder.path / "models" / "index.json"
     if summary is None or summary.get("prediction") == "own" or not index.is_file():
         return None
-    files = Counter(parsed(folder.read("models/index.json"), index).values())
+    files = Counter(parse_json(folder.read("models/index.json"), index).values())
     total = 0
     # Clients of one group share a file: each is read once.
     for name, clients in files.items():
         path = folder.path / "models" / name
-        tree = tree_of(folder.read(f"models/{name}"), path)
+        tree = decode_tree(folder.read(f"models/{name}"), path)
         _, small = shrunk(net, {key: value.float() for key, value in tree.items()})
         total += clients * sum(4 * value.numel() for value in small.values())
     return total / files.total()

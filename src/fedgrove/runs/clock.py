@@ -104,12 +104,12 @@ class Stopwatch:
         self._slowest: tuple[int, Times] | None = None
         self._fastest_late: tuple[int, Times] | None = None
 
-    def timed(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
+    def time_answers(self, answers: Iterable[tuple[Task, Answer]]) -> Iterator[tuple[Task, Answer]]:
         """The answers, with those that come after the deadline lost."""
         for task, answer in answers:
-            yield task, self._judged(task, answer)
+            yield task, self._judge(task, answer)
 
-    def _judged(self, task: Task, answer: Answer) -> Answer:
+    def _judge(self, task: Task, answer: Answer) -> Answer:
         taken = self._times(task, answer)
         if self._slowest is None or taken.total > self._slowest[1].total:
             self._slowest = (task.to, taken)
@@ -161,7 +161,7 @@ class Stopwatch:
             return deadline
         return 0.0 if self._slowest is None else self._slowest[1].total
 
-    def line(self) -> dict[str, Any]:
+    def to_line(self) -> dict[str, Any]:
         """What a line of metrics.jsonl says of it."""
         parts: dict[str, Any] = {
             "virtual_seconds": round(self.seconds, DIGITS),
@@ -173,8 +173,7 @@ class Stopwatch:
             parts["slowest"] = {"client": client, **spent}
         return parts
 
-    @property
-    def nobody_in_time(self) -> str:
+    def explain_all_late(self) -> str:
         """A sentence, if all who answered were late; otherwise empty."""
         if self._in_time or self._fastest_late is None:
             return ""
@@ -185,12 +184,14 @@ class Stopwatch:
             f"{taken.compute:.3g} s of work, {taken.up:.3g} s up)."
         )
 
-    def check_somebody_can(self, tasks: Sequence[Task]) -> None:
+    def check_deadline(self, tasks: Sequence[Task]) -> None:
         """Refuse a deadline that all clients miss, where no later try could go otherwise."""
         federation = self._run.federation
         all_were_asked = len(tasks) == len(federation.ids)
-        if self._start == 0 and all_were_asked and federation.trace is None and self.nobody_in_time:
-            raise NobodyInTime(f"{self.nobody_in_time} Give a longer deadline.")
+        is_final = self._start == 0 and all_were_asked and federation.trace is None
+        sentence = self.explain_all_late()
+        if is_final and sentence:
+            raise NobodyInTime(f"{sentence} Give a longer deadline.")
 
 
 def _cost(answer: Any) -> Mapping[str, Mapping[str, int]]:
@@ -207,7 +208,7 @@ def clock_of(lines: Sequence[Mapping[str, Any]]) -> float:
     return float(lines[-1].get("virtual_clock", 0.0))
 
 
-def notes(run: Run, end: float) -> list[str]:
+def make_notes(run: Run, end: float) -> list[str]:
     """What a summary says where a trace ended before the run did, at the virtual second ``end``."""
     trace = run.federation.trace
     if trace is None:

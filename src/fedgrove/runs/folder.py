@@ -1,10 +1,10 @@
-"""A run folder: never overwritten, never half-written, and what is damaged is noticed.
+"""A run folder: never overwritten, never half-written, and damage is noticed.
 
 ::
 
     config.toml       the resolved configuration: rebuilds the run by type name
     metrics.jsonl     one object per exchange
-    checkpoint/       the last folded state, and what clients remember; the same of a time before
+    checkpoint/       the last folded state, and what clients remember; the same of an earlier time
     models/           *.safetensors; index.json: which client uses which; preparation.json: how raw
                       inputs become what they take, and what their outputs mean
     checksums.txt     of config.toml; at the end, of everything but checkpoint/
@@ -12,8 +12,8 @@
     report.html       a page to look at, made from the others (see :mod:`fedgrove.runs.report_html`)
     lock              while a process trains in the folder (see :mod:`fedgrove.runs.lock`)
 
-A checkpoint is a manifest (latest.json, previous.json) and the files that it names, which are
-written before it and never changed. How a file is checked: :mod:`fedgrove.runs.checksums`.
+How files are written and checked: :mod:`fedgrove.runs.files`; what a checkpoint is made of:
+:mod:`fedgrove.runs.checkpoint`.
 """
 
 from __future__ import annotations
@@ -24,47 +24,37 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..core import Packet
 from ..errors import DamageError, FedgroveError, FolderWarning, InputError, not_a_run
-from ..trees import Digests, Tree
+from ..trees import Tree
 from ..wire.known_state import KnownState
-from . import checksums
-from .checksums import damaged, digest, inside
-from .gate import is_plain_name
+from . import files
+from .checkpoint import (
+    FORMAT,
+    STEM,
+    Manifest,
+    TreeFiles,
+    find_manifest,
+    read_manifest,
+    state_from_json,
+    state_to_json,
+    versions_of,
+)
+from .files import CHECKSUMS, PARTIAL, cannot_write, damaged, write_bytes
+from .memory import decode_tree, encode_tree, read_named_tree, write_named_tree
 from .model import FILE as PREPARATION
 from .model import FORMAT as PREPARATION_FORMAT
-from .model import described
+from .model import describe_clients
 from .run import Run
-from .store import (
-    PARTIAL,
-    Memory,
-    cannot_write,
-    freeze,
-    memory_file,
-    read_named,
-    sync,
-    thaw,
-    tree_bytes,
-    tree_of,
-    write_bytes,
-    write_named,
-)
-from .tree_files import STEM, TreeFiles
+from .summary import Delivery
 
 CHECKPOINT = "checkpoint"
 """The folder of states and of what clients remember, within a run folder."""
-FORMAT = 3
-"""Of checkpoints: raised when a manifest changes. Before there was a format, files had no
-checksums."""
-READABLE = (2, FORMAT)
-"""Formats that are read; others are refused. In 2 no tree had a file of its own."""
 SYNC_EVERY = 10.0
 """Seconds: a checkpoint is forced to the disk, which takes a while, no more often than this.
 
@@ -73,38 +63,37 @@ costs no more than these seconds and a round.
 """
 
 
-@dataclass(frozen=True)
-class _Committed:
-    """What a manifest says, as text: what it was made from may change."""
-
-    text: bytes
-    synced: bool
-    files: set[str]
-    """Those that it names."""
-
-    @staticmethod
-    def of(manifest: Mapping[str, Any]) -> _Committed:
-        return _Committed(checksums.sealed(manifest), manifest["synced"], _files_of(manifest))
-
-
 class RunFolder:
-    """The files of one run."""
+    """The files of one run.
+
+    Args:
+        path: The folder. :meth:`create` makes a new one; :meth:`open` checks that it has a run.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._synced_at = -SYNC_EVERY
-        self._model_digests: dict[str, str] = {}
+        self._model_checksums: dict[str, str] = {}
         self._trees = TreeFiles()
-        # The latest manifest and the previous one, where this process wrote them.
-        self._committed: tuple[_Committed | None, _Committed | None] = (None, None)
+        # The latest manifest and the previous one, if this process wrote them.
+        self._committed: tuple[Manifest | None, Manifest | None] = (None, None)
+        self._paths: dict[str, Path] = {}
 
     @classmethod
     def create(cls, path: Path, config: str) -> RunFolder:
-        """A new folder; one that exists is not touched."""
+        """Make a new folder.
+
+        Args:
+            path: The folder, which must not exist.
+            config: The content of config.toml.
+
+        Raises:
+            InputError: The folder exists or cannot be made.
+        """
         try:
             path.mkdir(parents=True)
         except FileExistsError:
-            raise exists(path) from None
+            raise files.folder_exists(path) from None
         except OSError as error:
             raise InputError(
                 f"the run folder {path} cannot be made: {error.strerror or error}."
@@ -115,7 +104,7 @@ class RunFolder:
         except FedgroveError:
             # Or the same command would be refused when there is space again.
             with suppress(OSError):
-                (path / checksums.FILE).unlink(missing_ok=True)
+                (path / CHECKSUMS).unlink(missing_ok=True)
                 path.rmdir()
             raise
         return folder
@@ -123,32 +112,39 @@ class RunFolder:
     def begin(self, config: str) -> None:
         """Write the first files of a run into its folder."""
         # Its checksum first: a config.toml without one has lost it.
-        digests = {"config.toml": digest(config.encode())}
-        write_bytes(self._inside(checksums.FILE), checksums.listed(digests), sync=True)
+        checksums = {"config.toml": files.compute_checksum(config.encode())}
+        write_bytes(self._inside(CHECKSUMS), files.format_checksums(checksums), sync=True)
         write_bytes(self._inside("config.toml"), config.encode(), sync=True)
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """A folder that holds a run."""
+        """Return a folder that has a run; another one raises :class:`InputError`."""
         if not (path / "config.toml").is_file():
             raise not_a_run(path)
         return cls(path)
 
     def _inside(self, name: str) -> Path:
-        return inside(self.path, name)
+        # Checked once: it looks at every folder above, and a round uses these paths a dozen times.
+        if name not in self._paths:
+            self._paths[name] = files.check_inside(self.path, name)
+        return self._paths[name]
 
     def read(self, name: str) -> bytes:
-        """The bytes of a file that checksums.txt lists: ``config.toml``, or one of a finished run.
+        """Return the content of a file that checksums.txt lists.
 
-        What is missing or not what was written is refused.
+        Args:
+            name: ``config.toml``, or a file of a finished run.
+
+        Raises:
+            DamageError: The file is missing, or not what was written.
         """
-        if not (self.path / checksums.FILE).exists() and self._is_from_before_checksums():
-            return checksums.read(self._inside(name))
-        return checksums.read_listed(self.path, name, checksums.read_list(self.path))
+        if not (self.path / CHECKSUMS).exists() and self._is_older_than_checksums():
+            return files.read_bytes(self._inside(name))
+        return files.read_listed(self.path, name, files.read_checksums(self.path))
 
-    def _is_from_before_checksums(self) -> bool:
+    def _is_older_than_checksums(self) -> bool:
         try:
-            manifest = checksums.read_json(self._latest)
+            manifest = files.parse_json(files.read_bytes(self._latest), self._latest)
         except DamageError:
             # Before its first checkpoint a run has nothing to lose.
             return not self._latest.exists()
@@ -164,14 +160,14 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The result, once there is one."""
+        """The content of summary.json; None for a run that is not finished."""
         path = self.path / "summary.json"
         if not path.exists():
             return None
-        figures = checksums.parsed(self.read("summary.json"), path)
-        if not isinstance(figures, dict):
+        summary = files.parse_json(self.read("summary.json"), path)
+        if not isinstance(summary, dict):
             raise damaged(path)
-        return figures
+        return summary
 
     # ---- metrics ---------------------------------------------------------------------------------
 
@@ -179,44 +175,45 @@ class RunFolder:
     def _metrics_path(self) -> Path:
         return self._inside("metrics.jsonl")
 
-    def _lines(self) -> list[bytes]:
+    def _read_lines(self) -> list[bytes]:
         path = self._metrics_path
         if not path.exists():
             return []
-        return checksums.read(path).splitlines(keepends=True)
+        return files.read_bytes(path).splitlines(keepends=True)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One object per exchange so far."""
-        lines = self._lines()
+        """Return the lines of metrics.jsonl, one object per exchange so far, after checking them.
+
+        Raises:
+            DamageError: They are not what was written.
+        """
+        lines = self._read_lines()
         if (self.path / "summary.json").exists():
             self.read("metrics.jsonl")
         else:
-            manifest = self._newest_manifest()
+            manifest = self._read_newest_manifest()
             if manifest is not None:
                 self._check_lines(lines, manifest)
-        return self._parsed(lines)
+        return self._parse_lines(lines)
 
     def metrics_to_show(self) -> list[dict[str, Any]]:
-        """The same for a progress line: unchecked, up to the first line that cannot be read."""
+        """Return the lines of metrics.jsonl unchecked, for progress; none if one is unreadable."""
         try:
-            return self._parsed(self._lines())
+            return self._parse_lines(self._read_lines())
         except DamageError:
             return []
 
-    def _parsed(self, lines: list[bytes]) -> list[dict[str, Any]]:
+    def _parse_lines(self, lines: list[bytes]) -> list[dict[str, Any]]:
         # A last line without its newline was cut short by a kill, and does not count.
-        return [
-            checksums.parsed(line, self._metrics_path) for line in lines if line.endswith(b"\n")
-        ]
+        whole = [line for line in lines if line.endswith(b"\n")]
+        return [files.parse_json(line, self._metrics_path) for line in whole]
 
-    def _check_lines(self, lines: list[bytes], manifest: Mapping[str, Any]) -> bytes:
-        """The lines that a manifest counts."""
-        committed = b"".join(lines[: manifest["lines"]])
-        if digest(committed) != manifest["metrics"]:
-            if not self._metrics_path.exists():
-                raise DamageError(
-                    f"{self._metrics_path} is missing; restore it from a copy, or run it again."
-                )
+    def _check_lines(self, lines: list[bytes], manifest: Manifest) -> bytes:
+        """Return the lines that a manifest counts."""
+        committed = b"".join(lines[: manifest.content["lines"]])
+        if files.compute_checksum(committed) != manifest.content["metrics"]:
+            # Raises if the file is missing.
+            files.read_bytes(self._metrics_path)
             raise damaged(self._metrics_path)
         return committed
 
@@ -233,7 +230,7 @@ class RunFolder:
                 os.truncate(path, size)
             raise cannot_write(path, error) from None
 
-    # ---- checkpoints -----------------------------------------------------------------------------
+    # ---- writing a checkpoint --------------------------------------------------------------------
 
     @property
     def _checkpoint(self) -> Path:
@@ -248,45 +245,54 @@ class RunFolder:
         return self._inside(f"{CHECKPOINT}/previous.json")
 
     def save(self, run: Run, state: Any, attempt: int = 0) -> None:
-        """Commit a state, what clients remember and hold, and the metrics so far, all at once."""
-        checkpoint = self._checkpoint
-        try:
-            checkpoint.mkdir(exist_ok=True)
-        except OSError as error:
-            raise cannot_write(checkpoint, error) from None
+        """Commit a state, what clients remember and hold, and the metrics so far, all at once.
+
+        Args:
+            run: The run.
+            state: The method's state.
+            attempt: How often the next exchange was abandoned so far.
+        """
+        checkpoint = self._make_folder(self._checkpoint)
         tensors: Tree = {}
         # Shared by both calls: what occurs in both is written once.
         numbers: dict[int, str] = {}
         self._trees.start()
-        frozen_state = freeze(state, tensors, numbers, self._trees.stand_in)
-        frozen_held = freeze(run.known_state.state(), tensors, numbers)
+        plain_state = state_to_json(state, tensors, numbers, self._trees.stand_in)
+        plain_known = state_to_json(run.known_state.state(), tensors, numbers)
         self._trees.write(checkpoint)
-        lines = self._lines()
+        lines = self._read_lines()
         stem = f"state.{len(lines):06d}"
         self._commit(
             {
                 "round": state.round,
-                "config": self._config_digest(),
+                "config": self._config_checksum(),
                 "attempt": attempt,
                 "lengths": run.lengths.by_kind,
-                "state": frozen_state,
-                "held": frozen_held,
-                "tensors": write_named(checkpoint, stem, tensors),
+                "state": plain_state,
+                "held": plain_known,
+                "tensors": write_named_tree(checkpoint, stem, tensors),
                 "trees": self._trees.names,
-                **_versions(run.memory),
+                **versions_of(run.memory),
                 "lines": len(lines),
-                "metrics": digest(b"".join(lines)),
+                "metrics": files.compute_checksum(b"".join(lines)),
             }
         )
 
+    def _make_folder(self, path: Path) -> Path:
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        return path
+
     def _commit(self, content: Mapping[str, Any]) -> None:
-        """Make a manifest the latest one; all that it names is written."""
+        """Make a manifest the latest one; all files that it names are written."""
         old, previous = self._committed
         if old is None:
-            old = self._read_committed(self._latest)
-            previous = self._read_committed(self._previous)
+            old = find_manifest(self._latest)
+            previous = find_manifest(self._previous)
         is_due = time.monotonic() - self._synced_at >= SYNC_EVERY
-        new = _Committed.of({"format": FORMAT, "synced": is_due, **content})
+        new = Manifest({"format": FORMAT, "synced": is_due, **content})
         if is_due:
             on_disk = [known.files for known in (old, previous) if known and known.synced]
             self._sync(new.files.difference(*on_disk))
@@ -298,26 +304,22 @@ class RunFolder:
             # After the other, or for a moment both would be the same, and one damage too many.
             previous = old
             write_bytes(self._previous, old.text, sync=True)
-            sync(self._checkpoint)
+            files.sync_path(self._checkpoint)
         # What no manifest names can go now.
         kept = new.files | (previous.files if previous else set())
         self._delete_all_but(kept)
         self._trees.there = kept
         self._committed = (new, previous)
 
-    def _read_committed(self, path: Path) -> _Committed | None:
-        manifest = self._manifest_or_none(path)
-        return None if manifest is None else _Committed.of(manifest)
-
     def _sync(self, names: Iterable[str]) -> None:
-        """Force a checkpoint to the disk; ``names``: of its files those that are not there yet."""
+        """Force a checkpoint to the disk; ``names`` are its files that are not there yet."""
         checkpoint = self._checkpoint
         for name in sorted(names):
-            sync(checkpoint / name)
+            files.sync_path(checkpoint / name)
         if self._metrics_path.exists():
-            sync(self._metrics_path)
-        sync(checkpoint)
-        sync(self.path)
+            files.sync_path(self._metrics_path)
+        files.sync_path(checkpoint)
+        files.sync_path(self.path)
         self._synced_at = time.monotonic()
 
     def _delete_all_but(self, names: set[str]) -> None:
@@ -335,18 +337,29 @@ class RunFolder:
             with suppress(OSError):
                 path.unlink()
 
+    # ---- reading a checkpoint --------------------------------------------------------------------
+
     def restore(self, run: Run) -> tuple[Any, int]:
-        """Take the run back to its last checkpoint: its state and the attempt at the next exchange.
+        """Take a run back to its last checkpoint, or to the one before if that is damaged.
 
-        The state is None if there is no checkpoint.
+        What clients remember and hold is restored too; metrics of rounds that do not count are cut
+        off.
 
-        If the last one is damaged, to the one before. What clients remember and hold is restored
-        too; metrics of rounds that did not count are cut off.
+        Args:
+            run: The run; its memory, known masks and recent lengths are set.
+
+        Returns:
+            The state, None without a checkpoint; and the attempt at the next exchange.
+
+        Raises:
+            DamageError: No checkpoint can be used. Nothing was changed.
         """
+        # Links may have been made since they were looked at.
+        self._paths.clear()
         manifest = self._settle()
         self._trees.forget()
         # They were read, and are what their names say.
-        self._trees.there = _files_of(manifest)
+        self._trees.there = set() if manifest is None else manifest.files
         self._committed = (None, None)
         # A run that was used before may hold what was never committed.
         run.memory.files.clear()
@@ -354,28 +367,30 @@ class RunFolder:
         run.known_state.restore(KnownState().state())
         if manifest is None:
             return None, 0
+        content = manifest.content
         try:
             for key in ("memory", "memory_elsewhere"):
-                for client, version in manifest.get(key, {}).items():
+                for client, version in content.get(key, {}).items():
                     run.memory.accept(int(client), version)
-            tensors = read_named(self._checkpoint, manifest["tensors"])
-            run.known_state.restore(thaw(manifest["held"], tensors))
-            run.lengths.by_kind.update(manifest["lengths"])
+            tensors = read_named_tree(self._checkpoint, content["tensors"])
+            run.known_state.restore(state_from_json(content["held"], tensors))
+            run.lengths.by_kind.update(content["lengths"])
             # Each file once: trees that were one are one again.
-            read = cache(partial(read_named, self._checkpoint))
-            state = thaw(manifest["state"], tensors, run.initial_state, read)
-            return state, int(manifest["attempt"])
+            read = cache(partial(read_named_tree, self._checkpoint))
+            state = state_from_json(content["state"], tensors, run.initial_state, read)
+            return state, int(content["attempt"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if isinstance(error, FedgroveError):
                 raise
             raise damaged(self._latest, "it does not describe a checkpoint") from error
 
-    def _settle(self) -> dict[str, Any] | None:
+    def _settle(self) -> Manifest | None:
         """Choose the checkpoint to continue from, and make the folder agree with it.
 
-        The manifest of the chosen one; None at the beginning of a run.
+        Returns:
+            The manifest of the chosen one; None at the beginning of a run.
         """
-        lines = self._lines()
+        lines = self._read_lines()
         if not self._latest.exists() and not self._previous.exists():
             # A run that was killed in its first exchange may have logged that one.
             if len(lines) > 1:
@@ -385,17 +400,17 @@ class RunFolder:
                 )
             manifest, committed = None, b""
         else:
-            manifest, committed = self._chosen(lines)
+            manifest, committed = self._choose_checkpoint(lines)
         if b"".join(lines) != committed:
             write_bytes(self._metrics_path, committed)
-        previous = self._manifest_or_none(self._previous)
-        self._delete_all_but(_files_of(manifest) | _files_of(previous))
+        known = [each for each in (manifest, find_manifest(self._previous)) if each is not None]
+        self._delete_all_but(set().union(*(each.files for each in known)))
         return manifest
 
-    def _chosen(self, lines: list[bytes]) -> tuple[dict[str, Any], bytes]:
-        """The latest checkpoint and its metrics; the previous one if the latest is damaged."""
+    def _choose_checkpoint(self, lines: list[bytes]) -> tuple[Manifest, bytes]:
+        """Return the manifest to continue from, and the metrics that it counts."""
         try:
-            return self._checked(self._latest, lines)
+            return self._check_manifest(self._latest, lines)
         except DamageError as error:
             latest_is_damaged = error
         if not self._previous.exists():
@@ -403,7 +418,7 @@ class RunFolder:
                 f"{latest_is_damaged} There is no checkpoint before it. Nothing was changed."
             ) from None
         try:
-            manifest, committed = self._checked(self._previous, lines)
+            manifest, committed = self._check_manifest(self._previous, lines)
         except DamageError as error:
             reason = f"The checkpoint before it cannot be used either: {error}"
             if str(error) == str(latest_is_damaged):
@@ -411,111 +426,92 @@ class RunFolder:
             raise DamageError(f"{latest_is_damaged} {reason} Nothing was changed.") from None
         warnings.warn(
             f"{latest_is_damaged} The run goes on from the checkpoint before, of round "
-            f"{manifest['round']}.",
+            f"{manifest.content['round']}.",
             FolderWarning,
             stacklevel=2,
         )
         # First this, then the metrics: a kill in between leaves lines that do not count.
-        write_bytes(self._latest, checksums.sealed(manifest), sync=True)
+        write_bytes(self._latest, manifest.text, sync=True)
         return manifest, committed
 
-    def _checked(self, path: Path, lines: list[bytes]) -> tuple[dict[str, Any], bytes]:
-        """A manifest and the metrics it counts, when all its files are what was written."""
-        manifest = self._manifest(path)
-        if manifest["config"] != self._config_digest():
+    def _check_manifest(self, path: Path, lines: list[bytes]) -> tuple[Manifest, bytes]:
+        """Read a manifest; all its files, and the metrics that it counts, are what was written."""
+        manifest = read_manifest(path)
+        if manifest.content["config"] != self._config_checksum():
             raise damaged(path, f"it is of a run with another config.toml than {self.path}")
-        for name in sorted(_files_of(manifest)):
-            checksums.read_named(self._checkpoint, name)
+        for name in sorted(manifest.files):
+            files.read_named(self._checkpoint, name)
         return manifest, self._check_lines(lines, manifest)
 
     def rounds_saved(self) -> int:
-        """How many rounds the last checkpoint that can be read holds."""
+        """Return the number of rounds in the last checkpoint that can be read."""
         for path in (self._latest, self._previous):
-            manifest = self._manifest_or_none(path)
+            manifest = find_manifest(path)
             if manifest is not None:
-                return int(manifest["round"])
+                return int(manifest.content["round"])
         return 0
 
     def check_format(self) -> None:
         """Refuse checkpoints of another version."""
         for path in (self._latest, self._previous):
-            # What is damaged is for restore() to tell.
+            # Damage is reported by restore().
             with suppress(DamageError):
-                self._manifest(path)
+                read_manifest(path)
 
     def check(self) -> None:
         """Refuse an unfinished run of which no checkpoint can be read."""
-        self._newest_manifest()
+        self._read_newest_manifest()
 
-    def _newest_manifest(self) -> dict[str, Any] | None:
-        """The last manifest that can be read; None before the first checkpoint."""
+    def _read_newest_manifest(self) -> Manifest | None:
+        """Return the last manifest that can be read; None before the first checkpoint."""
         if not self._latest.exists() and not self._previous.exists():
             return None
         try:
-            return self._manifest(self._latest)
+            return read_manifest(self._latest)
         except DamageError as error:
-            previous = self._manifest_or_none(self._previous)
+            previous = find_manifest(self._previous)
             if previous is None:
                 raise
             warnings.warn(f"{error} The one before is used.", FolderWarning, stacklevel=2)
             return previous
 
-    def _manifest(self, path: Path) -> dict[str, Any]:
-        manifest = checksums.read_sealed(path, new_keys=("format", "synced"))
-        format = manifest.get("format", 1)
-        if format not in READABLE:
-            formats = " and ".join(map(str, READABLE))
-            raise InputError(
-                f"{path} is a checkpoint of format {format}; this version of fedgrove reads format "
-                f"{formats}. Resume the run with the version that wrote it, or start it again."
-            )
-        if not _is_whole(manifest):
-            raise damaged(path, "it does not describe a checkpoint")
-        return manifest
-
-    def _manifest_or_none(self, path: Path) -> dict[str, Any] | None:
-        try:
-            return self._manifest(path)
-        except InputError:
-            return None
-
     # ---- results ---------------------------------------------------------------------------------
 
-    def save_models(self, run: Run, state: Any) -> None:
-        """Each client's own model where it has one, otherwise the delivered model, written once.
+    def save_models(self, run: Run, delivery: Delivery) -> None:
+        """Write each client's own model if it has one, otherwise the delivered model, once.
 
-        With what is frozen in the net, so that a file is a whole model. A model that several
-        clients are delivered is kept beside their own. ``preparation.json`` says how raw inputs
-        become what the models take, and what their outputs mean (:mod:`.model`).
+        Files have the frozen parameters of the net too, so that each is a whole model. A model that
+        several clients are delivered is kept next to their own. ``preparation.json`` says how raw
+        inputs become what the models take, and what their outputs mean (:mod:`.model`).
+
+        Args:
+            run: The run.
+            delivery: What the clients whose models are kept are delivered.
         """
-        folder = self._inside("models")
-        try:
-            folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise cannot_write(folder, error) from None
+        folder = self._make_folder(self._inside("models"))
         index: dict[str, str] = {}
-        self._model_digests = {}
+        self._model_checksums = {}
         constants = run.net.constants()
 
         def write(name: str, tree: Mapping[str, Tensor]) -> None:
             # Even over a file that is there: a process that was killed may have left it.
-            if f"models/{name}" not in self._model_digests:
+            if f"models/{name}" not in self._model_checksums:
                 is_model = tree.keys() == run.net.layout.shapes.keys()
                 whole = {**constants, **tree} if is_model else tree
-                self._write_model(name, tree_bytes(whole))
+                self._write_model(name, encode_tree(whole))
 
-        # All at once, so that each is alive as long as its id is known.
-        delivered = {k: run.deliver(state, k).get("model") for k in run.served}
-        groups, files = _shared(run, delivered)
-        for client, packet in delivered.items():
+        groups = delivery.group_clients(run.net.layout.shapes)
+        group_files = {group: f"group-{group:03d}.safetensors" for group in groups.values()}
+        for client in run.served:
+            packet = delivery.model(client)
             own = run.memory.read(client, run.memory.files.get(client)).get("own")
             if client in groups and packet is not None:
-                write(files[groups[client]], packet.values)
+                write(group_files[groups[client]], packet.values)
             if own is not None:
                 name = f"client-{client:05d}.safetensors"
                 write(name, own)
             elif client in groups:
-                name = files[groups[client]]
+                name = group_files[groups[client]]
             elif packet is not None:
                 name = f"client-{client:05d}.safetensors"
                 write(name, packet.values)
@@ -523,145 +519,66 @@ class RunFolder:
                 continue
             index[str(client)] = name
         self._write_model("index.json", json.dumps(index, indent=1).encode())
-        about = described(run, groups, files)
+        about = describe_clients(run, groups, group_files)
         self._write_model(PREPARATION, json.dumps(about, indent=1).encode())
         for path in folder.glob(f"*{PARTIAL}"):
             path.unlink()
 
     def models(self) -> dict[int, str]:
-        """The file name of each client's model; of a finished run."""
+        """Return the file name of each client's model, of a finished run."""
         path = self.path / "models" / "index.json"
         if not path.is_file():
             raise InputError(
                 f"{self.path} has no models/index.json, so its models cannot be matched to "
                 "clients; run it again."
             )
-        index = checksums.parsed(self.read("models/index.json"), path)
+        index = files.parse_json(self.read("models/index.json"), path)
         try:
-            files = {int(client): name for client, name in index.items()}
+            names = {int(client): name for client, name in index.items()}
         except (AttributeError, ValueError):
             raise damaged(path, "it does not name clients") from None
-        if not files or not all(checksums.is_plain(name) for name in files.values()):
+        if not names or not all(files.is_file_name(name) for name in names.values()):
             raise damaged(path, "it does not name files of its folder")
-        return files
+        return names
 
     def preparation(self) -> dict[str, Any] | None:
-        """What is known of the models beside their weights; None where it was not kept yet."""
+        """Return models/preparation.json; None for a run of a version that did not write it."""
         name = f"models/{PREPARATION}"
-        listed = checksums.read_list(self.path) if (self.path / checksums.FILE).exists() else {}
+        listed = files.read_checksums(self.path) if (self.path / CHECKSUMS).exists() else {}
         if name not in listed and not (self.path / name).exists():
             return None
-        about = checksums.parsed(self.read(name), self.path / name)
-        is_ours = isinstance(about, dict) and about.get("format") == PREPARATION_FORMAT
-        if not is_ours:
+        about = files.parse_json(self.read(name), self.path / name)
+        if not isinstance(about, dict) or about.get("format") != PREPARATION_FORMAT:
             raise damaged(self.path / name, "it does not describe models of this version")
-        return dict(about)
+        return about
 
     def tree(self, name: str) -> Tree:
-        """The weights in a file of ``models/``, in float32."""
+        """Return the weights in a file of ``models/``, in float32."""
         content = self.read(f"models/{name}")
-        tree = tree_of(content, self.path / "models" / name)
+        tree = decode_tree(content, self.path / "models" / name)
         return {leaf: value.float() for leaf, value in tree.items()}
 
     def _write_model(self, name: str, data: bytes) -> None:
         write_bytes(self._inside(f"models/{name}"), data, sync=True)
-        self._model_digests[f"models/{name}"] = digest(data)
+        self._model_checksums[f"models/{name}"] = files.compute_checksum(data)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the result."""
+        """Write summary.json, and the checksums of all results before it."""
         text = (json.dumps(summary, indent=1) + "\n").encode()
-        digests = {
-            "config.toml": self._config_digest(),
-            "metrics.jsonl": digest(b"".join(self._lines())),
-            **self._model_digests,
-            "summary.json": digest(text),
+        checksums = {
+            "config.toml": self._config_checksum(),
+            "metrics.jsonl": files.compute_checksum(b"".join(self._read_lines())),
+            **self._model_checksums,
+            "summary.json": files.compute_checksum(text),
         }
-        # Before the summary, with which they begin to be looked at.
-        write_bytes(self._inside(checksums.FILE), checksums.listed(digests), sync=True)
+        # Before the summary, from which on they are checked.
+        write_bytes(self._inside(CHECKSUMS), files.format_checksums(checksums), sync=True)
         write_bytes(self._inside("summary.json"), text, sync=True)
-        sync(self.path)
+        files.sync_path(self.path)
 
-    def _config_digest(self) -> str:
-        """Of when the run began: a config.toml that was changed since must not pass for whole."""
+    def _config_checksum(self) -> str:
+        """Return the checksum of config.toml from when the run began; it may be changed since."""
         try:
-            return checksums.read_list(self.path)["config.toml"]
+            return files.read_checksums(self.path)["config.toml"]
         except (DamageError, KeyError):
-            return digest(checksums.read(self._inside("config.toml")))
-
-
-def _versions(memory: Memory) -> dict[str, dict[str, str]]:
-    """What clients remember, as a manifest names it: files of the checkpoint, or of others."""
-    versions = {str(client): version for client, version in memory.files.items()}
-    if memory.elsewhere:
-        return {"memory": {}, "memory_elsewhere": versions}
-    return {"memory": versions}
-
-
-def _is_whole(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest has what is read of it before the run is known."""
-    memory = manifest.get("memory")
-    if not isinstance(memory, dict) or not isinstance(manifest.get("tensors"), str):
-        return False
-    trees = manifest.get("trees", [])
-    if not isinstance(trees, list) or not all(isinstance(name, str) for name in trees):
-        return False
-    names_versions = all(
-        client.isdecimal() and isinstance(version, str) and is_plain_name(version)
-        for client, version in memory.items()
-    )
-    numbers = ("round", "attempt", "lines", "synced")
-    has_numbers = all(isinstance(manifest.get(key), int) for key in numbers)
-    has_rest = {"state", "held", "lengths", "metrics", "config"} <= manifest.keys()
-    return names_versions and has_numbers and has_rest
-
-
-def _files_of(manifest: Mapping[str, Any] | None) -> set[str]:
-    """The names of the files of a checkpoint."""
-    if manifest is None:
-        return set()
-    names = {manifest["tensors"], *manifest.get("trees", ())}
-    for client, version in manifest["memory"].items():
-        names.add(memory_file(client, version))
-    return names
-
-
-def _shared(
-    run: Run, delivered: Mapping[int, Packet | None]
-) -> tuple[dict[int, int], dict[int, str]]:
-    """The group of each client that is delivered a whole model which others get too; its files.
-
-    Where there is one client only, its model is the server's all the same.
-    """
-    known = Digests()
-    clients: dict[bytes, list[int]] = {}
-    for client, packet in delivered.items():
-        if packet is not None and packet.values.keys() == run.net.layout.shapes.keys():
-            clients.setdefault(known.of(packet.values), []).append(client)
-    groups: dict[int, int] = {}
-    files: dict[int, str] = {}
-    for members in clients.values():
-        if len(members) > 1 or len(delivered) == 1:
-            number = len(files)
-            files[number] = f"group-{number:03d}.safetensors"
-            groups.update(dict.fromkeys(members, number))
-    return groups, files
-
-
-def exists(path: Path) -> InputError:
-    """The refusal to write into a folder that is there."""
-    return InputError(
-        f"the run folder {path} exists; runs are never overwritten. "
-        f"Give another --out, or resume it with: fedgrove resume {path}"
-    )
-
-
-def fresh_name(root: Path, stem: str) -> Path:
-    """A folder name under ``root`` that is not taken: ``stem``, ``stem-2``, ``stem-3``, ..."""
-    # A colon (the data set "emnist:letters") may not stand in a folder's name on every system.
-    stem = stem.replace(":", "-")
-    path = root / stem
-    n = 2
-    while path.exists():
-        path = root / f"{stem}-{n}"
-        n += 1
-    return path
+            return files.compute_checksum(files.read_bytes(self._inside("config.toml")))

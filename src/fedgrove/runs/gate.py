@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -16,6 +15,7 @@ from .. import gpu_copies, trees
 from ..core import ClientInfo, ExpectedPacket, ExpectedReport, Packet, Report, Task
 from ..errors import check
 from ..parts.robust import is_parameter
+from .files import is_plain_name
 
 REFUSALS = {
     "malformed": "it is no report, or its parts are not what a report is made of",
@@ -37,7 +37,7 @@ NORM_BOUND = 100.0
 others make updates several times as long; lies worth telling are far longer."""
 RECENT = 100
 """How many lengths of updates of a kind are remembered."""
-FEW = 9
+FEW_LENGTHS = 9
 """So many lengths make a median that a few liars cannot move far."""
 
 
@@ -155,12 +155,6 @@ def _refuses(
         if refusal is not None:
             return Refusal(refusal.reason, f"{client} sent {name} with {refusal.sentence}")
     return None
-
-
-def is_plain_name(version: str) -> bool:
-    """Whether a version of memory is a name and not a path that leads elsewhere."""
-    plain = re.fullmatch(r"[\w:.-]{1,100}", version, re.ASCII)
-    return plain is not None and ".." not in version
 
 
 def _refuses_metrics(metrics: Mapping[str, float], expected: ExpectedReport) -> str | None:
@@ -500,7 +494,7 @@ class RecentLengths:
     def knows(self, task: Task, lengths: Lengths) -> bool:
         """Whether there are enough recent updates of each of these kinds."""
         kinds = [kind_of(task, name) for name in lengths]
-        return all(len(self.by_kind.get(kind, ())) >= FEW for kind in kinds)
+        return all(len(self.by_kind.get(kind, ())) >= FEW_LENGTHS for kind in kinds)
 
     def usual(self, now: Iterable[tuple[Task, Lengths]]) -> dict[str, float]:
         """The median of each kind of the updates that came ``now``.
@@ -514,7 +508,7 @@ class RecentLengths:
                 kind = kind_of(task, name)
                 before = self.by_kind.get(kind, [])
                 known = recent.setdefault(kind, list(before))
-                if len(before) < FEW:
+                if len(before) < FEW_LENGTHS:
                     known.append(length)
                 single[kind] = model_length or length
         medians = {}

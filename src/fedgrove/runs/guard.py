@@ -1,4 +1,4 @@
-"""A method's own functions: what goes wrong in a user's code becomes one sentence."""
+"""Errors in a user's code: a method's function that fails, or returns what it must not."""
 
 from __future__ import annotations
 
@@ -18,25 +18,30 @@ from .. import methods
 from ..core import AnyMethod, WithServerMetrics
 from ..errors import FedgroveError, MethodError
 from ..nets.custom import file_of
-from .per_task import states_of
+from .per_task import states_by_task
 
 T = TypeVar("T")
 
 DEBUG = "FEDGROVE_DEBUG"
 """The environment variable that shows users' errors with their traceback."""
 LONGEST = 300
-"""Letters of an error that are shown."""
+"""How many characters of an error's text are shown."""
 NOT_THE_METHODS = (FedgroveError, OSError, torch.OutOfMemoryError)
-"""Errors that are sentences already, or that engines and the command line answer to."""
+"""Errors that are sentences already, or that engines and the command line handle."""
 
 
 @contextmanager
-def calling(
-    method: AnyMethod, function: str, others: Iterable[BaseException] = ()
+def explain_errors(
+    method: AnyMethod, function: str, passed_through: Iterable[BaseException] = ()
 ) -> Iterator[None]:
-    """Turn an error of a user's method into a sentence; a bug of ours shows its traceback.
+    """Turn an error in a user's method into a :class:`MethodError` with one sentence.
 
-    ``others`` are errors that only passed through the function.
+    An error in a method of this library is a bug, and keeps its traceback.
+
+    Args:
+        method: The method whose function is called.
+        function: The function's name, for the sentence.
+        passed_through: Errors that only passed through the function, and are not turned.
     """
     try:
         yield
@@ -44,14 +49,14 @@ def calling(
         raise
     except Exception as error:
         is_ours = type(method).__module__.startswith(f"{methods.__name__}.")
-        passed_through = any(error is other for other in others)
-        if is_ours or passed_through or os.environ.get(DEBUG):
+        is_others = any(error is other for other in passed_through)
+        if is_ours or is_others or os.environ.get(DEBUG):
             raise
-        raise MethodError(_sentence(method, function, error)) from error
+        raise MethodError(_blame(method, function, error)) from error
 
 
-def noted(items: Iterable[T], errors: list[BaseException]) -> Iterator[T]:
-    """The items; an error on the way to one of them is added to ``errors``."""
+def record_errors(items: Iterable[T], errors: list[BaseException]) -> Iterator[T]:
+    """Yield the items; an error in getting one of them is added to ``errors``."""
     try:
         yield from items
     except Exception as error:
@@ -59,34 +64,53 @@ def noted(items: Iterable[T], errors: list[BaseException]) -> Iterator[T]:
         raise
 
 
-def _sentence(method: AnyMethod, function: str, error: Exception) -> str:
+def _blame(method: AnyMethod, function: str, error: Exception) -> str:
+    """Return the sentence about an error in a function of a method."""
     text = " ".join(str(error).split())[:LONGEST].rstrip(".")
-    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    what = f"{type(error).__name__}: {text}" if text else type(error).__name__
     file = file_of(type(method))
     see = f"; see {file.path}" if file is not None else ""
-    return (
-        f"{methods.name_of(method)}: {function} ended with {said} (at {_place(method, error)}){see}"
-        f". {DEBUG}=1 shows the traceback."
-    )
-
-
-def _place(method: AnyMethod, error: Exception) -> str:
-    """The last line in the method's own file that led to the error, or else the very last."""
-    frames = traceback.extract_tb(error.__traceback__)
     try:
         own_file = inspect.getsourcefile(type(method))
     except (TypeError, OSError):
         # A class that was typed into an interpreter.
         own_file = None
-    place = frames[-1]
-    for frame in frames:
-        if frame.filename == own_file:
-            place = frame
-    return f"{Path(place.filename).name}, line {place.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    # The last line in the method's own file, or else the last of all.
+    frame = frames[-1]
+    for other in frames:
+        if other.filename == own_file:
+            frame = other
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return (
+        f"{methods.name_of(method)}: {function} ended with {what} (at {place}){see}. "
+        f"{DEBUG}=1 shows the traceback."
+    )
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error as part of a sentence; with its place, unless it is one of fedgrove's."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:
+        lines = ["an error that cannot say what it is"]
+    text = lines[0] if lines else "no reason given"
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]} ..."
+    if isinstance(error, FedgroveError):
+        return text.rstrip(".")
+    text = f"{type(error).__name__}: {text.rstrip('.')}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return text
+    return f"{text} (at {Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+
+
+# ---- what a method's functions return ------------------------------------------------------------
 
 
 def check_state(method: AnyMethod, function: str, state: Any) -> None:
-    """Refuse what is no state, as where a function forgets to return it."""
+    """Refuse what is no state, for example None from a function that forgets to return it."""
     if not hasattr(state, "round"):
         raise MethodError(
             f"{methods.name_of(method)}: {function} gives a {type(state).__name__}; it must return "
@@ -103,7 +127,7 @@ def server_metrics_of(method: AnyMethod, state: Any) -> dict[str, dict[str, floa
     if not function:
         return {}
     numbers: dict[str, float] = {}
-    for task, own in states_of(state).items():
+    for task, own in states_by_task(state).items():
         for name, number in _call_server_metrics(method, function, own).items():
             numbers[f"{task}.{name}" if task else name] = number
     return {"figures": numbers}
@@ -124,7 +148,7 @@ def _find_server_metrics(method: AnyMethod) -> str:
 
 def _call_server_metrics(method: AnyMethod, function: str, state: Any) -> dict[str, float]:
     """Return the numbers of one state, after checking that they are numbers."""
-    with calling(method, function):
+    with explain_errors(method, function):
         given = getattr(method, function)(state)
     if not isinstance(given, Mapping):
         kind = type(given).__name__

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..errors import InputError
+from .files import cannot_write
 
 if sys.platform == "win32":
     import msvcrt
@@ -74,9 +75,6 @@ def _acquire(folder: Path) -> int:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, 0o644)
         except OSError as error:
-            # Here and not above: it brings torch, and who only asks for a lock need not wait.
-            from .store import cannot_write
-
             raise cannot_write(path, error) from None
         if not _try(descriptor):
             os.close(descriptor)

@@ -1,45 +1,55 @@
-"""Runs in lockstep: several loops, one ``engine.map`` per exchange; a run alone is one of one.
+"""Training runs in lockstep: several loops, one ``engine.map`` per exchange. A single run is one.
 
 Answers come in job order, so those of one run are contiguous in the stream: each loop is sent an
-iterator over its own part, which is matched by run and task. An engine may stack the clients of all
-runs, or spread them over cores; no result depends on it.
+iterator over its own answers, matched by run and task. An engine may stack the clients of all runs,
+or spread them over cores; no result depends on it.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ..core import Answer, Engine, EngineWithNotes, Job, Report, Task
 from ..errors import EngineError, FedgroveError
+from ..seeds import single_thread
 from ..wire.ledger import Ledger
 from ..wire.message_costs import BroadcastCosts, count_task
-from . import fits, privacy
-from .admission import Admission, TooFewReports, unanswered
+from . import checks, privacy
 from .clock import Stopwatch, clock_of
 from .folder import RunFolder
 from .guard import server_metrics_of
-from .purity import purity_of
-from .rounds import Answers, Exchange, evaluation, rounds
+from .rounds import (
+    Admission,
+    Answers,
+    Exchange,
+    TooFewReports,
+    lose_unanswered,
+    plan_scoring,
+    rounds,
+)
 from .run import Run
-from .scoring import bytes_of_tasks, scores, summarise, task_names, untested, with_scores
-from .serving import few_collections, serving
+from .scoring import keep_scored, name_tasks, summarise_scores
+from .summary import Delivery, measure_purity, summarise
 
 Watch = Callable[[Mapping[str, Any]], None]
-"""Called with each line of metrics.jsonl as it is written."""
+"""Called with each line of metrics.jsonl after it is written."""
 
 PATIENCE = 3
 """How often an exchange is tried, if too few clients report, before the run ends."""
 
 FAILURES = (FedgroveError, OSError)
-"""What ends one run and leaves the others alone; anything else is a bug and ends all."""
+"""Errors that end one run and leave the others alone; any other is a bug and ends all."""
 
 
 def ignore(line: Mapping[str, Any]) -> None:
-    """A watch that does nothing."""
+    """Do nothing with a line: the default of ``watch``."""
 
 
 @dataclass(eq=False)
@@ -49,19 +59,23 @@ class Member:
     run: Run
     folder: RunFolder
     every: int = 1
-    """Score clients every so many rounds; 0: only at the end."""
+    """Score clients every ``every`` rounds; 0: only at the end."""
     watch: Watch = ignore
     name: str = ""
     summary: dict[str, Any] | None = None
     error: FedgroveError | OSError | None = None
     exchange: Exchange = field(init=False)
     line: dict[str, Any] = field(default_factory=dict, init=False)
-    """The line of metrics.jsonl that is being made."""
+    """The next line of metrics.jsonl."""
     _loop: Generator[Exchange, Answers, None] = field(init=False)
     _first_attempt: int = field(default=0, init=False)
     _known_before: dict[str, Any] = field(default_factory=dict, init=False)
     _now: float = field(default=0.0, init=False)
     """The second of the virtual clock."""
+    _delivery: Delivery = field(init=False)
+    """What clients are delivered after the last round."""
+    _draft: dict[str, Any] = field(default_factory=dict, init=False)
+    """The summary without its seconds."""
 
     def restore(self) -> None:
         """Start the loop from the folder's last checkpoint, or from the beginning."""
@@ -77,21 +91,27 @@ class Member:
         self.exchange = next(self._loop)
 
     def mark(self) -> None:
-        """Note what clients hold before a map, for :meth:`roll_back`."""
+        """Remember the masks that clients have before a map, for :meth:`roll_back`."""
         self._known_before = self.run.known_state.state()
 
     def roll_back(self) -> None:
-        """Undo what a broken map did; what clients remember was not accepted yet."""
+        """Undo what a broken map did; no client's memory was accepted yet."""
         self.run.known_state.restore(self._known_before)
         self._start_loop(self.exchange.state, self.exchange.attempt, self.exchange.number)
 
+    # ---- an exchange -----------------------------------------------------------------------------
+
+    def plan_exchange(self) -> list[Task]:
+        """Return the tasks of the next exchange."""
+        return self.exchange.tasks
+
     def fold(self, tasks: Sequence[Task], answers: Answers) -> None:
-        """Send the loop its answers, and start the line of metrics that describes them."""
-        ledger = Ledger(name_of=task_names(self.run))
+        """Send the loop its answers, and start the line of metrics.jsonl about them."""
+        ledger = Ledger(name_of=name_tasks(self.run))
         watch = Stopwatch(self.run, self._now)
         round_before = self.exchange.state.round
-        self.exchange = self._loop.send(ledger.tally(watch.timed(answers)))
-        watch.check_somebody_can(tasks)
+        self.exchange = self._loop.send(ledger.tally(watch.time_answers(answers)))
+        watch.check_deadline(tasks)
         round_after = self.exchange.state.round
         self.line = {
             "round": round_after,
@@ -99,16 +119,18 @@ class Member:
             "counts": round_after > round_before,
             **ledger.totals(),
             **ledger.parts(),
-            **bytes_of_tasks(ledger),
-            **self.exchange.tally.line(),
-            **watch.line(),
-            **privacy.asked(self.run, tasks),
         }
+        if ledger.by_name:
+            by_task = {name: own.totals() for name, own in sorted(ledger.by_name.items())}
+            self.line["bytes_tasks"] = by_task
+        self.line |= self.exchange.tally.to_line()
+        self.line |= watch.to_line()
+        self.line |= privacy.list_messages(self.run, tasks)
         self._now = self.line["virtual_clock"]
         self.line |= server_metrics_of(self.run.method, self.exchange.state)
-        self.line |= purity_of(self.run, self.exchange.state, round_before)
+        self.line |= measure_purity(self.run, self.exchange.state, round_before)
         if self.exchange.why_abandoned:
-            why = f"{self.exchange.why_abandoned} {watch.nobody_in_time}".strip()
+            why = f"{self.exchange.why_abandoned} {watch.explain_all_late()}".strip()
             self.exchange = replace(self.exchange, why_abandoned=why)
             self.line["abandoned"] = why
         else:
@@ -123,22 +145,29 @@ class Member:
         done = self.line["round"]
         return bool(done % self.every == 0 or done == self.run.rounds)
 
+    def plan_evaluation(self) -> list[Task]:
+        """Return the tasks that score clients after a round."""
+        return plan_scoring(self.run, self.exchange.state)
+
     def score(self, tasks: Sequence[Task], answers: Answers) -> None:
         """Add the clients' scores to the line."""
         ledger = Ledger()
         admission = Admission(self.run, tasks)
         reports: list[Report] = []
         try:
-            reports = list(admission.reports(ledger.tally(answers)))
-            self.line |= scores(self.run, self.exchange.state.round, reports)
+            reports = list(admission.admit(ledger.tally(answers)))
+            self.line |= summarise_scores(self.run, self.exchange.state.round, reports)
         except TooFewReports:
             # Nobody could be scored: the line has no accuracy, and the run goes on.
             pass
-        scored = len(with_scores(reports))
+        scored = len(keep_scored(reports))
         if scored < len(tasks):
-            tally = admission.tally
+            unscored = {**admission.tally.lost, **admission.tally.refused}
+            untested = [report.of for report in reports if "test0" not in report.metrics]
+            if untested:
+                unscored["no test examples"] = untested
             self.line["scored"] = scored
-            self.line["unscored"] = {**tally.lost, **tally.refused, **untested(reports)}
+            self.line["unscored"] = unscored
         self.line |= ledger.totals("bytes_evaluate")
 
     def commit(self, seconds: float) -> None:
@@ -157,11 +186,40 @@ class Member:
                 f"times: {self.exchange.why_abandoned}"
             )
 
-    def finish(self, figures: dict[str, Any], seconds: float) -> None:
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def plan_finetuning(self) -> list[Task]:
+        """Return the tasks that fine-tune and score each client's model after the last round."""
+        state = self.exchange.state
+        # Once for the tasks, the groups in the summary and the files of models.
+        self._delivery = Delivery(self.run.deliver_to(state, self.run.served))
+        return plan_scoring(self.run, state, "finetune", self._delivery.packets)
+
+    def summarise(self, tasks: Sequence[Task], answers: Answers, engine: Engine) -> None:
+        """Make the summary from the reports on fine-tuning."""
+        ledger = Ledger()
+        admission = Admission(self.run, tasks)
+        reports = []
+        # With --score-on 0 there are no tasks, and so no answers are needed.
+        if tasks:
+            reports = list(admission.admit(ledger.tally(answers)))
+        # Fine-tuned models are what clients remember from here on.
+        admission.commit()
+        lines = self.folder.metrics()
+        state = self.exchange.state
+        summary = summarise(self.run, lines, engine.name, state, reports, self._delivery, ledger)
+        summary["notes"] += checks.make_notes(self.run, state, summary["density"])
+        summary |= privacy.summarise(self.run, lines)
+        summary["notes"] += privacy.make_notes(summary)
+        if isinstance(engine, EngineWithNotes):
+            summary["notes"] += engine.notes(self.run)
+        self._draft = summary
+
+    def finish(self, seconds: float) -> None:
         """Write models and summary."""
-        self.folder.save_models(self.run, self.exchange.state)
+        self.folder.save_models(self.run, self._delivery)
         spent = sum(line["seconds"] for line in self.folder.metrics()) + seconds
-        summary = {**figures, "seconds": round(spent, 3)}
+        summary = {**self._draft, "seconds": round(spent, 3)}
         self.folder.finish(summary)
         self.summary = summary
 
@@ -173,38 +231,37 @@ class Member:
             self.error = error
 
 
-def together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
-    """Run all members to the end, one map per exchange of all; yields each as it ends.
+# ---- many members --------------------------------------------------------------------------------
 
-    One that fails is left behind with its ``error``. The seconds of a map are shared evenly among
-    its members.
+
+def train_together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
+    """Train all members, with one map per exchange of all; yield each as it ends.
+
+    A member that fails is left behind with its ``error``. The seconds of a map are divided evenly
+    among its members.
     """
-    with few_collections():
-        yield from _together(members, engine)
-
-
-def _together(members: Sequence[Member], engine: Engine) -> Iterator[Member]:
-    active = list(members)
-    for member in active:
-        member.attempt(member.restore)
-    while True:
+    with collect_rarely():
+        active = list(members)
         for member in active:
-            if member.error is not None:
-                yield member
-        active = _without_errors(active)
-        training = [member for member in active if member.exchange.tasks]
-        if not training:
-            break
-        _advance(training, engine)
-    # Members of fewer rounds wait here, so that one map fine-tunes and scores all of them.
-    if active:
-        _conclude(active, engine)
-        yield from active
+            member.attempt(member.restore)
+        while True:
+            for member in active:
+                if member.error is not None:
+                    yield member
+            active = _without_errors(active)
+            training = [member for member in active if member.exchange.tasks]
+            if not training:
+                break
+            _advance(training, engine)
+        # Members of fewer rounds wait here, so that one map fine-tunes and scores all of them.
+        if active:
+            _conclude(active, engine)
+            yield from active
 
 
 def train_alone(member: Member, engine: Engine) -> dict[str, Any]:
-    """Take one run to its end: a lockstep of one. Returns its summary, or raises its error."""
-    for _ in together([member], engine):
+    """Train one run; return its summary, or raise its error."""
+    for _ in train_together([member], engine):
         if member.error is not None:
             raise member.error
     assert member.summary is not None
@@ -216,12 +273,12 @@ def _without_errors(members: Iterable[Member]) -> list[Member]:
 
 
 def _advance(members: Sequence[Member], engine: Engine) -> None:
-    """One exchange, the scores where they are due, and the checkpoints."""
+    """Make one exchange, score clients if that is due, and write checkpoints."""
     started = time.perf_counter()
-    share(engine, members, lambda member: member.exchange.tasks, Member.fold)
+    map_together(engine, members, Member.plan_exchange, Member.fold)
     due = [member for member in _without_errors(members) if member.scores_are_due]
     if due:
-        share(engine, due, lambda m: evaluation(m.run, m.exchange.state), Member.score)
+        map_together(engine, due, Member.plan_evaluation, Member.score)
     seconds = (time.perf_counter() - started) / len(members)
     for member in _without_errors(members):
         member.attempt(member.commit, seconds)
@@ -231,37 +288,67 @@ def _advance(members: Sequence[Member], engine: Engine) -> None:
 def _conclude(members: Sequence[Member], engine: Engine) -> None:
     """Fine-tune, score every client with its own model, and write the results."""
     started = time.perf_counter()
-    figures: dict[Member, dict[str, Any]] = {}
-
-    def ask(member: Member) -> list[Task]:
-        return evaluation(member.run, member.exchange.state, "finetune")
-
-    def take(member: Member, tasks: Sequence[Task], answers: Answers) -> None:
-        ledger = Ledger()
-        admission = Admission(member.run, tasks)
-        reports = []
-        # With --score-on 0 nobody is asked, and so nobody must answer.
-        if tasks:
-            reports = list(admission.reports(ledger.tally(answers)))
-        # Fine-tuned models are what clients remember from here on.
-        admission.settle()
-        lines = member.folder.metrics()
-        state = member.exchange.state
-        summary = summarise(member.run, lines, engine.name, state, reports, ledger)
-        summary["notes"] += fits.notes(member.run, state, summary["density"])
-        summary |= privacy.summary_of(member.run, lines)
-        summary["notes"] += privacy.notes(summary)
-        if isinstance(engine, EngineWithNotes):
-            summary["notes"] += engine.notes(member.run)
-        figures[member] = summary
-
-    share(engine, members, ask, take)
+    map_together(engine, members, Member.plan_finetuning, partial(Member.summarise, engine=engine))
     seconds = (time.perf_counter() - started) / len(members)
     for member in _without_errors(members):
-        member.attempt(member.finish, figures[member], seconds)
+        member.attempt(member.finish, seconds)
 
 
-# ---- one map for many ----------------------------------------------------------------------------
+# ---- one map for many members --------------------------------------------------------------------
+
+
+Plan = Callable[[Member], list[Task]]
+Receive = Callable[[Member, Sequence[Task], Answers], None]
+
+
+def map_together(engine: Engine, members: Sequence[Member], plan: Plan, receive: Receive) -> None:
+    """Make one map over the tasks of all members.
+
+    A member whose ``receive`` fails is left with its error. If the map itself breaks, nobody knows
+    whose job it was: the members that had not received all their answers try again, one by one, and
+    only the one at fault fails.
+
+    Args:
+        engine: The engine.
+        members: The members.
+        plan: Returns a member's tasks.
+        receive: Gets a member, its tasks and their answers, as they come.
+    """
+    tasks_of: dict[Member, list[Task]] = {}
+
+    def note_tasks(member: Member) -> None:
+        tasks_of[member] = plan(member)
+
+    for member in members:
+        member.mark()
+        member.attempt(note_tasks, member)
+
+    def jobs() -> Iterator[Job]:
+        for member, tasks in tasks_of.items():
+            for task in tasks:
+                yield member.run, task
+
+    stream = _Stream(engine.map(jobs()))
+    unserved = deque(tasks_of.items())
+    largest = max((member.run.net.layout.size for member in members), default=0)
+    with limit_threads(largest):
+        while unserved and not stream.broken:
+            member, tasks = unserved[0]
+            later = [other.run for other, _ in unserved if other is not member]
+            own = stream.answers_of(member.run, tasks, later)
+            try:
+                receive(member, tasks, own)
+            except FAILURES as error:
+                if stream.broken and len(tasks_of) > 1:
+                    # The map's failure, not this member's: it tries again below.
+                    break
+                member.error = error
+            unserved.popleft()
+            stream.skip(own)
+    for member, _ in unserved:
+        member.attempt(member.roll_back)
+        if member.error is None:
+            map_together(engine, [member], plan, receive)
 
 
 class _Stream:
@@ -272,12 +359,12 @@ class _Stream:
         self._next: tuple[Job, Answer] | None = None
         self.broken: FedgroveError | OSError | None = None
 
-    def part(self, run: Run, tasks: Sequence[Task], later: Sequence[Run]) -> Answers:
-        """The answers to one run's tasks: at least one for each, in their order.
+    def answers_of(self, run: Run, tasks: Sequence[Task], later: Sequence[Run]) -> Answers:
+        """Yield the answers to one run's tasks: at least one for each, in their order.
 
-        A task that the engine passed over is lost. Another answer to a task, or an answer to none
-        of them, comes as it is, and the gate refuses it. An answer of one of the runs that come
-        ``later`` ends the part.
+        A task that the engine skipped is lost. A second answer to a task, or an answer to none of
+        them, is passed on, and the gate refuses it. An answer of a run that comes ``later`` ends
+        the answers of this one.
         """
         waiting = deque(tasks)
         while True:
@@ -293,11 +380,11 @@ class _Stream:
                 continue
             if any(task is other for other in waiting):
                 while waiting[0] is not task:
-                    yield _passed_over(run, waiting.popleft())
+                    yield _lose_skipped(run, waiting.popleft())
                 waiting.popleft()
             yield task, answer
         for task in waiting:
-            yield _passed_over(run, task)
+            yield _lose_skipped(run, task)
 
     def _look_ahead(self) -> None:
         if self._next is not None:
@@ -308,64 +395,54 @@ class _Stream:
             self.broken = error
             raise
 
-    def drain(self, part: Answers) -> None:
-        """Skip the rest of a part, so that the next one begins where it should."""
+    def skip(self, answers: Answers) -> None:
+        """Skip the rest of a run's answers, so that those of the next run come next."""
         try:
-            deque(part, maxlen=0)
+            deque(answers, maxlen=0)
         except FAILURES as error:
             self.broken = error
 
 
-def _passed_over(run: Run, task: Task) -> tuple[Task, Answer]:
-    """A task that the engine gave no answer for; it was sent all the same."""
+def _lose_skipped(run: Run, task: Task) -> tuple[Task, Answer]:
+    """Return the loss of a task that the engine gave no answer for; it was sent all the same."""
     cost = {"down": count_task(task, run.method.codec, run.known_state, BroadcastCosts())}
-    return task, replace(unanswered(task), cost=cost)
+    return task, replace(lose_unanswered(task), cost=cost)
 
 
-Take = Callable[[Member, Sequence[Task], Answers], None]
+# ---- torch's threads and Python's garbage collector ----------------------------------------------
+
+SMALL = 1 << 20
+"""The server's work on a network with fewer parameters is fastest with one thread."""
+NEW_OBJECTS = 20_000
+"""How many new objects make Python's garbage collector look for cycles. A round makes about ten
+thousand, and drops them at its end."""
 
 
-def share(
-    engine: Engine, members: Sequence[Member], ask: Callable[[Member], list[Task]], take: Take
-) -> None:
-    """One map over what all members ask; ``take`` gets each member's own answers, as they come.
+def limit_threads(parameters: int) -> AbstractContextManager[None]:
+    """Use one torch thread for work on the trees of a small network.
 
-    A member whose ``take`` fails is left with its error. If the map itself breaks, nobody knows
-    whose job it was: the members that had not received all their answers try again, one by one, and
-    only the one at fault fails.
+    Leaves of ten thousand numbers are done before a second thread has woken up, and threads that
+    wait for the next leaf keep cores from those that encode and train.
     """
-    tasks_of: dict[Member, list[Task]] = {}
+    return single_thread() if parameters < SMALL else nullcontext()
 
-    def note_tasks(member: Member) -> None:
-        tasks_of[member] = ask(member)
 
-    for member in members:
-        member.mark()
-        member.attempt(note_tasks, member)
+@contextmanager
+def collect_rarely() -> Iterator[None]:
+    """Collect garbage less often than Python's default of once per 700 new objects.
 
-    def jobs() -> Iterator[Job]:
-        for member, tasks in tasks_of.items():
-            for task in tasks:
-                yield member.run, task
-
-    stream = _Stream(engine.map(jobs()))
-    unserved = deque(tasks_of.items())
-    largest = max((member.run.net.layout.size for member in members), default=0)
-    with serving(largest):
-        while unserved and not stream.broken:
-            member, tasks = unserved[0]
-            later = [other.run for other, _ in unserved if other is not member]
-            part = stream.part(member.run, tasks, later)
-            try:
-                take(member, tasks, part)
-            except FAILURES as error:
-                if stream.broken and len(tasks_of) > 1:
-                    # The map's failure, not this member's: it gets another try below.
-                    break
-                member.error = error
-            unserved.popleft()
-            stream.drain(part)
-    for member, _ in unserved:
-        member.attempt(member.roll_back)
-        if member.error is None:
-            share(engine, [member], ask, take)
+    That would be ten times in a round of ten clients and find next to nothing: a tenth of the
+    server's time. Every hundredth or so collection goes through all objects, which takes longer
+    than a round.
+    """
+    first, *others = gc.get_threshold()
+    # 0 turns the collector off, and a higher threshold may be the user's choice.
+    is_changed = 0 < first < NEW_OBJECTS
+    if is_changed:
+        gc.set_threshold(NEW_OBJECTS, *others)
+    try:
+        yield
+    finally:
+        # Otherwise another run has set it, and may have ended and put it back.
+        if is_changed:
+            gc.set_threshold(first, *others)

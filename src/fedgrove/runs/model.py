@@ -289,7 +289,9 @@ def r2(y: Array, predicted: Array) -> float:
 # ---- what is kept beside the weights -------------------------------------------------------------
 
 
-def described(run: Run, groups: Mapping[int, int], files: Mapping[int, str]) -> dict[str, Any]:
+def describe_clients(
+    run: Run, groups: Mapping[int, int], files: Mapping[int, str]
+) -> dict[str, Any]:
     """What ``models/preparation.json`` says of the clients whose models are kept.
 
     ``groups`` are the numbers of those that are delivered a model that others get too, ``files``

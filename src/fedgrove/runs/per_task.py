@@ -41,7 +41,7 @@ class TaskStates:
         return {self.task: self.state, **rest}
 
 
-def chained(states: Mapping[str, Any]) -> TaskStates:
+def chain_states(states: Mapping[str, Any]) -> TaskStates:
     """The states of all tasks as one."""
     least = min(state.round for state in states.values())
     chain: TaskStates | None = None
@@ -80,7 +80,7 @@ class PerTask:
             cohort = max(1, round(share * setup.cohort))
             own = replace(setup, clients=members[task], sample=None, cohort=cohort)
             states[task] = self.method.init(own)
-        return chained(states)
+        return chain_states(states)
 
     def deliver(self, state: TaskStates, client: int) -> Mapping[str, Packet]:
         """What the client's own task has for it."""
@@ -120,7 +120,7 @@ class PerTask:
         for task, own in self._due(state):
             if task not in folded:
                 folded[task] = replace(own, round=max(own.round, reached))
-        return chained({**states, **folded})
+        return chain_states({**states, **folded})
 
     def train_server(self, state: TaskStates, server: Server) -> TaskStates:
         """The server's own training for each task, where the method has such."""
@@ -130,7 +130,7 @@ class PerTask:
         for task, own in state.by_task().items():
             seed = seeds.derive(server.seed, task)
             states[task] = self.method.train_server(own, replace(server, seed=seed))
-        return chained(states)
+        return chain_states(states)
 
     def _due(self, state: TaskStates) -> Iterator[tuple[str, Any]]:
         """The tasks that have not completed the round at hand, with their states."""
@@ -144,7 +144,7 @@ class PerTask:
         return [each for each in planned if self.task_of(each.to, state.round) == task]
 
 
-def states_of(state: Any) -> dict[str, Any]:
+def states_by_task(state: Any) -> dict[str, Any]:
     """The states of a run by task; that of a run without tasks under the empty name."""
     if isinstance(state, TaskStates):
         return state.by_task()

@@ -41,7 +41,7 @@ from ..core import (
 from ..errors import InputError, check, unknown
 from ..nets import Net
 from ..trees import Mask, Tree
-from .guard import calling
+from .guard import explain_errors
 
 if TYPE_CHECKING:
     from .run import Run
@@ -168,7 +168,7 @@ def check_protected(run: Run) -> None:
     if run.privacy is None:
         return
     name = methods.name_of(run.method)
-    with calling(run.method, "plan"):
+    with explain_errors(run.method, "plan"):
         tasks = run.server.plan(run.initial_state, run.sample(run.cohort))
     check_tasks(run, tasks)
     # A method that does not say so is refused when it plans such an exchange.
@@ -300,7 +300,7 @@ def _put(moved: Tensor, packet: Packet, known: Tree, leaf: str) -> Tensor:
 # ---- what it guarantees --------------------------------------------------------------------------
 
 
-def asked(run: Run, tasks: Iterable[Task]) -> dict[str, list[int]]:
+def list_messages(run: Run, tasks: Iterable[Task]) -> dict[str, list[int]]:
     """Whose message an exchange holds, for its line of metrics.jsonl; nothing without privacy.
 
     Whoever was asked counts, also where the answer came too late or was refused: it was sent.
@@ -310,7 +310,7 @@ def asked(run: Run, tasks: Iterable[Task]) -> dict[str, list[int]]:
     return {"private_messages": [task.to for task in tasks if run.expected(task).packets]}
 
 
-def summary_of(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def summarise(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What summary.json says under ``privacy``; nothing without."""
     privacy = run.privacy
     if privacy is None:
@@ -335,7 +335,7 @@ def summary_of(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def notes(figures: Mapping[str, Any]) -> list[str]:
+def make_notes(figures: Mapping[str, Any]) -> list[str]:
     """The guarantee as a sentence, for tables and model cards; ``figures`` are of the summary."""
     if "privacy" not in figures:
         return []

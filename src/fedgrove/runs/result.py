@@ -16,10 +16,10 @@ from .. import nets
 from ..data.federation import Federation
 from ..errors import InputError
 from ..nets.custom import is_spec
+from .files import cannot_write
 from .folder import RunFolder
 from .model import Model, client_model, client_number, shared_model
 from .report_html import write_run_report
-from .store import cannot_write
 
 
 @dataclass(frozen=True)

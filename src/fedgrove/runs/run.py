@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -34,14 +34,13 @@ from ..parts.local import SGD, Adam, LocalTraining
 from ..trees import Tree
 from ..wire.known_state import KnownState
 from . import scoring
+from .checks import check_fit, check_problem, check_stages
 from .faults import NO_FAULTS, Faults
-from .fits import check_fit
 from .gate import Gate, RecentLengths
-from .guard import calling
+from .guard import explain_errors
+from .memory import Memory
 from .per_task import PerTask
 from .privacy import Privacy, check_protected
-from .store import Memory
-from .trial import check_problem, check_stages
 
 SCORED_UP_TO = 10_000
 """So many clients are all scored unless told otherwise."""
@@ -220,7 +219,7 @@ class Run:
         # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
         # something beside its training draws what it would draw without.
         purpose = task.verb.partition(":")[0]
-        seed = seeds.derive(self.seed, task.round, task.to, purpose, *again(task.attempt))
+        seed = seeds.derive(self.seed, task.round, task.to, purpose, *attempt_seed(task.attempt))
         return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
 
     def task_of(self, client: int, round: int) -> str:
@@ -235,22 +234,34 @@ class Run:
         )
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """What a client does: the method's own verbs, and the two that every run has."""
-        stages = self._stages(verb)
-        for stage in stages:
-            if not isinstance(stage, Stage):
-                raise EngineError(
-                    f"the work of {verb!r} holds {stage!r}, which is no stage; it must be a tuple "
-                    "of Train, Measure, Edit and Give."
-                )
-        return stages
+        """Return the stages of a verb: one of the method's, or of the two that every run adds.
 
-    def _stages(self, verb: str) -> tuple[Stage, ...]:
+        They are made once for each run and verb.
+
+        Raises:
+            EngineError: The method returned something else than stages.
+        """
+        if verb not in self._stages_by_verb:
+            stages = self._make_stages(verb)
+            for stage in stages:
+                if not isinstance(stage, Stage):
+                    raise EngineError(
+                        f"the work of {verb!r} holds {stage!r}, which is no stage; it must be a "
+                        "tuple of Train, Measure, Edit and Give."
+                    )
+            self._stages_by_verb[verb] = stages
+        return self._stages_by_verb[verb]
+
+    @cached_property
+    def _stages_by_verb(self) -> dict[str, tuple[Stage, ...]]:
+        return {}
+
+    def _make_stages(self, verb: str) -> tuple[Stage, ...]:
         if verb == "evaluate":
             return scoring.evaluate_stages(self.method, self.work("use"))
         if verb == "finetune":
             return scoring.finetune_stages(self.method, self.work("use"), self.finetune, self.nets)
-        with calling(self.method, f"work({verb!r})"):
+        with explain_errors(self.method, f"work({verb!r})"):
             return self.method.work(verb)
 
     def expected(self, task: Task) -> ExpectedReport:
@@ -259,16 +270,16 @@ class Run:
         last = stages[-1] if stages else None
         if not isinstance(last, Give):
             raise EngineError(f"the work of {task.verb!r} does not end with Give: nothing leaves.")
-        with calling(self.method, "holds"):
+        with explain_errors(self.method, "expected"):
             return last.expected(task, self.net)
 
-    def deliver(self, state: Any, client: int) -> Mapping[str, Packet]:
-        """What a client is sent in order to use the model now."""
-        with calling(self.method, "deliver"):
-            return self.server.deliver(state, client)
+    def deliver_to(self, state: Any, clients: Iterable[int]) -> dict[int, Mapping[str, Packet]]:
+        """Return the packets that each of some clients needs to use the current model."""
+        with explain_errors(self.method, "deliver"):
+            return {client: self.server.deliver(state, client) for client in clients}
 
 
-def again(attempt: int) -> tuple[int, ...]:
+def attempt_seed(attempt: int) -> tuple[int, ...]:
     """What an exchange that is tried again adds to its seeds; nothing at the first attempt."""
     return (attempt,) if attempt else ()
 

@@ -21,7 +21,7 @@ from fedgrove.methods.fedapta.task_groups import (
     settled,
     together,
 )
-from fedgrove.runs.purity import purity
+from fedgrove.runs.summary import purity
 
 
 def directions(tasks: list[int], noise: float = 0.1, seed: int = 0, size: int = 40) -> torch.Tensor:

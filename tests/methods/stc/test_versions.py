@@ -11,7 +11,7 @@ from fedgrove import trees
 from fedgrove.core import Carry, Packet
 from fedgrove.methods.stc import versions
 from fedgrove.methods.stc.ternary import SparseTernary
-from fedgrove.runs.store import freeze, thaw
+from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.trees import Tree
 from fedgrove.wire.codec import Smallest
 
@@ -236,9 +236,9 @@ def test_it_can_be_written_and_read() -> None:
     state = versions.note(versions.first(vector(0.0, 0.0)), [4])
     state = versions.branch(versions.publish(state, vector(0.0, 2.0), room=9), [1, 2])
     tensors: Tree = {}
-    frozen = freeze(state, tensors)
-    again = thaw(frozen, tensors, versions.first(vector(0.0, 0.0)))
-    assert (again.numbers, again.origins, again.known_state) == (
+    frozen = state_to_json(state, tensors)
+    again = state_from_json(frozen, tensors, versions.first(vector(0.0, 0.0)))
+    assert (again.numbers, again.origins, again.held) == (
         state.numbers,
         state.origins,
         state.held,

@@ -24,10 +24,9 @@ from fedgrove.core import Engine, Task
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched, Precision
 from fedgrove.engines.pool.engine import cores
-from fedgrove.runs.admission import Admission
-from fedgrove.runs.rounds import draw_cohort, plan
+from fedgrove.runs.lockstep import collect_rarely, limit_threads
+from fedgrove.runs.rounds import Admission, draw_cohort, plan
 from fedgrove.runs.run import Run
-from fedgrove.runs.serving import few_collections, serving
 
 from . import pfl
 from .plain_loop import PlainLoop
@@ -98,8 +97,8 @@ def _engine_round(engine: Engine, run: Run) -> TrainRound:
         stream = engine.map((run, task) for task in tasks)
         answers = ((task, answer) for (_, task), answer in stream)
         # As in a run.
-        with serving(run.net.layout.size), few_collections():
-            run.method.fold(state, Admission(run, tasks).reports(answers))
+        with limit_threads(run.net.layout.size), collect_rarely():
+            run.method.fold(state, Admission(run, tasks).admit(answers))
 
     return train_round
 
@@ -270,11 +269,11 @@ def _train_together(runs: list[Run], engine: Engine) -> None:
             jobs.append((run, task))
     stream = engine.map(jobs)
     # As in a run.
-    with serving(runs[0].net.layout.size), few_collections():
+    with limit_threads(runs[0].net.layout.size), collect_rarely():
         # Answers come in job order: the next len(tasks) of them belong to this run.
         for run, state, tasks in planned:
             answers = ((task, answer) for (_, task), answer in islice(stream, len(tasks)))
-            run.method.fold(state, Admission(run, tasks).reports(answers))
+            run.method.fold(state, Admission(run, tasks).admit(answers))
         # islice stops at a run's last report without asking for more, and an engine cleans up only
         # when it is asked for more than there is.
         for _ in stream:

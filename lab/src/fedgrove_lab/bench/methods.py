@@ -31,10 +31,9 @@ from fedgrove.config.plan import Plan, plan
 from fedgrove.core import Answer, Carry, Client, Edit, Engine, Give, Packet, Report, Stage, Task
 from fedgrove.data.sets import SETS
 from fedgrove.errors import InputError, check, unknown
-from fedgrove.runs.lockstep import Member, share
+from fedgrove.runs.lockstep import Member, collect_rarely, map_together
 from fedgrove.runs.rounds import Answers
 from fedgrove.runs.run import Run
-from fedgrove.runs.serving import few_collections
 from fedgrove.wire.codec import hash_mask
 
 from .where import PARTS, Look, can_look
@@ -109,7 +108,7 @@ class Runner:
         tasks = self.member.exchange.tasks
         self._answers = []
         began = time.perf_counter()
-        share(self.engine, [self.member], lambda member: tasks, self._fold)
+        map_together(self.engine, [self.member], lambda member: tasks, self._fold)
         if self.member.error is None:
             self.member.commit(time.perf_counter() - began)
         if self.device == "cuda":
@@ -201,7 +200,7 @@ def measure(
     for word in words:
         library.make(word)
     # Collections as in a run.
-    with tempfile.TemporaryDirectory() as folder, few_collections():
+    with tempfile.TemporaryDirectory() as folder, collect_rarely():
         return _measure_in(Path(folder), asked, words, say)
 
 

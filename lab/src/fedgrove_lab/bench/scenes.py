@@ -17,8 +17,8 @@ from fedgrove.data import ClientData, Defaults, Examples, Federation
 from fedgrove.errors import unknown
 from fedgrove.nets import Net, build
 from fedgrove.parts.local import SGD, Adam, LocalTraining
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fedgrove.data.files import folders
 from fedgrove.data.sets import SETS
 from fedgrove.errors import check
 from fedgrove.nets.layout import tensors_of
-from fedgrove.runs.store import read_tree
+from fedgrove.runs.memory import read_tree
 from fedgrove.seeds import torch_rng
 from fedgrove.trees import Tree
 

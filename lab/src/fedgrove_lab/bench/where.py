@@ -51,10 +51,10 @@ def part_of(code: CodeType) -> str | None:
         return "engine"
     if room == "runs":
         return {
-            "store.py": "memory",
+            "memory.py": "memory",
+            "checkpoint.py": "checkpoint",
             "folder.py": "checkpoint",
             "rounds.py": "server",
-            "admission.py": "server",
         }.get(file)
     return None
 

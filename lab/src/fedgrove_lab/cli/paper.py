@@ -297,7 +297,7 @@ def _run(study: Study, folder: Path, options: Mapping[str, Any], engine: Engine)
 def _restore(experiment: Experiment, folder: RunFolder, data_dir: str | None) -> tuple[Run, Any]:
     """A finished run as its last checkpoint has it, and the state of its method."""
     from fedgrove.runs.folder import CHECKPOINT
-    from fedgrove.runs.store import Memory
+    from fedgrove.runs.memory import Memory
 
     federation = experiment.federation(data_dir)
     run = experiment.build(federation, Memory(folder.path / CHECKPOINT))
@@ -325,7 +325,7 @@ def _write(
 
 
 def _write_files(folder: Path, comparison: Comparison, markdown: str) -> None:
-    from fedgrove.runs.store import write_bytes
+    from fedgrove.runs.files import write_bytes
 
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / "table.json", (jsonlib.dumps(comparison, indent=1) + "\n").encode())

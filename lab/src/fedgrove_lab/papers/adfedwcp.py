@@ -19,8 +19,8 @@ from fedgrove.engines.work import perform
 from fedgrove.methods import AdFedWCP, FedWCP
 from fedgrove.methods.adfedwcp import kmeans
 from fedgrove.parts.local import Adam, LocalTraining
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import Run
-from fedgrove.runs.store import Memory
 
 from .definition import load_definition
 from .scope import Scope

@@ -347,7 +347,7 @@ class Batched:
     @contextmanager
     def _torch_as_needed(self) -> Iterator[None]:
         """The engine's stream, threads and precision; torch's generators stay as they were."""
-        # Whoever takes the answers may have set one thread only (:mod:`fedgrove.runs.serving`).
+        # Whoever takes the answers may have set one thread only (:mod:`fedgrove.runs.lockstep`).
         own_threads = use_threads(self._threads) if self._device.type == "cpu" else nullcontext()
         with (
             self._own_stream(),

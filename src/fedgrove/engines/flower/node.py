@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ...core import Lost, Task
 from ...errors import FedgroveError, UnknownMask, WireError
+from ...runs.memory import join_trees, memory_file_name, read_tree, split_trees, write_tree
 from ...runs.run import Run
-from ...runs.store import divided, joined, memory_file, read_tree, write_tree
 from ...trees import Mask
 from ...wire.codec import KnownMask, hash_mask
 from ...wire.message import ResendRequest, read_task, write_resend_request
@@ -71,7 +71,7 @@ def _check_codec(given: str, own: str) -> None:
 
 def forget_old_versions(run: Run, client: int, *named: str | None) -> None:
     """Delete what the client remembered long ago; what is ``named``, and the newest, stay."""
-    wanted = {memory_file(client, version) for version in named if version}
+    wanted = {memory_file_name(client, version) for version in named if version}
     files = sorted(run.memory.folder.glob(f"client-{client:05d}.*.safetensors"), key=_age)
     for path in files[KEPT:]:
         if path.name not in wanted:
@@ -102,7 +102,7 @@ class HeldMasks:
         if not self._path.is_file():
             return {}
         with suppress(FedgroveError, OSError):
-            masks = divided(read_tree(self._path))
+            masks = split_trees(read_tree(self._path))
             return {name: KnownMask(mask, hash_mask(mask)) for name, mask in masks.items()}
         return {}
 
@@ -120,4 +120,4 @@ class HeldMasks:
                 is_new = True
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_tree(self._path, joined(masks))
+            write_tree(self._path, join_trees(masks))

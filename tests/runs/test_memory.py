@@ -1,33 +1,32 @@
-"""Trees on disk, states without pickle, what clients remember."""
+"""Trees on disk, and what clients remember."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import re
-from collections import namedtuple
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor
 
 from fedgrove import trees
 from fedgrove.errors import DamageError, EngineError, InputError
-from fedgrove.runs import store
-from fedgrove.runs.store import (
+from fedgrove.runs import memory as memories
+from fedgrove.runs.files import write_bytes
+from fedgrove.runs.memory import (
     Memory,
-    divided,
-    freeze,
-    joined,
-    memory_file,
-    read_named,
+    decode_tree,
+    encode_tree,
+    join_trees,
+    memory_file_name,
+    read_named_tree,
     read_tree,
-    thaw,
-    write_bytes,
+    split_trees,
     write_tree,
 )
 
@@ -83,8 +82,8 @@ def test_several_trees_in_one_file(tmp_path: Path) -> None:
         "kept": {"fc/1.weight": torch.ones(2), "b": torch.zeros(1)},
         "own": {"b": torch.tensor(5)},
     }
-    write_tree(tmp_path / "t", joined(forest))
-    back = divided(read_tree(tmp_path / "t"))
+    write_tree(tmp_path / "t", join_trees(forest))
+    back = split_trees(read_tree(tmp_path / "t"))
     assert list(back) == ["kept", "own"]
     assert all(trees.identical(back[k], forest[k]) for k in forest)
 
@@ -106,110 +105,55 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert path.read_bytes() == b"new"
 
 
-# ---- states --------------------------------------------------------------------------------------
+# ---- safetensors ---------------------------------------------------------------------------------
+
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+names = st.text(st.characters(codec="utf-8"), max_size=6).filter(lambda n: n != "__metadata__")
 
 
-@dataclass(frozen=True)
-class Inner:
-    scores: trees.Tree = field(default_factory=dict)
-    step: int = 0
+@st.composite
+def leaves(draw: st.DrawFn) -> Tensor:
+    shape = draw(shapes)
+    dtype = draw(st.sampled_from(list(memories._DTYPES)))
+    return torch.arange(torch.Size(shape).numel()).view(shape).to(dtype)
 
 
-@dataclass(frozen=True)
-class State:
-    round: int
-    groups: Any = None
-    inner: Inner = Inner()
+@given(st.dictionaries(names, leaves(), max_size=5))
+def test_the_bytes_are_those_of_the_library(tree: dict[str, Tensor]) -> None:
+    assert encode_tree(tree) == save(tree, metadata={"order": json.dumps(list(tree))})
 
 
-def there_and_back(value: Any, like: Any = None) -> Any:
-    tensors: trees.Tree = {}
-    return thaw(json.loads(json.dumps(freeze(value, tensors))), tensors, like)
+@given(st.dictionaries(names, leaves(), max_size=5))
+def test_the_tree_comes_back_in_its_order(tree: dict[str, Tensor]) -> None:
+    again = decode_tree(encode_tree(tree), Path("f"))
+    assert list(again) == list(tree)
+    for name, leaf in tree.items():
+        assert again[name].dtype == leaf.dtype
+        assert again[name].shape == leaf.shape
+        assert torch.equal(again[name], leaf)
 
 
-def test_a_state_comes_back() -> None:
-    models = {0: {"w": torch.ones(2, 2)}, 7: every_type()}
-    groups = {
-        "of": {3: 0, 4: 7},
-        "models": models,
-        "trace": (1, (2.5, None), ["x", True, [], ()]),
-        "none": {},
-    }
-    state = State(4, groups, Inner({"w": torch.tensor(0.5)}, 2))
-    back = there_and_back(state, State(0))
-    assert isinstance(back, State)
-    assert isinstance(back.inner, Inner)
-    assert (back.round, back.inner.step) == (4, 2)
-    assert back.groups["of"] == {3: 0, 4: 7}
-    assert all(type(k) is int for k in back.groups["of"])
-    assert back.groups["trace"] == groups["trace"]
-    assert type(back.groups["trace"][2]) is list
-    assert list(back.groups["models"]) == [0, 7]
-    for k, model in models.items():
-        assert trees.identical(back.groups["models"][k], model)
-        assert [v.dtype for v in back.groups["models"][k].values()] == [
-            v.dtype for v in model.values()
-        ]
-    assert trees.identical(back.inner.scores, state.inner.scores)
+def test_it_is_a_copy_in_both_directions() -> None:
+    leaf = torch.ones(3)
+    data = encode_tree({"w": leaf, "v": leaf[1:]})
+    leaf.zero_()
+    first = decode_tree(data, Path("f"))
+    assert first["w"].tolist() == [1.0, 1.0, 1.0]
+    first["w"].zero_()
+    assert first["v"].tolist() == [1.0, 1.0]
+    assert decode_tree(data, Path("f"))["w"].tolist() == [1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    "change", [lambda b: b.pop("groups"), lambda b: b.update(most=3)], ids=["fewer", "more"]
-)
-def test_a_state_of_another_version_is_refused(change: Any) -> None:
-    frozen = freeze(State(4), {})
-    change(frozen["fields"])
-    with pytest.raises(
-        InputError, match=r"another version .* differ in (groups|most); resume it with the version"
-    ):
-        thaw(frozen, {}, State(0))
+def test_tensors_that_lie_in_another_order_are_written_by_row() -> None:
+    transposed = torch.arange(6.0).view(2, 3).T
+    data = encode_tree({"w": transposed})
+    assert decode_tree(data, Path("f"))["w"].tolist() == transposed.tolist()
+    assert data.endswith(transposed.contiguous().numpy().tobytes())
 
 
-LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())
-STATES = st.recursive(
-    LEAVES,
-    lambda inner: (
-        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-@given(STATES)
-def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
-    back = there_and_back(value)
-    assert back == value
-    assert repr(back) == repr(value)  # tells 1 from True and 1.0, a tuple from a list
-
-
-@pytest.mark.parametrize("bad", [object(), {1, 2}, b"bytes", lambda: 0, 1j])
-def test_other_objects_are_refused_wherever_they_lie(bad: object) -> None:
-    for state in (bad, State(0, {"deep": [bad]}), State(0, (1, bad))):
-        with pytest.raises(
-            TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"
-        ):
-            freeze(state, {})
-
-
-Point = namedtuple("Point", "x y")
-
-
-def test_a_named_tuple_does_not_come_back_as_something_else() -> None:
-    try:
-        back = there_and_back(Point(1, 2))
-    except TypeError:
-        return
-    assert isinstance(back, tuple)
-
-
-def test_a_dataclass_inside_a_container_comes_back_or_is_refused_when_written() -> None:
-    state = State(1, {0: Inner(step=3)})
-    try:
-        frozen = freeze(state, {})
-    except TypeError:
-        return
-    assert thaw(frozen, {}, State(0)) == state
+def test_a_type_that_no_file_can_hold_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"w is of torch\.complex64, which a run's files do not"):
+        encode_tree({"w": torch.ones(1, dtype=torch.complex64)})
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -264,7 +208,7 @@ def test_two_exchanges_of_one_round_keep_their_versions_apart(tmp_path: Path) ->
 )
 def test_a_version_is_never_a_path(version: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no version of what a client remembers"):
-        memory_file(0, version)
+        memory_file_name(0, version)
     if version:
         with pytest.raises(InputError):
             Memory(tmp_path).read(0, version)
@@ -282,7 +226,7 @@ def test_memory_can_be_opened_at_an_earlier_commit(tmp_path: Path) -> None:
 def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     version = memory.write(0, 0, "train", kept(1.0))
-    path = tmp_path / memory_file(0, version)
+    path = tmp_path / memory_file_name(0, version)
     before = path.stat().st_mtime_ns
     assert memory.write(0, 0, "train", kept(1.0), current=version) == version
     assert path.stat().st_mtime_ns == before
@@ -291,7 +235,7 @@ def test_the_same_again_is_not_written_again(tmp_path: Path) -> None:
 def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
     version = memory.write(0, 0, "train", kept(1.0))
-    path = tmp_path / memory_file(0, version)
+    path = tmp_path / memory_file_name(0, version)
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     # A run that is resumed has nothing at hand but the files.
@@ -306,16 +250,16 @@ def test_what_a_client_remembers_is_checked_when_it_is_read(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["../{}", "/{}", "a/{}", "..", "", "zero\0"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: str, tmp_path: Path) -> None:
     outside = Memory(tmp_path / "outside")
-    written = memory_file(0, outside.write(0, 0, "train", kept(1.0)))
+    written = memory_file_name(0, outside.write(0, 0, "train", kept(1.0)))
     (tmp_path / "memory").mkdir()
     with pytest.raises(DamageError):
-        read_named(tmp_path / "memory", name.format(f"outside/{written}"))
+        read_named_tree(tmp_path / "memory", name.format(f"outside/{written}"))
 
 
 def test_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     outside = Memory(tmp_path / "outside")
     version = outside.write(0, 0, "train", kept(1.0))
-    name = memory_file(0, version)
+    name = memory_file_name(0, version)
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / name).symlink_to(tmp_path / "outside" / name)
     with pytest.raises(DamageError, match="outside of"):
@@ -327,7 +271,7 @@ def test_what_is_written_into_a_memory_at_hand_is_not_read_again(tmp_path: Path)
     own = torch.tensor([1.0, 2.0])
     version = memory.write(3, 0, "train", {"own": {"w": own}})
     # Without a file, it is still at hand.
-    path = tmp_path / memory_file(3, version)
+    path = tmp_path / memory_file_name(3, version)
     data = path.read_bytes()
     path.unlink()
     # Behind torch's back too: it is a copy.
@@ -343,15 +287,16 @@ def test_what_is_written_into_a_memory_at_hand_is_not_read_again(tmp_path: Path)
 def test_memories_at_hand_take_bounded_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "RECENT_BYTES", 20)
     memory = Memory(tmp_path)
-    # Eight bytes each: two of them fit.
+    size = len(encode_tree({"own/w": torch.zeros(2)}))
+    monkeypatch.setattr(memories, "RECENT_BYTES", 2 * size)
+    # Two of them fit.
     versions = []
     for client in range(3):
         values = torch.tensor([1.0, float(client)])
         versions.append(memory.write(client, 0, "train", {"own": {"w": values}}))
-    assert memory._recent.get(memory_file(0, versions[0])) is None
-    assert memory._recent.get(memory_file(2, versions[2])) is not None
+    assert memory._recent.get(memory_file_name(0, versions[0])) is None
+    assert memory._recent.get(memory_file_name(2, versions[2])) is not None
     assert memory.read(0, versions[0])["own"]["w"].tolist() == [1.0, 0.0]
 
 
@@ -361,12 +306,12 @@ def test_a_version_that_was_replaced_is_not_kept_at_hand(tmp_path: Path) -> None
     first = memory.write(0, 0, "train", {"own": {"w": torch.zeros(3)}})
     memory.accept(0, first)
     second = memory.write(0, 1, "train", {"own": {"w": torch.ones(3)}}, first)
-    assert memory._recent.get(memory_file(0, first)) is not None
+    assert memory._recent.get(memory_file_name(0, first)) is not None
     memory.accept(0, second)
-    assert memory._recent.get(memory_file(0, first)) is None
-    assert memory._recent.get(memory_file(0, second)) is not None
+    assert memory._recent.get(memory_file_name(0, first)) is None
+    assert memory._recent.get(memory_file_name(0, second)) is not None
     # It is still in its file.
     assert torch.equal(memory.read(0, first)["own"]["w"], torch.zeros(3))
     # The same version again stays.
     memory.accept(0, second)
-    assert memory._recent.get(memory_file(0, second)) is not None
+    assert memory._recent.get(memory_file_name(0, second)) is not None

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove import data, methods
-from fedgrove.runs.purity import purity, purity_of, truth_of
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
+from fedgrove.runs.summary import find_true_kinds, measure_purity, purity
 
 
 def test_golden() -> None:
@@ -39,19 +39,19 @@ def test_bounds(pairs: list[tuple[int, str]]) -> None:
 def test_truth_is_the_task_or_the_kind_of_the_round(tmp_path: Path) -> None:
     mixed = data.load("rooms+tags", clients=4, scenario="switch:2:1-2")
     run = build(methods.make("ifca"), mixed, Memory(tmp_path))
-    assert truth_of(run, 1) == {0: "rooms", 1: "rooms", 2: "tags", 3: "tags"}
-    assert truth_of(run, 2) == {0: "rooms", 1: "tags", 2: "rooms", 3: "tags"}
+    assert find_true_kinds(run, 1) == {0: "rooms", 1: "rooms", 2: "tags", 3: "tags"}
+    assert find_true_kinds(run, 2) == {0: "rooms", 1: "tags", 2: "rooms", 3: "tags"}
 
     state = SimpleNamespace(groups={0: 0, 1: 0, 2: 1, 3: 1})
-    assert purity_of(run, state, 1) == {"groups": 2, "purity": 1.0}
-    assert purity_of(run, state, 2) == {"groups": 2, "purity": 0.5}
-    assert purity_of(run, object(), 2) == {}
+    assert measure_purity(run, state, 1) == {"groups": 2, "purity": 1.0}
+    assert measure_purity(run, state, 2) == {"groups": 2, "purity": 0.5}
+    assert measure_purity(run, object(), 2) == {}
     # motion has users of three kinds, which its dealt clients have not.
     motion = build(methods.make("ifca"), data.load("motion", clients=4), Memory(tmp_path))
-    assert truth_of(motion, 0) == {0: "0", 1: "1", 2: "2", 3: "0"}
+    assert find_true_kinds(motion, 0) == {0: "0", 1: "1", 2: "2", 3: "0"}
     dealt = data.load("motion", clients=4, partition="iid")
-    assert truth_of(build(methods.make("ifca"), dealt, Memory(tmp_path)), 0) == {}
+    assert find_true_kinds(build(methods.make("ifca"), dealt, Memory(tmp_path)), 0) == {}
     digits = build(methods.make("ifca"), data.load("digits", clients=4), Memory(tmp_path))
-    assert truth_of(digits, 0) == {}
+    assert find_true_kinds(digits, 0) == {}
     crowd = build(methods.make("ifca"), data.load("crowd", clients=20), Memory(tmp_path))
-    assert truth_of(crowd, 0) == {}
+    assert find_true_kinds(crowd, 0) == {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from fedgrove.runs.serving import NEW_OBJECTS, SMALL, few_collections, serving
+from fedgrove.runs.lockstep import NEW_OBJECTS, SMALL, collect_rarely, limit_threads
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def _two_threads() -> Iterator[None]:
 
 
 def take(parameters: int, threads: int) -> None:
-    with serving(parameters):
+    with limit_threads(parameters):
         assert torch.get_num_threads() == threads
         raise ValueError("on purpose")
 
@@ -33,7 +33,7 @@ def test_small_networks_take_one_thread(parameters: int, threads: int) -> None:
 
 
 def collect(expected: tuple[int, int, int]) -> None:
-    with few_collections():
+    with collect_rarely():
         assert gc.get_threshold() == expected
         raise ValueError("on purpose")
 

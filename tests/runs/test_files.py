@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgrove.errors import DamageError
-from fedgrove.runs import checksums
-from fedgrove.runs.checksums import digest, inside, listed, read_list, read_sealed, sealed
+from fedgrove.runs.files import (
+    CHECKSUMS,
+    check_inside,
+    compute_checksum,
+    format_checksums,
+    read_checksums,
+    read_listed,
+    read_sealed,
+    seal_json,
+)
 
 CONTENT: dict[str, Any] = {
     "round": 3,
@@ -24,12 +32,15 @@ CONTENT: dict[str, Any] = {
 
 def test_a_digest_is_the_one_everybody_knows() -> None:
     # The SHA-256 of "abc", from FIPS 180-4's examples.
-    assert digest(b"abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert (
+        compute_checksum(b"abc")
+        == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
 
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_sealed_file_comes_back(indent: int | None, tmp_path: Path) -> None:
-    (tmp_path / "f").write_bytes(sealed(CONTENT, indent))
+    (tmp_path / "f").write_bytes(seal_json(CONTENT, indent))
     assert read_sealed(tmp_path / "f") == CONTENT
 
 
@@ -37,8 +48,8 @@ def test_a_sealed_file_comes_back(indent: int | None, tmp_path: Path) -> None:
 def test_no_change_of_a_sealed_file_goes_unnoticed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.mktemp("sealed") / "f"
-    whole = sealed(CONTENT)
+    path = tmp_path_factory.mktemp("seal_json") / "f"
+    whole = seal_json(CONTENT)
     at = data.draw(st.integers(0, len(whole) - 1))
     kind = data.draw(st.sampled_from(["flip", "cut", "garbage"]))
     if kind == "flip":
@@ -80,12 +91,12 @@ def test_a_list_is_what_sha256sum_reads(tmp_path: Path) -> None:
     names = ["a.txt", "models/b"]
     for name in names:
         (tmp_path / name).write_text(name)
-    digests = {name: digest(name.encode()) for name in names}
-    (tmp_path / checksums.FILE).write_bytes(listed(digests))
-    assert read_list(tmp_path) == digests
-    assert checksums.read_listed(tmp_path, "models/b", digests) == b"models/b"
+    digests = {name: compute_checksum(name.encode()) for name in names}
+    (tmp_path / CHECKSUMS).write_bytes(format_checksums(digests))
+    assert read_checksums(tmp_path) == digests
+    assert read_listed(tmp_path, "models/b", digests) == b"models/b"
     if shutil.which("sha256sum"):
-        command = ["sha256sum", "-c", checksums.FILE]
+        command = ["sha256sum", "-c", CHECKSUMS]
         assert subprocess.run(command, cwd=tmp_path, capture_output=True).returncode == 0
 
 
@@ -94,7 +105,7 @@ def test_what_is_outside_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "link").symlink_to(tmp_path)
     with pytest.raises(DamageError, match="outside"):
-        inside(tmp_path / "run", name)
+        check_inside(tmp_path / "run", name)
 
 
 def test_what_is_inside_is_not_and_the_folder_may_be_a_link(tmp_path: Path) -> None:
@@ -102,4 +113,4 @@ def test_what_is_inside_is_not_and_the_folder_may_be_a_link(tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(tmp_path / "run")
     (tmp_path / "run" / "shortcut").symlink_to("models")
     for name in ("models/index.json", "shortcut/index.json", "new"):
-        assert inside(tmp_path / "link", name) == tmp_path / "link" / name
+        assert check_inside(tmp_path / "link", name) == tmp_path / "link" / name

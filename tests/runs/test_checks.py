@@ -18,8 +18,8 @@ from fedgrove.data import ClientData, Examples, Federation
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.problems import Metric, Problem, numbers
+from fedgrove.runs.memory import Memory
 from fedgrove.runs.run import build
-from fedgrove.runs.store import Memory
 
 PLAIN = numbers()
 
@@ -52,7 +52,10 @@ METRICS: list[tuple[Callable[..., Any], str]] = [
     (lambda o, y: (o - y).abs(), r"shape \(2, 2\) for 2 examples; .* outputs are \(2, 1\) and y"),
     (lambda o, y: (o[:, 0] - y).abs().mean(), r"gives torch.float32 of shape \(\) for 2 examples"),
     (lambda o, y: (o[:, 0] - y)[:5], r"of shape \(5,\) for 7 examples"),
-    (raises, r"could not be computed on a few examples, ValueError: boom \(at test_trial.py, line"),
+    (
+        raises,
+        r"could not be computed on a few examples, ValueError: boom \(at test_checks.py, line",
+    ),
     (lambda o, y: 1.0, "gives a float; it must give a tensor"),
     (lambda o, y: None, "gives a NoneType"),
     (lambda o, y: column(o, y).numpy(), "gives a ndarray"),

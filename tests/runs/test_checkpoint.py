@@ -1,25 +1,137 @@
-"""Tests of fedgrove.runs.tree_files: a tree that stays is written once, and one that changed anew."""
+"""States as JSON; and a tree that stays is written once, one that changed again."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections import namedtuple
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.runs.test_folder import Killed, kill_after, manifest, started
+from tests.runs.test_memory import every_type
 from torch import Tensor
 
-from fedgrove import methods
+from fedgrove import methods, trees
 from fedgrove.engines import Serial
-from fedgrove.errors import EngineError
+from fedgrove.errors import EngineError, InputError
+from fedgrove.runs.checkpoint import LEAST, TreeFiles, mark_tensor, state_from_json, state_to_json
 from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
-from fedgrove.runs.store import Memory, freeze, read_named, thaw
-from fedgrove.runs.tree_files import LEAST, TreeFiles, mark_of
+from fedgrove.runs.memory import Memory, read_named_tree
 from fedgrove.wire.known_state import KnownState
+
+# ---- states as JSON -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    scores: trees.Tree = field(default_factory=dict)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    round: int
+    groups: Any = None
+    inner: Inner = Inner()
+
+
+def there_and_back(value: Any, like: Any = None) -> Any:
+    tensors: trees.Tree = {}
+    return state_from_json(json.loads(json.dumps(state_to_json(value, tensors))), tensors, like)
+
+
+def test_a_state_comes_back() -> None:
+    models = {0: {"w": torch.ones(2, 2)}, 7: every_type()}
+    groups = {
+        "of": {3: 0, 4: 7},
+        "models": models,
+        "trace": (1, (2.5, None), ["x", True, [], ()]),
+        "none": {},
+    }
+    state = State(4, groups, Inner({"w": torch.tensor(0.5)}, 2))
+    back = there_and_back(state, State(0))
+    assert isinstance(back, State)
+    assert isinstance(back.inner, Inner)
+    assert (back.round, back.inner.step) == (4, 2)
+    assert back.groups["of"] == {3: 0, 4: 7}
+    assert all(type(k) is int for k in back.groups["of"])
+    assert back.groups["trace"] == groups["trace"]
+    assert type(back.groups["trace"][2]) is list
+    assert list(back.groups["models"]) == [0, 7]
+    for k, model in models.items():
+        assert trees.identical(back.groups["models"][k], model)
+        assert [v.dtype for v in back.groups["models"][k].values()] == [
+            v.dtype for v in model.values()
+        ]
+    assert trees.identical(back.inner.scores, state.inner.scores)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda b: b.pop("groups"), lambda b: b.update(most=3)], ids=["fewer", "more"]
+)
+def test_a_state_of_another_version_is_refused(change: Any) -> None:
+    frozen = state_to_json(State(4), {})
+    change(frozen["fields"])
+    with pytest.raises(
+        InputError, match=r"another version .* differ in (groups|most); resume it with the version"
+    ):
+        state_from_json(frozen, {}, State(0))
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+KEYS = st.integers() | st.text() | st.tuples(st.integers(), st.text())
+STATES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(KEYS, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(STATES)
+def test_any_plain_state_comes_back_with_its_types(value: Any) -> None:
+    back = there_and_back(value)
+    assert back == value
+    assert repr(back) == repr(value)  # tells 1 from True and 1.0, a tuple from a list
+
+
+@pytest.mark.parametrize("bad", [object(), {1, 2}, b"bytes", lambda: 0, 1j])
+def test_other_objects_are_refused_wherever_they_lie(bad: object) -> None:
+    for state in (bad, State(0, {"deep": [bad]}), State(0, (1, bad))):
+        with pytest.raises(
+            TypeError, match=f"holds a {type(bad).__name__}; it may hold numbers, strings, tensors"
+        ):
+            state_to_json(state, {})
+
+
+Point = namedtuple("Point", "x y")
+
+
+def test_a_named_tuple_does_not_come_back_as_something_else() -> None:
+    try:
+        back = there_and_back(Point(1, 2))
+    except TypeError:
+        return
+    assert isinstance(back, tuple)
+
+
+def test_a_dataclass_inside_a_container_comes_back_or_is_refused_when_written() -> None:
+    state = State(1, {0: Inner(step=3)})
+    try:
+        frozen = state_to_json(state, {})
+    except TypeError:
+        return
+    assert state_from_json(frozen, {}, State(0)) == state
+
+
+# ---- trees with their own files ------------------------------------------------------------------
 
 
 def large(value: float) -> dict[str, Tensor]:
@@ -60,7 +172,7 @@ def test_what_was_written_to_is_written_anew(tmp_path: Path) -> None:
     second = file_of(files, tree, tmp_path)
     assert first != second
     assert second is not None
-    assert read_named(tmp_path, second)["b"].tolist() == [7.0, 1.0]
+    assert read_named_tree(tmp_path, second)["b"].tolist() == [7.0, 1.0]
 
 
 def test_what_the_last_checkpoint_did_not_hold_is_written_anew(tmp_path: Path) -> None:
@@ -102,7 +214,7 @@ def test_what_torch_does_not_count_is_noticed(way: str, tmp_path: Path) -> None:
     second = file_of(files, tree, tmp_path)
     assert second is not None
     assert second != first
-    assert read_named(tmp_path, second)["w"].tolist() == tree["w"].tolist()
+    assert read_named_tree(tmp_path, second)["w"].tolist() == tree["w"].tolist()
 
 
 def test_a_file_that_a_manifest_names_is_not_written_again(tmp_path: Path) -> None:
@@ -120,7 +232,7 @@ def test_a_file_that_a_manifest_names_is_not_written_again(tmp_path: Path) -> No
 @pytest.mark.parametrize("threads", [1, 4])
 def test_many_trees_at_once(threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets its own file, also one that changed; equal ones and the very same share one."""
-    monkeypatch.setattr("fedgrove.runs.tree_files.THREADS", threads)
+    monkeypatch.setattr("fedgrove.runs.checkpoint.THREADS", threads)
     files = TreeFiles()
     state = [large(float(i)) for i in range(6)]
     state += [large(5.0), dict(state[0])]
@@ -135,20 +247,20 @@ def test_many_trees_at_once(threads: int, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(set(first)) == 6
     assert (first[6], first[7]) == (first[5], first[0])
     for name, tree in zip(first, state, strict=True):
-        assert read_named(tmp_path, name)["w"].tolist() == tree["w"].tolist()
+        assert read_named_tree(tmp_path, name)["w"].tolist() == tree["w"].tolist()
     state[1]["w"].numpy()[0] = 7.0
     state[2:4] = [large(8.0), large(9.0)]
     second = names()
     changed = [i for i in range(8) if first[i] != second[i]]
     assert changed == [1, 2, 3]
-    assert read_named(tmp_path, second[1])["w"][0] == 7.0
+    assert read_named_tree(tmp_path, second[1])["w"][0] == 7.0
     assert files.names == sorted(set(second))
 
 
 def test_a_disk_that_is_full_is_told_from_a_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgrove.runs.tree_files.THREADS", 2)
+    monkeypatch.setattr("fedgrove.runs.checkpoint.THREADS", 2)
     files = TreeFiles()
     files.start()
     stand_ins = [files.stand_in(large(float(i))) for i in range(3)]
@@ -177,11 +289,13 @@ def test_only_a_tree_among_others_is_apart(tmp_path: Path) -> None:
     files.start()
     tensors: dict[str, Tensor] = {}
     state = {"models": {0: large(0.0), 1: large(1.0)}, "vector": torch.ones(2)}
-    frozen = freeze(state, tensors, stand_in=files.stand_in)
+    frozen = state_to_json(state, tensors, stand_in=files.stand_in)
     files.write(tmp_path)
     assert len(tensors) == 1
     assert len(files.names) == 2
-    again = thaw(json.loads(json.dumps(frozen)), tensors, read=lambda n: read_named(tmp_path, n))
+    again = state_from_json(
+        json.loads(json.dumps(frozen)), tensors, read=lambda n: read_named_tree(tmp_path, n)
+    )
     assert again["models"][1]["w"].tolist() == state["models"][1]["w"].tolist()
     assert list(again["models"][0]) == ["w", "b"]
 
@@ -189,7 +303,7 @@ def test_only_a_tree_among_others_is_apart(tmp_path: Path) -> None:
 def test_a_run_that_was_cut_short_goes_on_from_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgrove.runs.tree_files.LEAST", 1)
+    monkeypatch.setattr("fedgrove.runs.checkpoint.LEAST", 1)
     whole, run = started(tmp_path / "whole", methods.IFCA(clusters=2))
     train_alone(Member(run, whole, 1), Serial())
     folder, run = started(tmp_path / "cut", methods.IFCA(clusters=2))
@@ -206,7 +320,7 @@ def test_a_run_that_was_cut_short_goes_on_from_them(
 
 
 def test_trees_that_were_one_are_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgrove.runs.tree_files.LEAST", 1)
+    monkeypatch.setattr("fedgrove.runs.checkpoint.LEAST", 1)
     folder, run = started(tmp_path / "run", methods.IFCA(clusters=2))
     state = run.method.init(run.start)
     state = replace(state, models=dict.fromkeys(state.models, state.models[0]))
@@ -224,20 +338,20 @@ def test_trees_that_were_one_are_one_again(tmp_path: Path, monkeypatch: pytest.M
 def test_a_mark_changes_with_any_number(dtype: torch.dtype, offset: int, count: int) -> None:
     """Wherever a leaf begins in a vector, and however long it is."""
     leaf = torch.arange(20).to(dtype)[offset : offset + count]
-    _, before = mark_of(leaf)
+    _, before = mark_tensor(leaf)
     for place in range(count):
         # By numpy, which torch does not count.
         leaf.numpy()[place] += 1
-        assert mark_of(leaf)[1] != before
+        assert mark_tensor(leaf)[1] != before
         leaf.numpy()[place] -= 1
-    assert mark_of(leaf)[1] == before
+    assert mark_tensor(leaf)[1] == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_mark_changes_with_signs(dtype: torch.dtype) -> None:
     """Of an even number of them too: a sum of wide words would lose what overflows."""
     leaf = torch.arange(1, 1001).to(dtype)
-    _, before = mark_of(leaf)
+    _, before = mark_tensor(leaf)
     # Torch does not count this write.
     leaf.data.neg_()
-    assert mark_of(leaf)[1] != before
+    assert mark_tensor(leaf)[1] != before

@@ -1,0 +1,364 @@
+"""What a checkpoint is made of: a state as JSON, trees with their own files, and a manifest.
+
+A checkpoint is a manifest (latest.json or previous.json) and the files that it names, which are
+written before it and never changed. :mod:`fedgrove.runs.folder` writes and reads them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..trees import Tree
+from .files import damaged, is_plain_name, read_sealed, seal_json
+from .memory import Memory, memory_file_name, write_named_tree
+
+# ---- a method's state as JSON and tensors --------------------------------------------------------
+
+
+def state_to_json(
+    value: Any,
+    tensors: Tree,
+    numbers: dict[int, str] | None = None,
+    stand_in: Callable[[Mapping[Any, Any]], Any] | None = None,
+) -> Any:
+    """Return a method's state as plain JSON; tensors are replaced by their numbers.
+
+    Args:
+        value: The state, or a part of it.
+        tensors: Gets every tensor of the state once, by its number.
+        numbers: The number of each tensor by its id, so that several calls share ``tensors``.
+        stand_in: May return what replaces a mapping within a mapping, ``{"file": name}``, or None.
+
+    Raises:
+        TypeError: The state has a value of another type than :class:`fedgrove.core.State` allows.
+    """
+    # The most frequent case first: a state may have a few numbers for every client.
+    if type(value) in _PLAIN:
+        return value
+    numbers = {} if numbers is None else numbers
+    if isinstance(value, Tensor):
+        number = numbers.setdefault(id(value), str(len(tensors)))
+        tensors[number] = value
+        return {"tensor": number}
+    if dataclasses.is_dataclass(value):
+        fields = {}
+        for field in dataclasses.fields(value):
+            fields[field.name] = state_to_json(
+                getattr(value, field.name), tensors, numbers, stand_in
+            )
+        return {"fields": fields}
+    if isinstance(value, Mapping):
+        pairs = []
+        for key, item in value.items():
+            _refuse_dataclass(item)
+            plain = None
+            if stand_in is not None and isinstance(item, Mapping):
+                plain = stand_in(item)
+            if plain is None:
+                plain = state_to_json(item, tensors, numbers, stand_in)
+            pairs.append([state_to_json(key, tensors, numbers), plain])
+        return {"pairs": pairs}
+    # Named tuples would come back as plain ones, so the type must match exactly.
+    if type(value) in (tuple, list):
+        items = []
+        for item in value:
+            _refuse_dataclass(item)
+            items.append(state_to_json(item, tensors, numbers, stand_in))
+        return {type(value).__name__: items}
+    if isinstance(value, int | float | str):
+        return value
+    raise _not_allowed(value)
+
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
+"""Types that are JSON without a change."""
+
+
+def _refuse_dataclass(item: Any) -> None:
+    """Refuse a dataclass inside a container: :func:`state_from_json` could not know its type."""
+    if type(item) not in _PLAIN and dataclasses.is_dataclass(item):
+        raise _not_allowed(item)
+
+
+def _not_allowed(value: Any) -> TypeError:
+    return TypeError(
+        f"a method's state holds a {type(value).__name__}; it may hold numbers, strings, tensors "
+        "and plain containers"
+    )
+
+
+def state_from_json(
+    plain: Any,
+    tensors: Mapping[str, Tensor],
+    like: Any = None,
+    read: Callable[[str], Tree] | None = None,
+) -> Any:
+    """Return the state that :func:`state_to_json` turned into JSON.
+
+    Args:
+        plain: The JSON.
+        tensors: The tensors by number.
+        like: The method's initial state, which has the types of dataclasses.
+        read: Returns the tree of a file that a ``stand_in`` named.
+
+    Raises:
+        InputError: The state has other fields than ``like``: another version wrote it.
+    """
+    if not isinstance(plain, dict):
+        return plain
+    # The only key says what it is: nothing is evaluated.
+    ((kind, body),) = plain.items()
+    if kind == "tensor":
+        return tensors[body]
+    if kind == "file" and read is not None:
+        # A new mapping each time: a change of one must not change another.
+        return dict(read(body))
+    if kind == "fields":
+        _check_fields(body, like)
+        fields = {}
+        for name, value in body.items():
+            fields[name] = state_from_json(value, tensors, getattr(like, name), read)
+        return dataclasses.replace(like, **fields)
+    if kind == "pairs":
+        pairs = {}
+        for key, value in body:
+            pairs[state_from_json(key, tensors)] = state_from_json(value, tensors, None, read)
+        return pairs
+    items = [state_from_json(value, tensors, None, read) for value in body]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _check_fields(body: Mapping[str, Any], like: Any) -> None:
+    known = {field.name for field in dataclasses.fields(like)}
+    different = sorted(known ^ body.keys())
+    if different:
+        raise InputError(
+            "the checkpoint is of another version of fedgrove or of the method: its state and "
+            f"this one's differ in {', '.join(different)}; resume it with the version that wrote "
+            "it, or run it again."
+        )
+
+
+# ---- trees with their own files ------------------------------------------------------------------
+
+STEM = "tree"
+"""The beginning of these files' names."""
+LEAST = 1 << 16
+"""The smallest tree in bytes that has its own file; smaller ones are faster to write again."""
+THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""How many files are written at once: checksums and writes release Python's lock. Half the cores,
+because more threads than free cores are slower than one."""
+
+_Key = tuple[tuple[str, int], ...]
+"""Names and ids of tensors."""
+
+
+class _WrittenTree(NamedTuple):
+    tensors: tuple[weakref.ref[Tensor], ...]
+    marks: tuple[tuple[int, int], ...]
+    """The :func:`mark_tensor` of each."""
+    name: str
+
+
+class TreeFiles:
+    """The files of large trees in a run's checkpoints; a tree that stays is written once.
+
+    A state may have a tree for every group or client, of which few change in a round. To write all
+    of them each time would be most of a checkpoint's work.
+    """
+
+    def __init__(self) -> None:
+        self._requested: dict[_Key, tuple[Mapping[str, Tensor], dict[str, str]]] = {}
+        self._now: dict[_Key, _WrittenTree] = {}
+        self._before: dict[_Key, _WrittenTree] = {}
+        self.there: set[str] = set()
+        """Files that a checked manifest names. They are never written again, not even with the same
+        bytes: these might not be on the disk yet when the power fails."""
+
+    def start(self) -> None:
+        """Begin a checkpoint. Files that the previous one did not name may have been deleted."""
+        self._before = self._now
+        self._now = {}
+        self._requested = {}
+
+    def forget(self) -> None:
+        """Forget what was written, because the folder was changed."""
+        self._now = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The files of the last checkpoint, each once."""
+        return sorted({written.name for written in self._now.values()})
+
+    def stand_in(self, value: Mapping[Any, Any]) -> dict[str, str] | None:
+        """Return what replaces a large tree in a manifest; None for other mappings.
+
+        :meth:`write` fills in the name of the file.
+        """
+        if not _is_large_tree(value):
+            return None
+        key = tuple((name, id(leaf)) for name, leaf in value.items())
+        if key not in self._requested:
+            self._requested[key] = (value, {"file": ""})
+        return self._requested[key][1]
+
+    def write(self, folder: Path) -> None:
+        """Write the trees requested since :meth:`start` that changed or are new."""
+        changed = {}
+        for key, (tree, _) in self._requested.items():
+            written = self._before.get(key)
+            if written is not None and _is_unchanged(written, tree):
+                self._now[key] = written
+            else:
+                changed[key] = tree
+        if changed:
+            # New threads each time: a fork must not find idle ones.
+            with ThreadPoolExecutor(THREADS) as threads:
+                write = partial(_write_tree, folder=folder, there=self.there)
+                self._now.update(zip(changed, threads.map(write, changed.values()), strict=True))
+        for key, (_, stand_in) in self._requested.items():
+            stand_in["file"] = self._now[key].name
+        # Or the trees would stay in memory until the next checkpoint.
+        self._requested = {}
+
+
+def _write_tree(tree: Mapping[str, Tensor], folder: Path, there: set[str]) -> _WrittenTree:
+    """Write a tree, unless its file is there."""
+    refs = tuple(weakref.ref(leaf) for leaf in tree.values())
+    marks = tuple(mark_tensor(leaf) for leaf in tree.values())
+    return _WrittenTree(refs, marks, write_named_tree(folder, STEM, tree, there))
+
+
+def _is_large_tree(value: Mapping[Any, Any]) -> bool:
+    size = 0
+    for name, leaf in value.items():
+        # Torch does not count writes into tensors of its inference mode.
+        if not isinstance(name, str) or not isinstance(leaf, Tensor) or leaf.is_inference():
+            return False
+        size += leaf.nbytes
+    return size >= LEAST
+
+
+def mark_tensor(leaf: Tensor) -> tuple[int, int]:
+    """Return numbers that change when a tensor is written to: torch's count, and a sum of bits.
+
+    Torch does not count writes by its fused optimisers, BatchNorm, ``.data`` or numpy.
+    """
+    bits = leaf.detach()
+    if leaf.dtype.itemsize == 4:
+        # Elements of the same width can be read in place, which takes half the calls.
+        return leaf._version, int(bits.view(torch.int32).sum())
+    flat = bits.contiguous().view(-1)
+    # Not elements as wide as the sum: two changes of their highest bits, the signs, would cancel.
+    begin = flat.storage_offset() * flat.element_size()
+    fits = begin % 4 == 0 and flat.nbytes % 4 == 0
+    element = torch.int32 if fits else torch.uint8
+    return leaf._version, int(flat.view(element).sum())
+
+
+def _is_unchanged(written: _WrittenTree, tree: Mapping[str, Tensor]) -> bool:
+    """Whether these are the tensors that were written, with the values they had."""
+    # An id belongs to a tensor only while it lives.
+    for ref, mark, leaf in zip(written.tensors, written.marks, tree.values(), strict=True):
+        if ref() is not leaf or mark_tensor(leaf) != mark:
+            return False
+    return True
+
+
+# ---- manifests -----------------------------------------------------------------------------------
+
+FORMAT = 3
+"""Raised when manifests change. Before there was a format, files had no checksums."""
+READABLE = (2, FORMAT)
+"""Formats that are read; others are refused. In format 2 no tree had its own file."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The manifest of a checkpoint."""
+
+    content: Mapping[str, Any]
+
+    @cached_property
+    def text(self) -> bytes:
+        """The content of its file."""
+        # Kept: parts of the content may change in later rounds, when it becomes previous.json.
+        return seal_json(self.content)
+
+    @property
+    def synced(self) -> bool:
+        """Whether the checkpoint was forced to the disk."""
+        return bool(self.content["synced"])
+
+    @cached_property
+    def files(self) -> set[str]:
+        """The names of the checkpoint's files."""
+        names = {self.content["tensors"], *self.content.get("trees", ())}
+        for client, version in self.content["memory"].items():
+            names.add(memory_file_name(client, version))
+        return names
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        DamageError: It is missing or damaged.
+        InputError: It has a format that this version does not read.
+    """
+    content = read_sealed(path, new_keys=("format", "synced"))
+    number = content.get("format", 1)
+    if number not in READABLE:
+        formats = " and ".join(map(str, READABLE))
+        raise InputError(
+            f"{path} is a checkpoint of format {number}; this version of fedgrove reads format "
+            f"{formats}. Resume the run with the version that wrote it, or start it again."
+        )
+    if not _is_whole(content):
+        raise damaged(path, "it does not describe a checkpoint")
+    return Manifest(content)
+
+
+def find_manifest(path: Path) -> Manifest | None:
+    """Read a manifest; None if it cannot be used."""
+    try:
+        return read_manifest(path)
+    except InputError:
+        return None
+
+
+def _is_whole(content: Mapping[str, Any]) -> bool:
+    """Whether a manifest has everything that is read before the run is known."""
+    memory = content.get("memory")
+    if not isinstance(memory, dict) or not isinstance(content.get("tensors"), str):
+        return False
+    for client, version in memory.items():
+        names_version = isinstance(version, str) and is_plain_name(version)
+        if not client.isdecimal() or not names_version:
+            return False
+    trees = content.get("trees", [])
+    if not isinstance(trees, list) or not all(isinstance(name, str) for name in trees):
+        return False
+    numbers = ("round", "attempt", "lines", "synced")
+    has_numbers = all(isinstance(content.get(key), int) for key in numbers)
+    return has_numbers and {"state", "held", "lengths", "metrics", "config"} <= content.keys()
+
+
+def versions_of(memory: Memory) -> dict[str, dict[str, str]]:
+    """Return a manifest's entries for clients' memories: files of the checkpoint, or elsewhere."""
+    versions = {str(client): version for client, version in memory.files.items()}
+    if memory.elsewhere:
+        return {"memory": {}, "memory_elsewhere": versions}
+    return {"memory": versions}

@@ -1,0 +1,336 @@
+"""The summary of a run: its scores, groups of clients, bytes and notes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from .. import methods, trees
+from ..core import Packet, Report, WithPrediction, count_paper_bytes
+from ..nets.initial_weights import SCRATCH
+from ..problems import MixedProblem
+from ..wire.ledger import Ledger
+from . import clock
+from .guard import explain_errors, server_metrics_of
+from .scoring import (
+    keep_scored,
+    mean_if_reported,
+    mean_of,
+    spread_scores,
+    summarise_tasks,
+    tuned_tree,
+)
+
+if TYPE_CHECKING:
+    from .run import Run
+
+# ---- models and groups of clients ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The packets that clients are delivered at the end of a run, by client."""
+
+    packets: Mapping[int, Mapping[str, Packet]]
+
+    def model(self, client: int) -> Packet | None:
+        """Return the model that a client is delivered; None if it uses its own."""
+        return self.packets[client].get("model")
+
+    @cached_property
+    def digests(self) -> dict[int, bytes]:
+        """What tells the delivered models apart, for each client that is delivered one."""
+        known = trees.Digests()
+        digests = {}
+        for client in self.packets:
+            model = self.model(client)
+            if model is not None:
+                digests[client] = known.of(model.values)
+        return digests
+
+    def group_clients(self, names: Collection[str]) -> dict[int, int]:
+        """Return the group of each client that is delivered a whole model which others get too.
+
+        A single client's model is the server's as well. ``names`` are those of a whole model.
+        """
+        clients: dict[bytes, list[int]] = {}
+        for client, digest in self.digests.items():
+            model = self.model(client)
+            if model is not None and model.values.keys() == set(names):
+                clients.setdefault(digest, []).append(client)
+        groups: dict[int, int] = {}
+        number = 0
+        for members in clients.values():
+            if len(members) > 1 or len(self.packets) == 1:
+                groups.update(dict.fromkeys(members, number))
+                number += 1
+        return groups
+
+
+def group_sizes(state: Any, delivery: Delivery) -> list[int]:
+    """Return how many clients share each model, the largest group first.
+
+    If the state has groups, these count. Otherwise clients that are delivered the same model are a
+    group, and clients that only use their own are one each; before a method that forms groups has
+    formed them, such clients are one group.
+    """
+    groups: Mapping[int, int] | None = getattr(state, "groups", None)
+    if groups:
+        return sorted(Counter(groups.values()).values(), reverse=True)
+    labels: list[Hashable] = []
+    for client in delivery.packets:
+        alone = client if groups is None else "not grouped yet"
+        labels.append(delivery.digests.get(client, alone))
+    return sorted(Counter(labels).values(), reverse=True)
+
+
+def purity(groups: Mapping[int, Hashable], truth: Mapping[int, Hashable]) -> float:
+    """Return the share of clients that are of the most frequent kind of their group.
+
+    Clients of which only the group or only the kind is known are left out; without clients it is 1.
+    Groups of one client are pure, so compare the number of groups too.
+
+    >>> purity({0: 0, 1: 0, 2: 0, 3: 1}, {0: "a", 1: "a", 2: "b", 3: "b"})
+    0.75
+    """
+    kinds_of: dict[Hashable, Counter[Hashable]] = {}
+    for client, group in groups.items():
+        if client in truth:
+            kinds_of.setdefault(group, Counter())[truth[client]] += 1
+    known = sum(kinds.total() for kinds in kinds_of.values())
+    if not known:
+        return 1.0
+    return sum(max(kinds.values()) for kinds in kinds_of.values()) / known
+
+
+def find_true_kinds(run: Run, at_round: int) -> dict[int, str]:
+    """Return what each client really is in a round: its task, or its kind in generated data.
+
+    It is empty if that is not known, or all are the same. No method sees it.
+    """
+    federation = run.federation
+    # Data that are made when they are needed would all be made for this.
+    if federation.is_lazy:
+        return {}
+    truth = {}
+    for k in federation.ids:
+        data = federation.client(k, at_round)
+        kind = data.info.task or data.kind
+        if kind:
+            truth[k] = kind
+    return truth if len(set(truth.values())) > 1 else {}
+
+
+def measure_purity(run: Run, state: Any, at_round: int) -> dict[str, float | int]:
+    """Return purity and number of the groups in a state, as metrics.jsonl has them.
+
+    It is empty without groups, or if the truth is not known. The groups were made from the data of
+    ``at_round``.
+    """
+    groups: Mapping[int, int] | None = getattr(state, "groups", None)
+    truth = find_true_kinds(run, at_round) if groups else {}
+    if not groups or not truth:
+        return {}
+    return {"groups": len(set(groups.values())), "purity": round(purity(groups, truth), 8)}
+
+
+# ---- the summary of a run ------------------------------------------------------------------------
+
+
+def summarise(
+    run: Run,
+    lines: Sequence[Mapping[str, Any]],
+    engine: str,
+    state: Any,
+    reports: Sequence[Report],
+    delivery: Delivery,
+    delivery_bytes: Ledger,
+) -> dict[str, Any]:
+    """Return the summary of a finished run without its seconds.
+
+    Args:
+        run: The run.
+        lines: The lines of metrics.jsonl.
+        engine: The engine's name.
+        state: The last state.
+        reports: The reports on the final fine-tuning.
+        delivery: What clients were delivered for it.
+        delivery_bytes: What its messages cost.
+    """
+    training = Ledger()
+    for line in lines:
+        training.add({"up": line["bytes_up_parts"], "down": line["bytes_down_parts"]})
+    # With several lengths of fine-tuning the last one gives the headline.
+    last = f"test{run.finetune[-1]}"
+    sizes = group_sizes(state, delivery)
+    federation = run.federation
+    layout = run.net.layout
+    scored = keep_scored(reports, run.finetune)
+    problem = federation.problem
+    metric = "metric" if isinstance(problem, MixedProblem) else problem.metric.name
+    summary = {
+        "method": run.label,
+        "data": federation.name,
+        "partition": federation.partition,
+        "scenario": federation.scenario,
+        "split": federation.split,
+        "validation": federation.validation,
+        "engine": engine,
+        "seed": run.seed,
+        "rounds": run.rounds,
+        "clients": len(run.infos),
+        "cohort": run.cohort,
+        **_describe_start(run),
+        "groups": len(sizes),
+        "group_sizes": sizes,
+        "scored": len(scored),
+    }
+    # Of the data that the last round worked on: the groups were made from these.
+    found = measure_purity(run, state, max(0, state.round - 1))
+    if found:
+        summary["purity"] = found["purity"]
+    summary |= {
+        **_headline(run, state.round, scored, lines),
+        "density": round(mean_of(reports, "density"), 8) if reports else None,
+        "params": layout.size,
+    }
+    if layout.frozen_size:
+        summary["params_frozen"] = layout.frozen_size
+    with explain_errors(run.method, "paper_bytes"):
+        paper = count_paper_bytes(run.method, run.net, len(run.infos), run.cohort, run.rounds)
+    summary |= {
+        "params_mean": mean_of(reports, "params") if reports else None,
+        "macs": layout.macs,
+        **training.totals(),
+        **training.parts(),
+        "bytes_paper": paper,
+        # A line of an exchange after which nobody was scored has no such key.
+        "bytes_evaluate_up": sum(line.get("bytes_evaluate_up", 0) for line in lines),
+        "bytes_evaluate_down": sum(line.get("bytes_evaluate_down", 0) for line in lines),
+        **delivery_bytes.totals("bytes_deliver"),
+        "lost": _count_reasons(lines, "lost"),
+        "refused": _count_reasons(lines, "refused"),
+        "abandoned": sum("abandoned" in line for line in lines),
+        "virtual_seconds": clock.clock_of(lines),
+        f"{metric}_clients": _by_client(scored, last),
+        "validation_clients": {str(n): _by_client(scored, f"validation{n}") for n in run.finetune},
+    }
+    densities = _by_client(reports, "density")
+    if len(set(densities.values())) > 1:
+        summary["density_clients"] = densities
+    summary |= server_metrics_of(run.method, state)
+    if isinstance(run.method, WithPrediction):
+        # A client's model is not all that it predicts with: export refuses it.
+        summary["prediction"] = "own"
+    summary["notes"] = _make_notes(run, lines, sizes, reports, scored)
+    return summary
+
+
+def _describe_start(run: Run) -> dict[str, Any]:
+    """Return where the weights came from, and the share of layers that kept them."""
+    if run.origin is None:
+        return {"init": SCRATCH, "freeze": run.frozen}
+    return {"init": str(run.origin), "init_sha256": run.origin.sha256, "freeze": run.frozen}
+
+
+def _headline(
+    run: Run, at_round: int, reports: Sequence[Report], lines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the scores that a table shows, and those of every length of fine-tuning."""
+    problem = run.federation.problem
+    last = str(run.finetune[-1])
+    if not reports:
+        words = {"metric": None} if isinstance(problem, MixedProblem) else problem.metric.describe()
+        return {**words, "validation_mean": None, "finetune": {}}
+    if isinstance(problem, MixedProblem):
+        # Different metrics have no common mean.
+        finetune = {}
+        for n in run.finetune:
+            tasks = summarise_tasks(run, at_round, problem, reports, n)
+            for name, numbers in tasks.items():
+                numbers |= _sum_task_bytes(name, lines)
+            finetune[str(n)] = {"tasks": tasks}
+        return {"metric": None, "tasks": finetune[last]["tasks"], "finetune": finetune}
+    after = {str(n): spread_scores(problem.metric, reports, n) for n in run.finetune}
+    return {
+        **problem.metric.describe(),
+        **after[last],
+        "validation_mean": mean_if_reported(reports, f"validation{last}"),
+        "finetune": after,
+    }
+
+
+def _sum_task_bytes(task: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    sums = {"bytes_up": 0, "bytes_down": 0}
+    for line in lines:
+        for key, count in line.get("bytes_tasks", {}).get(task, {}).items():
+            sums[key] += count
+    return sums
+
+
+def _by_client(reports: Sequence[Report], name: str) -> dict[str, float]:
+    """Return a number of every client that reported it."""
+    found = {}
+    for report in reports:
+        if name in report.metrics:
+            found[str(report.of)] = round(report.metrics[name], 8)
+    return found
+
+
+def _count_reasons(lines: Sequence[Mapping[str, Any]], key: str) -> dict[str, int]:
+    """Return how many answers of a run were lost or refused, by reason."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        for reason, clients in line.get(key, {}).items():
+            counts[reason] += len(clients)
+    return dict(sorted(counts.items()))
+
+
+def _make_notes(
+    run: Run,
+    lines: Sequence[Mapping[str, Any]],
+    sizes: Sequence[int],
+    reports: Sequence[Report],
+    scored: Sequence[Report],
+) -> list[str]:
+    """Return the notes on groups, on clients that were not scored, and on answers not folded."""
+    notes = [*run.federation.notes]
+    alone = sizes.count(1)
+    groups_clients = hasattr(run.method, "clusters") and len(sizes) < len(run.served)
+    if alone and groups_clients:
+        subject = "a group has" if alone == 1 else f"{alone} groups have"
+        notes.append(
+            f"{subject} one client only: fewer clusters, or a warm-up before they are formed, may "
+            "give more even ones"
+        )
+    clients = len(run.infos)
+    requested = len(run.scored)
+    if requested == 0:
+        notes.append("no client was scored (--score-on 0)")
+    elif requested < clients:
+        notes.append(f"scored on a sample of {requested:,} of {clients:,} clients (--score-on)")
+    unscored = requested - len(reports)
+    if unscored:
+        notes.append(f"{unscored} of {requested} clients could not be scored at the end")
+    untested = len(reports) - len(scored)
+    if untested:
+        verb = "has" if untested == 1 else "have"
+        notes.append(f"{untested} of {len(reports)} clients {verb} no test examples: not scored")
+    for key in ("lost", "refused"):
+        counts = _count_reasons(lines, key)
+        if counts:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in counts.items())
+            notes.append(f"{sum(counts.values())} answers {key}: {reasons}")
+        for reason in counts:
+            sentences = [line["why"][reason] for line in lines if reason in line.get("why", {})]
+            notes.extend(f"{reason}: {sentence}" for sentence in sentences[:1])
+    if isinstance(run.method, WithPrediction):
+        notes.append(
+            f"{methods.name_of(run.method)} predicts in its own way, perhaps with several models: "
+            f"models/ holds the tree '{tuned_tree(run.method)}' alone, and cannot be exported"
+        )
+    notes += clock.make_notes(run, clock.clock_of(lines))
+    return notes
