@@ -133,7 +133,7 @@ def test_parts_of_functions() -> None:
         counted: "counting",
         Memory.write: "memory",
         RunFolder.save: "checkpoint",
-        Admission.reports: "server",
+        Admission.admit: "server",
         # These are whatever they are called for.
         flatten: None,
         json.dumps: None,
