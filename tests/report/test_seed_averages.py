@@ -180,10 +180,12 @@ def test_the_tables_say_it() -> None:
     assert "paired" not in file.getvalue()
 
 
-def tuned_summary(accuracy: float, worst: float, up: int) -> dict[str, Any]:
+def tuned_summary(accuracy: float, worst: float, up: int, seed: int = 0) -> dict[str, Any]:
     scores = {"accuracy_mean": accuracy, "accuracy_worst": worst}
     tuned = {"accuracy_mean": 1.0, "accuracy_worst": 1.0}
     return {
+        "method": "a",
+        "seed": seed,
         "finetune": {"0": scores, "3": tuned},
         "density": 0.3,
         "bytes_up": up,
@@ -192,15 +194,16 @@ def tuned_summary(accuracy: float, worst: float, up: int) -> dict[str, Any]:
 
 
 def test_lines_by_hand() -> None:
-    rows = compare_methods({"a": [tuned_summary(0.5, 0.2, 100), tuned_summary(0.7, 0.4, 300)]})
+    rows = compare_methods({"a": [tuned_summary(0.5, 0.2, 100), tuned_summary(0.7, 0.4, 300, 1)]})
     # accuracies .5 and .7: mean .6, sample deviation sqrt(2 * .1^2 / 1) = .14142; worst .2 and .4;
     # bytes 300 and 900: mean 600
-    assert [(row.method, row.epochs) for row in rows] == [("a", 0), ("a", 3)]
+    assert [(row["group"], row["finetune_epochs"]) for row in rows] == [("a", 0), ("a", 3)]
     first = rows[0]
-    assert first.scores.mean == pytest.approx(0.6)
-    assert first.deviation == pytest.approx(0.141421356)
-    assert first.scores.worst == pytest.approx(0.3)
-    assert (first.density, first.bytes_sent) == (pytest.approx(0.3), 600)
+    assert first["accuracy_mean"] == pytest.approx(0.6)
+    assert first["accuracy_mean_std"] == pytest.approx(0.14142136)
+    assert first["accuracy_worst"] == pytest.approx(0.3)
+    assert first["density"] == pytest.approx(0.3)
+    assert first["bytes_up"] + first["bytes_down"] == 600
 
 
 def test_what_an_engineer_asks_first_fits_eighty_columns(
@@ -210,7 +213,7 @@ def test_what_an_engineer_asks_first_fits_eighty_columns(
     first["finetune"] = {"0": first["finetune"]["0"] | {"accuracy_worst10": 0.25}}
     (line,) = compare_methods({"a": [first]}, {"a": 218_100})
     # 6,000 up and 12,000 down, of 2 rounds of 3 devices: 3,000 bytes each.
-    assert (line.scores.worst10, line.bytes_each, line.model_bytes) == (0.25, 3000, 218_100)
+    assert (line["accuracy_worst10"], line["model_bytes"]) == (0.25, 218_100)
     monkeypatch.setenv("COLUMNS", "80")
     out = io.StringIO()
     print_method_rows([line], out)
@@ -221,7 +224,7 @@ def test_what_an_engineer_asks_first_fits_eighty_columns(
 
 def test_one_seed_has_no_deviation_and_does_not_show_one() -> None:
     lines = compare_methods({"a": [tuned_summary(0.5, 0.2, 100)]})
-    assert lines[0].deviation is None
+    assert lines[0]["accuracy_mean_std"] is None
     out = io.StringIO()
     print_method_rows(lines, out)
     assert "±" not in out.getvalue()

@@ -61,7 +61,7 @@ def test_tensorboard_reads_what_was_written(run: Path, capsys: pytest.CaptureFix
 def test_mlflow_reads_what_was_written(run: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     assert main(["watch", "runs/one", "--track", "mlflow"]) == 0
-    client = mlflow.MlflowClient(tracking_uri=track.store(Path("mlflow.db")))
+    client = mlflow.MlflowClient(tracking_uri=track.store_address(Path("mlflow.db")))
     (found,) = client.search_runs(["0"])
     assert found.info.run_name == "runs-one"
     assert found.info.status == "FINISHED"

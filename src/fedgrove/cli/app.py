@@ -293,7 +293,7 @@ def cost(
 ) -> None:
     """Print what methods would send and need, and how long their devices take; train nothing."""
     load_torch(quiet=json)
-    from ..report.tables import print_cost, print_costs
+    from ..costs.cost_tables import print_cost, print_costs
     from . import arguments
 
     rows = arguments.costs(ctx.params)
@@ -332,7 +332,7 @@ def _print_plan(planned: Plan, json: bool) -> None:
     import tomllib
 
     from ..config.estimates import cost_of_plan
-    from ..report.tables import print_cost
+    from ..costs.cost_tables import print_cost
 
     figures = cost_of_plan(planned)
     if json:

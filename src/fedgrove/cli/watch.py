@@ -48,7 +48,7 @@ Browser = Annotated[
 Port = Annotated[int | None, o.option("--port", "With --browser: its port; else a free one.", "N")]
 Track = Annotated[
     str | None,
-    o.option("--track", "Feed every figure to tensorboard or mlflow too.", "NAME"),
+    o.option("--track", "Send every number to tensorboard or mlflow too.", "NAME"),
 ]
 Once = Annotated[bool, typer.Option("--json", help="Print how it stands now as JSON, and end.")]
 
@@ -104,9 +104,9 @@ def _fed(path: Path, track: str | None) -> Iterator[Following]:
         yield Following(path)
         return
     fed = make_tracker(track, Path())
-    print(f"fedgrove: figures go to {fed.place}", file=sys.stderr)
+    print(f"fedgrove: numbers go to {fed.place}", file=sys.stderr)
     try:
-        yield Following(path, fed.take)
+        yield Following(path, fed.log)
     finally:
         fed.close()
 

@@ -1,4 +1,4 @@
-"""Results as a person reads them: tables, several seeds together, progress, pages.
+"""Results for people: terminal tables, averages over seeds, progress, charts and HTML reports.
 
-Other rooms build on this one; it imports none of them.
+Other packages build on this one; it imports none of them.
 """

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..renamed import find_renamed
-from .page import render
+from .page import is_finite, render
 from .tables import format_number
 
 WIDTH = 440
@@ -28,19 +31,17 @@ LONGEST_LABEL = 24
 """Letters of the label of a row."""
 LETTER_WIDTH = 6.6
 """The mean width of a letter, in units; text is 12 units high."""
-LOWEST_SHADE = 0.06
-"""The opacity of the lowest cell of a heat map, so that it can still be seen."""
-SHADES = 8
-"""Cells in the scale below a heat map."""
 TICK_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 """Distances between ticks, times a power of ten."""
 TINY = 1e-100
 """Smaller numbers are drawn as zero: arithmetic with them would overflow."""
 
 _T = TypeVar("_T")
-Limits = tuple[float | None, float | None]
-"""A lower and an upper limit, None for no limit."""
-NO_LIMITS: Limits = (None, None)
+Values = Sequence[float | None] | Sequence[float] | NDArray[np.float64]
+"""Values of a chart; None and NaN are gaps."""
+Limits = tuple[float, float]
+"""A lower and an upper limit."""
+NO_LIMITS: Limits = (-math.inf, math.inf)
 
 
 def __getattr__(name: str) -> Any:
@@ -69,8 +70,8 @@ class Series:
     """Points of one kind, with or without a line through them; ``None`` in ``y`` is a gap."""
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float | None]
+    x: Values
+    y: Values
     colour: int = 0
     line: bool = True
     marker: str = "dot"
@@ -86,11 +87,17 @@ class Series:
     """Keys of table rows on the page: a click on a point shows its row."""
     size: float = 3.5
 
-    def points(self) -> Iterator[tuple[int, float, float]]:
-        """Yield the number, x and y of each point that can be drawn."""
-        for i, (x, y) in enumerate(zip(self.x, self.y, strict=True)):
-            if y is not None and math.isfinite(y):
-                yield i, x, y
+    @classmethod
+    def from_points(
+        cls, name: str, points: Iterable[tuple[float, float | None]], colour: int = 0, **more: Any
+    ) -> Series:
+        """Return a series of (x, y); ``more`` are the other fields."""
+        x = []
+        y = []
+        for at, value in points:
+            x.append(float(at))
+            y.append(value)
+        return cls(name, x, y, colour, **more)
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,6 @@ class Marks:
     lane: int | None = None
     """Marks with the same lane share a line within a row; None: a separate lane."""
     in_legend: bool = True
-
-    def known_values(self) -> Iterator[tuple[int, float]]:
-        """Yield the row and the value of each mark that can be drawn."""
-        for i, value in enumerate(self.values):
-            if value is not None and math.isfinite(value):
-                yield i, value
 
 
 # ---- axes ----------------------------------------------------------------------------------------
@@ -152,7 +153,7 @@ class Axis:
     def labels(self) -> list[str]:
         """Return the labels of the ticks, all with the same number of digits."""
         if self.is_log or len(self.ticks) < 2:
-            return [format_number(tick) for tick in self.ticks]
+            return list(map(format_number, self.ticks))
         step = self.ticks[1] - self.ticks[0]
         digits = 0
         # Not the logarithm of the step: 2.5 needs one digit more than 2.
@@ -160,7 +161,7 @@ class Axis:
             digits += 1
         has_large_ticks = max(map(abs, self.ticks)) >= 1e6
         if digits > 6 or has_large_ticks:
-            labels = [format_number(tick) for tick in self.ticks]
+            labels = list(map(format_number, self.ticks))
             # Large numbers that are close together need all their digits.
             if len(set(labels)) == len(labels):
                 return labels
@@ -174,7 +175,6 @@ def make_axis(
     *,
     from_zero: bool = False,
     log: bool = False,
-    count: int = 5,
     within: Limits = NO_LIMITS,
 ) -> Axis:
     """Return an axis that contains all values and ends at ticks.
@@ -183,7 +183,6 @@ def make_axis(
         values: The values; None and infinite ones are ignored.
         from_zero: Whether the axis contains zero.
         log: Whether the axis is logarithmic, if the values are above zero and far apart.
-        count: About how many ticks there are.
         within: Limits that ticks do not exceed.
 
     >>> make_axis([0.12, 0.57]).ticks
@@ -195,7 +194,7 @@ def make_axis(
     >>> make_axis([2, 900], log=True).ticks
     (1.0, 10.0, 100.0, 1000.0)
     """
-    known = [float(v) for v in values if v is not None and math.isfinite(v)]
+    known = list(filter(is_finite, values))
     if from_zero or not known:
         known.append(0.0)
     low = min(known)
@@ -206,46 +205,30 @@ def make_axis(
     if largest < TINY:
         low = 0.0
         high = 0.0
+    least, most = within
     is_one_value = high - low <= 1e-9 * largest
     if is_one_value:
-        low, high = _surround(known[0], low, high, from_zero, within)
-    step = _tick_step(high - low, count)
+        margin = abs(high) / 2 or 0.5
+        # The margin is not a value: no percent above a hundred.
+        high = max(high, min(high + margin, most))
+        if not from_zero:
+            low = min(low, max(low - margin, least))
+    step = _tick_step(high - low)
+    inside = []
     ticks = []
     for i in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1):
         # Rounded, because the third tenth would be 0.30000000000000004.
-        ticks.append(float(f"{i * step:.12g}"))
-    least, most = within
-    if least is not None:
-        ticks = [tick for tick in ticks if tick >= least - 1e-9 * step] or ticks
-    if most is not None:
-        ticks = [tick for tick in ticks if tick <= most + 1e-9 * step] or ticks
+        tick = float(f"{i * step:.12g}")
+        ticks.append(tick)
+        if least - 1e-9 * step <= tick <= most + 1e-9 * step:
+            inside.append(tick)
+    ticks = inside or ticks
     return Axis(min(ticks[0], low), max(ticks[-1], high), tuple(ticks))
 
 
-def _surround(
-    value: float, low: float, high: float, from_zero: bool, within: Limits
-) -> tuple[float, float]:
-    """Return the ends of an axis for one value: half its size on both sides."""
-    margin = abs(high) / 2 or 0.5
-    if not from_zero:
-        low -= margin
-        high += margin
-    else:
-        low = min(low, 0.0)
-        if high <= 0:
-            high += margin
-    # The margin is not a value: no percent above a hundred.
-    least, most = within
-    if least is not None and value >= least:
-        low = max(low, least)
-    if most is not None and value <= most:
-        high = min(high, most)
-    return low, high
-
-
-def _tick_step(span: float, count: int) -> float:
-    """Return the distance between ticks so that there are about ``count``."""
-    rough = span / count
+def _tick_step(span: float) -> float:
+    """Return the distance between ticks so that there are about five."""
+    rough = span / 5
     power = 10.0 ** math.floor(math.log10(rough))
     for step in TICK_STEPS:
         if step * power >= rough * (1 - 1e-9):
@@ -289,11 +272,13 @@ class _Area:
     def line(self, series: Series) -> str:
         """Return the path through the points of a series; it starts again after a gap."""
         steps = []
-        last = None
-        for i, x, y in series.points():
-            command = "L" if last == i - 1 else "M"
+        command = "M"
+        for x, y in zip(series.x, series.y, strict=True):
+            if not is_finite(y):
+                command = "M"
+                continue
             steps.append(f"{command}{self.x(x):.1f} {self.y(y):.1f}")
-            last = i
+            command = "L"
         return "".join(steps)
 
     def y_ticks(self) -> Iterator[tuple[float, str]]:
@@ -350,7 +335,7 @@ def draw_xy(
     for each in series:
         all_x += _with_whisker_ends(each.x, each.spread_x)
         all_y += _with_whisker_ends(each.y, each.spread)
-    if not any(_is_number(value) for value in all_y):
+    if not any(map(is_finite, all_y)):
         return _draw_nothing(title)
     x_axis = make_axis(all_x, log=log_x, from_zero=x_from_zero, within=x_within)
     if whole_x:
@@ -372,14 +357,8 @@ def draw_xy(
     return Chart(title, svg, _make_legend(series))
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _with_whisker_ends(
-    values: Sequence[float | None], spread: Sequence[float | None]
-) -> list[float | None]:
-    ends = list(values)
+def _with_whisker_ends(values: Values, spread: Sequence[float | None]) -> list[float | None]:
+    ends: list[float | None] = list(values)
     for value, half in zip(values, spread, strict=False):
         if value is not None and half is not None:
             ends += [value - half, value + half]
@@ -415,10 +394,18 @@ def draw_rows(
     thickness = 15 if last_lane == 0 else 10
     lane_height = thickness + 3
     row_height = (last_lane + 1) * lane_height + 9
-    axis = make_axis(_row_values(marks, stacked, level), from_zero=from_zero)
-    names = [shorten_label(label) for label in labels]
+    starts = _stack(marks, stacked, len(labels))
+    ends: list[float | None] = [level]
+    texts: list[str] = []
+    for each, own in zip(marks, starts, strict=True):
+        texts += each.texts
+        ends += [*each.low, *each.high]
+        for start, value in zip(own, each.values, strict=True):
+            if value is not None:
+                ends.append(start + value)
+    axis = make_axis(ends, from_zero=from_zero)
+    names = list(map(shorten_label, labels))
     right: float = WIDTH - RIGHT_MARGIN
-    texts = [text for each in marks for text in each.texts]
     if texts and not stacked:
         right -= _width_of(texts) + 4
     top = 8.0
@@ -431,7 +418,7 @@ def draw_rows(
         area=area,
         labels=labels,
         names=names,
-        marks=zip(marks, lanes, _stack(marks, stacked, len(labels)), strict=True),
+        marks=zip(marks, lanes, starts, strict=True),
         row_height=row_height,
         lane_height=lane_height,
         thickness=thickness,
@@ -446,14 +433,26 @@ def draw_bars(
     values: Mapping[str, float],
     x_title: str,
     colour: int = 0,
-    unit: str = "",
-    texts: Sequence[str] = (),
+    format_value: Callable[[Any], str] = lambda value: format_number(value, 3),
+    scale: float = 1.0,
 ) -> Chart:
-    """Draw a bar per name, with its value or its text from ``texts`` next to it."""
-    if not texts:
-        texts = [f"{format_number(value, 3)}{unit}" for value in values.values()]
-    tips = [f"{name}: {text}" for name, text in zip(values, texts, strict=True)]
-    marks = Marks(title, list(values.values()), colour, texts=texts, tips=tips)
+    """Draw a bar per name, with its value next to it.
+
+    Args:
+        title: The title above the chart.
+        values: The values by name.
+        x_title: The title of the x axis.
+        colour: The colour of all bars.
+        format_value: Formats a value.
+        scale: What values are multiplied by for the axis.
+    """
+    texts = list(map(format_value, values.values()))
+    lengths: list[float | None] = []
+    tips = []
+    for (name, value), text in zip(values.items(), texts, strict=True):
+        lengths.append(scale * value)
+        tips.append(f"{name}: {text}")
+    marks = Marks(title, lengths, colour, texts=texts, tips=tips)
     return draw_rows(title, list(values), [marks], x_title)
 
 
@@ -470,20 +469,6 @@ def _choose_lanes(marks: Sequence[Marks], stacked: bool) -> list[int]:
             lanes.append(next_lane)
             next_lane += 1
     return lanes
-
-
-def _row_values(marks: Sequence[Marks], stacked: bool, level: float | None) -> list[float | None]:
-    """Return all values that the axis must contain."""
-    values: list[float | None] = [level]
-    sums: dict[int, float] = {}
-    for each in marks:
-        values += [*each.low, *each.high]
-        if stacked and each.kind == "bar":
-            for i, value in enumerate(each.values):
-                sums[i] = sums.get(i, 0.0) + (value or 0.0)
-        else:
-            values += each.values
-    return [*values, *sums.values()]
 
 
 def _stack(marks: Sequence[Marks], stacked: bool, rows: int) -> list[list[float]]:
@@ -506,7 +491,7 @@ def _stack(marks: Sequence[Marks], stacked: bool, rows: int) -> list[list[float]
 
 def draw_heat_map(
     title: str,
-    values: Sequence[Sequence[float | None]],
+    values: Sequence[Values],
     rows: Sequence[str],
     columns: Sequence[str],
     *,
@@ -525,50 +510,38 @@ def draw_heat_map(
         unit: The unit of the values.
         ends: The values of the lightest and the darkest cell.
     """
-    known = [v for row in values for v in row if v is not None and math.isfinite(v)]
+    known: list[float] = []
+    for row in values:
+        known += filter(is_finite, row)
     if not known:
         return _draw_nothing(title)
     low, high = ends or (min(known), max(known))
-    span = high - low or 1.0
     cell_height = max(5.0, min(22.0, 300 / len(values)))
-    names = [shorten_label(name) for name in rows]
-    has_names = cell_height >= 11
-    left = _width_of(names) + 10 if has_names else 16.0
-    top = 6.0
-    bottom = top + cell_height * len(values)
-    cell_width = (WIDTH - RIGHT_MARGIN - left) / max(map(len, values))
-    cells = []
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            if value is None or not math.isfinite(value):
-                continue
-            share = min(1.0, max(0.0, (value - low) / span))
-            tip = f"{rows[i]}, {columns[j]}: {value:.3g}{unit}"
-            cells.append((left + j * cell_width, top + i * cell_height, _shade(share), tip))
-    lowest = f"{low:.3g}{unit}"
+    names = list(map(shorten_label, rows))
+    left = _width_of(names) + 10
+    if cell_height < 11:
+        names = []
+        left = 16.0
+    bottom = 6.0 + cell_height * len(values)
     svg = _render(
         "heat_map.svg",
         title,
         round(bottom + 38),
-        cells=cells,
-        cell_width=cell_width,
-        cell_height=cell_height,
-        names=names if has_names else [],
+        values=values,
+        rows=rows,
+        columns=columns,
+        names=names,
+        low=low,
+        high=high,
+        unit=unit,
         left=left,
         right=WIDTH - RIGHT_MARGIN,
-        top=top,
         bottom=bottom,
+        cell_height=cell_height,
         x_title=x_title,
-        shades=[_shade(i / (SHADES - 1)) for i in range(SHADES)],
-        shades_left=left + _width_of([lowest]) + 6,
-        lowest=lowest,
-        highest=f"{high:.3g}{unit}",
+        lowest_width=_width_of([f"{low:.3g}{unit}"]),
     )
     return Chart(title, svg)
-
-
-def _shade(share: float) -> float:
-    return LOWEST_SHADE + (1 - LOWEST_SHADE) * share
 
 
 # ---- parts of all charts -------------------------------------------------------------------------
@@ -581,11 +554,14 @@ def _make_legend(kinds: Sequence[Series | Marks]) -> list[LegendEntry]:
         if each.in_legend:
             entries.append(LegendEntry(each.name, each.colour, [i]))
     for i, each in enumerate(kinds):
-        partners = [entry for entry in entries if entry.colour == each.colour]
-        if not each.in_legend and partners:
-            partners[0].series.append(i)
+        for entry in entries:
+            if not each.in_legend and entry.colour == each.colour:
+                entry.series.append(i)
+                break
     # One entry alone would distinguish nothing.
-    return entries if len(entries) > 1 else []
+    if len(entries) == 1:
+        entries.clear()
+    return entries
 
 
 def _draw_nothing(title: str) -> Chart:

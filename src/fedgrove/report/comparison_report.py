@@ -6,32 +6,18 @@ sections and their texts are in ``templates/comparison.html``.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
-from .charts import Chart, Marks, Series, draw_rows, draw_xy, thin_out
+import numpy as np
+
+from . import charts, seed_averages, tables
+from .charts import Chart, Marks, Series, thin_out
 from .page import COLOURS, Page
-from .seed_averages import (
-    PAPER_COLUMNS,
-    Group,
-    average_over_seeds,
-    csv_table,
-    latex_table,
-    markdown_table,
-    paired_rows,
-    paper_rows,
-    strip_seed,
-)
-from .tables import (
-    Scores,
-    Summary,
-    describe_finetuning,
-    finetune_epochs,
-    format_percent,
-    list_notes,
-)
+from .seed_averages import Group, strip_seed
+from .tables import Scores, Summary, read_column
 from .terminal import split_common_folder
 
 FAR_APART = 10
@@ -44,10 +30,11 @@ MOST_POINTS = 200
 """Points of a curve."""
 GREY = 8
 """The colour of scores before fine-tuning."""
-
-
-_Average = tuple[float | None, float | None]
-"""A mean over seeds and its deviation."""
+OTHER_COSTS = (
+    ("density", "the weights kept", "share of weights kept"),
+    ("virtual_seconds", "time on the devices", "virtual seconds"),
+)
+"""Keys of groups that scores are drawn against, if entries differ in them."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,7 @@ def make_comparison_report(
     runs = [replace(each, run=name) for each, name in zip(runs, names, strict=True)]
     finished = [each.summary for each in runs if each.summary is not None]
     unfinished = len(runs) - len(finished)
-    groups = average_over_seeds({each.run: each.summary for each in runs})
+    groups = seed_averages.average_over_seeds({each.run: each.summary for each in runs})
     sections = _make_sections(groups, runs)
     if not lead and len(sections) == 1:
         lead = headline(groups)
@@ -86,40 +73,56 @@ def make_comparison_report(
         lead=lead,
         finished=finished,
         sections=sections,
-        pairs=paired_rows(groups),
+        pairs=seed_averages.paired_rows(groups),
         runs=runs,
         scores_of=Scores.from_summary,
-        score_name=_common_score_name(finished),
+        score_name=_name_score(finished),
         groups=groups,
-        paper_columns=PAPER_COLUMNS,
-        paper_rows=paper_rows(groups),
+        paper_columns=seed_averages.PAPER_COLUMNS,
+        paper_rows=seed_averages.paper_rows(groups),
         paper_formats={
-            "Markdown": markdown_table(groups),
-            "LaTeX (booktabs)": latex_table(groups),
-            "CSV": csv_table(groups),
+            "Markdown": seed_averages.markdown_table(groups),
+            "LaTeX (booktabs)": seed_averages.latex_table(groups),
+            "CSV": seed_averages.csv_table(groups),
         },
-        notes=list(notes) or list_notes(finished),
+        notes=list(notes) or tables.list_notes(finished),
         folder=folder,
     )
 
 
 def _make_title(finished: Sequence[Summary]) -> str:
-    methods = list(dict.fromkeys(str(summary["method"]) for summary in finished))
-    data = dict.fromkeys(str(summary["data"]) for summary in finished)
+    # Dictionaries keep the order of first appearance, which sets would not.
+    methods: dict[str, None] = {}
+    data: dict[str, None] = {}
+    for summary in finished:
+        methods[summary["method"]] = None
+        data[summary["data"]] = None
     if not methods:
         return "Comparison of runs"
-    more = f" and {len(methods) - 5} more" if len(methods) > 5 else ""
-    return f"{', '.join(methods[:5])}{more} on {', '.join(data)}"
+    listed = ", ".join(list(methods)[:5])
+    if len(methods) > 5:
+        listed += f" and {len(methods) - 5} more"
+    return f"{listed} on {', '.join(data)}"
 
 
-def _common_score_name(finished: Sequence[Summary]) -> str:
-    """Return the name of the score in the table of all runs."""
+def _name_score(finished: Sequence[Summary]) -> str:
+    """Return the head of the column of scores in the table of all runs."""
     names = set()
     for summary in finished:
         if "tasks" not in summary:
-            when = describe_finetuning(finetune_epochs(summary))
-            names.add(f"{Scores.from_summary(summary).name} {when}")
-    return names.pop() if len(names) == 1 else "score after all fine-tuning"
+            names.add(Scores.from_summary(summary).name)
+    name = "score"
+    if len(names) == 1:
+        (name,) = names
+    return f"{name} {_describe_common(map(tables.finetune_epochs, finished))}"
+
+
+def _describe_common(epochs: Iterable[int]) -> str:
+    """Return when scores were measured."""
+    lengths = set(epochs)
+    if len(lengths) == 1:
+        return tables.describe_finetuning(lengths.pop())
+    return "after all fine-tuning"
 
 
 # ---- the headline --------------------------------------------------------------------------------
@@ -144,18 +147,20 @@ def headline(groups: Sequence[Group]) -> str:
     baselines = [group for group in ranked[1:] if group["method"] in ("fedavg", "local")]
     # The next best too: where it is close, it may be the better choice.
     named = baselines if second in baselines else [second, *baselines]
-    others = [f"{group['group']} gives {scores.describe(_mean_score(group))}" for group in named]
-    listed = " and ".join([", ".join(others[:-1]), others[-1]] if others[1:] else others)
-    metric = f" {scores.metric}" if scores.share else ""
-    lengths = {group["finetune_epochs"] for group in groups}
-    when = f" {describe_finetuning(lengths.pop())}" if len(lengths) == 1 else ""
-    text = (
-        f"{best['group']} serves clients best: {scores.describe(_mean_score(best))}{metric} on "
-        f"average{when}; {listed}."
-    )
+    others = []
+    for group in named:
+        others.append(f"{group['group']} gives {scores.describe(_mean_score(group))}")
+    listed = others.pop()
+    if others:
+        listed = f"{', '.join(others)} and {listed}"
+    score = scores.describe(_mean_score(best))
+    if scores.share:
+        score += f" {scores.metric}"
+    when = _describe_common(group["finetune_epochs"] for group in groups)
+    text = f"{best['group']} serves clients best: {score} on average {when}; {listed}."
     for group in baselines:
-        if group["method"] == "fedavg" and _sent(group):
-            share = format_percent(_sent(best) / _sent(group))
+        if group["method"] == "fedavg" and _mebibytes(group):
+            share = tables.format_percent(_mebibytes(best) / _mebibytes(group))
             text += f" {best['group']} sends {share} of {group['group']}'s bytes."
     if all(len(group["seeds"]) < 2 for group in ranked):
         text += " One seed each: small differences may be chance."
@@ -178,8 +183,8 @@ def _mean_score(group: Group) -> float:
     return Scores.from_summary(group).mean or 0.0
 
 
-def _sent(group: Group) -> float:
-    return float(group["bytes_up"] + group["bytes_down"])
+def _mebibytes(group: Group) -> float:
+    return float(group["bytes_up"] + group["bytes_down"]) / 2**20
 
 
 # ---- charts --------------------------------------------------------------------------------------
@@ -204,96 +209,72 @@ class _Section:
         return any(len(group["seeds"]) > 1 for group in self.groups)
 
     def when(self) -> str:
-        """Return when the scores were measured, if it is the same for all entries."""
-        lengths = {group["finetune_epochs"] for group in self.groups}
-        return describe_finetuning(lengths.pop()) if len(lengths) == 1 else "after all fine-tuning"
-
-    def members(self, group: Group) -> list[ComparedRun]:
-        """Return the finished runs of an entry."""
-        label = group["group"]
-        runs = [each for each in self.runs if strip_seed(each.run) == label]
-        return [each for each in runs if each.summary is not None]
-
-    def mean_of(self, group: Group, key: str) -> float | None:
-        """Return the mean of a value of the summaries of an entry."""
-        values = [(each.summary or {}).get(key) for each in self.members(group)]
-        known = [value for value in values if value is not None]
-        return statistics.fmean(known) if known else None
+        """Return when the scores were measured."""
+        return _describe_common(group["finetune_epochs"] for group in self.groups)
 
     def charts(self) -> list[Chart]:
         """Return all charts."""
-        charts = [self._draw_bars()]
+        drawn = [self._draw_bars()]
         if len(self.groups) > 1:
-            costs = [_sent(group) / 2**20 for group in self.groups]
-            charts.append(self._draw_front("bytes", "MiB sent in all, both ways", costs, log=True))
+            costs = list(map(_mebibytes, self.groups))
+            drawn.append(self._draw_front("bytes", "MiB sent in all, both ways", costs, log=True))
         if "task" in self.groups[0]:
-            return charts
-        for key, what, x_title in (
-            ("density", "the weights kept", "share of weights kept"),
-            ("virtual_seconds", "time on the devices", "virtual seconds"),
-        ):
-            means = [self.mean_of(group, key) for group in self.groups]
-            costs = [mean for mean in means if mean is not None]
-            is_known = len(costs) == len(self.groups)
-            if is_known and max(costs) - min(costs) > 1e-3:
-                charts.append(self._draw_front(what, x_title, costs))
+            return drawn
+        for key, what, x_title in OTHER_COSTS:
+            costs = read_column(self.groups, key).tolist()
+            # False if the costs of an entry are not known: they are NaN.
+            if np.ptp(costs) > 1e-3:
+                drawn.append(self._draw_front(what, x_title, costs))
         if len(self.groups) <= MOST_CURVES:
-            charts += self._draw_curves()
-        return charts
+            drawn += self._draw_curves()
+        return drawn
 
     def _draw_bars(self) -> Chart:
         """Draw the score of every entry, with a lane for each length of fine-tuning."""
+        members = {}
+        for each in self.runs:
+            if each.summary is not None:
+                members[each.run] = each.summary
+        first = self.groups[0]
         lengths: list[str] = []
         # The averages of a task are of the last length only.
-        if "task" not in self.groups[0]:
-            first = self.members(self.groups[0])[0]
-            lengths = list((first.summary or {}).get("finetune") or {})
+        if "task" not in first:
+            for name, summary in members.items():
+                if strip_seed(name) == first["group"]:
+                    lengths = list(summary.get("finetune") or {})
         title = f"{self.scores.title}, mean over clients"
-        marks = []
+        labels = list(map(itemgetter("group"), self.groups))
         if len(lengths) < 2:
-            title += f", {self.when()}"
-            key = f"{self.scores.metric}_mean_std"
-            averages: list[_Average] = [(_mean_score(group), group[key]) for group in self.groups]
-            marks.append(self._make_marks(self.scores.metric, averages, 0))
-        else:
-            for i, length in enumerate(lengths):
-                # Before fine-tuning is grey; what fine-tuning adds has colours.
-                colour = GREY if length == "0" else i - ("0" in lengths)
-                averages = [self._average_after(length, group) for group in self.groups]
-                marks.append(self._make_marks(describe_finetuning(int(length)), averages, colour))
-        labels = [group["group"] for group in self.groups]
-        return draw_rows(title, labels, marks, self.scores.name)
+            marks = [self._make_marks(self.scores.metric, self.groups, 0)]
+            return charts.draw_rows(f"{title}, {self.when()}", labels, marks, self.scores.name)
+        marks = []
+        for i, length in enumerate(lengths):
+            # Before fine-tuning is grey; what fine-tuning adds has colours.
+            colour = GREY if length == "0" else i - ("0" in lengths)
+            averages = {}
+            for group in seed_averages.average_after(members, length):
+                averages[group["group"]] = group
+            tuned = [averages.get(label, {}) for label in labels]
+            name = tables.describe_finetuning(int(length))
+            marks.append(self._make_marks(name, tuned, colour))
+        return charts.draw_rows(title, labels, marks, self.scores.name)
 
-    def _average_after(self, length: str, group: Group) -> _Average:
-        """Return the mean score of an entry after some epochs of fine-tuning, and its deviation."""
-        values = []
-        for each in self.members(group):
-            summary = each.summary or {}
-            mean = Scores.from_summary(summary, summary["finetune"].get(length, {})).mean
-            if mean is not None:
-                values.append(mean)
-        if not values:
-            return None, None
-        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-
-    def _make_marks(self, name: str, averages: Sequence[_Average], colour: int) -> Marks:
-        values: list[float | None] = []
-        low: list[float | None] = []
-        high: list[float | None] = []
+    def _make_marks(self, name: str, groups: Sequence[Group], colour: int) -> Marks:
+        metric = self.scores.metric
+        means = read_column(groups, f"{metric}_mean")
+        half = np.nan_to_num(read_column(groups, f"{metric}_mean_std"))
+        factor = self.scores.factor
         texts = []
-        for mean, std in averages:
-            if mean is None:
-                values.append(None)
-                low.append(None)
-                high.append(None)
-                texts.append("")
-            else:
-                half = std or 0.0
-                values.append(self.scores.factor * mean)
-                low.append(self.scores.factor * (mean - half))
-                high.append(self.scores.factor * (mean + half))
-                texts.append(self.scores.format(mean, 1))
-        return Marks(name, values, colour, low=low, high=high, texts=texts)
+        for mean in means:
+            texts.append("" if np.isnan(mean) else self.scores.format(mean, 1))
+        return Marks(
+            name,
+            (factor * means).tolist(),
+            colour,
+            low=(factor * (means - half)).tolist(),
+            high=(factor * (means + half)).tolist(),
+            texts=texts,
+        )
 
     def _draw_front(
         self, what: str, x_title: str, costs: Sequence[float], log: bool = False
@@ -304,76 +285,92 @@ class _Section:
         for cost, group in zip(costs, self.groups, strict=True):
             points.append((cost, scores.factor * _mean_score(group)))
         front = [points[i] for i in find_front(points, scores.more_is_better)]
-        line = Series(
-            "",
-            [x for x, _ in front],
-            [y for _, y in front],
-            GREY,
-            dashed=True,
-            marker="",
-            in_legend=False,
-            tips=[""] * len(front),
-            size=0,
-        )
-        series = [line]
+        series = [
+            Series.from_points(
+                "",
+                front,
+                GREY,
+                dashed=True,
+                marker="",
+                in_legend=False,
+                tips=[""] * len(front),
+                size=0,
+            )
+        ]
         for i, (group, (x, y)) in enumerate(zip(self.groups, points, strict=True)):
             name = group["group"]
-            std = group[f"{scores.metric}_mean_std"]
-            spread = [None if std is None else scores.factor * std]
-            tips = [f"{name}: {y:.4g} {scores.name} at {x:.4g} {x_title}"]
-            colour = i % COLOURS
             series.append(
-                Series(name, [x], [y], colour, line=False, spread=spread, tips=tips, size=6)
+                Series(
+                    name,
+                    [x],
+                    [y],
+                    i % COLOURS,
+                    line=False,
+                    spread=[scores.factor * (group[f"{scores.metric}_mean_std"] or 0.0)],
+                    tips=[f"{name}: {y:.4g} {scores.name} at {x:.4g} {x_title}"],
+                    size=6,
+                )
             )
         title = f"{scores.title} against {what}, {self.when()}"
-        return draw_xy(title, series, x_title, scores.name, log_x=log, x_from_zero=not log)
+        return charts.draw_xy(title, series, x_title, scores.name, log_x=log, x_from_zero=not log)
 
     def _draw_curves(self) -> list[Chart]:
         """Draw the score by round and against bytes, mean over seeds."""
         by_round = []
         by_bytes = []
+        ends = []
         for i, group in enumerate(self.groups):
-            points: dict[int, list[tuple[float, float]]] = {}
-            for each in self.members(group):
-                sent = 0.0
-                for line in each.lines:
-                    sent += (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 2**20
-                    score = line.get(f"{self.scores.metric}_mean")
-                    if score is not None:
-                        points.setdefault(line["round"], []).append((sent, score))
-            # After the end of one seed's run there is no mean over all.
-            seeds = max(map(len, points.values()), default=0)
-            rounds = [number for number in sorted(points) if len(points[number]) == seeds]
-            rounds = thin_out(rounds, MOST_POINTS)
-            if len(rounds) < 2:
+            points = self._average_curve(group["group"])
+            if len(points) < 2:
                 continue
-            x = [statistics.fmean(sent for sent, _ in points[number]) for number in rounds]
-            y = []
-            for number in rounds:
-                mean = statistics.fmean(score for _, score in points[number])
-                y.append(self.scores.factor * mean)
-            size = 2.5 if len(rounds) <= 40 else 1.5
+            size = 2.5 if len(points) <= 40 else 1.5
+            rounds, sent, scores = np.array(points).T
+            ends.append(sent[-1])
             colour = i % COLOURS
-            by_round.append(Series(group["group"], rounds, y, colour, size=size))
-            by_bytes.append(Series(group["group"], x, y, colour, size=size))
+            by_round.append(Series(group["group"], rounds, scores, colour, size=size))
+            by_bytes.append(Series(group["group"], sent, scores, colour, size=size))
         if not by_round:
             return []
-        ends = [series.x[-1] for series in by_bytes]
         # A method that sends a hundredth of another would be a stroke at the left edge.
         log = max(ends) >= FAR_APART * min(ends)
-        title = self.scores.title
-        unit = self.scores.name
         return [
-            draw_xy(f"{title} by round, before fine-tuning", by_round, "round", unit, whole_x=True),
-            draw_xy(
-                f"{title} against bytes so far, before fine-tuning",
+            charts.draw_xy(
+                f"{self.scores.title} by round, before fine-tuning",
+                by_round,
+                "round",
+                self.scores.name,
+                whole_x=True,
+            ),
+            charts.draw_xy(
+                f"{self.scores.title} against bytes so far, before fine-tuning",
                 by_bytes,
                 "MiB sent, both ways",
-                unit,
+                self.scores.name,
                 x_from_zero=not log,
                 log_x=log,
             ),
         ]
+
+    def _average_curve(self, label: str) -> list[tuple[float, float, float]]:
+        """Return (round, MiB so far, score) of an entry, mean over seeds."""
+        points: dict[int, list[tuple[float, float]]] = {}
+        for each in self.runs:
+            if strip_seed(each.run) != label or each.summary is None:
+                continue
+            sent = 0.0
+            for line in each.lines:
+                sent += (line.get("bytes_up", 0) + line.get("bytes_down", 0)) / 2**20
+                score = line.get(f"{self.scores.metric}_mean")
+                if score is not None:
+                    points.setdefault(line["round"], []).append((sent, self.scores.factor * score))
+        seeds = max(map(len, points.values()), default=0)
+        averages = []
+        for number in sorted(points):
+            # After the end of one seed's run there is no mean over all.
+            if len(points[number]) == seeds:
+                mebibytes, score = np.mean(points[number], axis=0)
+                averages.append((number, mebibytes, score))
+        return thin_out(averages, MOST_POINTS)
 
 
 def _make_sections(groups: Sequence[Group], runs: Sequence[ComparedRun]) -> list[_Section]:

@@ -8,6 +8,7 @@ it stays text.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import InputError, check
 from .tables import (
@@ -81,8 +82,14 @@ def _environment(folder: Path) -> Environment:
         "at": "{:.1f}".format,
         "quote": shlex.quote,
     }
+    environment.tests["finite"] = is_finite
     environment.globals["colours"] = COLOURS
     return environment
+
+
+def is_finite(value: float | None) -> TypeGuard[float]:
+    """Return whether a value is known and can be drawn."""
+    return value is not None and math.isfinite(value)
 
 
 def _is_markup(template: str | None) -> bool:

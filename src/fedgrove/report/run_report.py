@@ -7,36 +7,21 @@ texts are in ``templates/run.html``, which calls the methods of :class:`_Report`
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..wire.ledger import sum_by_cause
-from .charts import (
-    Chart,
-    Limits,
-    Marks,
-    Series,
-    draw_bars,
-    draw_heat_map,
-    draw_rows,
-    draw_xy,
-    thin_out,
-)
+from . import charts, tables
+from .charts import Chart, Limits, Series, thin_out
 from .page import COLOURS, Page
-from .tables import (
-    Scores,
-    Summary,
-    bytes_per_device,
-    describe_finetuning,
-    finetune_epochs,
-    format_bytes,
-    format_duration,
-    format_percent,
-)
+from .tables import Scores, Summary, read_column
 
 MESSAGE_PARTS = {
     "values": "values of weights",
@@ -47,17 +32,6 @@ MESSAGE_PARTS = {
     "header": "headers",
 }
 """Names of the parts of messages, in the order they are drawn."""
-CONDITIONS = {
-    "clients": "{} clients",
-    "cohort": "{} in each round",
-    "rounds": "{} rounds",
-    "seed": "seed {}",
-    "partition": "partition {}",
-    "scenario": "scenario {}",
-    "split": "split {}",
-    "net": "net {}",
-}
-"""The options that are listed below the headline."""
 LAYER_DENSITY = "density:"
 """The start of the name of a method's own value that is the density of a layer."""
 DENSE = 0.9995
@@ -66,7 +40,12 @@ MOST_POINTS = 400
 """Points of a line; of more rounds, some are left out."""
 MOST_GROUPS = 12
 """More groups than this have no colours."""
+MOST_BARS = 60
+"""More groups than this are not drawn."""
+SCORES_BY_ROUND = {"mean": "mean", "worst tenth": "worst10", "worst client": "worst"}
+"""The lines of a chart of scores, and the fields of :class:`Scores`."""
 
+Values = NDArray[np.float64]
 Line = Mapping[str, Any]
 """A line of metrics.jsonl."""
 Client = Mapping[str, Any]
@@ -119,7 +98,7 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
     text = f"{method} gives its {summary['clients']:,} clients {score} on average"
     if summary["clients"] == 1:
         text = f"{method} gives its only client {score}"
-    text += f" {describe_finetuning(finetune_epochs(summary))}"
+    text += f" {tables.describe_finetuning(tables.finetune_epochs(summary))}"
     others = []
     for name, phrase in {"fedavg": "fedavg gives", "local": "training alone gives"}.items():
         other = Scores.from_summary(baselines.get(name, {}))
@@ -133,13 +112,13 @@ def headline(summary: Summary, baselines: Mapping[str, Summary]) -> str:
     fedavg_sent = fedavg.get("bytes_up", 0) + fedavg.get("bytes_down", 0)
     is_compared = method != "fedavg" and fedavg_sent > 0
     if is_compared:
-        costs.append(f"{format_percent(sent / fedavg_sent)} of fedavg's bytes")
+        costs.append(f"{tables.format_percent(sent / fedavg_sent)} of fedavg's bytes")
     if summary.get("density") is not None and summary["density"] < DENSE:
-        costs.append(f"{format_percent(summary['density'])} of the weights")
+        costs.append(f"{tables.format_percent(summary['density'])} of the weights")
     if costs:
         text += f", with {' and '.join(costs)}"
     if not is_compared:
-        text += f"; {format_bytes(sent)} were sent in all"
+        text += f"; {tables.format_bytes(sent)} were sent in all"
     return f"{text}."
 
 
@@ -154,47 +133,33 @@ class _Report:
         self.data = str(self.options.get("data") or "data")
         self.scores = Scores.from_summary(self.summary)
         self.is_mixed = "tasks" in self.summary
-        self.when = describe_finetuning(finetune_epochs(self.summary))
-        self.rounds = max((int(line.get("round", 0)) for line in record.lines), default=0)
-        self.scored = [client for client in record.clients if client.get("score") is not None]
-        self.groups: dict[int, list[Client]] = {}
-        for client in record.clients:
-            if client.get("group") is not None:
-                self.groups.setdefault(client["group"], []).append(client)
+        self.when = tables.describe_finetuning(tables.finetune_epochs(self.summary))
         self.metrics: dict[str, Scores] = {}
         self.points: list[dict[str, Any]] = []
         self._read_points()
+        self.rounds = int(max(read_column(self.points, "round"), default=0))
+        self.scored: list[Client] = []
+        self.groups: dict[int, list[Client]] = {}
+        for client in record.clients:
+            if client.get("score") is not None:
+                self.scored.append(client)
+            if client.get("group") is not None:
+                self.groups.setdefault(client["group"], []).append(client)
 
     def describe_state(self) -> str:
         """Return the warning of a run that is not finished."""
-        rounds = self.record.options.get("rounds")
-        of_all = f" of {rounds}" if rounds else ""
+        rounds = str(self.rounds)
+        if self.record.options.get("rounds"):
+            rounds += f" of {self.record.options['rounds']}"
         if self.record.failure:
-            return f"failed after {self.rounds}{of_all} rounds"
+            return f"failed after {rounds} rounds"
         if self.record.summary is None:
-            return f"unfinished: {self.rounds}{of_all} rounds"
+            return f"unfinished: {rounds} rounds"
         return ""
 
     def headline(self) -> str:
         """Return the result in one sentence."""
         return headline(self.summary, self.record.baselines)
-
-    def describe_conditions(self) -> str:
-        """Return the most important options in one line."""
-        parts = []
-        for option, phrase in CONDITIONS.items():
-            value = self.options.get(option)
-            if isinstance(value, int):
-                value = f"{value:,}"
-            if value is not None and value != "none":
-                parts.append(phrase.format(value))
-        return ", ".join(parts).replace("1 clients", "1 client")
-
-    def bytes_each(self) -> float | None:
-        """Return the bytes of one device in one round, both ways."""
-        up = bytes_per_device(self.summary, "up")
-        down = bytes_per_device(self.summary, "down")
-        return None if up is None or down is None else up + down
 
     def scores_after(self, epochs: str) -> Scores:
         """Return the scores after one of several lengths of fine-tuning."""
@@ -218,51 +183,59 @@ class _Report:
                 "density": line.get("density"),
                 "loss": line.get("loss_mean"),
             }
-            named = {"mean": Scores.from_summary(line)}
-            if "tasks" in line:
-                named = {
-                    f"mean of {name}": Scores.from_task(t) for name, t in line["tasks"].items()
-                }
-            for name, scores in named.items():
-                if scores.mean is None:
-                    continue
-                self.metrics.setdefault(scores.metric, scores)
-                point[f"{scores.metric}/{name}"] = scores.factor * scores.mean
-                if "tasks" not in line:
-                    point[f"{scores.metric}/worst tenth"] = scores.factor * scores.worst10
-                    point[f"{scores.metric}/worst client"] = scores.factor * scores.worst
+            for name, value in (line.get("figures") or {}).items():
+                if name.startswith(LAYER_DENSITY):
+                    point[name] = value
+            for name, task in line.get("tasks", {}).items():
+                self._add_scores(point, {f"mean of {name}": "mean"}, Scores.from_task(task))
+            if "tasks" not in line:
+                self._add_scores(point, SCORES_BY_ROUND, Scores.from_summary(line))
             self.points.append(point)
+
+    def _add_scores(self, point: dict[str, Any], names: Mapping[str, str], scores: Scores) -> None:
+        if scores.mean is not None:
+            self.metrics.setdefault(scores.metric, scores)
+            for name, field_name in names.items():
+                score = getattr(scores, field_name)
+                point[f"{scores.metric}/{name}"] = scores.factor * score
 
     def round_charts(self) -> list[Chart]:
         """Draw the scores, bytes, density and loss by round."""
-        charts = self._score_charts("round", "round", "by round")
+        drawn = self._score_charts("round", "round", "by round")
         sent = {"up": "from devices (up)", "down": "to devices (down)"}
-        charts += _draw_points("Bytes so far", self.points, sent, "MiB", y_from_zero=True)
-        charts += self._score_charts("sent", "MiB sent, both ways", "against bytes")
+        drawn += _draw_points("Bytes so far", self.points, sent, "MiB", y_from_zero=True)
+        drawn += self._score_charts("sent", "MiB sent, both ways", "against bytes")
         if self.rounds < 2:
-            return charts
-        densities = [point["density"] for point in self.points if point["density"] is not None]
-        if min(densities, default=1.0) < DENSE:
-            title = "share of weights"
+            return drawn
+        if np.any(read_column(self.points, "density") < DENSE):
+            y_title = "share of weights"
             names = {"density": ""}
-            charts += _draw_points("Weights kept", self.points, names, title, 2, y_from_zero=True)
-        title = "loss, mean over clients"
+            drawn += _draw_points("Weights kept", self.points, names, y_title, 2, y_from_zero=True)
+        title = "Loss on test examples"
+        y_title = "loss, mean over clients"
         names = {"loss": ""}
-        return charts + _draw_points(
-            "Loss on test examples", self.points, names, title, 4, y_from_zero=True
-        )
+        return drawn + _draw_points(title, self.points, names, y_title, 4, y_from_zero=True)
+
+    def _find_keys(self, prefix: str) -> KeysView[str]:
+        """Return the keys of the points that begin with a prefix, in order of appearance."""
+        found: dict[str, None] = {}
+        for point in self.points:
+            for key in point:
+                if key.startswith(prefix):
+                    found[key] = None
+        return found.keys()
 
     def _score_charts(self, x_key: str, x_title: str, title: str) -> list[Chart]:
         """Draw a chart per metric; all scores by round, else the means only."""
-        charts = []
+        drawn = []
         for metric, scores in self.metrics.items():
+            prefix = f"{metric}/"
+            if x_key != "round":
+                prefix += "mean"
             names = {}
-            for point in self.points:
-                for key in point:
-                    is_shown = x_key == "round" or key.startswith(f"{metric}/mean")
-                    if key.startswith(f"{metric}/") and is_shown:
-                        names[key] = key.removeprefix(f"{metric}/")
-            charts += _draw_points(
+            for key in self._find_keys(prefix):
+                names[key] = key.removeprefix(f"{metric}/")
+            drawn += _draw_points(
                 f"{scores.title} {title}, before fine-tuning",
                 self.points,
                 names,
@@ -271,7 +244,7 @@ class _Report:
                 x_title=x_title,
                 y_within=scores.limits,
             )
-        return charts
+        return drawn
 
     # ---- clients and groups ----------------------------------------------------------------------
 
@@ -283,39 +256,39 @@ class _Report:
 
     def _draw_clients(self) -> Chart:
         """Draw each client's score against its density, or else against how much it trains on."""
-        clients = self.scored
         key = "density"
         against = "density"
         x_title = "density: share of weights kept"
         within: Limits = (0.0, 1.0)
-        densities = [client["density"] for client in clients if client.get("density") is not None]
-        varies = len(densities) == len(clients) and max(densities) - min(densities) > 1e-6
-        if not varies and clients[0].get("examples") is not None:
+        # Not true where a density is unknown: it is NaN.
+        varies = np.ptp(read_column(self.scored, "density")) > 1e-6
+        if not varies and self.scored[0].get("examples") is not None:
             key = "examples"
             against = "data it trains on"
             x_title = "training examples of the client"
-            within = (0.0, None)
-        x = _spread_out([float(client.get(key) or 0.0) for client in clients])
-        size = 4.5
-        if len(clients) > 200:
-            # Many dots are a cloud, in which large ones would be one blot.
-            size = 2.2 if len(clients) <= 2000 else 1.1
-        series = []
-        for i, (name, numbers) in enumerate(_group_positions(clients).items()):
-            own = [clients[number] for number in numbers]
+            within = (0.0, math.inf)
+        x = np.nan_to_num(read_column(self.scored, key))
+        x += _spread_dots(x, read_column(self.scored, "client"))
+        series: list[Series] = []
+        for name, chosen in self._find_groups().items():
+            tips = []
+            keys = []
+            for i in chosen:
+                tips.append(self._describe_client(self.scored[i]))
+                keys.append(str(self.scored[i]["client"]))
             series.append(
                 Series(
-                    f"{name} ({len(own):,})",
-                    [x[number] for number in numbers],
-                    [self.scores.factor * client["score"] for client in own],
-                    i % COLOURS,
+                    f"{name} ({len(chosen):,})",
+                    x[chosen],
+                    self.scores.factor * read_column(self.scored, "score")[chosen],
+                    len(series) % COLOURS,
                     line=False,
-                    tips=[self._describe_client(client) for client in own],
-                    keys=[str(client["client"]) for client in own],
-                    size=size,
+                    tips=tips,
+                    keys=keys,
+                    size=_client_size(len(x)),
                 )
             )
-        return draw_xy(
+        return charts.draw_xy(
             f"{self.scores.title} of every client against {against}",
             series,
             x_title,
@@ -324,6 +297,19 @@ class _Report:
             x_within=within,
             whole_x=key == "examples",
         )
+
+    def _find_groups(self) -> dict[str, NDArray[np.int64]]:
+        """Return the positions of the scored clients by the name of their group."""
+        numbers = read_column(self.scored, "group")
+        groups = np.unique(numbers[~np.isnan(numbers)])
+        if not 0 < len(groups) <= MOST_GROUPS:
+            return {"clients": np.arange(len(numbers))}
+        found = {}
+        for group in groups:
+            found[f"group {group:g}"] = np.flatnonzero(numbers == group)
+        if np.isnan(numbers).any():
+            found["in no group"] = np.flatnonzero(np.isnan(numbers))
+        return found
 
     def _describe_client(self, client: Client) -> str:
         parts = [f"client {client['name']}", self.scores.describe(client["score"])]
@@ -337,19 +323,21 @@ class _Report:
 
     def _draw_ranks(self) -> Chart:
         """Draw the clients from the worst to the best, next to those of local and fedavg."""
-        methods = {self.method: [client["score"] for client in self.scored]}
+        methods = {self.method: read_column(self.scored, "score")}
         for name, summary in self.record.baselines.items():
             others = summary.get(f"{summary.get('metric') or 'accuracy'}_clients")
             if name != self.method and others:
-                methods[name] = list(others.values())
-        series = []
-        for i, (name, values) in enumerate(methods.items()):
-            ranked = sorted(values, reverse=not self.scores.more_is_better)
-            ranks = thin_out(range(len(ranked)), MOST_POINTS)
-            x = [100 * (rank + 1) / len(ranked) for rank in ranks]
-            y = [self.scores.factor * ranked[rank] for rank in ranks]
-            series.append(Series(name, x, y, i, size=_dot_size(len(x))))
-        return draw_xy(
+                methods[name] = np.array(list(others.values()))
+        series: list[Series] = []
+        for name, scores in methods.items():
+            ranked = np.sort(scores)
+            if not self.scores.more_is_better:
+                ranked = ranked[::-1]
+            ranks = np.array(thin_out(range(len(ranked)), MOST_POINTS))
+            x = 100 * (ranks + 1) / len(ranked)
+            y = self.scores.factor * ranked[ranks]
+            series.append(Series(name, x, y, len(series), size=_dot_size(len(x))))
+        return charts.draw_xy(
             "Clients from the worst to the best",
             series,
             "% of clients",
@@ -358,121 +346,124 @@ class _Report:
             x_within=(0.0, 100.0),
         )
 
-    def clients_table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the head and the rows of the table of clients."""
+    def client_columns(self) -> dict[str, str]:
+        """Return the columns of the table of clients: those of which anything is known."""
+        # Tasks have different metrics.
+        score = "score" if self.is_mixed else self.scores.name
         columns = {
             "name": "client",
             "task": "task",
             "group": "group",
             "examples": "training examples",
             "test": "test examples",
-            "score": f"{'score' if self.is_mixed else self.scores.name} {self.when}",
+            "score": f"{score} {self.when}",
             "density": "density",
         }
-        clients = self.record.clients
         for key in list(columns):
-            if all(client.get(key) is None for client in clients):
+            if all(client.get(key) is None for client in self.record.clients):
                 del columns[key]
-        rows = []
-        for client in clients:
-            rows.append([self._format_cell(key, client.get(key)) for key in columns])
-        return list(columns.values()), rows
-
-    def _format_cell(self, key: str, value: Any) -> str:
-        if value is None:
-            return "-"
-        if key == "density":
-            return f"{value:.3f}"
-        if key != "score":
-            return str(value)
-        # Tasks have different metrics.
-        return f"{value:.4g}" if self.is_mixed else self.scores.format(value)
+        return columns
 
     def group_charts(self) -> list[Chart]:
         """Draw the score of each group, and how alike the clients' models are."""
-        charts = []
-        if 1 < len(self.groups) <= 60 and not self.is_mixed:
+        drawn = []
+        if 1 < len(self.groups) <= MOST_BARS and not self.is_mixed:
             means = {}
             for number, clients in sorted(self.groups.items()):
-                known = [client["score"] for client in clients if client.get("score") is not None]
                 noun = "client" if len(clients) == 1 else "clients"
-                if known:
-                    mean = statistics.fmean(known)
+                scores = read_column(clients, "score")
+                if not np.isnan(scores).all():
+                    mean = float(np.nanmean(scores))
                     means[f"group {number}, {len(clients):,} {noun}"] = mean
-            texts = [self.scores.format(mean, 1) for mean in means.values()]
-            shown = {name: self.scores.factor * mean for name, mean in means.items()}
-            title = f"{self.scores.title} of each group"
-            charts.append(draw_bars(title, shown, self.scores.name, 2, texts=texts))
+            drawn.append(
+                charts.draw_bars(
+                    f"{self.scores.title} of each group",
+                    means,
+                    self.scores.name,
+                    2,
+                    partial(self.scores.format, digits=1),
+                    scale=self.scores.factor,
+                )
+            )
         if len(self.record.similarity) > 1:
             names = self.record.similar
-            x_title = "clients, by group" if " (group " in names[0] else "clients"
-            charts.append(
-                draw_heat_map(
+            drawn.append(
+                charts.draw_heat_map(
                     "How alike clients' models are",
                     self.record.similarity,
                     names,
                     names,
-                    x_title=x_title,
+                    x_title="clients, by group" if " (group " in names[0] else "clients",
                     ends=(-1.0, 1.0),
                 )
             )
-        return charts
+        return drawn
 
     # ---- layers, bytes, losses and time ----------------------------------------------------------
 
     def layer_charts(self) -> list[Chart]:
         """Draw the densities of layers by round, where the method reports them, and at the end."""
-        charts = []
-        rounds: dict[int, dict[str, float]] = {}
-        for line in self.record.lines:
-            for name, value in (line.get("figures") or {}).items():
-                if name.startswith(LAYER_DENSITY):
-                    layers = rounds.setdefault(int(line["round"]), {})
-                    layers[name.removeprefix(LAYER_DENSITY)] = float(value)
-        if len(rounds) > 1:
-            numbers = thin_out(list(rounds), MOST_POINTS)
-            names = list(rounds[numbers[-1]])
-            values = [[rounds[number].get(name) for number in numbers] for name in names]
-            columns = [f"round {number}" for number in numbers]
-            charts.append(
-                draw_heat_map(
-                    "Density by round", values, names, columns, x_title="rounds →", ends=(0.0, 1.0)
-                )
+        drawn = []
+        keys = self._find_keys(LAYER_DENSITY)
+        points = []
+        for point in self.points:
+            if not keys.isdisjoint(point):
+                points.append(point)
+        if len(points) > 1:
+            points = thin_out(points, MOST_POINTS)
+            names = []
+            values = []
+            for key in keys:
+                names.append(key.removeprefix(LAYER_DENSITY))
+                values.append(read_column(points, key))
+            rounds = [f"round {point['round']}" for point in points]
+            ends = (0.0, 1.0)
+            title = "Density by round"
+            drawn.append(
+                charts.draw_heat_map(title, values, names, rounds, x_title="rounds →", ends=ends)
             )
-        if any(density < DENSE for density in self.record.layers.values()):
-            kept = {name: 100 * density for name, density in self.record.layers.items()}
-            charts.append(draw_bars("At the end", kept, "% of weights kept", 5, " %"))
-        return charts
+        layers = self.record.layers
+        if min(layers.values(), default=1.0) < DENSE:
+            title = "At the end"
+            x_title = "% of weights kept"
+            drawn.append(charts.draw_bars(title, layers, x_title, 5, _format_density, scale=100))
+        return drawn
 
     def causes(self) -> dict[str, int]:
         """Return the bytes by cause, without those that cost nothing."""
-        return {cause: count for cause, count in sum_by_cause(self.record.lines).items() if count}
+        causes = {}
+        for cause, count in sum_by_cause(self.record.lines).items():
+            if count:
+                causes[cause.replace("exchanges", "outside rounds")] = count
+        return causes
 
     def byte_charts(self) -> list[Chart]:
         """Draw the bytes by what was sent and by cause."""
-        by_part: dict[str, list[int]] = {part: [0, 0] for part in MESSAGE_PARTS}
+        counts: Counter[tuple[str, str]] = Counter()
         for line in self.record.lines:
-            for i, direction in enumerate(("up", "down")):
+            for direction in ("up", "down"):
                 for part, count in (line.get(f"bytes_{direction}_parts") or {}).items():
-                    by_part[part if part in MESSAGE_PARTS else "values"][i] += count
+                    # Parts that have no name of their own are values.
+                    known = part if part in MESSAGE_PARTS else "values"
+                    counts[known, direction] += count
         marks = []
-        for i, (part, counts) in enumerate(by_part.items()):
-            if any(counts):
-                name = MESSAGE_PARTS[part]
-                tips = [f"{name}: {format_bytes(count)}" for count in counts]
-                marks.append(Marks(name, [count / 2**20 for count in counts], i, tips=tips))
-        charts = []
+        for i, (part, name) in enumerate(MESSAGE_PARTS.items()):
+            up = counts[part, "up"]
+            down = counts[part, "down"]
+            if up or down:
+                tips = [f"{name}: {tables.format_bytes(count)}" for count in (up, down)]
+                marks.append(charts.Marks(name, [up / 2**20, down / 2**20], i, tips=tips))
+        drawn = []
         if marks:
             labels = ["from devices", "to devices"]
-            charts.append(draw_rows("By what was sent", labels, marks, "MiB", stacked=True))
+            drawn.append(charts.draw_rows("By what was sent", labels, marks, "MiB", stacked=True))
         spent = self.causes()
         if len(spent) > 1:
-            mebibytes = {}
-            for cause, count in spent.items():
-                mebibytes["outside rounds" if cause == "exchanges" else cause] = count / 2**20
-            texts = [format_bytes(count) for count in spent.values()]
-            charts.append(draw_bars("By cause, both ways", mebibytes, "MiB", 3, texts=texts))
-        return charts
+            title = "By cause, both ways"
+            drawn.append(
+                charts.draw_bars(title, spent, "MiB", 3, tables.format_bytes, scale=2**-20)
+            )
+        return drawn
 
     def losses(self) -> list[list[str]]:
         """Return a row per reason for which reports were lost or refused."""
@@ -499,7 +490,7 @@ class _Report:
                 point[kind] += sum(map(len, (line.get(kind) or {}).values()))
         names = {}
         for kind in ("lost", "refused"):
-            if any(point[kind] for point in points.values()):
+            if read_column(list(points.values()), kind).any():
                 names[kind] = kind
         if len(points) < 2:
             return []
@@ -508,12 +499,12 @@ class _Report:
 
     def virtual_seconds(self) -> float:
         """Return the virtual time of all rounds, 0 if the run has no clock."""
-        clocks = [point["clock"] for point in self.points if point["clock"] is not None]
-        return clocks[-1] if clocks else 0.0
+        clocks = read_column(self.points, "clock")
+        return float(np.nanmax(clocks, initial=0.0))
 
     def time_charts(self) -> list[Chart]:
         """Draw the scores over virtual time, and what rounds waited for."""
-        charts = self._score_charts("clock", "virtual seconds", "against time")
+        drawn = self._score_charts("clock", "virtual seconds", "against time")
         waited = {"to receive": 0.0, "to compute": 0.0, "to send": 0.0}
         for line in self.record.lines:
             slowest = line.get("slowest") or {}
@@ -521,9 +512,9 @@ class _Report:
                 waited[name] += float(slowest.get(key) or 0.0)
         if any(waited.values()):
             title = "What rounds waited for, at the slowest device"
-            texts = [format_duration(seconds) for seconds in waited.values()]
-            charts.append(draw_bars(title, waited, "virtual seconds", 6, texts=texts))
-        return charts
+            format_value = tables.format_duration
+            drawn.append(charts.draw_bars(title, waited, "virtual seconds", 6, format_value))
+        return drawn
 
 
 def _draw_points(
@@ -536,7 +527,7 @@ def _draw_points(
     x_title: str = "round",
     **options: Any,
 ) -> list[Chart]:
-    """Draw the values of points over ``x_key``; nothing with fewer than two values.
+    """Draw the values of points over ``x_key``; nothing without values.
 
     Args:
         title: The title of the chart.
@@ -546,52 +537,50 @@ def _draw_points(
         colour: The colour of the first line.
         x_key: The key of x.
         x_title: The title of the x axis.
-        options: Options of :func:`draw_xy`.
+        options: Options of :func:`.charts.draw_xy`.
     """
-    shown = []
-    for point in points:
-        has_values = any(point.get(key) is not None for key in names)
-        if has_values and point[x_key] is not None:
-            shown.append(point)
-    shown = thin_out(shown, MOST_POINTS)
-    x = [float(point[x_key]) for point in shown]
-    series = []
-    for i, (key, name) in enumerate(names.items()):
-        # A missing value, as of a task that was not scored in a round, leaves a gap.
-        y = [point.get(key) for point in shown]
-        is_dashed = name.startswith("worst")
-        size = _dot_size(len(x))
-        series.append(Series(name, x, y, colour + i, dashed=is_dashed, size=size))
-    if not x:
+    x = read_column(points, x_key)
+    lines = {}
+    is_known = np.zeros(len(points), dtype=bool)
+    for key, name in names.items():
+        # A missing value, as of a task that was not scored in a round, is NaN and leaves a gap.
+        lines[name] = read_column(points, key)
+        is_known |= ~np.isnan(lines[name])
+    shown = thin_out(np.flatnonzero(is_known & ~np.isnan(x)).tolist(), MOST_POINTS)
+    if not shown:
         return []
+    series: list[Series] = []
+    for name, y in lines.items():
+        is_dashed = name.startswith("worst")
+        size = _dot_size(len(shown))
+        series.append(
+            Series(name, x[shown], y[shown], colour + len(series), dashed=is_dashed, size=size)
+        )
     is_by_round = x_key == "round"
     options = {"whole_x": is_by_round, "x_from_zero": not is_by_round, **options}
-    return [draw_xy(title, series, x_title, y_title, **options)]
+    return [charts.draw_xy(title, series, x_title, y_title, **options)]
+
+
+def _format_density(density: float) -> str:
+    return f"{tables.format_number(100 * density, 3)} %"
 
 
 def _dot_size(points: int) -> float:
     return 3.0 if points <= 40 else 1.6
 
 
-def _group_positions(clients: Sequence[Client]) -> dict[str, list[int]]:
-    """Return the positions of the clients by the name of their group."""
-    groups = sorted({client["group"] for client in clients if client.get("group") is not None})
-    if not groups or len(groups) > MOST_GROUPS:
-        return {"clients": list(range(len(clients)))}
-    positions: dict[str, list[int]] = {f"group {group}": [] for group in groups}
-    for i, client in enumerate(clients):
-        name = "in no group"
-        if client.get("group") is not None:
-            name = f"group {client['group']}"
-        positions.setdefault(name, []).append(i)
-    return positions
+def _client_size(clients: int) -> float:
+    if clients <= 200:
+        return 4.5
+    # Many dots are a cloud, in which large ones would be a blot.
+    return 2.2 if clients <= 2000 else 1.1
 
 
-def _spread_out(x: Sequence[float]) -> list[float]:
-    """Move dots a little to the side, if many would lie on top of each other."""
-    values = sorted(set(x))
+def _spread_dots(x: Values, clients: Values) -> Values:
+    """Return how far dots are moved to the side, if many would lie on top of each other."""
+    values = np.unique(x)
     if len(values) < 2 or 3 * len(values) > len(x):
-        return list(x)
-    closest = min(b - a for a, b in pairwise(values))
+        return np.zeros(len(x))
     # By the golden ratio: neighbours in number are never neighbours in place.
-    return [value + closest * 0.6 * (i * 0.61803 % 1 - 0.5) for i, value in enumerate(x)]
+    aside = clients * 0.61803 % 1 - 0.5
+    return 0.6 * float(np.diff(values).min()) * aside

@@ -2,7 +2,7 @@
 
 Runs whose names differ only in the ending ``-sSEED`` belong together. The tables are for a terminal
 and, as Markdown, LaTeX and CSV, for a paper. The statistics module is enough for the few numbers of
-a sweep, and importing pandas would take longer than everything else here.
+a sweep: importing pandas would take longer than all of them.
 """
 
 from __future__ import annotations
@@ -13,32 +13,23 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, compress
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from scipy import stats
 
 from ..errors import check
 from ..renamed import find_renamed
+from . import tables
 from .page import render
-from .tables import (
-    Scores,
-    Summary,
-    bytes_per_device,
-    explain_errors,
-    finetune_epochs,
-    format_bytes,
-    format_kilobytes,
-)
+from .tables import Scores, Summary, or_dash
 from .terminal import Column, name_columns, print_table, print_text, split_common_folder
 
 Group = Mapping[str, Any]
 """The averages of a method with its settings, as :func:`average_over_seeds` returns them."""
 SAME_DATA = ("metric", "data", "task", "partition", "scenario", "split", "validation", "clients")
 """Runs are paired by seed only if these agree: then the same seed means the same data."""
-COPIED = ("metric", "more_is_better", "share")
-"""Keys of a summary that describe its metric."""
 PAPER_COLUMNS = (
     "entry",
     "score",
@@ -115,30 +106,44 @@ def _split_tasks(summary: Summary) -> dict[str, Summary]:
     return found
 
 
+def average_after(members: Mapping[str, Summary | None], epochs: str) -> list[dict[str, Any]]:
+    """Average over seeds the scores after ``epochs`` of fine-tuning, one of the runs' lengths."""
+    tuned: dict[str, Summary | None] = {}
+    for name, summary in members.items():
+        if summary is not None and epochs in summary["finetune"]:
+            scores = summary["finetune"][epochs]
+            tuned[name] = {**summary, **scores, "finetune": {epochs: scores}}
+    return average_over_seeds(tuned)
+
+
 def _average(label: str, runs: Mapping[int, Summary], missing: int) -> dict[str, Any]:
     """Return the means over the runs of one label, given by seed; ``paired`` is still empty."""
     first = next(iter(runs.values()))
     metric = _metric(first)
-    # A sweep varies neither rounds nor cohort, so those of the first run are those of all.
-    copied = {key: first[key] for key in ("task", *COPIED, "rounds", "cohort") if key in first}
     means = [run[f"{metric}_mean"] for run in runs.values()]
     std = None
     if len(means) > 1:
         std = round(statistics.stdev(means), 8)
-    return {
+    average = {
         "group": label,
         "method": first["method"],
         "seeds": sorted(runs),
         "missing": missing,
-        **copied,
-        "finetune_epochs": finetune_epochs(first),
+        "finetune_epochs": tables.finetune_epochs(first),
         f"{metric}_mean": round(statistics.fmean(means), 8),
         f"{metric}_mean_std": std,
-        f"{metric}_worst": round(_mean(runs, f"{metric}_worst"), 8),
         "bytes_up": round(_mean(runs, "bytes_up")),
         "bytes_down": round(_mean(runs, "bytes_down")),
         "paired": [],
     }
+    # A sweep varies neither rounds nor cohort, so those of the first run are those of all.
+    for key in ("task", "metric", "more_is_better", "share", "rounds", "cohort"):
+        if key in first:
+            average[key] = first[key]
+    for key in (f"{metric}_worst", f"{metric}_worst10", "density", "virtual_seconds"):
+        if first.get(key) is not None:
+            average[key] = round(_mean(runs, key), 8)
+    return average
 
 
 def _metric(summary: Mapping[str, Any]) -> str:
@@ -214,54 +219,77 @@ def print_seed_averages(groups: Sequence[Group], file: IO[str] | None = None) ->
     for group in groups:
         scores = Scores.from_summary(group)
         metrics.setdefault(scores.metric, scores)
-    has_tasks = any("task" in group for group in groups)
-    epochs = {group["finetune_epochs"] for group in groups}
-    columns = name_columns("over seeds")
-    if has_tasks:
-        columns += name_columns("task")
-    if len(metrics) > 1:
-        columns += [*name_columns("metric"), Column("seeds", 1), Column("mean"), Column("worst", 3)]
-    else:
-        (scores,) = metrics.values()
+    mean = Column("mean")
+    worst = Column("worst", 3)
+    if len(metrics) == 1:
         percent = scores.percent.replace(" ", "\n")
-        columns += [Column("seeds", 1), Column(f"{scores.metric}{percent}")]
-        columns.append(Column(f"worst{percent}", 3))
-    columns += [Column("tuned\nepochs", 3)] if epochs != {0} else []
-    columns += [Column("kB\nup", 2), Column("kB\ndown", 2)]
-    columns += [Column("total\nup", 4), Column("total\ndown", 4)]
+        mean = Column(f"{scores.metric}{percent}")
+        worst = Column(f"worst{percent}", 3)
+    has_tasks = any("task" in group for group in groups)
+    is_tuned = any(group["finetune_epochs"] for group in groups)
+    # Each column with whether it is shown; a row has a cell for each of them.
+    columns = {
+        Column("over seeds", is_name=True): True,
+        Column("task", is_name=True): has_tasks,
+        Column("metric", is_name=True): len(metrics) > 1,
+        Column("seeds", 1): True,
+        mean: True,
+        worst: True,
+        Column("tuned\nepochs", 3): is_tuned,
+        Column("kB\nup", 2): True,
+        Column("kB\ndown", 2): True,
+        Column("total\nup", 4): True,
+        Column("total\ndown", 4): True,
+    }
     rows = []
     for group in groups:
-        scores = Scores.from_summary(group)
-        cells = [group["group"]]
-        cells += [group.get("task", "")] if has_tasks else []
-        cells += [scores.name] if len(metrics) > 1 else []
-        finished = len(group["seeds"])
-        started = finished + group["missing"]
-        cells.append(f"{finished} of {started}" if group["missing"] else str(finished))
-        cells += [format_mean(group, 2), scores.format(scores.worst)]
-        cells += [str(group["finetune_epochs"])] if epochs != {0} else []
-        cells += [_device_bytes(group, "up"), _device_bytes(group, "down")]
-        cells += [format_bytes(group["bytes_up"]), format_bytes(group["bytes_down"])]
-        rows.append(cells)
-    print_table(columns, rows, file)
-    if epochs == {0}:
+        rows.append(list(compress(_group_cells(group), columns.values())))
+    print_table(list(compress(columns, columns.values())), rows, file)
+    if not is_tuned:
         print_text(f"{', '.join(metrics)}: before fine-tuning", file)
-    explain_errors(list(metrics.values()), file)
+    tables.explain_errors(list(metrics.values()), file)
 
     pairs = paired_rows(groups)
     if pairs:
         print(file=file)
-        unit = ", points" if all(scores.share for scores in metrics.values()) else ""
-        columns = [
+        unit = ", points" if all(each.share for each in metrics.values()) else ""
+        head = [
             *name_columns("paired by seed", "minus"),
             Column("seeds", 1),
             Column(f"difference{unit}"),
             Column("standard error", 1),
             Column("p"),
         ]
-        print_table(columns, pairs, file)
+        print_table(head, pairs, file)
         caution = "; not corrected for several pairs" if len(pairs) > 1 else ""
         print_text(f"p: two-sided paired t-test over seeds{caution}", file)
+
+
+def _group_cells(group: Group) -> list[str]:
+    scores = Scores.from_summary(group)
+    seeds = str(len(group["seeds"]))
+    if group["missing"]:
+        seeds += f" of {len(group['seeds']) + group['missing']}"
+    return [
+        group["group"],
+        group.get("task", ""),
+        scores.name,
+        seeds,
+        format_mean(group, 2),
+        scores.format(scores.worst),
+        str(group["finetune_epochs"]),
+        or_dash(_bytes_each(group, "up"), tables.format_kilobytes),
+        or_dash(_bytes_each(group, "down"), tables.format_kilobytes),
+        tables.format_bytes(group["bytes_up"]),
+        tables.format_bytes(group["bytes_down"]),
+    ]
+
+
+def _bytes_each(group: Group, direction: str) -> float | None:
+    """Return the bytes of one device in one round; they are not known for a task."""
+    if "task" in group:
+        return None
+    return tables.bytes_per_device(group, direction)
 
 
 def format_mean(group: Group, digits: int = 1) -> str:
@@ -288,7 +316,7 @@ def paired_rows(groups: Sequence[Group]) -> list[list[str]]:
                     str(pair["seeds"]),
                     scores.format(pair["difference"], sign="+"),
                     scores.format(pair["standard_error"]),
-                    "-" if pair["p"] is None else f"{pair['p']:.2g}",
+                    or_dash(pair["p"], "{:.2g}".format),
                 ]
             )
     return rows
@@ -305,109 +333,73 @@ def _shorten_groups(groups: Sequence[Group]) -> list[Group]:
     return renamed
 
 
-def _device_bytes(group: Group, direction: str) -> str:
-    """Return the kB of one device in one round; they are not known for a task."""
-    sent = None if "task" in group else bytes_per_device(group, direction)
-    return "-" if sent is None else format_kilobytes(sent)
-
-
 # ---- the table of methods ------------------------------------------------------------------------
-
-
-class MethodRow(NamedTuple):
-    """A method after some epochs of fine-tuning: means over seeds."""
-
-    method: str
-    epochs: int
-    scores: Scores
-    deviation: float | None
-    """Sample standard deviation over seeds; None with one seed."""
-    density: float
-    bytes_sent: float
-    bytes_each: float | None
-    """Sent and received by one device in one round, on average."""
-    model_bytes: float | None
-    """The weights of the model that a client exports, on average; None if unknown."""
 
 
 def compare_methods(
     runs: Mapping[str, Sequence[Summary]], model_bytes: Mapping[str, float] | None = None
-) -> list[MethodRow]:
-    """Average the runs of each method, at each length of fine-tuning.
+) -> list[dict[str, Any]]:
+    """Average the runs of each method over seeds, at each length of fine-tuning.
 
     Args:
         runs: The summaries of each method, one per seed. All have the same lengths.
-        model_bytes: The size of the exported model by method, where it is known.
+        model_bytes: The mean size of the exported models by method, where it is known.
     """
     rows = []
     for method, summaries in runs.items():
+        members: dict[str, Summary | None] = {}
+        for summary in summaries:
+            members[f"{method}-s{summary['seed']}"] = summary
         for epochs in summaries[0]["finetune"]:
-            scores = [Scores.from_summary(each, each["finetune"][epochs]) for each in summaries]
-            means = [each.mean or 0.0 for each in scores]
-            average = scores[0]._replace(
-                mean=statistics.fmean(means),
-                worst=statistics.fmean(each.worst for each in scores),
-                worst10=statistics.fmean(each.worst10 for each in scores),
-            )
-            sent = statistics.fmean(each["bytes_up"] + each["bytes_down"] for each in summaries)
-            # All runs of a comparison have the same rounds and cohort.
-            turns = summaries[0].get("rounds", 0) * summaries[0].get("cohort", 0)
-            row = MethodRow(
-                method=method,
-                epochs=int(epochs),
-                scores=average,
-                deviation=statistics.stdev(means) if len(means) > 1 else None,
-                density=statistics.fmean(each["density"] for each in summaries),
-                bytes_sent=sent,
-                bytes_each=sent / turns if turns else None,
-                model_bytes=(model_bytes or {}).get(method),
-            )
-            rows.append(row)
+            (group,) = average_after(members, epochs)
+            rows.append({**group, "model_bytes": (model_bytes or {}).get(method)})
     return rows
 
 
-def print_method_rows(rows: Sequence[MethodRow], file: IO[str] | None = None) -> None:
-    """Print the table, and what its numbers are; all rows have one metric.
+def print_method_rows(rows: Sequence[Group], file: IO[str] | None = None) -> None:
+    """Print what :func:`compare_methods` returned, and what its numbers are.
 
     The columns that are always shown answer the first questions: how well clients are served, what
     a device sends and receives in a round, and how large its model is.
     """
-    scores = rows[0].scores
+    metric = Scores.from_summary(rows[0])
     columns = [
         Column("method", is_name=True),
         Column("fine-tuned\nepochs", label="fine-tuned"),
-        Column(scores.name.replace(" ", "\n")),
-        Column(f"worst\ntenth{scores.percent}"),
+        Column(metric.name.replace(" ", "\n")),
+        Column(f"worst\ntenth{metric.percent}"),
         Column("kB per device\nand round"),
         Column("model\nkB"),
         Column("weights\nkept", 1),
         Column("sent in\nall", 2),
-        Column(f"worst\nclient{scores.percent}", 3),
+        Column(f"worst\nclient{metric.percent}", 3),
     ]
     lines = []
     for row in rows:
-        score = row.scores.format(row.scores.mean or 0.0, 1)
-        if row.deviation is not None:
-            score += f" ± {row.scores.format(row.deviation, 1)}"
+        scores = Scores.from_summary(row)
+        sent = row["bytes_up"] + row["bytes_down"]
+        each = None
+        if row.get("cohort"):
+            each = sent / (row["rounds"] * row["cohort"])
         lines.append(
             [
-                row.method,
-                str(row.epochs),
-                score,
-                row.scores.format(row.scores.worst10, 1),
-                "-" if row.bytes_each is None else format_kilobytes(row.bytes_each),
-                "-" if row.model_bytes is None else format_kilobytes(row.model_bytes),
-                f"{row.density:.0%}",
-                format_bytes(round(row.bytes_sent)),
-                row.scores.format(row.scores.worst, 1),
+                row["group"],
+                str(row["finetune_epochs"]),
+                format_mean(row),
+                scores.format(scores.worst10, 1),
+                or_dash(each, tables.format_kilobytes),
+                or_dash(row["model_bytes"], tables.format_kilobytes),
+                f"{row['density']:.0%}",
+                tables.format_bytes(sent),
+                scores.format(scores.worst, 1),
             ]
         )
     print_table(columns, lines, file, "the page")
     spread = ""
-    if any(row.deviation is not None for row in rows):
+    if any(len(row["seeds"]) > 1 for row in rows):
         spread = ", ± standard deviation over seeds"
     print_text(
-        f"{scores.metric}: mean over clients{spread}; kB: thousands of bytes, both ways; "
+        f"{metric.metric}: mean over clients{spread}; kB: thousands of bytes, both ways; "
         "model: the weights that fedgrove export writes, as float32.",
         file,
     )
@@ -443,8 +435,9 @@ def _format_mebibytes(count: float) -> str:
     ('3.0', '0.026', '0.0')
     """
     mebibytes = count / 2**20
-    is_small = 0.0001 <= mebibytes < 0.1
-    return f"{mebibytes:.2g}" if is_small else f"{mebibytes:.1f}"
+    if 0.0001 <= mebibytes < 0.1:
+        return f"{mebibytes:.2g}"
+    return f"{mebibytes:.1f}"
 
 
 def markdown_table(groups: Sequence[Group]) -> str:
@@ -476,28 +469,18 @@ def _escape_latex(cell: str) -> str:
 
 def csv_table(groups: Sequence[Group]) -> str:
     """Return the groups as CSV with all digits, for a program that draws."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
     scores = ["metric", "finetune_epochs", "mean", "std", "worst"]
     costs = ["bytes_up", "bytes_down", "seeds", "missing"]
-    writer.writerow(["entry", "method", "task", *scores, *costs])
+    file = io.StringIO()
+    writer = csv.DictWriter(file, ["entry", "method", "task", *scores, *costs], lineterminator="\n")
+    writer.writeheader()
     for group in groups:
         metric = _metric(group)
-        means = [group[f"{metric}_{name}"] for name in ("mean", "mean_std", "worst")]
-        writer.writerow(
-            [
-                group["group"],
-                group["method"],
-                group.get("task", ""),
-                metric,
-                group["finetune_epochs"],
-                *means,
-                group["bytes_up"],
-                group["bytes_down"],
-                len(group["seeds"]),
-                group["missing"],
-            ]
-        )
+        row = {name: group.get(name, "") for name in writer.fieldnames}
+        row |= {"entry": group["group"], "metric": metric, "seeds": len(group["seeds"])}
+        row |= {"mean": group[f"{metric}_mean"], "std": group[f"{metric}_mean_std"]}
+        row["worst"] = group[f"{metric}_worst"]
+        writer.writerow(row)
     return file.getvalue()
 
 

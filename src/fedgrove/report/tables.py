@@ -1,21 +1,22 @@
-"""Tables for a terminal: what ``fedgrove run``, ``compare`` and ``cost`` print.
+"""Tables of runs for a terminal: what ``fedgrove run`` and ``compare`` print.
 
 They show the objects that ``--json`` prints. The numbers of tables and pages are formatted here.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.text import Text
 
 from .terminal import (
     Cell,
     Column,
     name_columns,
-    print_pairs,
     print_table,
     print_text,
     split_common_folder,
@@ -81,9 +82,10 @@ def format_kilobytes(n: float) -> str:
     size = n / 1000
     if size >= 10_000:
         return f"{size:,.0f}"
-    # 0.0 would look like nothing.
-    is_tiny = 0 < size < 0.1
-    return f"{size:.2f}" if is_tiny else f"{size:,.1f}"
+    if 0 < size < 0.1:
+        # 0.0 would look like nothing.
+        return f"{size:.2f}"
+    return f"{size:,.1f}"
 
 
 def format_percent(share: float) -> str:
@@ -108,9 +110,10 @@ def format_duration(seconds: float) -> str:
         return f"{seconds:.3g} s"
     if seconds < 7200:
         return f"{seconds / 60:.3g} min"
-    hours = seconds / 3600
+    if seconds < 360_000:
+        return f"{seconds / 3600:.3g} h"
     # Not .3g, which would write a thousand hours as 1e+03.
-    return f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
+    return f"{seconds / 3600:,.0f} h"
 
 
 def format_number(value: float, digits: int = 6) -> str:
@@ -129,15 +132,11 @@ def format_number(value: float, digits: int = 6) -> str:
     return f"{value:g}"
 
 
-def format_macs(macs: int) -> str:
-    """Format a number of multiply-accumulates.
-
-    >>> format_macs(2_500_000_000), format_macs(12_000_000), format_macs(0)
-    ('2.5 GMAC', '12 MMAC', '0 MMAC')
-    """
-    if macs >= 10**9:
-        return f"{macs / 10**9:,.3g} GMAC"
-    return f"{macs / 10**6:.3g} MMAC"
+def or_dash(value: Any, format_value: Callable[[Any], str]) -> str:
+    """Format a value, or return a dash for None."""
+    if value is None:
+        return "-"
+    return format_value(value)
 
 
 def bytes_per_device(summary: Summary, direction: str) -> float | None:
@@ -151,6 +150,15 @@ def bytes_per_device(summary: Summary, direction: str) -> float | None:
     if not turns or sent is None:
         return None
     return float(sent / turns)
+
+
+def read_column(rows: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    """Return the values of a key; NaN for None and for rows without the key.
+
+    >>> read_column([{"a": 1}, {"a": None}, {}], "a")
+    array([ 1., nan, nan])
+    """
+    return np.array([row.get(key) for row in rows], dtype=float)
 
 
 def finetune_epochs(summary: Summary) -> int:
@@ -186,7 +194,8 @@ class Scores(NamedTuple):
     @classmethod
     def from_summary(cls, summary: Summary, values: Mapping[str, Any] | None = None) -> Scores:
         """Return the scores among ``values``, or in the summary, which names the metric."""
-        values = summary if values is None else values
+        if values is None:
+            values = summary
         # A summary without a metric has accuracies; that of a mixed federation has None.
         metric = summary.get("metric") or "accuracy"
         kind = (metric, summary.get("more_is_better", True), summary.get("share", True))
@@ -222,9 +231,11 @@ class Scores(NamedTuple):
         return f"{self.metric[:1].upper()}{self.metric[1:]}"
 
     @property
-    def limits(self) -> tuple[float | None, float | None]:
+    def limits(self) -> tuple[float, float]:
         """The lowest and the highest value that is possible, as shown."""
-        return (0.0, 100.0) if self.share else (None, None)
+        if self.share:
+            return 0.0, 100.0
+        return -math.inf, math.inf
 
     def format(self, value: float, digits: int = 2, sign: str = "") -> str:
         """Format a score without its unit: shares in percent, others with four digits."""
@@ -293,7 +304,9 @@ def print_summaries(
     if common:
         print_text(common, file)
 
-    columns = [Column(name, _option_rank(name, summaries), is_name=True) for name in different]
+    columns = []
+    for name in different:
+        columns.append(Column(name, _option_rank(name, summaries), is_name=True))
     # If no run was fine-tuned, a line below the table says so instead.
     is_tuned = any(row.epochs for row in rows)
     has_tasks = any(row.task for row in rows)
@@ -306,18 +319,23 @@ def print_summaries(
         columns += name_columns("metric")
     columns += [*_score_columns(metrics), *COST_COLUMNS]
     # Most runs lose nothing and need no such column.
-    reasons = [key for key in REASON_COLUMNS if any(summary.get(key) for summary in summaries)]
-    columns += [Column(key, 1) for key in reasons]
+    reasons = []
+    for key in REASON_COLUMNS:
+        if any(summary.get(key) for summary in summaries):
+            reasons.append(key)
+            columns.append(Column(key, 1))
 
     lines: list[list[Cell]] = []
     for i, row in enumerate(rows):
-        cells: list[Cell] = [str(row.summary.get(name, USUAL.get(name, ""))) for name in different]
+        cells: list[Cell] = []
+        for name in different:
+            cells.append(str(row.summary.get(name, USUAL.get(name, ""))))
         if is_tuned:
             cells.append(row.epochs or "0")
         if has_tasks:
             cells += [row.task, str(row.task_values.get("clients", ""))]
         if has_several_metrics:
-            cells.append("" if row.scores.mean is None else row.scores.name)
+            cells.append(row.scores.name)
         cells += _score_and_cost_cells(row, i in best)
         for key in reasons:
             cells.append(str(sum((row.summary.get(key) or {}).values())))
@@ -431,20 +449,19 @@ def _score_columns(metrics: Sequence[Scores]) -> list[Column]:
 
 def _find_best(rows: Sequence[_Row]) -> set[int]:
     """Return the rows with the best mean among comparable rows; ties are all best."""
-    scored = [row for row in rows if row.scores.mean is not None]
-    counts = Counter(row.conditions() for row in scored)
-    best_means: dict[tuple[Any, ...], float] = {}
-    for row in scored:
-        mean = row.scores.mean or 0.0
-        best = best_means.setdefault(row.conditions(), mean)
-        choose = max if row.scores.more_is_better else min
-        best_means[row.conditions()] = choose(mean, best)
-    found = set()
+    comparable: dict[tuple[Any, ...], dict[int, float]] = {}
     for i, row in enumerate(rows):
-        # A row without others is the best of one: marking it would say nothing.
-        has_others = counts[row.conditions()] > 1
-        if has_others and row.scores.mean == best_means[row.conditions()]:
-            found.add(i)
+        if row.scores.mean is not None:
+            comparable.setdefault(row.conditions(), {})[i] = row.scores.mean
+    found = set()
+    for means in comparable.values():
+        best = max(means.values())
+        if not rows[min(means)].scores.more_is_better:
+            best = min(means.values())
+        for i, mean in means.items():
+            # A row without others is the best of one: marking it would say nothing.
+            if mean == best and len(means) > 1:
+                found.add(i)
     return found
 
 
@@ -453,13 +470,17 @@ def _explain_marks(
 ) -> None:
     """Print what the star means, or why there is none."""
     if best:
-        what = metrics[0].metric if len(metrics) == 1 else "of its metric"
-        where = ""
-        if len({row.conditions() for row in rows}) > 1:
-            where = " of the runs on the same data for the same number of rounds"
-        print_text(f"* the best mean {what}{where}", file)
+        text = f"* the best mean {metrics[0].metric}"
+        if len(metrics) > 1:
+            text = "* the best mean of its metric"
+        if len(set(map(_Row.conditions, rows))) > 1:
+            text += " of the runs on the same data for the same number of rounds"
+        print_text(text, file)
         return
-    rounds = {row.summary.get("rounds", 0) for row in rows if row.scores.mean is not None}
+    rounds = set()
+    for row in rows:
+        if row.scores.mean is not None:
+            rounds.add(row.summary.get("rounds", 0))
     if len(rounds) > 1:
         listed = " and ".join(map(str, sorted(rounds)))
         print_text(f"no run is marked as the best: they trained for {listed} rounds", file)
@@ -489,20 +510,28 @@ def _score_and_cost_cells(row: _Row, is_best: bool) -> list[Cell]:
 
 def _cost_cells(row: _Row) -> list[str]:
     """Return the cells of bytes and seconds."""
-    cells = []
-    for direction in ("up", "down"):
+    up = bytes_per_device(row.summary, "up")
+    down = bytes_per_device(row.summary, "down")
+    if row.task:
         # How many devices of a task took part in a round is not known.
-        sent = None if row.task else bytes_per_device(row.summary, direction)
-        cells.append("-" if sent is None else format_kilobytes(sent))
-    cells += [format_bytes(row.sent("up")), format_bytes(row.sent("down"))]
-    # A user's method has no paper to count by.
-    paper = row.summary["bytes_paper"]
-    cells.append("-" if paper is None else f"{paper / 2**20:,.1f}")
-    cells.append(f"{row.summary['seconds']:.1f}")
-    return cells
+        up = None
+        down = None
+    return [
+        or_dash(up, format_kilobytes),
+        or_dash(down, format_kilobytes),
+        format_bytes(row.sent("up")),
+        format_bytes(row.sent("down")),
+        # A user's method has no paper to count by.
+        or_dash(row.summary["bytes_paper"], _format_mebibytes),
+        f"{row.summary['seconds']:.1f}",
+    ]
 
 
-# ---- bytes and cost ------------------------------------------------------------------------------
+def _format_mebibytes(n: float) -> str:
+    return f"{n / 2**20:,.1f}"
+
+
+# ---- bytes ---------------------------------------------------------------------------------------
 
 
 def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> None:
@@ -538,89 +567,3 @@ def print_causes(summaries: Sequence[Summary], file: IO[str] | None = None) -> N
     if folder:
         print_text(f"runs in {folder}", file)
     print_table(columns, rows, file)
-
-
-def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print the cost of a run, as :func:`fedgrove.costs.estimate.cost` returns it."""
-    paper = "none"
-    if cost["bytes_paper"] is not None:
-        share = cost["reduction_paper"]
-        direction = "less" if share >= 0 else "more"
-        paper = f"{cost['mib_paper']:,} MiB, {abs(share):.1%} {direction} than dense"
-        if cost.get("paper_at_most"):
-            paper = f"at most {paper}"
-    pairs = [
-        ("clients, cohort, rounds", f"{cost['clients']}, {cost['cohort']}, {cost['rounds']}"),
-        ("up, at most", format_bytes(cost["bytes_up"])),
-        ("down, at most", format_bytes(cost["bytes_down"])),
-        ("paper's own count", paper),
-        ("parameters", f"{cost['params']:,}"),
-        ("multiply-accumulates", f"{cost['macs']:,} per sample"),
-        ("memory of a step", format_bytes(cost["memory"])),
-        ("virtual time of all rounds", format_duration(cost["virtual_seconds"])),
-    ]
-    for name, (least, median, most) in _costs_per_device(cost).items():
-        bound = ", at most" if name in ("up", "down") else ""
-        pairs.append((f"{name} per device and round{bound}", f"{median} ({least} to {most})"))
-    print_pairs(pairs, file)
-
-
-def print_costs(costs: Sequence[Mapping[str, Any]], file: IO[str] | None = None) -> None:
-    """Print the costs of several methods: totals, then the costs of one device in one round."""
-    columns = [
-        *name_columns("all rounds, at most"),
-        Column("up"),
-        Column("down"),
-        Column("paper\nMiB", 4),
-        Column("MACs per\nsample", 3),
-        Column("memory\nof a step", 2),
-        Column("virtual\ntime", 1),
-    ]
-    rows = []
-    for cost in costs:
-        paper = cost["mib_paper"]
-        rows.append(
-            [
-                cost["method"],
-                format_bytes(cost["bytes_up"]),
-                format_bytes(cost["bytes_down"]),
-                "-" if paper is None else f"{paper:,}",
-                f"{cost['macs']:,}",
-                format_bytes(cost["memory"]),
-                format_duration(cost["virtual_seconds"]),
-            ]
-        )
-    print_table(columns, rows, file)
-    print(file=file)
-    columns = name_columns("per device and round,\nup and down at most")
-    for name in _costs_per_device(costs[0]):
-        # The median says most; then the costs of the worst device.
-        columns.append(Column(f"{name}\nleast", 2))
-        columns.append(Column(f"{name}\nmedian"))
-        columns.append(Column(f"{name}\nmost", 1))
-    rows = []
-    for cost in costs:
-        cells = [cost["method"]]
-        for values in _costs_per_device(cost).values():
-            cells += values
-        rows.append(cells)
-    print_table(columns, rows, file)
-
-
-def _costs_per_device(cost: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the costs of one device in one round: the least, the median and the most."""
-    formats: dict[str, tuple[str, Callable[[Any], str]]] = {
-        "up": ("bytes_up", _with_kilobytes),
-        "down": ("bytes_down", _with_kilobytes),
-        "work": ("macs", format_macs),
-        "time": ("seconds", format_duration),
-    }
-    shown = {}
-    for name, (key, format_value) in formats.items():
-        values = cost["per_device"][key]
-        shown[name] = [format_value(values[each]) for each in ("min", "median", "max")]
-    return shown
-
-
-def _with_kilobytes(n: float) -> str:
-    return f"{format_kilobytes(n)} kB"

@@ -278,7 +278,10 @@ def print_table(
     # On a terminal narrower than the columns of rank 0, lines run over: better than cutting them.
     console.width = max(console.width, _total_width(choice.widths, choice.shown))
     console.print(_make_table(columns, rows, choice), crop=False)
-    left_out = [column.full_label for i, column in enumerate(columns) if i not in choice.shown]
+    left_out = []
+    for i, column in enumerate(columns):
+        if i not in choice.shown:
+            left_out.append(column.full_label)
     if left_out:
         wider = f"use a terminal of {choice.needed} columns"
         if not console.is_terminal:

@@ -6,14 +6,18 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, NamedTuple
+
+import numpy as np
 
 from ..errors import InputError, check
 from .charts import Chart, Series, draw_xy
 from .page import Page
 from .seed_averages import strip_seed
-from .tables import Scores, format_bytes, format_duration
+from .tables import Scores, format_bytes, format_duration, read_column
 from .terminal import Column, name_columns, print_table, print_text, split_common_folder
 
 
@@ -49,9 +53,9 @@ class Curve:
 
     def reaches(self, target: float) -> Point | None:
         """Return the first point that is as good as ``target``."""
-        sign = 1 if self.more_is_better else -1
         for point in self.points:
-            if sign * point.score >= sign * target:
+            is_above = point.score >= target
+            if point.score == target or is_above == self.more_is_better:
                 return point
         return None
 
@@ -156,9 +160,9 @@ def find_times(curves: Sequence[Curve], wanted: float | None = None) -> dict[str
     return {
         "metric": curves[0].metric,
         "to": target,
-        "chosen": "given" if wanted is not None else "the best that all reach",
+        "chosen": "the best that all reach" if wanted is None else "given",
         "runs": runs,
-        "groups": [_average_times(label, own) for label, own in times.items()],
+        "groups": list(starmap(_average_times, times.items())),
     }
 
 
@@ -188,7 +192,7 @@ def print_times(
 ) -> None:
     """Print what :func:`find_times` returned: a row per run, then one per group over seeds."""
     scores = _scores(curves)
-    folder, names = split_common_folder([run["run"] for run in found["runs"]])
+    folder, names = split_common_folder(list(map(itemgetter("run"), found["runs"])))
     if folder:
         print_text(f"runs in {folder}", file)
     rows = _make_rows(scores, found, names)
@@ -214,7 +218,7 @@ def print_times(
 def write_time_report(curves: Sequence[Curve], found: Mapping[str, Any], path: Path) -> None:
     """Write the page: the chart and the table."""
     scores = _scores(curves)
-    names = [run["run"] for run in found["runs"]]
+    names = list(map(itemgetter("run"), found["runs"]))
     page = Page(f"Virtual time to {_describe_target(scores, found)}")
     page.paragraph(small=_explain(found))
     page.charts(_draw_scores(curves, scores, found))
@@ -246,26 +250,26 @@ def _make_columns(scores: Scores, found: Mapping[str, Any]) -> list[Column]:
 
 def _make_rows(scores: Scores, found: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
     """Return a row per run; of several, the fastest is marked."""
-    runs = found["runs"]
-    times = [run["seconds_to"] for run in runs if run["seconds_to"] is not None]
-    fastest = min(times, default=None)
+    fastest = np.nanmin(read_column(found["runs"], "seconds_to"), initial=math.inf)
     rows = []
-    for run, name in zip(runs, names, strict=True):
-        cells = [name if run["finished"] else f"{name} (unfinished)", run["method"]]
-        if run["seconds_to"] is None:
-            cells += ["not reached", "-", "-", "-"]
-        else:
-            is_fastest = len(runs) > 1 and run["seconds_to"] == fastest
-            mark = " *" if is_fastest else ""
-            cells += [f"{format_duration(run['seconds_to'])}{mark}", str(run["round"])]
-            cells += [format_bytes(run["bytes_up"]), format_bytes(run["bytes_down"])]
-        cells += [scores.format(run["best"]), format_duration(run["virtual_seconds"])]
-        rows.append(cells)
+    for run, name in zip(found["runs"], names, strict=True):
+        if not run["finished"]:
+            name += " (unfinished)"
+        reached = ["not reached", "-", "-", "-"]
+        if run["seconds_to"] is not None:
+            time = format_duration(run["seconds_to"])
+            if len(names) > 1 and run["seconds_to"] == fastest:
+                time += " *"
+            reached = [time, str(run["round"])]
+            reached += [format_bytes(run["bytes_up"]), format_bytes(run["bytes_down"])]
+        best = scores.format(run["best"])
+        total = format_duration(run["virtual_seconds"])
+        rows.append([name, run["method"], *reached, best, total])
     return rows
 
 
 def _explain(found: Mapping[str, Any]) -> str:
-    target = "the given one" if found["chosen"] == "given" else found["chosen"]
+    target = found["chosen"].replace("given", "the given one")
     return (
         f"The target is {target}; scores are means over clients, before fine-tuning, at the rounds "
         "that were scored."
@@ -276,9 +280,10 @@ def _draw_scores(curves: Sequence[Curve], scores: Scores, found: Mapping[str, An
     """Draw the score over virtual time, a line per run, and the target."""
     series = []
     for i, each in enumerate(curves):
-        x = [point.second for point in each.points]
-        y = [scores.factor * point.score for point in each.points]
-        series.append(Series(each.run, x, y, i, size=2.5))
+        points = []
+        for point in each.points:
+            points.append((point.second, scores.factor * point.score))
+        series.append(Series.from_points(each.run, points, i, size=2.5))
     title = f"{scores.metric} over virtual time, before fine-tuning; dotted: the target"
     level = scores.factor * found["to"]
     return draw_xy(title, series, "virtual seconds", scores.name, level=level)

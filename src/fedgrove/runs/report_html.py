@@ -7,7 +7,6 @@ without it.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import tomllib
 import warnings
@@ -100,7 +99,7 @@ def read_run_record(folder: RunFolder, failure: str = "", name: str | None = Non
         clients=clients,
         layers=_layer_densities(models),
         similarity=similarity,
-        similar=[_label_client(client) for client in similar],
+        similar=list(map(_label_client, similar)),
         baselines=_find_baselines(folder.path, summary),
         failure=failure,
     )
@@ -153,11 +152,12 @@ def _read_models(
     """Return some models by file; none if they are so large that reading them takes long."""
     if not summary.get("params"):
         return {}
-    names = dict.fromkeys(client["model"] for client in clients if client["model"])
-    affordable = int(MOST_WEIGHTS // summary["params"])
-    models = {}
-    for name in list(names)[: min(affordable, MOST_COMPARED)]:
-        models[name] = folder.tree(name)
+    most = min(int(MOST_WEIGHTS // summary["params"]), MOST_COMPARED)
+    models: dict[str, Tree] = {}
+    for client in clients:
+        name = client["model"]
+        if name and name not in models and len(models) < most:
+            models[name] = folder.tree(name)
     return models
 
 
@@ -165,21 +165,24 @@ def _clients_to_compare(
     clients: Sequence[Mapping[str, Any]], models: Mapping[str, Tree]
 ) -> list[Mapping[str, Any]]:
     """Return the clients whose models were read, by group; none if clients share models."""
-    found = [client for client in clients if client["model"] in models]
-    # Clients that share a model are alike for no other reason.
-    if len({client["model"] for client in found}) < len(found):
-        return []
+    by_model: dict[str, Mapping[str, Any]] = {}
+    for client in clients:
+        # Clients that share a model are alike for no other reason.
+        if client["model"] in by_model:
+            return []
+        if client["model"] in models:
+            by_model[client["model"]] = client
     # Stable: within a group by number, and clients without a group at the end.
-    return sorted(found, key=lambda c: math.inf if c["group"] is None else c["group"])
+    return sorted(by_model.values(), key=lambda c: (c["group"] is None, c["group"]))
 
 
 def compute_cosines(models: Sequence[Tree]) -> list[list[float]]:
     """Return the cosine of each two models relative to their mean; empty if all are one model."""
-    names = set.intersection(*({*model} for model in models))
+    names = sorted(set.intersection(*map(set, models)))
     rows = []
     for model in models:
-        rows.append(torch.cat([model[name].flatten() for name in sorted(names)]))
-    if len({row.numel() for row in rows}) > 1:
+        rows.append(torch.cat([model[name].flatten() for name in names]))
+    if len(set(map(len, rows))) > 1:
         return []
     stacked = torch.stack(rows)
     mean = stacked.mean(0)
@@ -187,8 +190,9 @@ def compute_cosines(models: Sequence[Tree]) -> list[list[float]]:
     # Copies of one model differ by rounding only, and cosines of rounding mean nothing.
     if float(stacked.norm(dim=1).max()) <= SAME_MODEL * float(mean.norm()):
         return []
-    unit = torch.nn.functional.normalize(stacked, dim=1)
-    return [[round(value, 3) for value in row] for row in (unit @ unit.T).tolist()]
+    unit = torch.nn.functional.normalize(stacked, dim=1).double()
+    cosines: list[list[float]] = (unit @ unit.T).round(decimals=3).tolist()
+    return cosines
 
 
 def _layer_densities(models: Mapping[str, Tree]) -> dict[str, float]:
@@ -209,7 +213,7 @@ def _find_baselines(path: Path, summary: Mapping[str, Any]) -> dict[str, dict[st
     """Return the summaries of comparable runs of local and fedavg in the same folder."""
     path = path.resolve()
     try:
-        others = sorted(other for other in path.parent.iterdir() if other.is_dir())
+        others = sorted(filter(Path.is_dir, path.parent.iterdir()))
     except OSError:
         return {}
     found: dict[str, dict[str, Any]] = {}
