@@ -104,7 +104,7 @@ def test_killed_and_called_again_it_is_the_undisturbed_one(
     assert not (folder / "table.json").exists()
     assert main([*QUICK, "--engine", "serial", "--out", str(folder)]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith("CA-AFP, Figure 2, QUICK: a look, not a measurement\n")
+    assert out.startswith("CA-AFP, Figure 2, QUICK: a quick run, not a measurement\n")
     assert "round 18/18" in err
     found, undisturbed = (json.loads((f / "table.json").read_text()) for f in (folder, whole))
     assert timeless(found) == timeless(undisturbed)
@@ -227,9 +227,9 @@ def test_other_data_take_the_place_of_those_not_found(
     (item,) = find_studies(part, words(data_dir=str(only_fashion))).items()
     folder, study = item
     assert folder == "fashion-mnist"
-    assert study.notes[0].startswith("fashion-mnist stands in the place of EMNIST")
+    assert study.notes[0].startswith("fashion-mnist replaces EMNIST")
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedgrove: fashion-mnist in the place of emnist: ")
+    assert line.startswith("fedgrove: fashion-mnist replaces emnist: ")
     # Who asks for it by name is not given something else.
     with pytest.raises(InputError, match="emnist"):
         find_studies(part, words(data_dir=str(only_fashion), data="emnist"))
@@ -252,7 +252,7 @@ def test_what_stands_in_for_data_may_be_replaced_in_turn(
     assert list(found) == ["fashion-mnist+digits"]
     # Both ways miss SVHN, which is said once.
     (line,) = capsys.readouterr().err.splitlines()
-    start = "fedgrove: fashion-mnist+digits in the place of fashion-mnist+svhn+emnist: svhn was not"
+    start = "fedgrove: fashion-mnist+digits replaces fashion-mnist+svhn+emnist: svhn was not"
     assert line.startswith(start)
     assert line.count("svhn was not found") == 1
 

@@ -120,7 +120,7 @@ def test_figures_are_as_printed() -> None:
     assert printed(study("table7"), "density_end")["adfedwcp"] == pytest.approx(0.4581)
     # Fashion-MNIST stands for EMNIST, and says so.
     assert printed(study("table8", "fashion-mnist"), "accuracy_mean:0")["adfedwcp"] == 0.8512
-    assert "in the place of EMNIST" in study("table8", "fashion-mnist").notes[0]
+    assert "replaces EMNIST" in study("table8", "fashion-mnist").notes[0]
     assert not any(row.reported for row in study("table8", "cifar10").rows)
 
 
@@ -212,7 +212,7 @@ def test_what_clustering_costs(tmp_path: Path) -> None:
     by_measure = {row["measure"]: row for row in found["rows"]}
     assert by_measure["training one epoch, ms"]["ours"] > 0
     assert by_measure["clustering at k = 32, ms"]["ours"] > 0
-    formula = by_measure["the same by the paper's formula"]
+    formula = by_measure["training over clustering, by the paper's formula"]
     # 3 N E / (T k): the paper's 2174 examples give 20.38.
     assert formula["ours"] == pytest.approx(3 * by_measure["examples of a client"]["ours"] / 320)
     assert round(3 * 2174 / 320, 2) == formula["paper"] == 20.38

@@ -83,7 +83,7 @@ def test_for_people() -> None:
     text = io.StringIO()
     print_comparison(found, text)
     said = text.getvalue()
-    assert said.startswith("A paper, Table 1, QUICK: a look, not a measurement\nTwo rows.\n")
+    assert said.startswith("A paper, Table 1, QUICK: a quick run, not a measurement\nTwo rows.\n")
     assert "+20.00 (p 0.3)" in said
     rows = [line for line in write_markdown(found).splitlines() if line.startswith("|")]
     assert {row.count("|") for row in rows[:6]} == {16}

@@ -18,7 +18,7 @@ def test_the_page_stands_alone(tmp_path: Path, lines: bool) -> None:
     write_page(comparison, "Who & Whom, 2026", tmp_path / "paper.html")
     page = (tmp_path / "paper.html").read_text()
     # Once in the browser's tab and once on the page.
-    assert page.count("QUICK: a look, not a measurement") == 2
+    assert page.count("QUICK: a quick run, not a measurement") == 2
     assert "b &amp; co" in page
     assert "Who &amp; Whom, 2026" in page
     assert "<script src=" not in page

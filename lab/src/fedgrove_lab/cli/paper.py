@@ -164,9 +164,9 @@ def find_studies(part: StudyPart, options: Mapping[str, Any]) -> dict[str, Study
             chosen, study = _build_study(part, data, options)
             why = _why_missing(study, options)
         if why is None and reasons:
-            # Two ways to do without a set miss it for the same reason.
+            # Two substitutes may miss a set for the same reason.
             both = " ".join(dict.fromkeys(reasons))
-            print(f"fedgrove: {data} in the place of {name}: {both}", file=sys.stderr)
+            print(f"fedgrove: {data} replaces {name}: {both}", file=sys.stderr)
         if why is None:
             studies[_folder_of(chosen)] = study
         else:

@@ -76,7 +76,12 @@ def time_clustering(
         Fact("imprinting, ms", 1000 * statistics.mean(weighing), digits=1),
         Fact("clustering, % of both", 100 * sum(spent) / total, 100 / (1 + by_formula), 2),
         Fact("training over clustering", sum(training) / sum(spent), in_words, 2),
-        Fact("the same by the paper's formula", 3 * examples / (10 * k), by_formula, 2),
+        Fact(
+            "training over clustering, by the paper's formula",
+            3 * examples / (10 * k),
+            by_formula,
+            2,
+        ),
         Fact("virtual s of training, speed 1", macs / giga, digits=4),
         Fact("virtual s of clustering, each step as a MAC", steps / giga, digits=4),
         Fact("clustering, % of both on the virtual clock", 100 * steps / (macs + steps), digits=2),

@@ -41,7 +41,7 @@ def complete(row: StudyRow, scope: Scope) -> StudyRow:
 def compare_clients(
     name: str, federation: Federation, numbers: Mapping[str, Mapping[str, Any]]
 ) -> list[Fact]:
-    """Return Table 1: how unlike the clients' data are, all parts of a client's data together."""
+    """Return Table 1: how much the clients' data differ, all parts of a client's data together."""
     counts = []
     incomplete = 0
     # The mean length of the acceleration, of each client that has the activity, by activity.

@@ -98,7 +98,7 @@ class ReportedDefinition(Definition):
     """Numbers as a paper prints them."""
 
     columns: list[str]
-    """Measures, several with commas between where a number stands for each of them; after a blank
+    """Measures, several with commas between where a number is that of each of them; after a space
     how the number becomes a value: ``%``, ``sparsity``, ``sparsity%`` or ``GB``."""
     across: str = ""
     """The value that numbers in a list are for, where there is one column; ``at`` lists it."""
@@ -191,7 +191,7 @@ def load_definition(name: str) -> PaperDefinition:
 
 
 def build_paper(name: str) -> Paper:
-    """Return a paper's tables and figures, whose studies are built when they are wanted."""
+    """Return a paper's tables and figures, whose studies are built on request."""
     paper = load_definition(name)
     parts: dict[str, dict[int, Any]] = {"table": {}, "figure": {}}
     for kind, found in parts.items():
@@ -281,7 +281,7 @@ def _scope(paper: PaperDefinition, part: PartDefinition, options: StudyOptions) 
     layers: list[Values] = [{"printed_as": options.data}, paper.full, own, part.values]
     if options.quick:
         layers += [paper.quick, part.quick_values]
-    asked: Values = {
+    given: Values = {
         "data": options.data,
         "split": options.split,
         "init": options.init,
@@ -290,10 +290,10 @@ def _scope(paper: PaperDefinition, part: PartDefinition, options: StudyOptions) 
     for key in ("rounds", "examples"):
         value = getattr(options, key)
         if value is not None:
-            asked[key] = value
+            given[key] = value
     # What a value was before the command line changed it: some notes name the paper's.
     paper_values = {f"paper_{key}": value for key, value in paper.full.items()}
-    return Scope(paper_values, *layers, asked)
+    return Scope(paper_values, *layers, given)
 
 
 def _notes(paper: PaperDefinition, names: Sequence[str], scope: Scope) -> Iterator[str]:

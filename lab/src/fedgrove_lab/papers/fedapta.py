@@ -1,4 +1,4 @@
-"""What of FedAPTA's tables is not data: tasks, parameters left, and how alike devices are."""
+"""What of FedAPTA's tables is not data: tasks, parameters left, and how similar devices are."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def values(scope: Scope) -> dict[str, Any]:
         own["freeze"] = scope["frozen"]
         own["start_note"] = "Started from {init}; the first quarter of the layers is frozen."
     if "tasks_of_figure" in scope:
-        # The tasks of the figure, with what stands in for them; all where none is there.
+        # The tasks of the figure, with what replaces them; all where none is there.
         wanted = (*scope["tasks_of_figure"], scope["stand_in"])
         drawn = [task for task in tasks if task in wanted] or tasks
         own["drawn_tasks"] = [f"{ON_TASK}{task}" for task in drawn]
@@ -82,14 +82,14 @@ def list_replaced(scope: Scope) -> list[str]:
     for task in missing:
         if task == "svhn" and stand_in in tasks:
             notes.append(
-                f"{stand_in} (8 x 8, 1,797 images) stand in the place of SVHN: a much easier task, "
-                "beside which the paper's figures do not stand."
+                f"{stand_in} (8 x 8, 1,797 images) replace SVHN: a much easier task, "
+                "with which the paper's numbers are not compared."
             )
         else:
             notes.append(f"{task} is left out: it is not among the data.")
     if missing:
         notes.append(
-            "The paper's average is over its five tasks, and so stands beside none of ours."
+            "The paper's average is over its five tasks, and so is compared with none of ours."
         )
     return notes
 
@@ -141,7 +141,7 @@ def count_parameters(
 
 
 def compare_devices(run: Run, state: Any) -> list[Matrix]:
-    """Return how alike all devices are by each metric, from what the server remembers of them."""
+    """Return how similar all devices are by each metric, from what the server remembers of them."""
     devices = sorted(state.traces)
     task_of = [run.task_of(k, max(0, state.round - 1)) for k in devices]
     vectors = torch.stack([state.traces[k][0] for k in devices])
@@ -161,10 +161,10 @@ def compare_devices(run: Run, state: Any) -> list[Matrix]:
 
 
 def similarity(vectors: Tensor, present: Tensor, metric: str) -> Tensor:
-    """Return how alike every two devices' updates are, relative to device 0 and itself.
+    """Return how similar every two devices' updates are, relative to device 0 and itself.
 
     cosine: over the weights that both have; inner: the product; l1, l2: 1 / (1 + distance), since
-    the paper does not say how it makes likeness of a distance.
+    the paper does not say how it makes a similarity of a distance.
 
     >>> rows = torch.tensor([[2.0, 0.0], [1.0, 0.0]])
     >>> [similarity(rows, torch.ones(2, 2).bool(), m)[0, 1].item() for m in ("inner", "l1")]

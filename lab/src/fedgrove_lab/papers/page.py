@@ -1,4 +1,4 @@
-"""The page of ``fedgrove paper``: measured beside reported, in figures and in tables."""
+"""The HTML page of ``fedgrove paper``: what was measured and reported, in charts and tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPORTED = "diamond"
 
 
 def write_page(comparison: Comparison, cited: str, path: Path) -> None:
-    """Write figures, tables, tests and notes as one file."""
+    """Write charts, tables, tests and notes as one HTML file."""
     page = Page(comparison["title"], warning=QUICK if comparison["quick"] else "")
     page.paragraph(comparison["about"], small=f"{cited}. {_legend(comparison)}")
     for title, drawings in _figures(comparison):
@@ -48,7 +48,7 @@ def write_page(comparison: Comparison, cited: str, path: Path) -> None:
 
 
 def _legend(comparison: Comparison) -> str:
-    """How to read the figures."""
+    """How to read the charts."""
     finished = [len(row["seeds"]) for row in comparison["rows"]]
     seeds = str(min(finished))
     if max(finished) > min(finished):
@@ -60,7 +60,7 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _figures(comparison: Comparison) -> Iterator[tuple[str, list[Chart]]]:
-    """The figures with their titles, by data and panel."""
+    """The charts with their titles, by data and panel."""
     sections: dict[str, list[ComparedRow]] = {}
     for row in comparison["rows"]:
         # A row without a finished run has nothing to draw; the table still lists it.
@@ -104,7 +104,7 @@ def _column(rows: Sequence[ComparedRow], key: str, what: str) -> list[float | No
 
 
 def middle(lengths: Sequence[int]) -> int:
-    """The length of fine-tuning at which methods are laid against each other.
+    """The length of fine-tuning at which methods are compared.
 
     Fine-tuning hides how methods differ: none of it hides least, many epochs hide nearly all. So
     the second of three or more lengths, else the last.
@@ -148,12 +148,12 @@ def _rounds(row: ComparedRow, measure: str) -> list[dict[str, Any]]:
     return found
 
 
-# ---- a table's figures: dots and a scatter -------------------------------------------------------
+# ---- a table's charts: dots and a scatter --------------------------------------------------------
 
 
 def _dots(rows: Sequence[ComparedRow], measures: Sequence[str]) -> list[Chart]:
-    """A row per row of the table and a figure per measure; a colour per length of fine-tuning."""
-    # The rows of a study are all fine-tuned alike.
+    """A row per row of the table and a chart per measure; a colour per length of fine-tuning."""
+    # All rows of a study are fine-tuned for the same epochs.
     lengths = rows[0]["lengths"]
     labels = [row["label"] for row in rows]
     drawings = []
@@ -200,7 +200,7 @@ def _across(row: ComparedRow, length: int) -> dict[str, tuple[str, str]]:
     """What accuracy is laid against, of what the study measures: a word for it and its axis."""
     # Bytes as shares of one row's where the study has these.
     cost = "share_paper" if "share_paper" in row["ours"] else "mib_paper"
-    # A study that has no paper's count beside it has what was really sent.
+    # A study without a paper's count has what was really sent.
     if cost not in row["ours"]:
         cost = "share"
     wanted = {
@@ -280,7 +280,7 @@ def _lines(rows: Sequence[ComparedRow], drawn: Sequence[str]) -> list[Chart]:
         if row["x"] is None or len(row["lengths"]) == 1:
             series.setdefault(row["series"], []).append(row)
             continue
-        # At one x there would be a point for each length of fine-tuning: a line of its own each.
+        # At one x there would be a point for each length of fine-tuning: one line for each.
         for length in row["lengths"]:
             name = f"{row['series']}, fine-tuned {length}"
             series.setdefault(name, []).append({**row, "lengths": [length]})
@@ -328,7 +328,7 @@ def _line_series(name: str, along: Sequence[Mapping[str, Any]], colour: int) -> 
 
 
 def _against(rows: Sequence[ComparedRow], measure: str) -> list[Chart]:
-    """Accuracy against what is measured, on a logarithmic axis; a figure per length of fine-tuning.
+    """Accuracy against what is measured, on a logarithmic axis; a chart per length of fine-tuning.
 
     A series of several rows, as a method that sends more or less, is a line.
     """
@@ -363,7 +363,7 @@ def _against(rows: Sequence[ComparedRow], measure: str) -> list[Chart]:
 
 
 def _heat_maps(matrices: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Chart]]]:
-    """The figures of each row of a study: its matrices, each with a key of its own."""
+    """The charts of each row of a study: its matrices, each with its own key."""
     of_rows: dict[str, list[Mapping[str, Any]]] = {}
     for matrix in matrices:
         title = f"{matrix['data']}: {matrix['panel']}, {matrix['label']}"

@@ -17,7 +17,7 @@ from .compare import ComparedRow, Comparison
 from .measures import digits_of, scale_of, title_of
 
 SPREAD = "± over seeds. counted: the paper's own formula; sent: real messages, both ways."
-QUICK = "QUICK: a look, not a measurement"
+QUICK = "QUICK: a quick run, not a measurement"
 DATA_HEAD = ["data", "measure", "ours", "paper", "difference"]
 """The columns of a table about the data."""
 
