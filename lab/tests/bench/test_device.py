@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
+import torch
 
 from fedgrove.cli import main
 from fedgrove.errors import InputError
 from fedgrove.nets import Net, build
-from fedgrove_lab.bench import device, show
+from fedgrove_lab.bench import device, report
 from fedgrove_lab.bench.device import (
-    Row,
+    DeviceRow,
     checks,
+    draw_channels,
     measure,
     median_ratio,
-    random_channels,
     shortest_ratio,
 )
 
-ROW = Row(
+ROW = DeviceRow(
     net="har-cnn",
     removed=0.5,
     params=100,
@@ -37,12 +39,16 @@ ROW = Row(
 )
 
 
+def content(rows: list[DeviceRow]) -> dict[str, Any]:
+    return {"rows": [asdict(row) for row in rows], "checks": checks(rows)}
+
+
 def test_the_same_share_of_every_group() -> None:
     net = Net(build("har-cnn", (9, 128), 6, 0), (9, 128))
-    kept = random_channels(net, 0.7)
+    kept = draw_channels(net, 0.7)
     assert {k: int(v.sum()) for k, v in kept.items()} == {"conv1": 19, "conv2": 19, "fc1": 10}
-    assert all(int(v.sum()) == 1 for v in random_channels(net, 0.999).values())
-    assert all(bool(v.all()) for v in random_channels(net, 0.0).values())
+    assert all(int(v.sum()) == 1 for v in draw_channels(net, 0.999).values())
+    assert all(bool(v.all()) for v in draw_channels(net, 0.0).values())
 
 
 def test_rows_of_a_small_net() -> None:
@@ -71,7 +77,7 @@ def test_claims() -> None:
         "training step of resnet18 at half the channels": False,
     }
     text = io.StringIO()
-    show.print_device([ROW, slow], text)
+    report.print_device(content([ROW, slow]), text)
     assert "holds: training step of har-cnn at half the channels 0.45" in text.getvalue()
     assert "DOES NOT HOLD: training step of resnet18" in text.getvalue()
 
@@ -90,11 +96,16 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert main(["bench", "device", "--net", "har-cnn", "--repeats", "1", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [row["removed"] for row in printed["rows"]] == [0.5]
+    assert printed["command"] == "fedgrove bench device --net har-cnn --repeats 1"
+    assert printed["torch"] == torch.__version__
+    assert printed["machine"]["cores"] >= 1
+    assert printed["machine"]["cpu"]
+    assert {"commit", "date"} <= set(printed)
     assert list(printed["checks"]) == ["training step of har-cnn at half the channels"]
 
 
 def test_the_page_stands_alone(tmp_path) -> None:
-    show.write_device_page([ROW, replace(ROW, removed=0.7)], tmp_path / "page.html")
+    report.write_device_page(content([ROW, replace(ROW, removed=0.7)]), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     assert "har-cnn, masked" in text
     assert 'src="http' not in text

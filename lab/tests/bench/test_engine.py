@@ -17,11 +17,10 @@ from fedgrove.cli import main
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, InputError
 from fedgrove.parts.local import SGD, LocalTraining
-from fedgrove_lab.bench import engine, page, pfl, show, starts
-from fedgrove_lab.bench.alone import Job, RoundLog
-from fedgrove_lab.bench.engine import measure, spread, variants
-from fedgrove_lab.bench.scenes import SCENES, run_of, setting
-from fedgrove_lab.bench.starts import ALONE, ColdStart
+from fedgrove_lab.bench import engine, processes, report, simulators, starts
+from fedgrove_lab.bench.engine import compare_with_first, measure, variants
+from fedgrove_lab.bench.scenes import SCENES, build_run, find_scene
+from fedgrove_lab.bench.starts import COMMAND, ColdStart, RoundLog, StartJob
 
 LINUX = pytest.mark.skipif(
     not Path("/proc/self/smaps_rollup").exists(), reason="memory is read from /proc"
@@ -29,9 +28,9 @@ LINUX = pytest.mark.skipif(
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> StartJob:
     """Two rounds of one client."""
-    return Job("har", "serial", "cpu", 2, str(tmp_path / "log"), cohort=1)
+    return StartJob("har", "serial", "cpu", 2, str(tmp_path / "log"), cohort=1)
 
 
 # --- what follows from times ----------------------------------------------------------------------
@@ -39,12 +38,13 @@ def job(tmp_path: Path) -> Job:
 
 def test_times_by_hand() -> None:
     # Medians 4 and 1, so the second is 4 times as fast.
-    rows = spread({"plain": [3.0, 4.0, 6.0], "ours": [1.0, 2.0, 0.5]})
+    rows = compare_with_first({"plain": [3.0, 4.0, 6.0], "ours": [1.0, 2.0, 0.5]})
     assert rows[0] == {
         "variant": "plain",
         "median_s": 4.0,
         "min_s": 3.0,
         "max_s": 6.0,
+        "seconds": [3.0, 4.0, 6.0],
         "times_plain": 1.0,
     }
     assert rows[1] == {
@@ -52,6 +52,7 @@ def test_times_by_hand() -> None:
         "median_s": 1.0,
         "min_s": 0.5,
         "max_s": 2.0,
+        "seconds": [1.0, 2.0, 0.5],
         "times_plain": 4.0,
     }
 
@@ -82,14 +83,14 @@ def test_a_scene_that_there_is_not() -> None:
 
 
 def test_scenes_are_what_they_say(tmp_path: Path) -> None:
-    scene, run = setting("cnn", tmp_path, cohort=7)
+    scene, run = find_scene("cnn", tmp_path, cohort=7)
     assert (scene.net, run.cohort, len(run.infos)) == ("mnist-cnn", 7, 100)
     assert {info.examples for info in run.infos.values()} == {600}
 
 
 @LINUX
-def test_a_process_of_its_own(job: Job) -> None:
-    cold_start = starts.run_process(job, ALONE)
+def test_a_process_of_its_own(job: StartJob) -> None:
+    cold_start = starts.run_process(job, COMMAND)
     assert len(cold_start.ends) == 2
     assert 0 < cold_start.ends[0] < cold_start.ends[1]
     assert cold_start.memory is not None
@@ -99,7 +100,7 @@ def test_a_process_of_its_own(job: Job) -> None:
     assert [set(line) for line in RoundLog(Path(job.out)).read()] == [{"at"}, {"at"}]
 
 
-def test_a_process_that_fails_is_quoted(job: Job) -> None:
+def test_a_process_that_fails_is_quoted(job: StartJob) -> None:
     broken = [sys.executable, "-c", "raise KeyError('parallel')"]
     with pytest.raises(
         EngineError, match="parallel ended with code 1 after 0 rounds: KeyError: 'parallel'"
@@ -107,13 +108,15 @@ def test_a_process_that_fails_is_quoted(job: Job) -> None:
         starts.run_process(replace(job, variant="parallel"), broken)
 
 
-def test_a_process_that_does_too_little_is_noticed(job: Job) -> None:
-    with pytest.raises(EngineError, match="ended with code 0 after 0 rounds: it said nothing"):
+def test_a_process_that_does_too_little_is_noticed(job: StartJob) -> None:
+    with pytest.raises(EngineError, match="ended with code 0 after 0 rounds: it printed nothing"):
         starts.run_process(job, [sys.executable, "-c", "pass"])
 
 
 @LINUX
-def test_a_process_that_takes_too_long_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_takes_too_long_is_ended(
+    job: StartJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(starts, "TIMEOUT", 0.1)
     with pytest.raises(EngineError, match="ended with code -15"):
         starts.run_process(job, [sys.executable, "-c", "import time; time.sleep(60)"])
@@ -129,11 +132,11 @@ def test_descendants_and_their_memory() -> None:
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert len(starts.descendants(process.pid)) == 2
-        assert process.pid in starts.descendants(os.getpid())
-        assert 64 * 2**20 < starts.memory_of(process.pid) < 128 * 2**20
+        assert len(processes.descendants(process.pid)) == 2
+        assert process.pid in processes.descendants(os.getpid())
+        assert 64 * 2**20 < processes.memory_of(process.pid) < 128 * 2**20
         process.communicate(b"\n")
-    assert starts.memory_of(process.pid) == 0
+    assert processes.memory_of(process.pid) == 0
 
 
 # --- the other simulators -------------------------------------------------------------------------
@@ -142,7 +145,7 @@ def test_descendants_and_their_memory() -> None:
 def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(starts, "find_spec", lambda name: None)
-    assert starts.rivals("cpu", said.append) == {}
+    assert starts.find_others("cpu", said.append) == {}
     assert [line.split(" is not")[0] for line in said] == [
         "left out: Flower",
         "left out: pfl-research",
@@ -151,7 +154,7 @@ def test_what_is_not_installed_is_left_out_and_said(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_rival_that_fails_is_left_out_and_ours_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pretend(job: Job, command: Any) -> ColdStart:
+    def pretend(job: StartJob, command: Any) -> ColdStart:
         # Every process has a log of its own.
         assert not Path(job.out).exists()
         Path(job.out).touch()
@@ -161,9 +164,11 @@ def test_a_rival_that_fails_is_left_out_and_ours_is_not(monkeypatch: pytest.Monk
 
     said: list[str] = []
     monkeypatch.setattr(starts, "run_process", pretend)
-    monkeypatch.setattr(starts, "rivals", lambda device, say: {"Flower, 2 Ray actors": ALONE})
+    monkeypatch.setattr(
+        starts, "find_others", lambda device, report: {"Flower, 2 Ray actors": COMMAND}
+    )
     broken = "Flower, 2 Ray actors"
-    rows = starts.measure_starts("har", starts=2, cohort=1, say=said.append)
+    rows = starts.measure_starts("har", starts=2, cohort=1, report=said.append)
     assert [row["variant"] for row in rows] == list(variants(SCENES["har"], "cpu"))
     assert said == ["left out: Flower, 2 Ray actors broke"]
     broken = "serial"
@@ -179,16 +184,16 @@ def test_a_round_of_pfl_research(
     pytest.importorskip("pfl")
     scene = replace(SCENES["har"], clients=3, examples=6, local=LocalTraining(2, 4, SGD(0.1)))
     dtypes = []
-    net_of = pfl.plain_module
+    net_of = simulators.build_plain_net
 
     def watched(of: Any) -> Any:
         module = net_of(of)
         module.register_forward_hook(lambda _, inputs, output: dtypes.append(output.dtype))
         return module
 
-    monkeypatch.setattr(pfl, "plain_module", watched)
+    monkeypatch.setattr(simulators, "build_plain_net", watched)
     tf32_before = torch.backends.cuda.matmul.allow_tf32
-    train_round = pfl.prepare(scene, "cpu", precision, run_of(scene, tmp_path))
+    train_round = simulators.prepare_pfl(scene, "cpu", precision, build_run(scene, tmp_path))
     for done in (1, 2, 3):
         train_round()
         # Three clients, two epochs of two batches.
@@ -197,7 +202,7 @@ def test_a_round_of_pfl_research(
     assert torch.backends.cuda.matmul.allow_tf32 == tf32_before
 
 
-def test_pfl_research_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pfl_research_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """There it is one of the variants that take turns, in the precisions that matter."""
     monkeypatch.setattr(engine, "find_spec", lambda name: True)
 
@@ -208,7 +213,7 @@ def test_pfl_research_on_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names("resnet") == ["pfl-research, bf16", "pfl-research, tf32"]
     said: list[str] = []
     monkeypatch.setattr(starts, "find_spec", lambda name: None)
-    assert starts.rivals("cuda", said.append) == {}
+    assert starts.find_others("cuda", said.append) == {}
     assert [line.split(" is not")[0] for line in said] == ["left out: Flower"]
 
 
@@ -222,7 +227,7 @@ def test_in_turns_a_rival_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch
     said: list[str] = []
     monkeypatch.setattr(engine, "variants", two)
     broken = "pfl-research, tf32"
-    rows = measure("har", repeats=2, cohort=1, say=said.append)
+    rows = measure("har", repeats=2, cohort=1, report=said.append)
     assert [row["variant"] for row in rows] == ["plain loop"]
     assert said == ["left out: pfl-research, tf32: RuntimeError: no such kernel"]
     broken = "batched, tf32"
@@ -231,20 +236,20 @@ def test_in_turns_a_rival_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_pfl_research_does_its_rounds(job: Job) -> None:
+def test_pfl_research_does_its_rounds(job: StartJob) -> None:
     pytest.importorskip("pfl")
-    for variant, command in starts.rivals("cpu", lambda line: None).items():
+    for variant, command in starts.find_others("cpu", lambda line: None).items():
         if variant.startswith("pfl"):
             pfl_job = replace(job, variant=variant, out=f"{job.out}{variant}", cohort=3)
             assert len(starts.run_process(pfl_job, command).ends) == 2
 
 
 @pytest.mark.slow
-def test_flower_does_its_rounds(job: Job) -> None:
+def test_flower_does_its_rounds(job: StartJob) -> None:
     pytest.importorskip("flwr")
     pytest.importorskip("ray")
     variant = f"Flower, {cores()} Ray actors"
-    command = starts.rivals("cpu", lambda line: None)[variant]
+    command = starts.find_others("cpu", lambda line: None)[variant]
     cold_start = starts.run_process(replace(job, variant=variant, cohort=3), command)
     first, second = cold_start.ends
     # Ray's start is in the first.
@@ -256,7 +261,7 @@ def test_flower_does_its_rounds(job: Job) -> None:
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
-    turns = spread({"plain loop": [4.0, 5.0, 6.0], "pool": [2.0, 2.5]})
+    turns = compare_with_first({"plain loop": [4.0, 5.0, 6.0], "pool": [2.0, 2.5]})
     alone = starts.summarise(
         {
             "plain loop": [ColdStart((6.0, 8.0, 12.0), 2**28)],
@@ -269,9 +274,9 @@ def rows() -> list[dict[str, Any]]:
 
 
 def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    show.print_times(rows)
+    report.print_times({"rows": rows})
     first, second = capsys.readouterr().out.split(
-        "each in a process of its own, 3 rounds from its start:"
+        "each in its own process, 3 rounds from its start:"
     )
     assert "pool" in first
     # 5 / 2.25
@@ -293,7 +298,7 @@ def test_tables(rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) 
     assert "on the device" not in second
 
 
-def test_beside_other_simulators(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_simulators_are_compared_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
     times = {
         "plain loop": [1.0],
         "batched, fp32": [0.5],
@@ -303,21 +308,21 @@ def test_beside_other_simulators(capsys: pytest.CaptureFixture[str]) -> None:
         "pfl-research, bf16": [2.0],
         "Flower, 2 Ray actors": [3.0],
     }
-    rows = [{"scene": "resnet", "how": "turns", **row} for row in spread(times)]
-    assert engine.beside_others(rows) == [
+    rows = [{"scene": "resnet", "how": "turns", **row} for row in compare_with_first(times)]
+    assert engine.compare_simulators(rows) == [
         # Of the same precision.
         {"ours": "batched, tf32", "other": "pfl-research, tf32", "times": 4.0},
         {"ours": "batched, bf16", "other": "Flower, 2 Ray actors", "times": 24.0},
     ]
-    assert engine.beside_others(rows[:4]) == []
-    assert engine.beside_others([rows[0], rows[-1]]) == []
-    show.print_times(rows)
+    assert engine.compare_simulators(rows[:4]) == []
+    assert engine.compare_simulators([rows[0], rows[-1]]) == []
+    report.print_times({"rows": rows})
     said = " ".join(capsys.readouterr().out.split())
     assert "resnet: batched, tf32 is 4.00 times as fast as pfl-research, tf32, round" in said
 
 
 def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
-    page.write_times(rows, tmp_path / "page.html")
+    report.write_times_page({"rows": rows}, tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     for word in (
         "har: times as fast as the plain loop",
@@ -328,7 +333,7 @@ def test_page(rows: list[dict[str, Any]], tmp_path: Path) -> None:
     ):
         assert word in text
     assert '<script src="http' not in text
-    page.write_times(rows[:2], tmp_path / "turns.html")
+    report.write_times_page({"rows": rows[:2]}, tmp_path / "turns.html")
     assert "peak MiB" not in (tmp_path / "turns.html").read_text()
 
 
@@ -336,13 +341,13 @@ def test_whiskers_by_hand() -> None:
     # A median of 2 s is 3 times plain, so plain takes 6 s: the fastest, 1 s, is 6 times, the
     # slowest, 4 s, 1.5 times.
     row = {"median_s": 2.0, "min_s": 1.0, "max_s": 4.0, "times_plain": 3.0}
-    assert page.spans([row], "median_s", "min_s", "max_s", "times_plain") == ([3.0], [1.5])
+    assert report.find_whiskers(row, report.SPEEDS[0]) == (1.5, 6.0)
 
 
 def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "engine", "--device", "cpu", "--cohort", "1", "--repeats", "1"]
     assert main([*words, "--starts", "0", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["rows"]
     # Every variant has really done its round.
     assert [row["variant"] for row in rows] == list(variants(SCENES["har"], "cpu"))
     for row in rows:

@@ -1,4 +1,4 @@
-"""Rounds of methods beside FedAvg's, and what they go into."""
+"""Rounds of methods compared with FedAvg's, and what they go into."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import Admission
 from fedgrove.trees import flatten
 from fedgrove.wire.message_costs import count_report
-from fedgrove_lab.bench import where
-from fedgrove_lab.bench.methods import Asked, Exchanged, checks, measure, summarise
-from fedgrove_lab.bench.show import print_methods, write_methods_page
-from fedgrove_lab.bench.where import PARTS, Look, part_of
+from fedgrove_lab.bench import round_profile
+from fedgrove_lab.bench.methods import (
+    MethodsOptions,
+    TimedExchange,
+    checks,
+    measure,
+    summarise,
+)
+from fedgrove_lab.bench.report import print_methods, write_methods_page
+from fedgrove_lab.bench.round_profile import PARTS, Profile, part_of
 
 SLOW = """
 import time
@@ -56,13 +62,13 @@ class Slow(FedAvg):
 """
 
 
-def exchanged(kind: str, seconds: float, macs: int = 10, masks: bool = False) -> Exchanged:
-    return Exchanged(kind, not kind.startswith("cluster"), seconds, macs, masks)
+def exchanged(kind: str, seconds: float, macs: int = 10, masks: bool = False) -> TimedExchange:
+    return TimedExchange(kind, not kind.startswith("cluster"), seconds, macs, masks)
 
 
 @pytest.fixture
 def rows() -> list[dict[str, Any]]:
-    look = Look()
+    look = Profile()
     look.seconds.update({"engine": 0.5, "edits": 0.25})
     look.places.update({"wire/count.py:count_up": 0.25})
     return summarise(
@@ -75,7 +81,7 @@ def rows() -> list[dict[str, Any]]:
                 exchanged("train:more", 12.0, macs=40),
             ],
         },
-        {"fedavg": [], "ours": [("train", Look()), ("train", look), ("train", look)]},
+        {"fedavg": [], "ours": [("train", Profile()), ("train", look), ("train", look)]},
         {"fedavg": {"train": 0.5}, "ours": {}},
     )
 
@@ -101,7 +107,7 @@ def test_claims_by_hand(rows: list[dict[str, Any]]) -> None:
     }  # fmt: skip
     assert (work["value"], work["at"], work["ok"]) == (2.5, "ours (train) 2.50", False)
     rows[1]["times_for_work"] = 1.75
-    work = checks(rows)["the same for as much work"]
+    work = checks(rows)["each within twice, for equal work"]
     assert (work["value"], work["at"], work["ok"]) == (1.75, "ours (train) 1.75", True)
     # FedAvg alone claims nothing.
     assert checks(rows[:1]) == {}
@@ -113,13 +119,14 @@ def test_table_and_page(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     text = io.StringIO()
-    print_methods(rows, text)
+    content = {"rows": rows, "checks": checks(rows)}
+    print_methods(content, text)
     said = " ".join(text.getvalue().split())
     assert "ours train" in said
     assert "(cluster)" in said
     assert "DOES NOT HOLD: each within twice fedavg's round 6.0 (bound 2.0; worst at ours" in said
     assert max(len(line) for line in text.getvalue().splitlines()) <= width
-    write_methods_page(rows, tmp_path / "page.html")
+    write_methods_page(content, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     for word in ("an exchange, by part", "ours: train", "DOES NOT HOLD", "edits"):
         assert word in page
@@ -144,7 +151,7 @@ def test_parts_of_functions() -> None:
 
 def test_a_look_counts_the_seconds_of_its_own_thread() -> None:
     other = threading.Thread(target=time.sleep, args=(0.3,))
-    with Look() as look:
+    with Profile() as look:
         other.start()
         time.sleep(0.1)
     other.join()
@@ -159,7 +166,7 @@ def test_real_rounds(engine: str, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     own = f"{tmp_path}/slow.py:Slow"
     said: list[str] = []
-    asked = Asked("digits", [own], engine, "cpu", rounds=3, cohort=2)
+    asked = MethodsOptions("digits", [own], engine, "cpu", rounds=3, cohort=2)
     base, slow = measure(asked, said.append)
     assert [base["method"], slow["method"]] == ["fedavg", own]
     assert (base["exchanges"], slow["exchanges"]) == (2, 2)
@@ -182,13 +189,13 @@ def test_a_look_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(where, "part_at_work", interrupted)
-        with pytest.raises(KeyboardInterrupt), Look():
+        patch.setattr(round_profile, "find_part", interrupted)
+        with pytest.raises(KeyboardInterrupt), Profile():
             time.sleep(5)
-    with Look() as outer, Look() as inner:
+    with Profile() as outer, Profile() as inner:
         time.sleep(0.05)
     assert sum(inner.seconds.values()) > 0.02
-    with Look():
+    with Profile():
         signal.signal(signal.SIGPROF, signal.SIG_IGN)
         time.sleep(0.02)
     assert signal.getsignal(signal.SIGPROF) == before
@@ -196,11 +203,15 @@ def test_a_look_ends_whatever_happens_in_it(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_masks_that_are_new_are_counted() -> None:
-    asked = Asked("digits", ["fixedprune"], "serial", "cpu", rounds=3, cohort=2, split=False)
+    asked = MethodsOptions(
+        "digits", ["fixedprune"], "serial", "cpu", rounds=3, cohort=2, split=False
+    )
     *_, row = measure(asked)
     # Its one mask is sent from the first round on, which is left out.
     assert (row["method"], row["new_masks"], row["parts"]) == ("fixedprune", 0, {})
-    asked = Asked("digits", ["fedlayerprune"], "serial", "cpu", rounds=3, cohort=2, split=False)
+    asked = MethodsOptions(
+        "digits", ["fedlayerprune"], "serial", "cpu", rounds=3, cohort=2, split=False
+    )
     row = measure(asked)[1]
     assert row["new_masks"] == row["exchanges"] > 0
 
@@ -223,7 +234,9 @@ def test_a_method_that_cannot_be_run_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text(SLOW.replace("if not stages:", "if stages[-1] is None:"))
     said: list[str] = []
-    asked = Asked("digits", [f"{path}:Slow"], "serial", "cpu", rounds=3, cohort=2, split=False)
+    asked = MethodsOptions(
+        "digits", [f"{path}:Slow"], "serial", "cpu", rounds=3, cohort=2, split=False
+    )
     (row,) = measure(asked, said.append)
     assert row["method"] == "fedavg"
     assert said[0].startswith(f"left out: {path}:Slow: slow: work('use') ended with IndexError")
@@ -243,4 +256,7 @@ def test_all_methods(capsys: pytest.CaptureFixture[str]) -> None:
     # Those that send masks were measured while masks changed.
     changing = {row["method"] for row in rows if row["counts"] and row["new_masks"]}
     assert changing >= {"ca-afp", "fedlayerprune", "fedapta"}
-    assert set(said["checks"]) == {"each within twice fedavg's round", "the same for as much work"}
+    assert set(said["checks"]) == {
+        "each within twice fedavg's round",
+        "each within twice, for equal work",
+    }

@@ -1,4 +1,4 @@
-"""A million clients beside a thousand."""
+"""A million clients compared with a thousand."""
 
 from __future__ import annotations
 
@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 from fedgrove.cli import main
-from fedgrove_lab.bench.scale import checks, cpu_seconds, measure, summarise
-from fedgrove_lab.bench.show import print_scale, print_times, write_scale_page
+from fedgrove_lab.bench.processes import cpu_seconds
+from fedgrove_lab.bench.report import print_scale, print_times, write_scale_page
+from fedgrove_lab.bench.scale import checks, measure, summarise
 
 
-def test_rows_are_of_the_fastest_starts_beside_the_first_size() -> None:
+def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"rows": rows, "checks": checks(rows)}
+
+
+def test_rows_are_of_the_fastest_starts_compared_with_the_first_size() -> None:
     measured = {
         10: [{"seconds": [1.0, 3.0], "cpu": [1.0], "joining": [], "memory": 100 << 20}],
         20: [
@@ -31,7 +36,7 @@ def test_rows_are_of_the_fastest_starts_beside_the_first_size() -> None:
     assert (second["seconds"], second["times_seconds"], second["joining_cpu"]) == (4.0, 2.0, 1.0)
     assert (second["memory_mib"], second["times_memory"]) == (120.0, 1.2)
     text = io.StringIO()
-    print_scale([first, second], text)
+    print_scale(content([first, second]), text)
     assert text.getvalue().split("\n")[3].split() == [
         "fedavg", "serial", "20", "120", "1.20", "4.00", "2.00", "2.50", "2.50", "1.00"
     ]  # fmt: skip
@@ -55,7 +60,7 @@ def test_claims_are_of_the_worst_size() -> None:
     assert cores["at"] == "fedavg on serial, 1,000,000 clients"
     assert clock["ok"]
     text = io.StringIO()
-    print_scale(rows, text)
+    print_scale(content(rows), text)
     said = " ".join(text.getvalue().split())
     assert "holds: memory, times that of the fewest clients 1.5 (bound 1.5; worst at" in said
     assert "DOES NOT HOLD: seconds of a round on cores, times 1.3" in said
@@ -63,7 +68,7 @@ def test_claims_are_of_the_worst_size() -> None:
 
 
 def test_page(tmp_path: Path) -> None:
-    write_scale_page(rows_of([100, 150, 140], [1.0, 0.9, 1.3]), tmp_path / "page.html")
+    write_scale_page(content(rows_of([100, 150, 140], [1.0, 0.9, 1.3])), tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text()
     for word in ("peak memory", "on cores", "fedavg on serial", "1,000,000", "DOES NOT HOLD"):
         assert word in text
@@ -85,7 +90,7 @@ def test_the_command_refuses_what_cannot_be_measured(capsys: pytest.CaptureFixtu
 
 
 PEAKS = """
-from fedgrove_lab.bench.scale import own_peak_memory
+from fedgrove_lab.bench.processes import own_peak_memory
 print(own_peak_memory())
 block = b"x" * (512 << 20)
 print(own_peak_memory())
@@ -135,11 +140,11 @@ def test_the_tables_fit(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
         n: [{"seconds": [12.5], "cpu": [1.0], "joining": [1.0], "memory": 2000 << 20}]
         for n in (1000, 1_000_000)
     }
-    print_scale(summarise("caldas-dropout", "batched", measured), text)
+    print_scale(content(summarise("caldas-dropout", "batched", measured)), text)
     times = {"median_s": 12.1234, "min_s": 1.5, "max_s": 20.0, "times_plain": 33.25}
     alone = {"start_s": 10.5, "from_start_s": 30.5, "times_plain_from_start": 2.5}
     alone |= {"memory_mib": 1386.0, "device_mib": 20_000.0, "how": "alone", "rounds": 3}
     variant = {"variant": "plain loop, torch's two threads"}
-    print_times([variant | times, variant | times | alone], text)
+    print_times({"rows": [variant | times, variant | times | alone]}, text)
     assert "12.1234" in text.getvalue()
     assert max(len(line) for line in text.getvalue().splitlines()) <= width

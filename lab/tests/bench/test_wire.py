@@ -16,22 +16,27 @@ from fedgrove.core import Packet
 from fedgrove.errors import EngineError, InputError
 from fedgrove.report.page import check_place
 from fedgrove.wire.codec import COSTS, Dense, explain
-from fedgrove_lab.bench import plain_codec, show, wire
-from fedgrove_lab.bench.weights import Weights, at_hand, federated, resnet
+from fedgrove_lab.bench import report, wire
+from fedgrove_lab.bench.wire import (
+    TrainedWeights,
+    is_available,
+    train_federated,
+    train_resnet,
+)
 
 
 @pytest.fixture(scope="module")
-def chance() -> Weights:
+def chance() -> TrainedWeights:
     """Weights without any structure, so that entropy is a limit; and a buffer."""
     g = torch.Generator().manual_seed(0)
     tree = {"a.weight": torch.randn(150, 200, generator=g), "a.bias": torch.randn(200, generator=g)}
-    return Weights(
+    return TrainedWeights(
         "chance", "drawn", tree | {"seen": torch.rand(40, generator=g)}, frozenset({"seen"})
     )
 
 
 @pytest.fixture(scope="module")
-def rows(chance: Weights) -> list[wire.Row]:
+def rows(chance: TrainedWeights) -> list[wire.WireRow]:
     return list(wire.measure(chance, (1.0, 0.3), (0, 16), repeats=1))
 
 
@@ -41,9 +46,9 @@ def rows(chance: Weights) -> list[wire.Row]:
 @pytest.mark.parametrize("k", [0, 8, 32])
 @pytest.mark.parametrize("density", [1.0, 0.3])
 def test_packets_have_the_density_and_the_centroids_they_claim(
-    chance: Weights, density: float, k: int
+    chance: TrainedWeights, density: float, k: int
 ) -> None:
-    packet = wire.quantised(chance, wire.prune(chance, density), k)
+    packet = wire.make_packet(chance, wire.prune_weights(chance, density), k)
     weight = packet.values["a.weight"]
     if density == 1:
         assert packet.mask is None
@@ -71,17 +76,17 @@ def test_bounds_by_hand() -> None:
     packet = Packet(values, {"w": mask})
     lines = explain(wire.CODEC.encode(packet).data)
     assert [line.values for line in lines] == ["book", "full"]
-    assert wire.bounds(packet, lines) == {"mask": 2.0, "indices": 1.0, "values": 0.5}
+    assert wire.find_bounds(packet, lines) == {"mask": 2.0, "indices": 1.0, "values": 0.5}
 
 
 @pytest.mark.parametrize("k", [0, 16])
-def test_the_plain_way_is_lossless_and_what_it_says(chance: Weights, k: int) -> None:
-    packet = wire.quantised(chance, wire.prune(chance, 0.3), k)
+def test_the_plain_way_is_lossless_and_what_it_says(chance: TrainedWeights, k: int) -> None:
+    packet = wire.make_packet(chance, wire.prune_weights(chance, 0.3), k)
     clustered = frozenset({"a.weight", "a.bias"}) if k else frozenset[str]()
-    data = plain_codec.encode(packet, clustered)
-    given = plain_codec.books(packet, clustered)
-    assert data == plain_codec.encode(packet, clustered, given)
-    back = plain_codec.decode(data)
+    data = wire.encode_plain(packet, clustered)
+    given = wire.find_books(packet, clustered)
+    assert data == wire.encode_plain(packet, clustered, given)
+    back = wire.decode_plain(data)
     assert trees.identical(back.values, packet.values)
     assert trees.identical(back.mask or {}, packet.mask or {})
     # 30,000 bits of .88 bit each take near 3,750 bytes, and 9,000 numbers 4 bytes or a byte of
@@ -98,7 +103,7 @@ def test_the_plain_way_is_lossless_and_what_it_says(chance: Weights, k: int) -> 
 # --- rows and claims ------------------------------------------------------------------------------
 
 
-def test_rows_add_up(rows: list[wire.Row]) -> None:
+def test_rows_add_up(rows: list[wire.WireRow]) -> None:
     assert [(r.density, r.k, r.kind) for r in rows] == [
         (1.0, 0, "fp32"),
         (1.0, 16, "k=16"),
@@ -123,7 +128,7 @@ def test_rows_add_up(rows: list[wire.Row]) -> None:
         assert r.ratio < r.ratio_header
 
 
-def test_claims_are_the_worst_of_the_rows(rows: list[wire.Row]) -> None:
+def test_claims_are_the_worst_of_the_rows(rows: list[wire.WireRow]) -> None:
     results = wire.checks(rows)
     # It is a claim on larger models.
     assert "streams" not in results
@@ -145,7 +150,7 @@ def test_claims_are_the_worst_of_the_rows(rows: list[wire.Row]) -> None:
 
 
 def test_a_codec_that_changes_a_number_is_noticed(
-    chance: Weights, monkeypatch: pytest.MonkeyPatch
+    chance: TrainedWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lying(Dense):
         def decode(self, *args: Any, **kwargs: Any) -> Packet:
@@ -175,15 +180,15 @@ def test_quick_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_table_and_page(
-    rows: list[wire.Row], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rows: list[wire.WireRow], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = wire.report([Weights("chance", "drawn", {})], rows)
-    show.print_wire(rows, report)
+    content = wire.report([TrainedWeights("chance", "drawn", {})], rows)
+    report.print_wire(content)
     out = capsys.readouterr().out
     assert "chance: drawn" in out
     assert f"{rows[3].share:.4f}" in out
     assert "holds: share_fp32_density_0.3" in out
-    show.write_wire_page(rows, report, tmp_path / "page.html")
+    report.write_wire_page(content, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "chance: share of dense float32" in page
     assert '<script src="http' not in page
@@ -202,12 +207,12 @@ def test_a_page_that_cannot_be_written_is_refused_first(
 
 def test_weights_say_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path))
-    assert at_hand("digits", tmp_path)
-    assert not at_hand("cifar10", tmp_path)
-    weights = resnet(0, tmp_path)
+    assert is_available("digits", tmp_path)
+    assert not is_available("cifar10", tmp_path)
+    weights = train_resnet(0, tmp_path)
     assert "cifar10 was not found" in weights.about
     buffers = sum(weights.tree[k].numel() for k in weights.buffers)
     assert trees.size(weights.tree) - buffers == 11_173_962
     assert len(weights.prunable) == 21
     with pytest.raises(InputError, match="rounds is 0"):
-        federated(0)
+        train_federated(0)

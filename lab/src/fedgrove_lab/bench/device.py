@@ -1,4 +1,4 @@
-"""What a device gains from removed channels: training step and inference beside the dense net's.
+"""What a device gains from removed channels: training step and inference.
 
 Each net is measured dense, and with a share of the channels of every group removed: once masked
 (which saves nothing) and once really gone. All variants take turns, step by step, so that a change
@@ -36,7 +36,7 @@ DENSE = (-1.0, "dense")
 
 
 @dataclass(frozen=True)
-class Setup:
+class DeviceSetup:
     """A net on its data's shape, and how it trains."""
 
     shape: tuple[int, ...]
@@ -47,14 +47,14 @@ class Setup:
     steps: int
     """Steps in a row that are timed.
 
-    A task has many, and what it does once (masks, flat vectors) is no step.
+    A task has many; what it does once (masks, flat vectors) is not part of a step.
     """
     turns: int
-    """Multiplies the turns: short ones are cheap, and more of them meet an idle core."""
+    """Multiplies the turns: short ones cost little, and more of them meet an idle core."""
 
 
 SETUPS = {
-    "har-cnn": Setup(
+    "har-cnn": DeviceSetup(
         shape=(9, 128),
         classes=6,
         local=LocalTraining(1, 32, Adam(1e-3)),
@@ -62,7 +62,7 @@ SETUPS = {
         steps=16,
         turns=3,
     ),
-    "bn-cnn4": Setup(
+    "bn-cnn4": DeviceSetup(
         shape=(3, 32, 32),
         classes=10,
         local=LocalTraining(1, 32, SGD(0.005)),
@@ -70,7 +70,7 @@ SETUPS = {
         steps=2,
         turns=2,
     ),
-    "resnet18": Setup(
+    "resnet18": DeviceSetup(
         shape=(3, 32, 32),
         classes=10,
         local=LocalTraining(1, 32, SGD(0.005)),
@@ -82,7 +82,7 @@ SETUPS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class DeviceRow:
     """A net with a share of its channels removed, by ratio to the dense one.
 
     Times (``_s``) are the shortest, in seconds.
@@ -106,8 +106,8 @@ class Row:
     infer_masked: float
 
 
-def random_channels(net: Net, removed: float, seed: int = 0) -> Channels:
-    """Channels to keep, drawn at random: the same share of each group goes, at least one stays."""
+def draw_channels(net: Net, removed: float, seed: int = 0) -> Channels:
+    """Draw channels to keep: the same share of each group is removed, at least one stays."""
     g = torch.Generator().manual_seed(seed)
     channels = {}
     for group in groups_of(net):
@@ -118,8 +118,10 @@ def random_channels(net: Net, removed: float, seed: int = 0) -> Channels:
     return channels
 
 
-def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) -> Iterator[Row]:
-    """The rows of one net, on one thread, after a warm-up."""
+def measure(
+    name: str, removed: Sequence[float] = REMOVED, repeats: int = 11
+) -> Iterator[DeviceRow]:
+    """Yield the rows of one net, on one thread, after a warm-up."""
     if name not in SETUPS:
         raise unknown("net to measure", name, SETUPS)
     check(repeats >= 1, "repeats", repeats, "1 or more")
@@ -131,7 +133,7 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
     params = net.params()
     models: dict[tuple[float, str], tuple[Net, Tree, Tree | None]] = {DENSE: (net, params, None)}
     for share in removed:
-        channels = random_channels(net, share)
+        channels = draw_channels(net, share)
         thin = cut(net, channels)
         models[share, "masked"] = (net, params, channel_mask(net, channels))
         models[share, "gone"] = (thin.net, thin.narrow(params), None)
@@ -141,13 +143,13 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
         training[key] = _training(setup, batch, *model)
         inference[key] = _inference(batch, *model)
     with single_thread():
-        train = timed(training, repeats * setup.turns)
-        infer = timed(inference, repeats * setup.turns)
+        train = time_in_turns(training, repeats * setup.turns)
+        infer = time_in_turns(inference, repeats * setup.turns)
     for share in removed:
         gone = (share, "gone")
         masked = (share, "masked")
         small_net, _, _ = models[gone]
-        yield Row(
+        yield DeviceRow(
             net=name,
             removed=share,
             params=small_net.layout.size,
@@ -164,19 +166,19 @@ def measure(name: str, removed: Sequence[float] = REMOVED, repeats: int = 11) ->
 
 
 def shortest_ratio(times: Mapping[Any, Sequence[float]], key: Any) -> float:
-    """The shortest time to the dense net's shortest: what is above is other processes' doing."""
+    """Return the shortest time relative to the dense net's: other processes only add to it."""
     return min(times[key]) / min(times[DENSE])
 
 
 def median_ratio(times: Mapping[Any, Sequence[float]], key: Any) -> float:
-    """The median over turns of the time to the dense net's in the same turn."""
+    """Return the median over turns of the time relative to the dense net's in that turn."""
     ratios = []
     for seconds, dense_seconds in zip(times[key], times[DENSE], strict=True):
         ratios.append(seconds / dense_seconds)
     return statistics.median(ratios)
 
 
-def _random_batch(setup: Setup) -> Batch:
+def _random_batch(setup: DeviceSetup) -> Batch:
     g = torch.Generator().manual_seed(0)
     n = setup.local.batch
     x = torch.randn(n, *setup.shape, generator=g)
@@ -185,7 +187,7 @@ def _random_batch(setup: Setup) -> Batch:
 
 
 def _training(
-    setup: Setup, batch: Batch, net: Net, params: Tree, mask: Tree | None
+    setup: DeviceSetup, batch: Batch, net: Net, params: Tree, mask: Tree | None
 ) -> Callable[[], object]:
     """``setup.steps`` steps of local training, as a client does them."""
     stage = Train(CrossEntropy(), setup.local)
@@ -207,11 +209,11 @@ def _inference(batch: Batch, net: Net, params: Tree, mask: Tree | None) -> Calla
     return predict
 
 
-def timed(work: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, list[float]]:
-    """Seconds of each, turn by turn, after a first turn to warm up.
+def time_in_turns(work: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, list[float]]:
+    """Return the seconds of each call, turn by turn, after a first turn to warm up.
 
-    Of the processor, not the clock: on one thread these are the same, unless other processes want
-    the core.
+    Of the processor, not the clock: on one thread these are equal, unless other processes need the
+    core.
     """
     times: dict[Any, list[float]] = {key: [] for key in work}
     for turn in range(repeats + 1):
@@ -223,8 +225,8 @@ def timed(work: Mapping[Any, Callable[[], object]], repeats: int) -> dict[Any, l
     return times
 
 
-def checks(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """For each net measured at half the channels, whether a step is as short as claimed."""
+def checks(rows: Sequence[DeviceRow]) -> dict[str, dict[str, Any]]:
+    """Return for each net at half the channels whether a step is as short as claimed."""
     results = {}
     for row in rows:
         if row.removed == 0.5:

@@ -1,9 +1,9 @@
-"""Seconds per round of our engines beside a plain PyTorch loop, in one process.
+"""Seconds per round of our engines compared with a plain PyTorch loop, in one process.
 
 All variants train the same clients for the same epochs and batches, and take turns, so that a
 change in the machine's load falls on all of them. Evaluation is left out. On CUDA pfl-research
-takes part, on the same card. Variants in processes of their own, other simulators among them, are
-in :mod:`fedgrove_lab.bench.starts`.
+takes part, on the same GPU. Variants in their own processes, other simulators included, are in
+:mod:`fedgrove_lab.bench.starts`.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fedgrove.runs.lockstep import collect_rarely, limit_threads
 from fedgrove.runs.rounds import Admission, draw_cohort, plan
 from fedgrove.runs.run import Run
 
-from . import pfl
-from .plain_loop import PlainLoop
-from .scenes import Scene, scene_of, seeded, setting
+from .processes import Report, be_silent
+from .scenes import Scene, build_uci_har_run, describe_scene, find_scene
+from .simulators import PlainLoop, prepare_pfl
 
 TrainRound = Callable[[], None]
 """Trains one round, on the same cohort every time."""
 PFL = "pfl-research"
 OTHERS = (PFL, "Flower")
-"""Other simulators, by what stands before the comma in the name of a variant."""
+"""Other simulators, by the first part of a variant's name."""
 GET_IT = "get it with: pip install 'path/to/fedgrove/lab[bench]'"
 
 
 def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], TrainRound]]:
-    """The plain loop, which comes first, our engines and, on CUDA, pfl-research where it is there.
+    """Return the plain loop, which is first, our engines and, on CUDA, pfl-research if installed.
 
-    Called with a run, each gives a round.
+    Called with a run, each returns a function that trains one round.
     """
     threads = torch.get_num_threads()
     if device == "cpu":
@@ -68,9 +68,9 @@ def variants(scene: Scene, device: str) -> dict[str, Callable[[Run], TrainRound]
     prepared[f"batched, {precisions[0]}, no graphs"] = partial(_engine_round, without_graphs)
     if find_spec("pfl"):
         for precision in precisions:
-            # Full fp32 is left out: its rounds take longer, and nobody would choose it here.
+            # Full fp32 is left out: its rounds take longer, and no user would choose it here.
             if precision == "tf32" or (precision == "bf16" and scene.half):
-                prepared[f"{PFL}, {precision}"] = partial(pfl.prepare, scene, device, precision)
+                prepared[f"{PFL}, {precision}"] = partial(prepare_pfl, scene, device, precision)
     return prepared
 
 
@@ -79,7 +79,7 @@ def _plain_round(scene: Scene, device: str, threads: int, run: Run) -> TrainRoun
     cohort = draw_cohort(run, 0)
 
     def train_round() -> None:
-        # Variants take turns in one process, and the next may want another number of threads.
+        # Variants take turns in one process, and the next may need another number of threads.
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         loop.round(cohort)
@@ -109,48 +109,48 @@ def measure(
     repeats: int = 5,
     cohort: int | None = None,
     data_dir: str | Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Report = be_silent,
 ) -> list[dict[str, Any]]:
-    """Seconds of each variant of a scene, taking turns, after one round to warm up.
+    """Time a round of each variant of a scene, in turns, after one round to warm up.
 
-    ``say`` gets a line for everything that was left out, and why.
+    ``report`` gets a line for everything that was left out, and why.
     """
     if device == "cuda" and not find_spec("pfl"):
-        say(f"left out: {PFL} is not installed; {GET_IT}")
+        report(f"left out: {PFL} is not installed; {GET_IT}")
     # A first round forks workers, captures CUDA graphs and fills caches: it is reported apart.
     first: dict[str, float] = {}
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        scene, run = setting(name, Path(folder), cohort, data_dir)
+        scene, run = find_scene(name, Path(folder), cohort, data_dir)
         # All are prepared before any is timed.
         rounds: dict[str, TrainRound] = {}
         for variant, prepare in variants(scene, device).items():
             try:
                 train_round = prepare(run)
-                first[variant] = seconds_of(train_round, device)
+                first[variant] = time_round(train_round, device)
             except Exception as error:
                 # Ours must not fail; others may, and the measurement continues without them.
                 if not variant.startswith(PFL):
                     raise
-                say(f"left out: {variant}: {type(error).__name__}: {error}")
+                report(f"left out: {variant}: {type(error).__name__}: {error}")
                 continue
             rounds[variant] = train_round
             times[variant] = []
         for _ in range(repeats):
             for variant, train_round in rounds.items():
-                times[variant].append(seconds_of(train_round, device))
+                times[variant].append(time_round(train_round, device))
     rows = []
-    for row in spread(times):
+    for row in compare_with_first(times):
         rows.append({"scene": name, "how": "turns", "first_s": first[row["variant"]], **row})
     return rows
 
 
-def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Median, least and most seconds of each variant, and its speed in times the first one's.
+def compare_with_first(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
+    """Return median, least and most seconds of each variant, and its speed in times the first.
 
-    >>> rows = spread({"plain": [2.0, 4.0, 3.0], "ours": [1.0]})
-    >>> rows[1]
-    {'variant': 'ours', 'median_s': 1.0, 'min_s': 1.0, 'max_s': 1.0, 'times_plain': 3.0}
+    >>> rows = compare_with_first({"plain": [2.0, 4.0, 3.0], "ours": [1.0]})
+    >>> rows[1]["median_s"], rows[1]["times_plain"]
+    (1.0, 3.0)
     """
     plain_median = statistics.median(next(iter(times.values())))
     rows = []
@@ -162,26 +162,28 @@ def spread(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
                 "median_s": median,
                 "min_s": min(seconds),
                 "max_s": max(seconds),
+                "seconds": list(seconds),
                 "times_plain": plain_median / median,
             }
         )
     return rows
 
 
-def beside_others(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest variant of each other simulator, and our fastest beside it, where there are any.
+def compare_simulators(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the fastest variant of each other simulator, and our fastest compared with it.
 
     Ours is of the same precision where the other's has one.
 
     >>> names = ("plain loop", "serial", "pool, 2 workers", "pfl-research, tf32")
-    >>> rows = spread({name: [seconds] for name, seconds in zip(names, (8.0, 4.0, 2.0, 5.0))})
-    >>> beside_others(rows)
+    >>> seconds = ([8.0], [4.0], [2.0], [5.0])
+    >>> rows = compare_with_first(dict(zip(names, seconds)))
+    >>> compare_simulators(rows)
     [{'ours': 'pool, 2 workers', 'other': 'pfl-research, tf32', 'times': 2.5}]
     """
     ours = []
     others: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        simulator = row["variant"].partition(",")[0]
+        simulator = name_of_simulator(row["variant"])
         if simulator in OTHERS:
             others.setdefault(simulator, []).append(row)
         elif simulator != "plain loop":
@@ -190,16 +192,21 @@ def beside_others(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for variants_of_it in others.values():
         other = min(variants_of_it, key=lambda row: float(row["median_s"]))
         precision = other["variant"].rpartition(", ")[2]
-        alike = [row for row in ours if precision in row["variant"].split(", ")] or ours
-        if alike:
-            best = min(alike, key=lambda row: float(row["median_s"]))
+        comparable = [row for row in ours if precision in row["variant"].split(", ")] or ours
+        if comparable:
+            best = min(comparable, key=lambda row: float(row["median_s"]))
             times = other["median_s"] / best["median_s"]
             pairs.append({"ours": best["variant"], "other": other["variant"], "times": times})
     return pairs
 
 
-def seconds_of(train_round: TrainRound, device: str) -> float:
-    """Seconds of one round, the device's work included."""
+def name_of_simulator(variant: str) -> str:
+    """Return the first part of a variant's name."""
+    return variant.partition(",")[0]
+
+
+def time_round(train_round: TrainRound, device: str) -> float:
+    """Return the seconds of one round, the device's work included."""
     began = time.perf_counter()
     train_round()
     if device == "cuda":
@@ -211,18 +218,18 @@ def seconds_of(train_round: TrainRound, device: str) -> float:
 # ---- runs in lockstep ----------------------------------------------------------------------------
 
 
-def lockstep(
+def measure_lockstep(
     seeds: int, device: str = "cuda", repeats: int = 5, data_dir: str | Path | None = None
 ) -> list[dict[str, Any]]:
-    """Seconds per round of so many seeds of fedavg on uci-har, a cohort of 10 each.
+    """Time a round of several seeds of fedavg on uci-har, a cohort of 10 each.
 
     All seeds together, one after another, and as plain loops one after another.
     """
     with tempfile.TemporaryDirectory() as folder:
-        runs = [seeded(seed, Path(folder), data_dir) for seed in range(seeds)]
+        runs = [build_uci_har_run(seed, Path(folder), data_dir) for seed in range(seeds)]
         plain_work: list[tuple[PlainLoop, list[int]]] = []
         for run in runs:
-            plain_work.append((PlainLoop(scene_of(run), run, device), draw_cohort(run, 0)))
+            plain_work.append((PlainLoop(describe_scene(run), run, device), draw_cohort(run, 0)))
 
         def plain_rounds() -> None:
             for loop, cohort in plain_work:
@@ -231,7 +238,7 @@ def lockstep(
         rounds: dict[str, TrainRound] = {"plain loop, one after another": plain_rounds}
         precisions: tuple[Precision, ...] = ("fp32", "tf32")
         for precision in precisions:
-            # An engine keeps data, CUDA graphs and stack sizes, so each variant has one of its own.
+            # An engine keeps data, CUDA graphs and stack sizes, so each variant has its own.
             together = Batched(device=device, precision=precision)
             uncounted = Batched(device=device, precision=precision, count_bytes=False)
             alone = Batched(device=device, precision=precision)
@@ -244,11 +251,11 @@ def lockstep(
         times: dict[str, list[float]] = {}
         for variant, train_round in rounds.items():
             # To warm up: CUDA graphs are captured, data are moved.
-            seconds_of(train_round, device)
+            time_round(train_round, device)
             times[variant] = []
             for _ in range(repeats):
-                times[variant].append(seconds_of(train_round, device))
-        return spread(times)
+                times[variant].append(time_round(train_round, device))
+        return compare_with_first(times)
 
 
 def _train_one_by_one(runs: list[Run], engine: Engine) -> None:
@@ -257,7 +264,7 @@ def _train_one_by_one(runs: list[Run], engine: Engine) -> None:
 
 
 def _train_together(runs: list[Run], engine: Engine) -> None:
-    """Train one round of every run, in one map, so that clients of unlike runs share a stack."""
+    """Train one round of every run, in one map, so that clients of different runs share a stack."""
     planned: list[tuple[Run, Any, list[Task]]] = []
     jobs: list[tuple[Run, Task]] = []
     for run in runs:
@@ -275,6 +282,6 @@ def _train_together(runs: list[Run], engine: Engine) -> None:
             answers = ((task, answer) for (_, task), answer in islice(stream, len(tasks)))
             run.method.fold(state, Admission(run, tasks).admit(answers))
         # islice stops at a run's last report without asking for more, and an engine cleans up only
-        # when it is asked for more than there is.
+        # when it is exhausted.
         for _ in stream:
             pass

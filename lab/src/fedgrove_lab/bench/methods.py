@@ -1,13 +1,13 @@
-"""Seconds per round of methods beside FedAvg's, and what each round is made of.
+"""Seconds per round of methods compared with FedAvg's, and what each round is made of.
 
-Rounds are those of real runs in run folders of their own: planning, training, edits, byte counts,
+Rounds are those of real runs in their own run folders: planning, training, edits, byte counts,
 files of what clients remember, the gate, the fold and the checkpoint; only scoring is left out. The
 runs take turns in one process, a round each, from their first round to their last, so that phases
-with and without masks, and rounds in which masks change, are all among them.
+with and without masks, and rounds in which masks change, are all included.
 
-Every method runs twice in step: one run is timed, the other is looked at (:mod:`.where`), which
-would disturb the times. On CUDA the second run's last round is profiled instead, which says how
-long the device was at work.
+Every method runs twice in step: one run is timed, the other is profiled (:mod:`.round_profile`),
+which would disturb the times. On CUDA the second run's last round goes through torch's profiler
+instead, which measures how long the device was busy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ from fedgrove.runs.rounds import Answers
 from fedgrove.runs.run import Run
 from fedgrove.wire.codec import hash_mask
 
-from .where import PARTS, Look, can_look
+from .processes import Report as ReportLine
+from .processes import be_silent
+from .round_profile import PARTS, Profile, can_profile
 
 T = TypeVar("T")
 
@@ -44,9 +46,9 @@ METHODS = ("ca-afp", "fedlayerprune", "adfedwcp", "safl", "fedapta", "grove")
 BASE = "fedavg"
 """What all others are compared with."""
 MOST = 2.0
-"""So many times FedAvg's round a method's may take, for the same work."""
+"""The most that a method's round may take for equal work, times FedAvg's."""
 MOST_PLACES = 12
-"""So many functions are named."""
+"""The number of functions that are named."""
 SETTINGS = {"fedapta": ("ratios=0.0,0.2,0.4,0.6,0.8",)}
 """Where a method's defaults would not show it at work: without devices' profiles FedAPTA prunes
 nothing, and these are its paper's ratios."""
@@ -55,30 +57,30 @@ WITHOUT_NORMS = {"safl": ("score=FilterL1",)}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is measured, in the words of the command line."""
+class MethodsOptions:
+    """What is measured, as on the command line."""
 
     scene: str = "uci-har"
-    """A data set; with its own network and recipe."""
+    """A data set, with its default network and recipe."""
     methods: Sequence[str] = METHODS
     engine: str = "batched"
     device: str = "auto"
     precision: str = "fp32"
     rounds: int = 30
-    """Of a run. In so many CA-AFP changes its masks twice."""
+    """Of a run. In 30 rounds CA-AFP changes its masks twice."""
     net: str | None = None
     cohort: int | None = None
     split: bool = True
-    """Whether a second run of each method is looked at."""
+    """Whether a second run of each method is profiled."""
     data_dir: str | Path | None = None
 
 
 @dataclass(frozen=True)
-class Exchanged:
+class TimedExchange:
     """One exchange of a run."""
 
     kind: str
-    """What its clients were asked to do."""
+    """What its clients did: the verbs of its tasks."""
     counts: bool
     """Whether it completed a round."""
     seconds: float
@@ -89,7 +91,7 @@ class Exchanged:
 
 
 @dataclass(eq=False)
-class Runner:
+class SteppedRun:
     """A run that goes exchange by exchange."""
 
     member: Member
@@ -103,7 +105,7 @@ class Runner:
         """Whether all rounds are done."""
         return not self.member.exchange.tasks
 
-    def exchange(self) -> Exchanged:
+    def exchange(self) -> TimedExchange:
         """Do the next exchange, as a run does it, up to the checkpoint."""
         tasks = self.member.exchange.tasks
         self._answers = []
@@ -118,12 +120,12 @@ class Runner:
         if self.member.error is not None:
             raise self.member.error
         reports = [answer for _, answer in self._answers if isinstance(answer, Report)]
-        return Exchanged(
+        return TimedExchange(
             kind=", ".join(sorted({task.verb for task in tasks})),
             counts=self.member.line["counts"],
             seconds=seconds,
             macs=sum(report.macs for report in reports),
-            new_masks=self._notes_new_masks(tasks, reports),
+            new_masks=self._has_new_masks(tasks, reports),
         )
 
     def _fold(self, member: Member, tasks: Sequence[Task], answers: Answers) -> None:
@@ -134,8 +136,8 @@ class Runner:
             self._answers.append((task, answer))
             yield task, answer
 
-    def _notes_new_masks(self, tasks: Sequence[Task], reports: Sequence[Report]) -> bool:
-        """After the time is taken: digests take some too."""
+    def _has_new_masks(self, tasks: Sequence[Task], reports: Sequence[Report]) -> bool:
+        """Whether a mask is new; called after the time is taken, since hashing takes some too."""
         packets: list[Packet] = []
         for task in tasks:
             packets += task.send.values()
@@ -147,24 +149,24 @@ class Runner:
         return are_new
 
 
-# ---- a run whose edits can be told from what calls them ------------------------------------------
+# ---- a run whose edits can be told from their callers --------------------------------------------
 
 
 class MarkedRun(Run):
     """A run whose Edit and Give stages are called through a function that stacks show."""
 
     def work(self, verb: str) -> tuple[Stage, ...]:
-        """The stages, those two marked."""
-        return tuple(marked(stage) for stage in super().work(verb))
+        """Return the stages, those two marked."""
+        return tuple(mark_stage(stage) for stage in super().work(verb))
 
     @classmethod
     def of(cls, run: Run) -> MarkedRun:
-        """The same run, marked."""
+        """Return a run, marked."""
         return cls(**{each.name: getattr(run, each.name) for each in fields(Run)})
 
 
-def marked(stage: Stage) -> Stage:
-    """An Edit or a Give that is called through ``stage_of_a_client``; any other as it is."""
+def mark_stage(stage: Stage) -> Stage:
+    """Return an Edit or a Give that is called through ``stage_of_a_client``; others unchanged."""
     if isinstance(stage, Edit):
         return replace(stage, f=_through_the_mark(stage.f))
     if isinstance(stage, Give):
@@ -176,7 +178,7 @@ def _through_the_mark(f: Callable[[Carry, Client], T]) -> Callable[[Carry, Clien
     def stage_of_a_client(carry: Carry, client: Client) -> T:
         return f(carry, client)
 
-    # An engine may look at what the function says of itself.
+    # An engine may read the function's name and annotations.
     return update_wrapper(stage_of_a_client, f)
 
 
@@ -184,78 +186,77 @@ def _through_the_mark(f: Callable[[Carry, Client], T]) -> Callable[[Carry, Clien
 
 
 def measure(
-    asked: Asked = Asked(), say: Callable[[str], None] = lambda line: None
+    options: MethodsOptions = MethodsOptions(), report: ReportLine = be_silent
 ) -> list[dict[str, Any]]:
-    """A row for each method and kind of exchange, those of FedAvg first.
+    """Return a row for each method and kind of exchange, those of FedAvg first.
 
-    ``say`` gets a line for each method that cannot be run on this data, and for each turn.
+    ``report`` gets a line for each method that cannot be run on this data, and for each turn.
     """
-    check(asked.rounds >= 3, "rounds", asked.rounds, "3 or more")
-    if asked.scene not in SETS:
-        raise unknown("scene", asked.scene, SETS)
+    check(options.rounds >= 3, "rounds", options.rounds, "3 or more")
+    if options.scene not in SETS:
+        raise unknown("scene", options.scene, SETS)
     # Its refusals come before anything is trained.
-    engines.choose(asked.engine, asked.device, asked.precision).close()
+    engines.choose(options.engine, options.device, options.precision).close()
     # Each once.
-    words = list(dict.fromkeys((BASE, *asked.methods)))
+    words = list(dict.fromkeys((BASE, *options.methods)))
     for word in words:
         library.make(word)
     # Collections as in a run.
     with tempfile.TemporaryDirectory() as folder, collect_rarely():
-        return _measure_in(Path(folder), asked, words, say)
+        return _measure_in(Path(folder), options, words, report)
 
 
 def _measure_in(
-    folder: Path, asked: Asked, words: Sequence[str], say: Callable[[str], None]
+    folder: Path, options: MethodsOptions, words: Sequence[str], report: ReportLine
 ) -> list[dict[str, Any]]:
-    start = _Starter(asked, folder, say)
-    timed: dict[str, Runner] = {}
-    looked_at: dict[str, Runner] = {}
-    split = asked.split and can_look()
-    if asked.split and not split:
-        say("not divided into parts: that needs the main thread, and a system with signals")
+    starter = _Starter(options, folder, report)
+    timed: dict[str, SteppedRun] = {}
+    profiled: dict[str, SteppedRun] = {}
+    split = options.split and can_profile()
+    if options.split and not split:
+        report("not divided into parts: that needs the main thread, and a system with signals")
     for word in words:
         try:
-            timed[word] = start.runner(word, f"{len(timed)}-timed")
+            timed[word] = starter.start(word, f"{len(timed)}-timed")
             if split:
-                looked_at[word] = start.runner(word, f"{len(timed)}-looked", mark=True)
+                profiled[word] = starter.start(word, f"{len(timed)}-profiled", mark=True)
         except InputError as error:
             # A network that the method cannot use. Without FedAvg there is nothing to compare with.
             if word == BASE:
                 raise
             timed.pop(word, None)
-            say(f"left out: {word}: {error}")
-    exchanges: dict[str, list[Exchanged]] = {word: [] for word in timed}
-    looks: dict[str, list[tuple[str, Look]]] = {word: [] for word in timed}
+            report(f"left out: {word}: {error}")
+    exchanges: dict[str, list[TimedExchange]] = {word: [] for word in timed}
+    profiles: dict[str, list[tuple[str, Profile]]] = {word: [] for word in timed}
     busy: dict[str, dict[str, float]] = {word: {} for word in timed}
     try:
-        for done in range(1, asked.rounds + 1):
-            for word, runner in timed.items():
-                exchanges[word] += _round_of(runner)
-                if word in looked_at:
-                    is_last = done == asked.rounds
-                    profiles = is_last and runner.device == "cuda"
-                    if profiles:
-                        busy[word] = _busy_of(looked_at[word])
+        for done in range(1, options.rounds + 1):
+            for word, run in timed.items():
+                exchanges[word] += _time_round(run)
+                if word in profiled:
+                    is_last = done == options.rounds
+                    if is_last and run.device == "cuda":
+                        busy[word] = _busy_of(profiled[word])
                     else:
-                        looks[word] += _looked_at(looked_at[word])
-            say(f"round {done} of {asked.rounds}: done")
+                        profiles[word] += _profile_round(profiled[word])
+            report(f"round {done} of {options.rounds}: done")
     finally:
-        start.close()
-    return summarise(exchanges, looks, busy)
+        starter.close()
+    return summarise(exchanges, profiles, busy)
 
 
 class _Starter:
-    """Makes runs, each in a folder of its own, on engines of their own where they keep much."""
+    """Starts runs, each in its own folder, on its own engine where engines keep much."""
 
-    def __init__(self, asked: Asked, folder: Path, say: Callable[[str], None]) -> None:
-        self._asked = asked
+    def __init__(self, options: MethodsOptions, folder: Path, report: ReportLine) -> None:
+        self._options = options
         self._folder = folder
-        self._say = say
-        self._federations = Federations(asked.data_dir)
+        self._report = report
+        self._federations = Federations(options.data_dir)
         self._engines: list[Engine] = []
 
-    def runner(self, word: str, name: str, mark: bool = False) -> Runner:
-        """A run of the method that ``word`` names, before its first exchange."""
+    def start(self, word: str, name: str, mark: bool = False) -> SteppedRun:
+        """Return a run of a method, before its first exchange."""
         path = self._folder / name
         settings: tuple[str, ...] = SETTINGS.get(word, ())
         try:
@@ -266,22 +267,22 @@ class _Starter:
             settings += WITHOUT_NORMS[word]
             planned = self._plan(word, path, settings)
         if settings and not mark:
-            self._say(f"{word} is run with {' '.join(settings)}")
+            self._report(f"{word} is run with {' '.join(settings)}")
         if mark:
             planned = replace(planned, run=MarkedRun.of(planned.run))
         member = planned.member(planned.create_folder())
         member.restore()
-        device = engines.device_of(self._asked.device, self._asked.engine)
-        return Runner(member, self._engine(), device)
+        device = engines.device_of(self._options.device, self._options.engine)
+        return SteppedRun(member, self._engine(), device)
 
     def _plan(self, word: str, path: Path, settings: Sequence[str]) -> Plan:
-        asked = self._asked
+        options = self._options
         experiment = Experiment(
             with_settings(library.make(word), settings),
-            asked.scene,
-            net=asked.net,
-            rounds=asked.rounds,
-            cohort=asked.cohort,
+            options.scene,
+            net=options.net,
+            rounds=options.rounds,
+            cohort=options.cohort,
             # Rounds alone are timed.
             evaluate=0,
         )
@@ -289,9 +290,9 @@ class _Starter:
 
     def _engine(self) -> Engine:
         # A batched engine keeps graphs and stacks, which those of another method may push out. Of
-        # any other, one serves all: workers would only stand about.
-        asked = self._asked
-        engine = engines.choose(asked.engine, asked.device, asked.precision)
+        # any other kind, one serves all: more workers would only be idle.
+        options = self._options
+        engine = engines.choose(options.engine, options.device, options.precision)
         if engine.name != "batched" and self._engines:
             return self._engines[0]
         self._engines.append(engine)
@@ -303,39 +304,39 @@ class _Starter:
             engine.close()
 
 
-def _round_of(runner: Runner) -> list[Exchanged]:
+def _time_round(run: SteppedRun) -> list[TimedExchange]:
     """The exchanges up to the end of the round: one, and before it any that count as none."""
-    done: list[Exchanged] = []
-    while not runner.is_over:
-        done.append(runner.exchange())
+    done: list[TimedExchange] = []
+    while not run.is_over:
+        done.append(run.exchange())
         if done[-1].counts:
             break
     return done
 
 
-def _looked_at(runner: Runner) -> list[tuple[str, Look]]:
-    """The same, each exchange with where its time went."""
-    looks: list[tuple[str, Look]] = []
-    while not runner.is_over:
-        with Look() as look:
-            exchanged = runner.exchange()
-        looks.append((exchanged.kind, look))
+def _profile_round(run: SteppedRun) -> list[tuple[str, Profile]]:
+    """The exchanges up to the end of the round, each with where its time went."""
+    profiles: list[tuple[str, Profile]] = []
+    while not run.is_over:
+        with Profile() as profile:
+            exchanged = run.exchange()
+        profiles.append((exchanged.kind, profile))
         if exchanged.counts:
             break
-    return looks
+    return profiles
 
 
-def _busy_of(runner: Runner) -> dict[str, float]:
-    """Seconds for which the device was at work, by kind of exchange; empty if nothing can tell."""
+def _busy_of(run: SteppedRun) -> dict[str, float]:
+    """Seconds for which the device was busy, by kind of exchange; empty if they are not known."""
     profile: Any = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     try:
         profile.start()
     except (AssertionError, RuntimeError):
-        # It needs a library of the driver's that is not everywhere.
+        # It needs a library of the driver that not every machine has.
         return {}
-    done = _round_of(runner)
+    done = _time_round(run)
     profile.stop()
-    # Of several exchanges nobody can say which the time belongs to.
+    # With several exchanges it is not known which one the time belongs to.
     if len(done) != 1:
         return {}
     microseconds = 0.0
@@ -350,11 +351,11 @@ def _busy_of(runner: Runner) -> dict[str, float]:
 
 
 def summarise(
-    exchanges: Mapping[str, Sequence[Exchanged]],
-    looks: Mapping[str, Sequence[tuple[str, Look]]],
+    exchanges: Mapping[str, Sequence[TimedExchange]],
+    profiles: Mapping[str, Sequence[tuple[str, Profile]]],
     busy: Mapping[str, Mapping[str, float]],
 ) -> list[dict[str, Any]]:
-    """Medians by method and kind of exchange, beside FedAvg's.
+    """Return medians by method and kind of exchange, compared with FedAvg's.
 
     The first exchange of a kind fills caches and captures graphs; it is left out, unless there is
     no other.
@@ -363,7 +364,7 @@ def summarise(
     for method, done in exchanges.items():
         for kind in dict.fromkeys(exchanged.kind for exchanged in done):
             alike = _after_the_first([each for each in done if each.kind == kind])
-            own_looks = _after_the_first([look for of, look in looks[method] if of == kind])
+            own_profiles = _after_the_first([each for of, each in profiles[method] if of == kind])
             seconds = [each.seconds for each in alike]
             first = rows[0] if rows else None
             median = statistics.median(seconds)
@@ -385,8 +386,8 @@ def summarise(
                     "times": times,
                     # What clients compute beyond FedAvg's is the method's own, on any engine.
                     "times_for_work": times / max(1.0, work),
-                    "parts": _mean_parts(own_looks),
-                    "places": _mean_places(own_looks),
+                    "parts": _mean_parts(own_profiles),
+                    "places": _mean_places(own_profiles),
                     "device_s": busy[method].get(kind),
                 }
             )
@@ -397,27 +398,30 @@ def _after_the_first(items: list[Any]) -> list[Any]:
     return items[1:] if len(items) > 1 else items
 
 
-def _mean_parts(looks: Sequence[Look]) -> dict[str, float]:
-    """Seconds of an exchange by part, on average; empty where nobody looked."""
-    if not looks:
-        return {}
-    return {part: sum(look.seconds[part] for look in looks) / len(looks) for part in PARTS}
+def _mean_parts(profiles: Sequence[Profile]) -> dict[str, float]:
+    """Seconds of an exchange by part, on average; empty without a profile."""
+    means = {}
+    if profiles:
+        for part in PARTS:
+            total = sum(profile.seconds[part] for profile in profiles)
+            means[part] = total / len(profiles)
+    return means
 
 
-def _mean_places(looks: Sequence[Look]) -> dict[str, float]:
+def _mean_places(profiles: Sequence[Profile]) -> dict[str, float]:
     """The functions that took the most seconds of an exchange, on average."""
     total: defaultdict[str, float] = defaultdict(float)
-    for look in looks:
-        for place, seconds in look.places.items():
-            total[place] += seconds / len(looks)
+    for profile in profiles:
+        for place, seconds in profile.places.items():
+            total[place] += seconds / len(profiles)
     longest = sorted(total, key=lambda place: -total[place])
     return {place: total[place] for place in longest[:MOST_PLACES]}
 
 
 def checks(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Whether each method's rounds are within twice FedAvg's, by the slowest of their kinds.
+    """Return whether each method's rounds are within twice FedAvg's, by the slowest of their kinds.
 
-    By the clock; and for as much work: where clients compute more than FedAvg's, a round may take
+    By the clock; and for equal work: where clients compute more than FedAvg's, a round may take
     that much longer.
     """
     judged = [row for row in rows if row["counts"] and row["method"] != BASE]
@@ -425,7 +429,7 @@ def checks(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         return {}
     claims = {
         f"each within twice {BASE}'s round": "times",
-        "the same for as much work": "times_for_work",
+        "each within twice, for equal work": "times_for_work",
     }
     results = {}
     for claim, key in claims.items():

@@ -1,23 +1,20 @@
 """What a thousand to a million registered clients cost: memory and seconds of a round.
 
-Every number of clients is run in processes of its own, in turns: ``python -m
-fedgrove_lab.bench.scale JOB``, where JOB is a :class:`Job` as JSON. The memory is the
-peak of the process, or of it and its workers together, pages that several share counted once.
-Seconds are counted twice: those of a clock, and those for which the process and its workers had a
-core, which depend less on what else the machine does.
+Every number of clients is run in its own processes, in turns: ``python -m
+fedgrove_lab.bench.scale JOB``, where JOB is a :class:`ScaleJob` as JSON. The memory is the peak of
+the process, or of it and its workers together. Seconds are counted twice: those of a clock, and
+those for which the process and its workers had a core, which depend less on what else the machine
+does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,23 +24,21 @@ from fedgrove import engines as places
 from fedgrove.errors import EngineError, check, unknown
 from fedgrove.methods import make
 
-from .starts import descendants, memory_of
+from .processes import Report, be_silent, cpu_seconds, own_peak_memory, run_watched
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 """Numbers of clients; the others are compared with the first."""
 METHODS = ("fedavg", "ca-afp")
 ENGINES = ("serial",)
-"""What is measured unless more is asked for: all engines would take three times as long."""
+"""The default: all engines would take three times as long."""
 MOST_MEMORY = 1.5
-"""So many times the memory of the first number of clients any other may take."""
+"""The most memory of a number of clients, times that of the fewest."""
 MOST_TIME = 1.2
-"""The same of the seconds of a round."""
-PAUSE = 0.25
-"""Seconds between two looks at the memory of a process."""
+"""The most seconds of a round, times those of the fewest clients."""
 
 
 @dataclass(frozen=True)
-class Job:
+class ScaleJob:
     """What a process has to do."""
 
     method: str
@@ -53,7 +48,7 @@ class Job:
     rounds: int
     score_on: int
     out: str
-    """The run folder to make; beside it a file with what the process says of itself."""
+    """The run folder to make; a file next to it gets what the process measures of itself."""
 
 
 def measure(
@@ -64,12 +59,12 @@ def measure(
     rounds: int = 8,
     repeats: int = 2,
     score_on: int = 100,
-    say: Callable[[str], None] = lambda line: None,
+    report: Report = be_silent,
 ) -> list[dict[str, Any]]:
-    """A row for each method, engine and number of clients."""
+    """Return a row for each method, engine and number of clients."""
     check(repeats >= 1, "repeats", repeats, "1 or more")
     check(rounds >= 3, "rounds", rounds, "3 or more")
-    # All is looked at before the first process is started.
+    # All is checked before the first process is started.
     for engine in engines:
         if engine not in places.names():
             raise unknown("engine", engine, places.names())
@@ -92,26 +87,26 @@ def measure(
                 for size in measured:
                     with tempfile.TemporaryDirectory() as folder:
                         out = f"{folder}/run"
-                        job = Job(method, engine, size, cohort, rounds, score_on, out)
+                        job = ScaleJob(method, engine, size, cohort, rounds, score_on, out)
                         measured[size].append(run_process(job))
             rows += summarise(method, engine, measured)
-            say(f"{method} on {engine}: done")
+            report(f"{method} on {engine}: done")
     return rows
 
 
 def summarise(
     method: str, engine: str, measured: dict[int, list[dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """A row for each number of clients, beside the first.
+    """Return a row for each number of clients, compared with the fewest.
 
     Of every round the fastest start counts, since whatever else the machine does only adds time;
-    the figure is the median over rounds.
+    the value is the median over rounds.
     """
     rows: list[dict[str, Any]] = []
     for size, starts in measured.items():
         seconds = statistics.median(_fastest([start["seconds"] for start in starts]))
         cpu = statistics.median(_fastest([start["cpu"] for start in starts]))
-        # What newcomers cost, where a method has them join a group before a round.
+        # What joining costs, where a method has new clients join a group before a round.
         joining = _fastest([start["joining"] for start in starts])
         memory = statistics.median(start["memory"] for start in starts) / 2**20
         first = rows[0] if rows else {"seconds": seconds, "cpu": cpu, "memory_mib": memory}
@@ -133,9 +128,9 @@ def summarise(
 
 
 def checks(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Whether memory and time stay as flat as claimed, and where they do so the least.
+    """Return whether memory and time stay as flat as claimed, and where they do so the least.
 
-    Nothing to compare, nothing claimed: with one number of clients there are none.
+    With one number of clients there is nothing to compare, and no claim.
     """
     if all(row["times_memory"] == row["times_cpu"] == 1 for row in rows):
         return {}
@@ -162,46 +157,38 @@ def _fastest(starts: Sequence[Sequence[float]]) -> list[float]:
     return [min(turns) for turns in zip(*starts, strict=True)]
 
 
-def run_process(job: Job) -> dict[str, Any]:
-    """Start a process, wait until it has trained, and read what it left behind."""
+def run_process(job: ScaleJob) -> dict[str, Any]:
+    """Start a process, wait until it has trained, and read what it left behind.
+
+    Raises:
+        EngineError: The process failed.
+    """
     command = [sys.executable, "-m", "fedgrove_lab.bench.scale", json.dumps(asdict(job))]
-    peak = 0
-    with Path(job.out + ".log").open("wb+") as log:
-        # On a busy machine several threads of torch wait for each other, and the waiting counts.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-        try:
-            while process.poll() is None:
-                # Workers are part of it.
-                peak = max(peak, memory_of(process.pid))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(PAUSE)
-        finally:
-            process.kill()
-            process.wait()
-        if process.returncode:
-            log.seek(0)
-            said = log.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-            raise EngineError(
-                f"{job.method} on {job.engine} with {job.clients} clients ended with code "
-                f"{process.returncode}: {said[-1]}"
-            )
+    # On a busy machine several threads of torch wait for each other, and the waiting counts.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = run_watched(command, Path(job.out + ".log"), environment=environment)
+    if process.code:
+        raise EngineError(
+            f"{job.method} on {job.engine} with {job.clients} clients ended with code "
+            f"{process.code}: {process.last_line}"
+        )
     lines = [json.loads(line) for line in Path(job.out, "metrics.jsonl").read_text().splitlines()]
     own = json.loads(Path(job.out + ".json").read_text())
-    return {**seconds_of(lines, own["cpu"]), "memory": max(peak, own["memory"])}
+    # The process knows its own peak; that of its workers was read from outside.
+    return {**split_seconds(lines, own["cpu"]), "memory": max(process.peak, own["memory"])}
 
 
-def seconds_of(
+def split_seconds(
     lines: Sequence[dict[str, Any]], cpu_so_far: Sequence[float]
 ) -> dict[str, list[float]]:
-    """The rounds after the first, and the exchanges in which newcomers join a group.
+    """Return the seconds of rounds after the first, and of exchanges in which clients join a group.
 
     ``cpu_so_far`` are the seconds on a core at the end of each exchange. The exchange that forms
-    the groups is left out: it is one, and as large as the method asks for.
+    the groups is left out: there is one, and the method decides how large it is.
 
     >>> line = {"counts": True, "seconds": 1.0}
     >>> grouping = {"counts": False, "seconds": 9.0}
-    >>> seconds_of([line, line, grouping, line], [5.0, 6.0, 15.0, 17.0])
+    >>> split_seconds([line, line, grouping, line], [5.0, 6.0, 15.0, 17.0])
     {'seconds': [1.0, 1.0], 'cpu': [1.0, 2.0], 'joining': []}
     """
     seconds = []
@@ -217,13 +204,13 @@ def seconds_of(
     return {"seconds": seconds, "cpu": cpu, "joining": others[1:]}
 
 
-def run_job(job: Job) -> None:
-    """Train, and write down the peak of this process's memory and the seconds on a core."""
+def run_job(job: ScaleJob) -> None:
+    """In the process: train, and write down its peak memory and the seconds on a core."""
     from fedgrove import api
 
     cpu: list[float] = []
 
-    def note(line: Mapping[str, Any]) -> None:
+    def note_cpu(line: Mapping[str, Any]) -> None:
         cpu.append(cpu_seconds(os.getpid()))
 
     api.run(
@@ -239,35 +226,10 @@ def run_job(job: Job) -> None:
         device="cpu",
         out=job.out,
         progress=False,
-        watch=note,
+        watch=note_cpu,
     )
     Path(job.out + ".json").write_text(json.dumps({"memory": own_peak_memory(), "cpu": cpu}))
 
 
-def cpu_seconds(root: int) -> float:
-    """For how long a process and its descendants have had a core; without /proc, the process."""
-    if not os.path.isdir("/proc"):
-        return time.process_time()
-    ticks = 0
-    for pid in descendants(root):
-        # One that has just ended is left out.
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-            # Behind the name, which may hold spaces: fields 14 and 15 are of the user and the
-            # system.
-            fields = stat.rpartition(")")[2].split()
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def own_peak_memory() -> int:
-    """The most bytes that this process has held; 0 where there is no /proc."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
 if __name__ == "__main__":
-    run_job(Job(**json.loads(sys.argv[1])))
+    run_job(ScaleJob(**json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The rounds that ``fedgrove bench engine`` measures, as runs of fedavg.
+"""The rounds that ``fedgrove bench engine`` measures, as runs of fedavg: net, clients, training.
 
 Inputs are drawn at random, except in the scene uci-har, a cohort of 10 of its real users.
 """
@@ -64,21 +64,21 @@ SCENES = {
 }
 
 
-def setting(
+def find_scene(
     name: str, folder: Path, cohort: int | None = None, data_dir: str | Path | None = None
 ) -> tuple[Scene, Run]:
-    """A scene by its name, and the run in which its round is measured."""
+    """Return a scene by its name, and the run in which its round is measured."""
     if name == "uci-har":
-        run = seeded(0, folder, data_dir)
-        return scene_of(run), run
+        run = build_uci_har_run(0, folder, data_dir)
+        return describe_scene(run), run
     if name not in SCENES:
         raise unknown("scene", name, [*SCENES, "uci-har"])
-    return SCENES[name], run_of(SCENES[name], folder, cohort)
+    return SCENES[name], build_run(SCENES[name], folder, cohort)
 
 
-def run_of(scene: Scene, folder: Path, cohort: int | None = None) -> Run:
-    """The scene as a run of fedavg, on inputs drawn at random."""
-    # One generator for all clients: every process that asks for a scene draws the same examples.
+def build_run(scene: Scene, folder: Path, cohort: int | None = None) -> Run:
+    """Return the scene as a run of fedavg, on inputs drawn at random."""
+    # One generator for all clients: every process draws the same examples for a scene.
     g = torch.Generator().manual_seed(0)
 
     def examples(n: int) -> Examples:
@@ -93,7 +93,7 @@ def run_of(scene: Scene, folder: Path, cohort: int | None = None) -> Run:
             examples(scene.examples), examples(1), examples(1), ClientInfo(scene.examples)
         )
     class_names = tuple(str(c) for c in range(scene.classes))
-    # A federation must have defaults; these are never used, since the run says everything itself.
+    # A federation must have defaults; these are never used, since the run sets everything itself.
     defaults = Defaults(
         scene.net, scene.clients, 1, scene.local.epochs, scene.local.batch, "Adam", 1e-3
     )
@@ -103,14 +103,14 @@ def run_of(scene: Scene, folder: Path, cohort: int | None = None) -> Run:
     return Run(method, federation, net, Memory(folder), rounds=1, cohort=cohort or scene.clients)
 
 
-def seeded(seed: int, folder: Path, data_dir: str | Path | None) -> Run:
-    """fedavg on uci-har, a cohort of 10."""
+def build_uci_har_run(seed: int, folder: Path, data_dir: str | Path | None) -> Run:
+    """Return a run of fedavg on uci-har, a cohort of 10."""
     experiment = Experiment(methods.FedAvg(), "uci-har", cohort=10, seed=seed)
     return experiment.build(experiment.federation(data_dir), Memory(folder / str(seed)))
 
 
-def scene_of(run: Run) -> Scene:
-    """What the plain loop needs to know of a run on uci-har."""
+def describe_scene(run: Run) -> Scene:
+    """Return what the plain loop needs to know of a run on uci-har."""
     # A run fills in the data set's recipe where its method has none.
     assert run.method.local is not None
     return Scene(
@@ -118,7 +118,7 @@ def scene_of(run: Run) -> Scene:
         shape=run.federation.shape,
         classes=run.federation.classes,
         clients=len(run.infos),
-        # Its users have unlike numbers of examples, and nothing asks.
+        # Its users have different numbers of examples, and nothing reads this.
         examples=0,
         local=run.method.local,
     )

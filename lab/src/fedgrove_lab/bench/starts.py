@@ -1,44 +1,85 @@
-"""Every variant in a process of its own, Flower and pfl-research among them: what a start costs.
+"""Every variant in its own process, Flower and pfl-research included: what a start costs.
 
-Variants are started one after another, ``starts`` times over, and each start does three rounds.
+Variants are started one after another, ``starts`` times over, and each process trains three rounds.
 From its log follow the steady state (rounds after the first) and the time from the start of the
 process until the three rounds are done, importing torch and, for Flower, starting Ray included;
-ending is not counted. The memory is that of the process and all its descendants, pages that several
-share counted once (PSS), read now and then: reading takes time too.
+ending is not counted.
+
+A process is ``python -m fedgrove_lab.bench.starts JOB``; JOB is a :class:`StartJob` as JSON.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedgrove.engines.pool.engine import cores
 from fedgrove.errors import EngineError, check
 
-from .alone import RIVALS, Job, RoundLog
-from .engine import GET_IT, PFL, spread, variants
-from .scenes import setting
+from . import simulators
+from .engine import GET_IT, PFL, compare_with_first, name_of_simulator, time_round, variants
+from .processes import Report, be_silent, run_watched
+from .scenes import find_scene
 
 ROUNDS = 3
-"""Rounds that a start does."""
+"""Rounds of each process."""
 TIMEOUT = 1800.0
 """Seconds after which a process is ended."""
+OTHERS = {"Flower": simulators.train_flower, PFL: simulators.train_pfl}
+"""Other simulators, by the first part of a variant's name."""
 NEEDS = {"Flower": ("flwr", "ray"), PFL: ("pfl",)}
-"""What must be installed for a rival to be measured."""
-ALONE = [sys.executable, "-m", "fedgrove_lab.bench.alone"]
-"""The command that runs a job; the job follows as JSON."""
+"""Packages that another simulator needs."""
+COMMAND = [sys.executable, "-m", "fedgrove_lab.bench.starts"]
+"""Runs a job, which follows as JSON."""
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """What a process has to do."""
+
+    scene: str
+    variant: str
+    device: str
+    rounds: int
+    out: str
+    """The file that takes a line per round."""
+    cohort: int | None = None
+    data_dir: str | None = None
+
+
+@dataclass(frozen=True)
+class RoundLog:
+    """A file of JSON lines: one for each finished round, one for the device's memory at the end."""
+
+    path: Path
+
+    def write(self, **fields: Any) -> None:
+        """Append a line."""
+        with self.path.open("a") as file:
+            file.write(json.dumps(fields) + "\n")
+
+    def end_round(self) -> None:
+        """Append the time at which a round was finished."""
+        # The monotonic clock is the same in all processes of a machine, so that the process that
+        # started this one can subtract the time at which it did.
+        self.write(at=time.monotonic())
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return all lines so far; a process that fails early leaves no file."""
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 
 @dataclass(frozen=True)
@@ -64,31 +105,31 @@ def measure_starts(
     starts: int = 3,
     cohort: int | None = None,
     data_dir: str | Path | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    report: Report = be_silent,
 ) -> list[dict[str, Any]]:
-    """Rows of all variants of a scene, each in processes of its own.
+    """Return rows of all variants of a scene, each in its own processes.
 
-    ``say`` gets a line for everything that was left out, and why.
+    ``report`` gets a line for everything that was left out, and why.
     """
     check(starts >= 1, "starts", starts, "1 or more")
     cold_starts: dict[str, list[ColdStart]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        scene, _ = setting(name, Path(folder), cohort, data_dir)
-        commands: dict[str, list[str]] = dict.fromkeys(variants(scene, device), ALONE)
-        commands.update(rivals(device, say))
+        scene, _ = find_scene(name, Path(folder), cohort, data_dir)
+        commands: dict[str, list[str]] = dict.fromkeys(variants(scene, device), COMMAND)
+        commands.update(find_others(device, report))
         data_folder = str(data_dir) if data_dir else None
         for i in range(starts):
-            # A copy, since a rival that fails is taken out on the way.
+            # A copy, since a simulator that fails is removed on the way.
             for j, variant in enumerate(list(commands)):
                 out = f"{folder}/{i}.{j}"
-                job = Job(name, variant, device, ROUNDS, out, cohort, data_folder)
+                job = StartJob(name, variant, device, ROUNDS, out, cohort, data_folder)
                 try:
                     cold_start = run_process(job, commands[variant])
                 except EngineError as error:
                     # Ours must not fail; others may, and the measurement continues without them.
-                    if variant.partition(",")[0] not in RIVALS:
+                    if name_of_simulator(variant) not in OTHERS:
                         raise
-                    say(f"left out: {error}")
+                    report(f"left out: {error}")
                     del commands[variant]
                     # Earlier starts that went well go too: a row is of all starts or of none.
                     cold_starts.pop(variant, None)
@@ -98,9 +139,9 @@ def measure_starts(
 
 
 def summarise(cold_starts: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
-    """Steady state and time from the start of each variant, beside the first one's.
+    """Return steady state and time from the start of each variant, compared with the first one's.
 
-    ``start_s`` is what a start costs beside its rounds: the first round's end less a steady round.
+    ``start_s`` is what a start costs without its rounds: the first round's end less a steady round.
     """
     steady: dict[str, list[float]] = {}
     first_ends: dict[str, list[float]] = {}
@@ -115,7 +156,7 @@ def summarise(cold_starts: dict[str, list[ColdStart]]) -> list[dict[str, Any]]:
             last_ends[variant].append(start.ends[-1])
     plain_median = statistics.median(next(iter(last_ends.values())))
     rows = []
-    for row in spread(steady):
+    for row in compare_with_first(steady):
         variant = row["variant"]
         starts = cold_starts[variant]
         from_start = last_ends[variant]
@@ -142,140 +183,76 @@ def _largest_mib(sizes: Sequence[int | None]) -> float | None:
     return max(known) / 2**20
 
 
-# ---- what is started -----------------------------------------------------------------------------
-
-
-def rivals(device: str, say: Callable[[str], None]) -> dict[str, list[str]]:
-    """The other simulators that are installed, and the command that starts each.
+def find_others(device: str, report: Report) -> dict[str, list[str]]:
+    """Return the other simulators that are installed, and the command that starts each.
 
     On CUDA pfl-research is one of the variants that take turns, and so of those started anyway.
     """
-    asked = dict(NEEDS)
+    wanted = dict(NEEDS)
     if device == "cuda":
-        del asked[PFL]
+        del wanted[PFL]
     installed = set()
-    for name, packages in asked.items():
+    for name, packages in wanted.items():
         if all(find_spec(package) for package in packages):
             installed.add(name)
-    for name in sorted(set(asked) - installed):
-        say(f"left out: {name} is not installed; {GET_IT}")
+    for name in sorted(set(wanted) - installed):
+        report(f"left out: {name} is not installed; {GET_IT}")
     n = cores()
     commands: dict[str, list[str]] = {}
     if PFL in installed:
-        commands[f"{PFL}, 1 process"] = ALONE
+        commands[f"{PFL}, 1 process"] = COMMAND
         if n > 1:
-            python, *module = ALONE
+            python, *module = COMMAND
             torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
             commands[f"{PFL}, {n} processes"] = [python, *torchrun, *module]
     if "Flower" in installed:
-        commands[f"Flower, {n} Ray actors"] = ALONE
+        commands[f"Flower, {n} Ray actors"] = COMMAND
     return commands
 
 
-def run_process(job: Job, command: Sequence[str]) -> ColdStart:
-    """Start a process, wait until it has done its rounds, and read its log."""
-    output = Path(job.out + ".log")
-    peak = 0
-    with output.open("wb") as file:
-        began = time.monotonic()
-        process = subprocess.Popen(
-            [*command, json.dumps(asdict(job))], stdout=file, stderr=subprocess.STDOUT
-        )
-        try:
-            while process.poll() is None and time.monotonic() < began + TIMEOUT:
-                read_began = time.monotonic()
-                peak = max(peak, memory_of(process.pid))
-                # At most a fiftieth of one core goes into reading.
-                pause = max(0.5, 50 * (time.monotonic() - read_began))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(pause)
-        finally:
-            _end(process)
-    lines = RoundLog(Path(job.out)).read()
+def run_process(job: StartJob, command: Sequence[str]) -> ColdStart:
+    """Start a process, wait until it has trained its rounds, and read its log.
+
+    Raises:
+        EngineError: The process failed, or trained too few rounds.
+    """
+    arguments = [*command, json.dumps(asdict(job))]
+    process = run_watched(arguments, Path(job.out + ".log"), TIMEOUT)
     ends = []
     device_bytes = None
-    for line in lines:
+    for line in RoundLog(Path(job.out)).read():
         if "at" in line:
-            ends.append(line["at"] - began)
+            ends.append(line["at"] - process.began)
         if "device_bytes" in line:
             device_bytes = line["device_bytes"]
     # A process may end without an error and still have done too little.
-    if process.returncode or len(ends) != job.rounds:
+    if process.code or len(ends) != job.rounds:
         raise EngineError(
-            f"{job.variant} ended with code {process.returncode} after {len(ends)} rounds: "
-            f"{_last_line(output)}"
+            f"{job.variant} ended with code {process.code} after {len(ends)} rounds: "
+            f"{process.last_line}"
         )
     # Without /proc the peak is 0, which means that it is not known.
-    return ColdStart(tuple(ends), peak or None, device_bytes)
+    return ColdStart(tuple(ends), process.peak or None, device_bytes)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        # Not killed at once: torchrun and Ray end their own processes when they are asked to end.
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def run_job(job: StartJob) -> None:
+    """In the process: train all rounds of a job, and log when each was done."""
+    log = RoundLog(Path(job.out))
+    with tempfile.TemporaryDirectory() as folder:
+        scene, run = find_scene(job.scene, Path(folder), job.cohort, job.data_dir)
+        ours = variants(scene, job.device)
+        if job.variant in ours:
+            train_round = ours[job.variant](run)
+            for _ in range(job.rounds):
+                # Not for the seconds: it waits for the GPU, so that a round is logged when done.
+                time_round(train_round, job.device)
+                log.end_round()
+        else:
+            train = OTHERS[name_of_simulator(job.variant)]
+            train(scene, run, job.device, job.rounds, log.end_round, Path(folder))
+    if job.device == "cuda":
+        log.write(device_bytes=torch.cuda.max_memory_allocated())
 
 
-def _last_line(output: Path) -> str:
-    """The last line that is not empty: of a traceback, the exception."""
-    for line in reversed(output.read_text(errors="replace").split("\n")):
-        if line.strip():
-            return line.strip()
-    return "it said nothing"
-
-
-# ---- memory of a process and its descendants -----------------------------------------------------
-
-
-def memory_of(root: int) -> int:
-    """Bytes that a process and its descendants hold now; 0 where there is no /proc.
-
-    Pages that several of them share are counted once.
-    """
-    return sum(_pss(pid) for pid in descendants(root))
-
-
-def descendants(root: int) -> set[int]:
-    """A process and all that descend from it."""
-    parents = {}
-    if os.path.isdir("/proc"):
-        for name in os.listdir("/proc"):
-            if name.isdigit():
-                parents[int(name)] = _parent(name)
-    family = {root}
-    generation = {root}
-    while generation:
-        children = {pid for pid, parent in parents.items() if parent in generation}
-        # Less those known: a process id may have been given anew while /proc was read.
-        generation = children - family
-        family |= generation
-    return family
-
-
-def _parent(pid: str) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        # It has just ended.
-        return 0
-    # "pid (name) state parent ...": the name may hold anything, brackets and spaces too.
-    after_name = stat.rpartition(")")[2]
-    return int(after_name.split()[1])
-
-
-def _pss(pid: int) -> int:
-    """Bytes of a process, each page divided by the number of processes that share it."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        # It has just ended, or belongs to somebody else.
-        return 0
-    for line in lines:
-        if line.startswith("Pss:"):
-            kib = int(line.split()[1])
-            return kib * 1024
-    return 0
+if __name__ == "__main__":
+    run_job(StartJob(**json.loads(sys.argv[1])))

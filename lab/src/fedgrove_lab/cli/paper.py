@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from ..papers.compare import Comparison, Measured, Summaries
 
 
-def _option(flag: str, help: str, metavar: str, parser: Any = None) -> Any:
-    return typer.Option(flag, help=help, metavar=metavar, parser=parser, show_default=False)
+def option(flag: str, help: str, metavar: str | None = None, parser: Any = None) -> Any:
+    """Return an option of a command of the lab."""
+    return typer.Option(flag, help=help, metavar=metavar, parser=parser)
 
 
 Name = Annotated[
@@ -40,26 +41,29 @@ Name = Annotated[
         show_default=False,
     ),
 ]
-Table = Annotated[int | None, _option("--table", "One of its tables.", "N", o.whole)]
-Figure = Annotated[int | None, _option("--figure", "One of its figures.", "N", o.whole)]
+Table = Annotated[int | None, option("--table", "One of its tables.", "N", o.whole)]
+Figure = Annotated[int | None, option("--figure", "One of its figures.", "N", o.whole)]
 Rows = Annotated[
     str | None,
-    _option("--rows", "Only these rows, by name or pattern, as 'hermes-*,safl-k5-0.3'.", "NAMES"),
+    option("--rows", "Only these rows, by name or pattern, as 'hermes-*,safl-k5-0.3'.", "NAMES"),
 ]
 Rounds = Annotated[
     int | None,
-    _option("--rounds", "Number of rounds, where a paper allows it.", "N", o.whole),
+    option("--rounds", "Number of rounds, where a paper allows it.", "N", o.whole),
 ]
 Examples = Annotated[
     int | None,
-    _option("--examples", "Examples of each class, where a paper allows it.", "N", o.whole),
+    option("--examples", "Examples of each class, where a paper allows it.", "N", o.whole),
 ]
 Quick = Annotated[
     bool, typer.Option("--quick", help="A quick run: built-in data, few rounds and clients.")
 ]
-Data = Annotated[str | None, _option("--data", "One data set; else all of the paper's.", "NAME")]
+Data = Annotated[str | None, option("--data", "One data set; else all of the paper's.", "NAME")]
 Out = Annotated[
-    str | None, _option("--out", "The folder; runs that are in it already are resumed.", "DIR")
+    str | None, option("--out", "The folder; runs that are in it already are resumed.", "DIR")
+]
+Store = Annotated[
+    str | None, option("--store", "Store the result in lab/results, for the docs.", "NAME")
 ]
 
 
@@ -81,6 +85,7 @@ def paper(
     precision: o.Precision = "fp32",
     data_dir: o.DataDir = None,
     out: Out = None,
+    store: Store = None,
     json: o.Json = False,
 ) -> None:
     """Run a paper's table or figure again and compare it; the same command resumes it."""
@@ -119,6 +124,18 @@ def paper(
         print(jsonlib.dumps(comparisons, indent=1))
     if any_failed:
         raise typer.Exit(1)
+    if store:
+        print(_store(store, ctx, comparisons), file=sys.stderr)
+
+
+def _store(name: str, ctx: typer.Context, comparisons: Sequence[Comparison]) -> Path:
+    """Write what was measured to lab/results; of a run that failed there is nothing to store."""
+    from ..results import describe_measurement, find_command, rows_of_comparisons, write_result
+
+    rows = rows_of_comparisons(comparisons)
+    seeds = max((row.get("seeds", []) for row in rows), key=len)
+    seconds = sum(comparison.get("seconds", 0.0) for comparison in comparisons)
+    return write_result(name, describe_measurement(find_command(ctx)), rows, seeds, seconds=seconds)
 
 
 def _check_nothing_to_train(options: Mapping[str, Any]) -> None:

@@ -166,11 +166,13 @@ def _row(study: Study, row: StudyRow, summaries: Summaries) -> dict[str, Any]:
 
     runs = _finished(row, summaries)
     ours = {}
+    by_seed = {}
     for key in keys:
         values = []
         for seed, run in runs.items():
             band = _in_band(row, seed, run.get("accuracy_clients", ()))
             values.append(run_value(run, key, row.layer, band))
+        by_seed[key] = values
         if key.startswith(REACHED) and None in values:
             # The mean of those that got there would look better than the row is: a note says it.
             continue
@@ -202,6 +204,7 @@ def _row(study: Study, row: StudyRow, summaries: Summaries) -> dict[str, Any]:
         "seeds": sorted(runs),
         "missing": wanted - len(runs),
         "ours": ours,
+        "values": by_seed,
         "curves": curves,
         "paper": dict(row.reported),
         "difference": {},
@@ -215,7 +218,7 @@ def _finished(row: StudyRow, summaries: Summaries) -> dict[int, Summary]:
     for name, summary in summaries.items():
         if summary is not None and _row_name(name) == row.name:
             runs[summary["seed"]] = summary
-    return runs
+    return dict(sorted(runs.items()))
 
 
 def _row_name(run: str) -> str:
@@ -279,7 +282,7 @@ def _add_differences(row: dict[str, Any]) -> None:
 def _matrices(study: Study, summaries: Summaries) -> Iterator[dict[str, Any]]:
     """The matrices of each row, of its first seed that has any."""
     for row in study.rows:
-        for _, run in sorted(_finished(row, summaries).items()):
+        for run in _finished(row, summaries).values():
             if "matrices" not in run:
                 continue
             for matrix in run["matrices"]:

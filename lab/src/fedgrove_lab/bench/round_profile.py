@@ -1,13 +1,12 @@
-"""Where the seconds of a round go: who is at work in this process, looked at a thousand times a
-second.
+"""Where the seconds of a round go: a profiler that samples the stack a thousand times a second.
 
-A signal interrupts the thread that trains, which looks at its own stack. The innermost room of
-fedgrove in it says what the time is spent on; nothing is wrapped or changed, so that any engine can
-be looked at. Time that is spent waiting, for a GPU, for another thread or for worker processes,
-belongs to whoever waits: the engine.
+A signal interrupts the thread that trains, which reads its own stack. The innermost package of
+fedgrove on it tells what the time is spent on; nothing is wrapped or changed, so that any engine
+can be profiled. Time that is spent waiting, for a GPU, for another thread or for worker processes,
+belongs to the one that waits: the engine.
 
-Another thread must not look: while it goes from frame to frame the one that trains goes on, and
-Python 3.11 then finds frames of generators where there are none any more.
+Another thread must not read the stack: while it goes from frame to frame the one that trains goes
+on, and Python 3.11 then finds frames of generators that no longer exist.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ PACKAGE = Path(fedgrove.__file__).parent
 MARK = "stage_of_a_client"
 """The function that Edit and Give are called through, so that a stack shows them."""
 PAUSE = 0.001
-"""Seconds between two looks."""
+"""Seconds between two samples."""
 
 
 @cache
 def part_of(code: CodeType) -> str | None:
-    """The part of a round that a function belongs to; None: whatever it is called for."""
+    """Return the part of a round that a function belongs to; None: that of its caller."""
     if code.co_name == MARK:
         return "edits"
     path = Path(code.co_filename)
@@ -44,7 +43,7 @@ def part_of(code: CodeType) -> str | None:
         return None
     room, *rest = path.relative_to(PACKAGE).parts
     file = rest[-1] if rest else room
-    # The second has other processes count, and waits for them.
+    # The second lets other processes count, and waits for them.
     if room == "wire" or (room == "engines" and file == "counting.py"):
         return "counting"
     if room == "engines":
@@ -59,12 +58,12 @@ def part_of(code: CodeType) -> str | None:
     return None
 
 
-def part_at_work(frame: FrameType | None) -> tuple[str, str]:
-    """What a stack is at, and the function of fedgrove's at its end.
+def find_part(frame: FrameType | None) -> tuple[str, str]:
+    """Return the part that a stack belongs to, and the innermost function of fedgrove on it.
 
-    Going outwards, an engine or the server ends the search: what they call, as long as it has a
-    name of its own, is what the time goes into. Of several such the outermost counts: an Edit that
-    counts bytes is an Edit.
+    Going outwards, an engine or the server ends the search: what they call, where that is a part
+    too, is what the time goes into. Of several such the outermost counts: an Edit that counts bytes
+    is an Edit.
     """
     called: str | None = None
     place = ""
@@ -81,13 +80,13 @@ def part_at_work(frame: FrameType | None) -> tuple[str, str]:
     return called or "other", place
 
 
-def can_look() -> bool:
-    """Whether this thread can be interrupted: Python handles signals in the main one alone."""
+def can_profile() -> bool:
+    """Return whether this thread can be interrupted: Python handles signals in the main one."""
     return hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread()
 
 
-class Look:
-    """A context in which the main thread is looked at."""
+class Profile:
+    """A context in which the main thread is sampled."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -96,17 +95,17 @@ class Look:
         """By function, as ``wire/count.py:count_up``."""
         self._over = threading.Event()
         # Not an Event: a handler that waits for its lock might wait for what it has interrupted.
-        self._signal_is_on_its_way = False
-        self._reminder = threading.Thread(
-            target=self._remind, args=[threading.get_ident()], daemon=True
+        self._signal_is_pending = False
+        self._sender = threading.Thread(
+            target=self._send, args=[threading.get_ident()], daemon=True
         )
         self._handler_before: Any = None
         self._before = 0.0
 
-    def __enter__(self) -> Look:
-        self._handler_before = signal.signal(signal.SIGPROF, self._look)
+    def __enter__(self) -> Profile:
+        self._handler_before = signal.signal(signal.SIGPROF, self._sample)
         self._before = time.perf_counter()
-        self._reminder.start()
+        self._sender.start()
         return self
 
     def __exit__(
@@ -116,10 +115,10 @@ class Look:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        self._reminder.join()
-        # Not for ever: if the body has set another handler, that one got the signal.
+        self._sender.join()
+        # At most 100 times: if the body has set another handler, that one got the signal.
         for _ in range(100):
-            if not self._signal_is_on_its_way:
+            if not self._signal_is_pending:
                 break
             time.sleep(PAUSE)
         # A signal that is late is ignored: the default ends the process.
@@ -128,18 +127,18 @@ class Look:
         if self._handler_before is not None:
             signal.signal(signal.SIGPROF, self._handler_before)
 
-    def _remind(self, watched: int) -> None:
+    def _send(self, watched: int) -> None:
         while not self._over.wait(PAUSE):
             # One at a time: a system call that takes longer than the pause, as a fork may, would
-            # else be begun again for ever.
-            if not self._signal_is_on_its_way:
-                self._signal_is_on_its_way = True
+            # otherwise be restarted for ever.
+            if not self._signal_is_pending:
+                self._signal_is_pending = True
                 signal.pthread_kill(watched, signal.SIGPROF)
 
-    def _look(self, number: int, frame: FrameType | None) -> None:
+    def _sample(self, number: int, frame: FrameType | None) -> None:
         try:
-            part, place = part_at_work(frame)
-            # By the clock, not by the number of looks: code that calls no Python is seen once, at
+            part, place = find_part(frame)
+            # By the clock, not by the number of samples: code that calls no Python is seen once, at
             # its end.
             now = time.perf_counter()
             self.seconds[part] += now - self._before
@@ -147,4 +146,4 @@ class Look:
             self._before = now
         finally:
             # Ctrl-C may come in between.
-            self._signal_is_on_its_way = False
+            self._signal_is_pending = False
