@@ -27,7 +27,7 @@ from fedgrove.config.settings import assign
 from fedgrove.data.sets import SETS
 from fedgrove.errors import together
 from fedgrove.parts.local import LocalTraining
-from fedgrove.runs.run import recipe_of
+from fedgrove.runs.run import make_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -207,7 +207,7 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
             is_file = re.search(r"\.npz$|\.csv$|/$|\.py:\w+$", each)
             assert each in names or is_file, f"{key} {given}"
     recipe = (
-        recipe_of(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
+        make_recipe(SETS[found["data"]].defaults) if found.get("data") in SETS else LocalTraining()
     )
     if len(several) > 1:
         # Not those in files that the reader writes.

@@ -13,7 +13,7 @@ from fedgrove.core import Packet, Report, Task
 from fedgrove.nets import Net
 from fedgrove.parts.aggregate import WeightedMean
 from fedgrove.runs import gate
-from fedgrove.runs.gate import Ruler, lengths_of
+from fedgrove.runs.gate import Ruler, measure_lengths
 
 LIKE = {"w": torch.zeros(2, 2), "b": torch.zeros(1)}
 
@@ -142,7 +142,7 @@ def test_what_one_client_was_sent_is_not_brought_to_a_card() -> None:
     gpu_copies.keep_copy(here, torch.empty(1, 5, device="meta"))
     (changed,) = clients(here)
     task = Task(0, {"model": Packet(LIKE)})
-    assert lengths_of(Report(0, {"model": Packet(changed)}), task) == {"model": (13.0, 0.0)}
+    assert measure_lengths(Report(0, {"model": Packet(changed)}), task) == {"model": (13.0, 0.0)}
 
 
 def test_a_length_reads_gpu_copies() -> None:
@@ -152,16 +152,16 @@ def test_a_length_reads_gpu_copies() -> None:
     task = Task(0, {"model": Packet(LIKE)})
     report = Report(0, {"model": Packet(changed)})
     # sqrt(9 + 16 + 144) = 13, from zeros.
-    assert lengths_of(report, task) == {"model": (13.0, 0.0)}
+    assert measure_lengths(report, task) == {"model": (13.0, 0.0)}
     # From (3, 0, 4, 0, 0), which is 5 long, only the last one differs: 12.
     sent = {"w": torch.tensor([[3.0, 0.0], [4.0, 0.0]]), "b": torch.zeros(1)}
     task = Task(0, {"model": Packet(sent)})
-    assert lengths_of(report, task, Ruler()) == {"model": (12.0, 5.0)}
+    assert measure_lengths(report, task, Ruler()) == {"model": (12.0, 5.0)}
     # Of what was not sent, or has another shape, all counts; it is then measured on the CPU.
     task = Task(0, {"model": Packet({"w": sent["w"]})})
-    assert lengths_of(report, task, Ruler()) == {"model": (5.0, 5.0)}
+    assert measure_lengths(report, task, Ruler()) == {"model": (5.0, 5.0)}
     # Nothing was sent under its name: all of it is new.
-    assert lengths_of(report, Task(0), Ruler()) == {"model": (13.0, 0.0)}
+    assert measure_lengths(report, Task(0), Ruler()) == {"model": (13.0, 0.0)}
 
 
 def test_a_stack_is_measured_at_once() -> None:
@@ -181,9 +181,9 @@ def test_a_stack_is_measured_at_once() -> None:
     task = Task(0, {"model": Packet(LIKE)})
     lengths = []
     for tree in (first, second, third):
-        ruler.take_next()
+        ruler.start_report()
         packet = Packet({"w": tree["w"]})
-        lengths.append(lengths_of(Report(0, {"model": packet}), task, ruler)["model"][0])
+        lengths.append(measure_lengths(Report(0, {"model": packet}), task, ruler)["model"][0])
     # sqrt(9 + 16), 0, sqrt(36 + 64).
     assert lengths == [5.0, 0.0, 10.0]
 
@@ -243,23 +243,23 @@ def test_clients_that_were_sent_something_else_each_are_measured_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured: list[int] = []
-    lengths_of_rows = gate._lengths_of_rows
+    lengths_of_rows = gate._row_lengths
 
     def counted(rows: torch.Tensor, sent: torch.Tensor | None) -> list[float]:
         measured.append(len(rows))
         return lengths_of_rows(rows, sent)
 
-    monkeypatch.setattr(gate, "_lengths_of_rows", counted)
+    monkeypatch.setattr(gate, "_row_lengths", counted)
     here = torch.zeros(4, 5)
     gpu_copies.keep_copy(here, torch.ones(4, 5))
     ruler = Ruler()
     for tree in clients(here):
-        ruler.take_next()
+        ruler.start_report()
         own = Packet({k: v.clone() for k, v in LIKE.items()})
-        lengths_of(Report(0, {"model": Packet(tree)}), Task(0, {"model": own}), ruler)
+        measure_lengths(Report(0, {"model": Packet(tree)}), Task(0, {"model": own}), ruler)
     assert measured == [1, 1, 1, 1]
     # Nothing was sent to any: the first alone, and then all at once.
     for tree in clients(here):
-        ruler.take_next()
-        lengths_of(Report(0, {"own": Packet(tree)}), Task(0), ruler)
+        ruler.start_report()
+        measure_lengths(Report(0, {"own": Packet(tree)}), Task(0), ruler)
     assert measured == [1, 1, 1, 1, 1, 4]

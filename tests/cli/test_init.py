@@ -240,6 +240,6 @@ def test_other_draws_keep_the_given_body(here: Path) -> None:
     experiment = Experiment(methods.IFCA(), clients=3, net="bn-cnn2:width=4", init=MODEL)
     run = experiment.build(experiment.federation(), Memory(Path("memory")))
     start = load_file(MODEL)
-    drawn = run.start.fresh(1)
+    drawn = run.setup.fresh(1)
     for name, tensor in drawn.items():
         assert torch.equal(tensor, start[name]) == (not name.startswith("head")), name

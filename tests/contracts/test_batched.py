@@ -91,7 +91,7 @@ def test_runs_that_differ_in_numbers_train_in_one_stack(tmp_path: Path) -> None:
         fedprox = methods.FedProx(local=LocalTraining(2, 8, Adam(lr)))
         method = replace(fedprox, pull=replace(fedprox.pull, mu=mu))
         run = make_run(method, tmp_path / str(i), sizes=RAGGED[i:], cohort=2, seed=i)
-        jobs += [(run, task) for task in plan(run, run.method.init(run.start))]
+        jobs += [(run, task) for task in plan(run, run.method.init(run.setup))]
     engine = Batched()
     groups = engine._group_by_work([engine._start_job(run, task, {}) for run, task in jobs])
     assert [len(group) for group in groups] == [6]

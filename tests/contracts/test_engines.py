@@ -173,7 +173,7 @@ def test_stages_under_vmap_equal_clients_alone(
     method, recipe: LocalTraining, net: str, tmp_path: Path
 ) -> None:
     run = make_run(replace(method, local=recipe), tmp_path, net=net, sizes=(20, 20, 20), cohort=3)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     for verb_tasks in (plan(run, state), plan_scoring(run, state, "finetune")):
         tasks = [replace(task, round=2) for task in verb_tasks]
         together = stacked(run, tasks, [{}, {}, {}])
@@ -222,7 +222,7 @@ def test_reported_bytes_are_the_length_of_the_messages(method, tmp_path: Path) -
         make_run(method, tmp_path / n, net="bn-cnn2", dtype=torch.float32)
         for n in ("plain", "wired")
     )
-    state = plain.method.init(plain.start)
+    state = plain.method.init(plain.setup)
     tasks = plan(plain, state)
     for counted, real in zip(
         reports(plain, Serial(), tasks), reports(wired, Wired(), tasks), strict=True

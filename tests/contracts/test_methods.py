@@ -57,7 +57,7 @@ def test_is_rebuilt_from_its_toml(method) -> None:
 @pytest.mark.parametrize("method", EVERY)
 def test_leaves_global_randomness_and_its_inputs_alone(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path)
-    state, before_rng = run.method.init(run.start), torch.get_rng_state()
+    state, before_rng = run.method.init(run.setup), torch.get_rng_state()
     while state.round == 0:  # exchanges that are not a round come first
         before_state = copy.deepcopy(tensors(state))
         tasks = plan(run, state)
@@ -121,7 +121,7 @@ def test_zeros_under_a_mask_have_no_sign(method, net: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("method", EVERY)
 def test_the_order_of_reports_does_not_matter(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     while state.round == 0:
         answers = list(reports(run, Serial(), plan(run, state)))
         one, other = (run.method.fold(state, order) for order in (answers, answers[::-1]))
@@ -133,7 +133,7 @@ def test_the_order_of_reports_does_not_matter(method, tmp_path: Path) -> None:
 def test_fold_keeps_no_reports(method, tmp_path: Path) -> None:
     """At no time are more than two reports alive: the server's memory does not grow with the clients."""
     run = make_run(method, tmp_path)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     (first, *_) = reports(run, Serial(), plan(run, state))
     alive: list[weakref.ref[Report]] = []
     most = 0
@@ -229,12 +229,12 @@ def lied(report: Report) -> Report:
 def liars_run(method, tmp_path: Path) -> tuple[Run, list[Report]]:
     """A run of everybody, and the reports of its first exchange, in which no average has a part yet."""
     run = make_run(method, tmp_path, cohort=4, dtype=torch.float32)
-    return run, list(reports(run, Serial(), plan(run, run.method.init(run.start))))
+    return run, list(reports(run, Serial(), plan(run, run.method.init(run.setup))))
 
 
 def largest_sent(run: Run, first: list[Report], liar: int | None) -> float:
     """The largest number that other clients are sent in round 1, after a liar took part in 0."""
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     answers: Iterable[Report] = first
     while state.round == 0:
         state = run.method.fold(state, (lied(r) if r.of == liar else r for r in answers))
@@ -379,7 +379,7 @@ def test_with_its_features_off_it_is_fedavg(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", EVERY)
 def test_every_client_can_use_its_model_before_any_training(method, tmp_path: Path) -> None:
     run = make_run(method, tmp_path)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     for task in plan_scoring(run, state):
         report, kept = perform(run, task, {})
         assert 0 <= report.metrics["test0"] <= 1

@@ -346,7 +346,7 @@ def test_modules_of_others_train_as_alone(kind: str, tmp_path: Path) -> None:
     jobs = []
     for i in range(2):
         run = run_of(i, "together")
-        jobs += [(run, task) for task in plan(run, run.method.init(run.start))]
+        jobs += [(run, task) for task in plan(run, run.method.init(run.setup))]
     for (_, mine), (_, alone) in zip(list(Batched().map(jobs)), Serial().map(jobs), strict=True):
         assert trees.distance(mine.give["model"].values, alone.give["model"].values) < 1e-10
 

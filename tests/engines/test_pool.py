@@ -711,7 +711,7 @@ def test_a_run_travels_without_what_it_has_computed(run: Run) -> None:
     mask = {"w": torch.tensor([True, False])}
     run.known_state.note(1, "model", mask)
     assert run.known_state._recent
-    assert run.start.fresh(1)
+    assert run.setup.fresh(1)
     copy = pickle.loads(pickle.dumps(run))
     assert vars(copy).keys() == {each.name for each in fields(run)}
     assert copy.known_state._recent == {}

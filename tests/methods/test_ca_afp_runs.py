@@ -67,7 +67,7 @@ def test_a_run_resumed_in_any_phase_ends_the_same(tmp_path: Path) -> None:
         for k, forest in files.items():
             memory.accept(k, memory.write(k, 0, "train", forest))
         again = replace(run, memory=memory, known_state=KnownState())
-        state = state_from_json(frozen, kept, run.method.init(run.start))
+        state = state_from_json(frozen, kept, run.method.init(run.setup))
         rest = list(exchanges(again, state=state))
         assert [(before.round, *verbs(tasks)) for before, tasks, *_ in rest] == stages[i + 1 :]
         last = rest[-1][-1]

@@ -76,7 +76,7 @@ def test_directions_that_are_only_rounding_decide_nothing(seed: int) -> None:
 
 def test_the_server_sends_each_client_its_share(tmp_path: Path) -> None:
     run = make_run(methods.ClusterFL(clusters=2), tmp_path, cohort=4)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     first = state.rows[0]
     (task, *_) = plan(run, state)
     # All rows are equal: the mean is the start.

@@ -416,7 +416,7 @@ def test_devices_really_train_smaller_nets(tmp_path: Path) -> None:
     for ratio in (0.0, 0.5):
         method = FedAPTA(ratios=(ratio,), prune=UniformL1())
         run = make_run(method, tmp_path / str(ratio), net="bn-cnn2", dtype=torch.float32)
-        (task, *_) = plan(run, run.method.init(run.start))
+        (task, *_) = plan(run, run.method.init(run.setup))
         macs[ratio] = perform(run, task, {})[0].macs
     assert macs[0.5] < 0.4 * macs[0.0]
 
@@ -465,7 +465,7 @@ def test_a_drift_under_adam_is_refused(tmp_path: Path) -> None:
 def test_in_a_new_group_a_drift_begins_anew(tmp_path: Path) -> None:
     method = FedAPTA(ratios=(0.0,), grouping=None, drift=True, local=LocalTraining(1, 8, SGD(0.1)))
     run = make_run(method, tmp_path, sizes=(20,))
-    (task,) = plan(run, run.method.init(run.start))
+    (task,) = plan(run, run.method.init(run.setup))
     _, memory = perform(run, task, {})
     client = run.client(task, dict(memory))
     carry = {**memory, "model": run.params, "group_update": memory["own_update"]}
@@ -488,7 +488,7 @@ def test_a_weight_that_was_lacking_is_not_corrected(tmp_path: Path) -> None:
     local = LocalTraining(1, 32, SGD(0.5))
     method = FedAPTA(ratios=(0.5,), prune=RollingWindow(), grouping=None, drift=True, local=local)
     run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,))
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     (task,) = plan(run, state)
     _, memory = perform(run, task, {})
     (later,) = plan(run, replace(state, round=1))

@@ -56,7 +56,7 @@ def test_to_use_it_the_head_alone_is_tuned(tune: int, tmp_path: Path) -> None:
 def test_a_head_that_leaves_no_body_is_refused(tmp_path: Path) -> None:
     run = make_run(FedBABU(head=3), tmp_path)
     with pytest.raises(InputError, match="the last 3 layers are the head, and it has 3"):
-        run.method.init(run.start)
+        run.method.init(run.setup)
     with pytest.raises(InputError, match=r"head is -1; it must be 0 or more layers."):
         FedBABU(head=-1)
     with pytest.raises(InputError, match=r"tune is -1; it must be 0 or more epochs."):

@@ -97,7 +97,7 @@ def test_the_personal_models_first_step_by_hand(tmp_path: Path) -> None:
     lr = 0.05
     method = methods.FedCHAR(warmup=9, pull=Proximal(1 / lr), local=LocalTraining(1, 64, SGD(lr)))
     run = make_run(method, tmp_path, rounds=3)
-    task = Task(0, run.method.deliver(run.method.init(run.start), 0))
+    task = Task(0, run.method.deliver(run.method.init(run.setup), 0))
     report, kept = perform(run, task, {})
     assert trees.distance(report.give["model"].values, kept["personal"]) < 1e-15
     _, after = perform(run, task, kept)

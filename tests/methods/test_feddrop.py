@@ -31,6 +31,6 @@ def test_draws_depend_on_round_and_client_alone(tmp_path: Path) -> None:
     assert len({tuple(d["fc1"].tolist()) for d in draws.values()}) == 8
     other = make_run(FedDrop(widths=(0.5,), draw=1), tmp_path / "other", cohort=4)
     first = channels_in(
-        plan(other, other.method.init(other.start))[0].send["model"], groups_of(run.net)
+        plan(other, other.method.init(other.setup))[0].send["model"], groups_of(run.net)
     )
     assert not trees.equal(first, draws[0, 0])

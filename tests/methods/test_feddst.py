@@ -154,7 +154,7 @@ def test_new_weights_are_trained_in_the_same_round(tmp_path: Path) -> None:
     """Otherwise they would be 0 when they are sent, and fall at the server at once."""
     run = tiny(tmp_path)
     (_, _, answers, after), *_ = exchanges(run)
-    before = trees.flatten(run.method.init(run.start).mask)
+    before = trees.flatten(run.method.init(run.setup).mask)
     for report in answers:
         packet = report.give["model"]
         new = trees.flatten(packet.mask or {}) & ~before

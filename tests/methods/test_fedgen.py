@@ -22,7 +22,7 @@ SMALL = FedGen(samples=8, noise=3, hidden=5)
 
 def test_labels_add_up_over_clients(tmp_path: Path) -> None:
     run = make_run(SMALL, tmp_path)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     packets = {"model": Packet(run.params)}
     told = {"label0": 1.0, "label1": 0.0, "label2": 3.0}
     for report in (Report(0, packets, 4, told), Report(1, packets, 4, told)):

@@ -357,12 +357,12 @@ def test_settings_outside_their_range_are_refused(words: dict[str, Any], sentenc
 def test_a_density_below_the_cap_is_refused_before_the_first_round(tmp_path: Path) -> None:
     run = tiny(tmp_path, density=0.1)
     with pytest.raises(InputError, match=r"density is 0\.1; it must be 0.2 or more with p_max 0.8"):
-        run.method.init(run.start)
+        run.method.init(run.setup)
 
 
 def test_a_client_without_examples_is_refused(tmp_path: Path) -> None:
     run = tiny(tmp_path, net="mlp")
-    start = run.start
+    start = run.setup
     clients = {**start.clients, 2: replace(start.clients[2], examples=0)}
     with pytest.raises(InputError, match="client 2 has no training examples"):
         run.method.init(replace(start, clients=clients))

@@ -222,7 +222,7 @@ def test_a_network_without_weights_to_mask_is_refused(tmp_path: Path) -> None:
             return x + self.shift
 
     run = make_run(FedMask(density=1.0), tmp_path)
-    start = run.start
+    start = run.setup
     net = Net(Shift(), (3,))
     with pytest.raises(FedgroveError, match="it has no weights that can be pruned"):
         FedMask(density=1.0).init(type(start)(net.params(), net, start.clients, 1, start.fresh))

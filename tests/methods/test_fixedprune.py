@@ -125,7 +125,7 @@ def test_serial_and_pool_count_the_same_bytes_and_parts_add_up(tmp_path: Path) -
 def test_a_mask_is_sent_when_it_changes(tmp_path: Path) -> None:
     """A client that gets the same mask again pays for it once: the second task has no mask part."""
     run = make_run(methods.FixedPrune(), tmp_path, dtype=torch.float32)
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     tasks = run.method.plan(state, [0])
     first, again = (next(iter(reports(run, Serial(), tasks))).cost["down"] for _ in range(2))
     assert first["mask"] > 0

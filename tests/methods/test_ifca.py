@@ -69,6 +69,6 @@ def test_every_client_trains_the_model_with_the_lowest_loss(tmp_path: Path) -> N
 
 def test_starts_differ(tmp_path: Path) -> None:
     run = make_run(methods.IFCA(clusters=3), tmp_path)
-    heads = [model["head.weight"] for model in run.method.init(run.start).models.values()]
+    heads = [model["head.weight"] for model in run.method.init(run.setup).models.values()]
     assert torch.equal(heads[0], run.params["head.weight"])
     assert not any(torch.equal(a, b) for i, a in enumerate(heads) for b in heads[:i])

@@ -297,11 +297,11 @@ def test_a_device_is_left_with_what_it_can_hold(method: Any, tmp_path: Path) -> 
 def test_devices_need_a_stage_1_and_a_net_that_fits(tmp_path: Path) -> None:
     none = run_of(Hermes(densities=(), devices=True), tmp_path / "a")
     with pytest.raises(InputError, match="one or more where devices decide"):
-        none.method.init(none.start)
+        none.method.init(none.setup)
     run = run_of(safl(devices=True), tmp_path / "b")
     tiny = {k: ClientInfo(9, memory=100) for k in run.federation.clients}
     with pytest.raises(InputError, match="the narrowest net needs"):
-        run.method.init(replace(run.start, clients=tiny))
+        run.method.init(replace(run.setup, clients=tiny))
 
 
 def test_a_client_that_missed_stage_1_trains_the_whole_width(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_clusters_that_nobody_chooses_are_given_up_where_their_number_is_to_be_c
                 {j for j in idle if idle[j] < 2} if state.round < 4 else set()
             )
             assert set(after.groups.values()) == chosen
-    assert len(run.method.init(run.start).models) == 5
+    assert len(run.method.init(run.setup).models) == 5
 
 
 def test_two_kinds_of_clients_end_in_two_clusters(tmp_path: Path) -> None:
@@ -458,7 +458,7 @@ def test_engines_agree_over_both_stages(method: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", [safl(), Hermes(**SHORT)], ids=["safl", "hermes"])
 def test_a_state_comes_back_from_a_checkpoint(method: Any, tmp_path: Path) -> None:
     run = run_of(method, tmp_path)
-    like = run.method.init(run.start)
+    like = run.method.init(run.setup)
     for state, tasks, _, _ in exchanges(run):
         kept: trees.Tree = {}
         again = state_from_json(json.loads(json.dumps(state_to_json(state, kept))), kept, like)

@@ -269,7 +269,7 @@ def test_epochs_are_shuffled_anew_and_skip_a_batch_of_one_with_batch_norm(tmp_pa
     sizes = {}
     for net in ("mlp", "bn-cnn2"):
         run = make_run(methods.FedAvg(), tmp_path / net, net=net, sizes=(13,), cohort=1)
-        (task,) = run.method.plan(run.method.init(run.start), [0])
+        (task,) = run.method.plan(run.method.init(run.setup), [0])
         batches = list(local.epochs(run.net, stage, run.client(task, {}), 0))
         sizes[net] = [len(b.y) for b in batches]
         orders = [b.index.tolist() for b in batches if b.position == 0]

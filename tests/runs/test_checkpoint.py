@@ -322,7 +322,7 @@ def test_a_run_that_was_cut_short_goes_on_from_them(
 def test_trees_that_were_one_are_one_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedgrove.runs.checkpoint.LEAST", 1)
     folder, run = started(tmp_path / "run", methods.IFCA(clusters=2))
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     state = replace(state, models=dict.fromkeys(state.models, state.models[0]))
     folder.log({"round": 1})
     folder.save(run, state)

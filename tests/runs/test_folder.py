@@ -144,7 +144,7 @@ def timeless(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_a_state_is_restored_to_the_bit_in_order(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     state = run.method.fold(state, reports(run, Serial(), run.method.plan(state, [0, 1])))
     folder.log({"round": 1})
     folder.save(run, state)
@@ -158,7 +158,7 @@ def test_a_state_is_restored_to_the_bit_in_order(tmp_path: Path) -> None:
 def three_rounds(path: Path) -> tuple[RunFolder, Run]:
     """A folder after three rounds of a method whose clients remember something."""
     folder, run = started(path, methods.Ditto())
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     for t in range(3):
         state = run.method.fold(state, admitted(run, Serial(), plan(run, state)))
         folder.log({"round": t + 1})
@@ -286,7 +286,7 @@ def test_a_kill_between_the_two_manifests_leaves_both_usable(
 ) -> None:
     monkeypatch.setattr("fedgrove.runs.folder.SYNC_EVERY", 0.0)
     folder, run = started(tmp_path / "run", methods.FedAvg())
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     for t in range(2):
         state = run.method.fold(state, reports(run, Serial(), plan(run, state)))
         folder.log({"round": t + 1})
@@ -404,7 +404,7 @@ def test_what_a_kill_left_behind_goes_with_the_next_commit_or_resume(tmp_path: P
 def test_metrics_that_no_checkpoint_counts_are_cut_off(tmp_path: Path) -> None:
     folder, run = started(tmp_path / "run", methods.FedAvg())
     folder.log({"round": 1})
-    folder.save(run, run.method.init(run.start))
+    folder.save(run, run.method.init(run.setup))
     folder.log({"round": 2})
     assert [line["round"] for line in folder.metrics()] == [1, 2]
     folder.restore(run)

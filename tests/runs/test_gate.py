@@ -35,7 +35,7 @@ from fedgrove.runs.gate import (
     Refusal,
     Ruler,
     kind_of,
-    lengths_of,
+    measure_lengths,
 )
 
 NET = Net(nn.Linear(3, 2), (3,))
@@ -382,7 +382,7 @@ def test_the_length_of_a_change_by_hand() -> None:
     # The change is (5, 0) and (12): 13 long. The model is (0, 3) and (4): 5 long.
     task = Task(0, {"model": Packet(tree(w=[0.0, 3.0], b=[4.0]))})
     report = Report(0, {"model": Packet(tree(w=[5.0, 3.0], b=[16.0]))})
-    assert lengths_of(report, task) == {"model": (13.0, 5.0)}
+    assert measure_lengths(report, task) == {"model": (13.0, 5.0)}
 
 
 def test_the_length_of_what_is_new_by_hand() -> None:
@@ -391,23 +391,23 @@ def test_the_length_of_what_is_new_by_hand() -> None:
         0, {"model": Packet(tree(w=[2.0, 0.0], b=[1.0])), "reference": Packet(tree(w=[2.0]))}
     )
     report = Report(0, {"update": Packet(tree(w=[3.0, 4.0]))})
-    assert lengths_of(report, task) == {"update": (5.0, 3.0)}
-    assert lengths_of(report, Task(0)) == {"update": (5.0, 0.0)}
+    assert measure_lengths(report, task) == {"update": (5.0, 3.0)}
+    assert measure_lengths(report, Task(0)) == {"update": (5.0, 0.0)}
 
 
 def test_a_tensor_that_was_not_sent_or_has_another_shape_counts_whole() -> None:
     # w changes by 3; b, two numbers where one was sent, counts as it is, (4, 0), and so does c, 12.
     task = Task(0, {"model": Packet(tree(w=[2.0], b=[0.0], left=[100.0]))})
     report = Report(0, {"model": Packet(tree(w=[5.0], b=[4.0, 0.0], c=[12.0]))})
-    assert lengths_of(report, task) == {"model": (13.0, 2.0)}
+    assert measure_lengths(report, task) == {"model": (13.0, 2.0)}
 
 
 def test_integers_have_no_length() -> None:
     signs = {"signs": torch.tensor([-1, 1, 1], dtype=torch.int8)}
     report = Report(0, {"evidence": Packet(signs), "empty": Packet({})})
-    assert lengths_of(report, Task(0)) == {}
+    assert measure_lengths(report, Task(0)) == {}
     mixed = Report(0, {"evidence": Packet(signs | tree(grow=[3.0, 4.0]))})
-    assert lengths_of(mixed, Task(0)) == {"evidence": (5.0, 0.0)}
+    assert measure_lengths(mixed, Task(0)) == {"evidence": (5.0, 0.0)}
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_lengths_whose_squares_are_too_large_for_their_type(
 ) -> None:
     # 0.6² + 0.8² = 1.
     leaf = torch.tensor([0.6 * value, 0.8 * value], dtype=dtype)
-    ((length, model_length),) = lengths_of(
+    ((length, model_length),) = measure_lengths(
         Report(0, {"update": Packet({"w": leaf})}), Task(0)
     ).values()
     assert length == pytest.approx(value, rel=5e-3)
@@ -430,7 +430,7 @@ def test_a_length_that_no_number_holds_is_refused_like_any_other() -> None:
     leaf = torch.tensor([1e300, 1e300], dtype=torch.float64)
     before = torch.zeros(2, dtype=torch.float64)
     task = Task(0, {"model": Packet({"w": before})})
-    lengths = lengths_of(Report(0, {"model": Packet({"w": leaf})}), task)
+    lengths = measure_lengths(Report(0, {"model": Packet({"w": leaf})}), task)
     assert lengths == {"model": (math.inf, 0.0)}
     found = Gate().refuses_lengths(task, lengths, {"train/model": 1.0})
     assert found is not None
@@ -441,7 +441,7 @@ def test_a_length_of_many_parts() -> None:
     # 9 * 2**20 ones: 3 * 2**10 long; from 2 to 1 they change by that too.
     task = Task(0, {"model": Packet({"w": torch.full((9, 1 << 20), 2.0)})})
     report = Report(0, {"model": Packet({"w": torch.ones(9, 1 << 20)})})
-    assert lengths_of(report, task) == {"model": (3072.0, 6144.0)}
+    assert measure_lengths(report, task) == {"model": (3072.0, 6144.0)}
 
 
 def test_a_ruler_measures_what_was_sent_once() -> None:
@@ -449,9 +449,9 @@ def test_a_ruler_measures_what_was_sent_once() -> None:
     ruler = Ruler()
     for client in range(3):
         report = Report(client, {"model": Packet(tree(w=[3.0, 4.0 + client]))})
-        ruler.take_next()
+        ruler.start_report()
         expected = {"model": (float(client), 5.0)}
-        assert lengths_of(report, Task(client, {"model": sent}), ruler) == expected
+        assert measure_lengths(report, Task(client, {"model": sent}), ruler) == expected
     # It was not looked at again: what is written behind its back is not seen.
     sent.values["w"].zero_()
     assert ruler.length(sent, ("w",)) == 5.0
@@ -464,7 +464,7 @@ def test_a_ruler_lets_reports_go() -> None:
     held = weakref.ref(packet)
     ruler.changes(packet, None)
     del packet
-    ruler.take_next()
+    ruler.start_report()
     assert held() is None
 
 

@@ -28,26 +28,26 @@ from fedgrove.runs.privacy import Privacy
 from fedgrove.runs.rounds import plan, rounds
 
 REFUSED = {
-    "adfedwcp": "numbers beside their model",
+    "adfedwcp": "numbers next to their model",
     "ca-afp": "evidence",
     "feddst": "mask of 'model'",
-    "fedgen": "numbers beside their model",
+    "fedgen": "numbers next to their model",
     "fedkd": "'u'",
     "fedlayerprune": "mask of 'model'",
     "fedlps": "mask of 'model'",
     "fedmask": "mask of 'bits'",
-    "fedmp": "numbers beside their model",
+    "fedmp": "numbers next to their model",
     "fedprune": "importance",
     "fedsnip": "sensitivity",
     "fixedprune": "mask of 'model'",
     "global-ft": "evidence",
-    "grove": "send numbers beside their model (better, tried)",
+    "grove": "send numbers next to their model (better, tried)",
     "hermes": "mask of 'model'",
-    "ifca": "numbers beside their model",
+    "ifca": "numbers next to their model",
     "lotteryfl": "mask of 'model'",
     "pfed1bs": "sketch",
     "pfedgate": "mask of 'model'",
-    "safl": "numbers beside their model",
+    "safl": "numbers next to their model",
 }
 """Methods whose clients send what cannot be protected, and a word of the sentence that says what."""
 
@@ -362,7 +362,7 @@ def test_messages_are_counted_by_client(tmp_path: Path) -> None:
     assert figures["privacy"]["messages"] == 2
     assert figures["privacy"]["epsilon"] is None
     assert "nothing is guaranteed" in privacy.make_notes(figures)[0]
-    assert privacy.epsilon(1.0, 0, 1e-5) == 0.0
+    assert privacy.compute_epsilon(1.0, 0, 1e-5) == 0.0
     assert privacy.summarise(replace(run, privacy=None), lines) == {}
     alone = make_run(small("local"), tmp_path, privacy=Privacy(1.0, 0.0))
     assert privacy.list_messages(alone, plan(alone, alone.initial_state)) == {
@@ -381,7 +381,7 @@ def test_epsilon_is_that_of_opacus() -> None:
     accountant = accountants.RDPAccountant()
     for _ in range(10):
         accountant.step(noise_multiplier=4.0, sample_rate=1.0)
-    found = privacy.epsilon(4.0, 10, 1e-5)
+    found = privacy.compute_epsilon(4.0, 10, 1e-5)
     assert found == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
     assert 3.5778 <= found <= 3.6278 + 1e-4
 
@@ -412,8 +412,10 @@ def test_a_run_tells_epsilon_and_is_resumed_exactly(tmp_path: Path) -> None:
     resumed = fedgrove.resume(tmp_path / "cut", engine="serial", progress=False)
     told = whole.summary["privacy"]
     assert told["messages"] <= 4
-    assert told["epsilon"] == pytest.approx(privacy.epsilon(2.0, told["messages"], 1e-5))
-    assert told["epsilon_replaced"] == pytest.approx(privacy.epsilon(1.0, told["messages"], 1e-5))
+    assert told["epsilon"] == pytest.approx(privacy.compute_epsilon(2.0, told["messages"], 1e-5))
+    assert told["epsilon_replaced"] == pytest.approx(
+        privacy.compute_epsilon(1.0, told["messages"], 1e-5)
+    )
     assert told["epsilon_replaced"] > told["epsilon"]
     assert resumed.summary["privacy"] == told
     assert resumed.summary["accuracy_clients"] == whole.summary["accuracy_clients"]
@@ -434,9 +436,9 @@ def test_words() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("clip=1", "it must say noise"),
-        ("noise=1", "it must say clip"),
-        ("clip=1,noise=x", "it must be words with their numbers"),
+        ("clip=1", "it must have noise"),
+        ("noise=1", "it must have clip"),
+        ("clip=1,noise=x", "it must be names with their numbers"),
         ("clip=1,clip=2,noise=1", "names clip twice"),
         ("clip=1,niose=1", "noise"),
         ("clip=0,noise=1", "privacy clip is 0"),

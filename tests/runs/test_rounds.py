@@ -39,7 +39,7 @@ from fedgrove.runs.folder import RunFolder
 from fedgrove.runs.lockstep import Member, train_alone
 from fedgrove.runs.memory import Memory
 from fedgrove.runs.rounds import Admission, draw_cohort, plan, plan_scoring, rounds
-from fedgrove.runs.run import build, recipe_of
+from fedgrove.runs.run import build, make_recipe
 from fedgrove.runs.scoring import count_kept, score_batch
 
 
@@ -74,7 +74,7 @@ def test_a_spoilt_report_is_left_out_and_the_others_count(value: float, tmp_path
     last = loop.send(answers(run, Serial(), next(loop).tasks))
     healthy = make_run(methods.FedAvg(), tmp_path / "good", cohort=4, rounds=1)
     mean = WeightedMean().start()
-    for report in reports(healthy, Serial(), plan(healthy, healthy.method.init(healthy.start))):
+    for report in reports(healthy, Serial(), plan(healthy, healthy.method.init(healthy.setup))):
         if report.of != 1:
             mean.add(report.give["model"].values, report.examples)
     assert trees.identical(last.state.model, mean.value())
@@ -266,7 +266,7 @@ def test_correct_by_hand() -> None:
 
 def test_finetuning_is_scored_for_each_length_and_the_last_model_kept(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, finetune=(0, 2))
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     before = {r.of: dict(r.metrics) for r in reports(run, Serial(), plan_scoring(run, state))}
     for report in admitted(run, Serial(), plan_scoring(run, state, "finetune")):
         assert report.give == {}
@@ -322,7 +322,7 @@ def test_the_data_sets_own_recipe(
     defaults: Defaults, recipe: LocalTraining, tmp_path: Path
 ) -> None:
     data = replace(federation((12,), (20, 20, 20), dtype=torch.float32), defaults=defaults)
-    assert recipe_of(data.defaults) == recipe
+    assert make_recipe(data.defaults) == recipe
     run = build(methods.FedAvg(), data, Memory(tmp_path))
     assert (run.method.local, run.rounds, run.cohort) == (recipe, 3, 2)
     own = build(
@@ -349,7 +349,7 @@ def test_a_federation_without_clients_is_refused(tmp_path: Path) -> None:
 def test_fresh_parameters_are_drawn_from_seed_and_number(tmp_path: Path) -> None:
     def drawn(seed: int, numbers: Sequence[int]) -> list[trees.Tree]:
         run = make_run(methods.FedAvg(), tmp_path, seed=seed)
-        return [run.start.fresh(j) for j in numbers]
+        return [run.setup.fresh(j) for j in numbers]
 
     first, second = drawn(0, (1, 2))
     assert trees.identical(first, drawn(0, (1,))[0])

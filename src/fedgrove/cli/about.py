@@ -80,7 +80,7 @@ def find_out() -> Index:
     from .. import methods
     from ..data.sets import SETS
     from ..parts.local import LocalTraining
-    from ..runs.run import recipe_of
+    from ..runs.run import make_recipe
 
     lists = {
         "methods": _methods(),
@@ -106,7 +106,7 @@ def find_out() -> Index:
     recipes = {}
     for name, known in SETS.items():
         # As part of a method that leaves its local training to the data set.
-        whole = setting_rows(methods.FedAvg(), recipe_of(known.defaults))
+        whole = setting_rows(methods.FedAvg(), make_recipe(known.defaults))
         recipes[name] = [row for row in whole if _is_of_recipe(row[0])]
     return Index(lists, docstrings, settings, recipes)
 

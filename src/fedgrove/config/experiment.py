@@ -23,7 +23,7 @@ from ..runs.faults import NO_FAULTS, Faults
 from ..runs.gate import NORM_BOUND, Gate
 from ..runs.memory import Memory
 from ..runs.privacy import Privacy
-from ..runs.run import Run, build, recipe_of
+from ..runs.run import Run, build, make_recipe
 from .settings import Draft, coerce, hints
 
 NUMBER_WORDS = (
@@ -172,7 +172,7 @@ class Experiment:
         """The data, divided among clients."""
         return Federations(data_dir).of(self)
 
-    def build(self, federation: Federation, memory: Memory, of_one_client: bool = False) -> Run:
+    def build(self, federation: Federation, memory: Memory, client_only: bool = False) -> Run:
         """The run that gives the result, or a client's own half of it; nothing is written."""
         return build(
             self.method,
@@ -192,7 +192,7 @@ class Experiment:
             init=self.init,
             freeze=self.freeze,
             per_task=self.per_task,
-            of_one_client=of_one_client,
+            client_only=client_only,
         )
 
     def resolved(self, run: Run) -> Experiment:
@@ -276,7 +276,7 @@ class Federations:
 
     def recipe(self, experiment: Experiment) -> LocalTraining:
         """How the data set trains a client by default."""
-        return recipe_of(self.defaults(experiment))
+        return make_recipe(self.defaults(experiment))
 
 
 def _check_nothing_else(experiment: Experiment, federation: Federation) -> None:

@@ -18,7 +18,7 @@ from ..data.federation import Examples
 from ..data.split import VALIDATION
 from ..errors import InputError
 from ..parts.local import LocalTraining
-from ..runs.run import recipe_of, with_recipe
+from ..runs.run import make_recipe, replace_recipe
 from .experiment import Experiment, Federations
 from .plan import plan
 
@@ -37,7 +37,7 @@ def smoke(experiment: Experiment, federations: Federations) -> Experiment:
     small = smaller(federation)
     recipe = experiment.method.local
     if recipe is None:
-        recipe = recipe_of(federation.defaults)
+        recipe = make_recipe(federation.defaults)
     lengths = (0, 1) if max(experiment.finetune) > 0 else (0,)
     small_experiment = dataclasses.replace(
         experiment,
@@ -85,7 +85,7 @@ def _with_enough_rounds(experiment: Experiment, federations: Federations) -> Exp
 
 def shorter(method: AnyMethod, recipe: LocalTraining) -> AnyMethod:
     """The method with one local epoch, and its own lengths as short as they can be."""
-    short = with_recipe(method, dataclasses.replace(recipe, epochs=1))
+    short = replace_recipe(method, dataclasses.replace(recipe, epochs=1))
     lengths: dict[str, Any] = {}
     for name, length in SHORT.items():
         # The fields of a frozen dataclass, and not its properties.

@@ -24,7 +24,7 @@ from ..runs.clock import DIGITS, Times, times
 from ..runs.files import SHORT
 from ..runs.memory import Memory, make_version
 from ..runs.rounds import count_exchanges, plan
-from ..runs.run import Run, build, recipe_of, with_recipe
+from ..runs.run import Run, build, make_recipe, replace_recipe
 from ..wire.codec import Bitmap, Dense
 from ..wire.ledger import Ledger
 from ..wire.message_costs import BroadcastCosts, count_report, count_task
@@ -95,7 +95,7 @@ def cost(
             seed=seed,
             freeze=freeze,
         )
-        played = _play(run, with_recipe(method, local), trace)
+        played = _play(run, replace_recipe(method, local), trace)
     layout = run.net.layout
     paper = count_paper_bytes(method, run.net, clients, cohort, rounds)
     # Four bytes per parameter, down and up.
@@ -128,7 +128,7 @@ def of_run(run: Run, net: str | nn.Module) -> dict[str, Any]:
         clients=len(run.infos),
         cohort=run.cohort,
         rounds=run.rounds,
-        recipe=recipe_of(run.federation.defaults),
+        recipe=make_recipe(run.federation.defaults),
         info=run.federation.info,
         trace=run.federation.trace,
         seed=run.seed,

@@ -140,7 +140,7 @@ def _built(
     experiment = _experiment(config, federation, half.code)
     with chdir(half.code or "."):
         # A net of the user's own is a file there too.
-        return experiment.build(federation, Memory(folder), of_one_client=True)
+        return experiment.build(federation, Memory(folder), client_only=True)
 
 
 def _experiment(config: str, federation: Federation, code: str | None) -> Experiment:

@@ -1,4 +1,4 @@
-"""What every report passes before it is folded into a model: one that would spoil it is refused."""
+"""The gate: refuses reports that are not what a task requests, or that would spoil the model."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ REFUSALS = {
 """Why a report can be refused."""
 
 NORM_BOUND = 100.0
-"""How many times longer than usual an update may be. Clients that have many times the examples of
-others make updates several times as long; lies worth telling are far longer."""
+"""How many times longer than usual an update may be. Clients with many times the examples of others
+make updates several times as long; harmful ones are far longer."""
 RECENT = 100
-"""How many lengths of updates of a kind are remembered."""
+"""How many recent lengths of updates of a kind are kept."""
 FEW_LENGTHS = 9
-"""So many lengths make a median that a few liars cannot move far."""
+"""This many lengths have a median that a few liars cannot move far."""
 
 
 class Refusal(NamedTuple):
-    """Why a report was refused: a word that is counted, and a sentence."""
+    """Why a report was refused: a key of :data:`REFUSALS`, and a sentence."""
 
     reason: str
     sentence: str
@@ -50,16 +50,16 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class Gate:
-    """Refuses reports that are not what was asked for or would spoil the model, and says why.
+    """Checks every report before it is folded.
 
-    A report must come from the client that was asked, hold the packets that the method says an
-    answer holds, with the same tensors, types, shapes and masks, and finite numbers; ``examples``
-    must be what the client enrolled with, since a client cannot buy weight by claiming more.
+    A report must come from the client of its task and have the packets that the method declares,
+    with the declared tensors, types, shapes and masks, and finite numbers. ``examples`` must be
+    what the client enrolled with: a client cannot get weight by claiming more.
     """
 
     norm: float = NORM_BOUND
-    """An update longer than so many times the median of recent ones, and longer than the model it
-    changes, is refused; 0: none is."""
+    """Refuse an update that is longer than the model it changes and longer than ``norm`` times the
+    median of recent ones; 0: refuse none for its length."""
 
     def __post_init__(self) -> None:
         check(self.norm == 0 or self.norm >= 1, "norm", self.norm, "0 (off) or 1 and more")
@@ -72,32 +72,36 @@ class Gate:
         info: ClientInfo,
         ruler: Ruler | None = None,
     ) -> Refusal | None:
-        """Why the answer to a task cannot be used; None if it can, its length aside.
+        """Return why the answer to a task cannot be used; None if it can, apart from its length.
 
-        With a ``ruler``, which then need not measure again for :meth:`lengths`.
+        Args:
+            report: The answer, which may be anything.
+            task: The task.
+            expected: What its report contains.
+            info: What the server knows about the client.
+            ruler: Measures the packets; :meth:`lengths` need not measure them again.
         """
-        # A length says that numbers are finite; where none is taken, their sum does so faster.
+        # A length shows that numbers are finite; without lengths their sum is faster.
         measures = ruler if self.norm else None
         try:
             if measures is not None:
-                measures.take_next()
-            return _refuses(report, task, expected, info, measures)
+                measures.start_report()
+            return _check_report(report, task, expected, info, measures)
         except Exception as error:
-            # A report from outside may hold anything at all: whatever cannot even be looked at is
-            # refused like the rest.
+            # An answer from outside may be anything: what cannot even be looked at is refused.
             return malformed(task, error)
 
     def lengths(self, report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
-        """How long the updates in a report are; nothing if they do not matter."""
-        return lengths_of(report, task, ruler) if self.norm else {}
+        """Return the lengths of a report's updates; nothing if they do not matter."""
+        return measure_lengths(report, task, ruler) if self.norm else {}
 
     def refuses_lengths(
         self, task: Task, lengths: Lengths, usual: Mapping[str, float]
     ) -> Refusal | None:
-        """Why an update is too long beside what is usual for its kind; None if it is not."""
+        """Return why an update is too long, compared with the usual length of its kind."""
         for name, (length, model_length) in lengths.items():
             factor = self.norm
-            if name.endswith(STATISTICS_OF):
+            if name.endswith(STATISTICS):
                 # Variances go with the square of the inputs' units, in which clients may differ.
                 factor = self.norm**4
             bound = factor * usual[kind_of(task, name)]
@@ -114,15 +118,15 @@ class Gate:
 
 
 def malformed(task: Task, error: Exception) -> Refusal:
-    """The refusal of a report that cannot even be looked at."""
+    """Return the refusal of a report that cannot even be looked at."""
     sentence = f"client {task.to} sent a malformed report: {type(error).__name__}: {error}."
     return Refusal("malformed", sentence)
 
 
-# ---- is it what was asked for --------------------------------------------------------------------
+# ---- is it what the task requests ----------------------------------------------------------------
 
 
-def _refuses(
+def _check_report(
     report: object, task: Task, expected: ExpectedReport, info: ClientInfo, ruler: Ruler | None
 ) -> Refusal | None:
     client = f"client {task.to}"
@@ -138,11 +142,10 @@ def _refuses(
             "examples",
             f"{client} claims {report.examples} examples but enrolled with {info.examples}.",
         )
-    reason = _refuses_metrics(report.metrics, expected)
+    reason = _check_metrics(report.metrics, expected)
     if reason is not None:
         return Refusal("metrics", f"{client} sent {reason}")
-    one_sided = sorted(report.give.keys() ^ expected.packets.keys())
-    if one_sided:
+    if report.give.keys() != expected.packets.keys():
         wanted = ", ".join(expected.packets) or "nothing"
         given = ", ".join(report.give) or "nothing"
         return Refusal(
@@ -151,29 +154,26 @@ def _refuses(
             "method declares what its reports contain with Give(..., expected=...).",
         )
     for name, form in expected.packets.items():
-        refusal = _refuses_packet(report.give[name], form, task.send.get(name), ruler)
+        refusal = _check_packet(report.give[name], form, task.send.get(name), ruler)
         if refusal is not None:
             return Refusal(refusal.reason, f"{client} sent {name} with {refusal.sentence}")
     return None
 
 
-def _refuses_metrics(metrics: Mapping[str, float], expected: ExpectedReport) -> str | None:
+def _check_metrics(metrics: Mapping[str, float], expected: ExpectedReport) -> str | None:
     for name, number in metrics.items():
         if not math.isfinite(number):
             return f"{name} = {number}, which is not finite."
     for name in expected.metrics:
         if name not in metrics:
             return f"no {name}, which the answer must hold."
-    ranges = {**expected.metrics, **expected.optional}
-    for name, (lowest, highest) in ranges.items():
-        if name not in metrics:
-            continue
-        if not lowest <= metrics[name] <= highest:
+    for name, (lowest, highest) in {**expected.metrics, **expected.optional}.items():
+        if name in metrics and not lowest <= metrics[name] <= highest:
             return f"{name} = {metrics[name]:g}; it must be between {lowest:g} and {highest:g}."
     return None
 
 
-def _refuses_packet(
+def _check_packet(
     packet: Packet, form: ExpectedPacket, sent: Packet | None, ruler: Ruler | None
 ) -> Refusal | None:
     # All shapes before any value: a wrong shape is the more telling reason.
@@ -183,8 +183,8 @@ def _refuses_packet(
         return Refusal("tensors", f"other tensors than were asked for: {what}.")
     for name, (dtype, shape) in form.tensors.items():
         leaf = packet.values[name]
-        is_plain = isinstance(leaf, Tensor) and leaf.layout is torch.strided
-        if not is_plain:
+        is_dense = isinstance(leaf, Tensor) and leaf.layout is torch.strided
+        if not is_dense:
             return Refusal("tensors", f"something else than a dense tensor in {name}.")
         if leaf.dtype != dtype or tuple(leaf.shape) != shape:
             return Refusal(
@@ -192,7 +192,7 @@ def _refuses_packet(
                 f"{leaf.dtype} of shape {tuple(leaf.shape)} in {name}; it must be {dtype} of "
                 f"shape {shape}.",
             )
-    reason = _refuses_mask(packet, form)
+    reason = _check_mask(packet, form)
     if reason is not None:
         return Refusal("mask", reason)
     # What is infinite or no number makes a change that is not finite, whatever was sent.
@@ -209,14 +209,14 @@ def _refuses_packet(
     return None
 
 
-def _refuses_mask(packet: Packet, form: ExpectedPacket) -> str | None:
+def _check_mask(packet: Packet, form: ExpectedPacket) -> str | None:
     mask = packet.mask
     if mask is None:
         needs_one = form.mask is not None and form.mask != "own"
         return "no mask where it must have one." if needs_one else None
     if form.mask is None:
         return "a mask where it must have none."
-    if form.mask != "own" and not _same_mask(mask, form.mask):
+    if form.mask != "own" and not is_same_mask(mask, form.mask):
         return "another mask than it was sent."
     for name, kept in mask.items():
         if name not in form.tensors:
@@ -230,17 +230,20 @@ def _refuses_mask(packet: Packet, form: ExpectedPacket) -> str | None:
     return None
 
 
-def _same_mask(mask: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def is_same_mask(mask: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two masks are equal, wherever their tensors are."""
     # Most clients return the very mask they were sent.
     if mask is other:
         return True
     if mask.keys() != other.keys():
         return False
-    return all(kept is other[name] or torch.equal(kept, other[name]) for name, kept in mask.items())
+    for name, kept in mask.items():
+        if kept is not other[name] and not torch.equal(kept.cpu(), other[name].cpu()):
+            return False
+    return True
 
 
 def _is_finite(value: Tensor) -> bool:
-    """Whether all numbers are finite."""
     # One pass without a temporary in the usual case: a finite sum has only finite terms. A sum that
     # is not finite may only be too large, so then each number is looked at.
     if math.isfinite(float(value.sum())):
@@ -248,25 +251,25 @@ def _is_finite(value: Tensor) -> bool:
     return bool(torch.isfinite(value).all())
 
 
-# ---- how long are updates ------------------------------------------------------------------------
+# ---- how long updates are ------------------------------------------------------------------------
 
-STATISTICS_OF = ", statistics"
-"""Running statistics have a length of their own, under the packet's name and this."""
+STATISTICS = ", statistics"
+"""Running statistics have their own length, under the packet's name with this ending."""
 
 Lengths = Mapping[str, tuple[float, float]]
-"""By packet: the length of the update, and of the model it changes (0 where nothing was sent)."""
+"""By packet: the length of the update, and of the model it changes (0 if nothing was sent)."""
 
 
 def kind_of(task: Task, packet: str) -> str:
-    """Updates of one kind have comparable lengths: the same packet of the same work."""
+    """Return the kind of an update: those of one packet and verb have comparable lengths."""
     return f"{task.verb.partition(':')[0]}/{packet}"
 
 
-def lengths_of(report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
-    """The Euclidean length of what each packet changes, or of what it holds if it is new.
+def measure_lengths(report: Report, task: Task, ruler: Ruler | None = None) -> Lengths:
+    """Return the Euclidean length of what each packet changes, or of a new packet itself.
 
-    A new packet is an update of the model under another name, or evidence of it, so it is measured
-    beside all that was sent. One without floating-point numbers has no length.
+    A new packet is an update of the model under another name, or evidence about it, so it is
+    compared with all that was sent. One without floating-point numbers has no length.
     """
     if ruler is None:
         ruler = Ruler()
@@ -275,8 +278,7 @@ def lengths_of(report: Report, task: Task, ruler: Ruler | None = None) -> Length
         sent = task.send.get(name)
         for kind, change in ruler.changes(packet, sent).items():
             if sent is None:
-                sent_lengths = [ruler.length(other) for other in task.send.values()]
-                model_length = math.hypot(*sent_lengths)
+                model_length = math.hypot(*[ruler.length(other) for other in task.send.values()])
             else:
                 model_length = ruler.length(sent, change.names)
             lengths[f"{name}{kind}"] = (change.length, model_length)
@@ -284,74 +286,79 @@ def lengths_of(report: Report, task: Task, ruler: Ruler | None = None) -> Length
 
 
 NOTHING: Mapping[str, Tensor] = {}
-"""One for all packets that nothing was sent for: it is recognised by its id."""
+"""What was sent for a new packet: one object, since it is recognised by its id."""
 
 
 class Change(NamedTuple):
-    """How long a change of some leaves is."""
+    """The length of a change of some leaves."""
 
     length: float
     names: tuple[str, ...]
 
 
 NUMBERS_AT_ONCE = 1 << 28
-"""A card's memory for differences: so many numbers."""
-STACKS_ON_CARD = 16
-"""The lengths of so many stacks are remembered, and the stacks held."""
-MODELS_ON_CARD = 8
-"""So many models that were sent stay on a card: one, or one per group, goes to many clients."""
+"""How many differences a GPU keeps at once."""
+MOST_STACKS = 16
+"""How many stacks of clients have their lengths cached."""
+MOST_MODELS = 8
+"""How many sent models stay on a GPU: one, or one per group, goes to many clients."""
 
 
 class Ruler:
-    """Measures the packets of one exchange, each once: a model that goes to all clients too."""
+    """Measures the packets of one exchange, each once: also a model that all clients are sent."""
 
     def __init__(self) -> None:
-        # By the id of a packet's values, which are held with it: the id is then no one else's.
-        self._held: dict[int, Mapping[str, Tensor]] = {}
+        # By the id of a packet's values. The values are kept alive, so that their ids stay theirs.
+        self._alive: dict[int, Mapping[str, Tensor]] = {}
         self._lengths: dict[tuple[int, tuple[str, ...] | None], float] = {}
-        self._on_card: dict[tuple[int, tuple[str, ...], torch.device], Tensor] = {}
-        # Of all rows of a stack at once, by their address and what they are compared with; the rows
-        # are held with it: the address is then no one else's.
-        self._of_stacks: dict[tuple[int, int, tuple[str, ...]], tuple[Tensor, list[float]]] = {}
+        self._models: dict[tuple[int, tuple[str, ...], torch.device], Tensor] = {}
+        # Lengths of all rows of a stack, by its address and what the rows are compared with. The
+        # rows are kept alive, so that the address stays theirs.
+        self._stacks: dict[tuple[int, int, tuple[str, ...]], tuple[Tensor, list[float]]] = {}
         self._seen: set[tuple[int, int, tuple[str, ...]]] = set()
-        # By the id of a packet: those of the report at hand only, since a cohort may be large.
+        # By the id of a packet; of one report only, since a cohort may be large.
         self._changes: dict[int, tuple[Packet, dict[str, Change]]] = {}
 
-    def take_next(self) -> None:
-        """The next report is at hand."""
+    def start_report(self) -> None:
+        """Drop the changes of the last report."""
         self._changes.clear()
 
     def changes(self, packet: Packet, sent: Packet | None) -> Mapping[str, Change]:
-        """What a packet changes: its weights, under "", and running statistics, if it has any."""
+        """Return what a packet changes: its weights, under "", and running statistics, if any."""
         if id(packet) not in self._changes:
             before = NOTHING if sent is None else sent.values
             changes = {}
             for kind, names in _names_by_kind(packet).items():
-                length = self._change_on_card(packet.values, before, names)
+                length = self._change_on_gpu(packet.values, before, names)
                 if length is None:
-                    length = _length(_parts_of_change(packet.values, before, names))
+                    length = _length(_changed_chunks(packet.values, before, names))
                 changes[kind] = Change(length, names)
             self._changes[id(packet)] = (packet, changes)
         return self._changes[id(packet)][1]
 
     def length(self, sent: Packet, names: tuple[str, ...] | None = None) -> float:
-        """How long a packet is that was sent, or its leaves of these names."""
+        """Return the length of a sent packet, or of its leaves with these names."""
         key = (id(sent.values), names)
         if key not in self._lengths:
-            self._held[id(sent.values)] = sent.values
+            self._alive[id(sent.values)] = sent.values
             chosen = sent.values if names is None else names
-            leaves = {name: sent.values[name] for name in chosen if name in sent.values}
-            length = _length_on_card(leaves)
-            if length is None:
-                length = _length(part for leaf in leaves.values() for part in _parts(leaf))
-            self._lengths[key] = length
+            leaves = trees.pick(sent.values, [name for name in chosen if name in sent.values])
+            vector = trees.as_vector(leaves)
+            copy = None
+            if vector is not None and vector.is_floating_point():
+                copy = gpu_copies.find_copy(vector)
+            if copy is not None:
+                self._lengths[key] = _row_lengths(copy.unsqueeze(0), None)[0]
+            else:
+                chunks = (chunk for leaf in leaves.values() for chunk in _chunks(leaf))
+                self._lengths[key] = _length(chunks)
         return self._lengths[key]
 
-    def _change_on_card(
+    def _change_on_gpu(
         self, after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: tuple[str, ...]
     ) -> float | None:
-        """The length of a change where the leaves lie on a card as well; None where they do not."""
-        vector = trees.as_vector({name: after[name] for name in names})
+        """Return the length of a change of leaves that have GPU copies; None without copies."""
+        vector = trees.as_vector(trees.pick(after, names))
         found = None if vector is None else gpu_copies.find_row(vector)
         if found is None:
             return None
@@ -359,83 +366,73 @@ class Ruler:
             return None
         rows, row = found
         key = (rows.data_ptr(), id(before), names)
-        if key not in self._of_stacks:
-            self._held[id(before)] = before
+        if key not in self._stacks:
+            self._alive[id(before)] = before
             # Every client may have been sent something else: then each row is measured once.
             is_first = key not in self._seen
             self._seen.add(key)
             if is_first and not _is_on(before, names, rows.device):
-                # The CPU has measured one client before a card has what this one was sent.
+                # The CPU measures one client faster than a GPU gets what it was sent.
                 return None
-            sent = self._sent_on_card(before, names, rows.device)
+            sent = self._sent_on_gpu(before, names, rows.device)
             if is_first:
-                return _lengths_of_rows(rows[row : row + 1], sent)[0]
-            # For all clients of the stack, also where few of them were sent this: to ask a card
-            # takes longer than its answer.
-            if len(self._of_stacks) == STACKS_ON_CARD:
-                del self._of_stacks[next(iter(self._of_stacks))]
-            self._of_stacks[key] = (rows, _lengths_of_rows(rows, sent))
-        return self._of_stacks[key][1][row]
+                return _row_lengths(rows[row : row + 1], sent)[0]
+            # For all clients of the stack, even if few of them were sent this: a call of the GPU
+            # takes longer than its work.
+            if len(self._stacks) == MOST_STACKS:
+                del self._stacks[next(iter(self._stacks))]
+            self._stacks[key] = (rows, _row_lengths(rows, sent))
+        return self._stacks[key][1][row]
 
-    def _sent_on_card(
+    def _sent_on_gpu(
         self, before: Mapping[str, Tensor], names: tuple[str, ...], device: torch.device
     ) -> Tensor | None:
-        """What was sent as a vector on the card; None if nothing was."""
+        """Return what was sent as a vector on the GPU; None if nothing was."""
         if not before:
             return None
         key = (id(before), names, device)
-        if key not in self._on_card:
+        if key not in self._models:
             leaves = trees.pick(before, names)
-            as_sent = trees.as_vector(leaves)
-            as_sent = trees.flatten(leaves) if as_sent is None else as_sent
-            if len(self._on_card) == MODELS_ON_CARD:
-                del self._on_card[next(iter(self._on_card))]
-            self._on_card[key] = gpu_copies.read_on(as_sent, device)
-        return self._on_card[key]
+            vector = trees.as_vector(leaves)
+            if vector is None:
+                vector = trees.flatten(leaves)
+            if len(self._models) == MOST_MODELS:
+                del self._models[next(iter(self._models))]
+            self._models[key] = gpu_copies.read_on(vector, device)
+        return self._models[key]
 
 
 def _is_on(sent: Mapping[str, Tensor], names: tuple[str, ...], device: torch.device) -> bool:
-    """Whether what was sent lies on a card already, as nothing does."""
+    """Whether what was sent is on a device already; nothing always is."""
     leaves = trees.pick(sent, names) if sent else {}
     if all(leaf.device == device for leaf in leaves.values()):
         return True
     vector = trees.as_vector(leaves)
-    on_gpu = None if vector is None else gpu_copies.find_copy(vector)
-    return on_gpu is not None and on_gpu.device == device
+    copy = None if vector is None else gpu_copies.find_copy(vector)
+    return copy is not None and copy.device == device
 
 
-def _length_on_card(leaves: Mapping[str, Tensor]) -> float | None:
-    """How long leaves are that lie on a card as well; None where they do not."""
-    vector = trees.as_vector(leaves)
-    on_gpu = (
-        None if vector is None or not vector.is_floating_point() else gpu_copies.find_copy(vector)
-    )
-    return None if on_gpu is None else _lengths_of_rows(on_gpu.unsqueeze(0), None)[0]
-
-
-def _lengths_of_rows(rows: Tensor, sent: Tensor | None) -> list[float]:
-    """The length of each row's change, or of the row where nothing was sent."""
+def _row_lengths(rows: Tensor, sent: Tensor | None) -> list[float]:
+    """Return the length of each row's change, or of the row if nothing was sent."""
     lengths: list[Tensor] = []
-    per_part = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
-    for part in torch.split(rows, per_part):
-        change = part if sent is None else part - sent
-        # A card has no trouble with squares in float64.
+    rows_at_once = max(1, NUMBERS_AT_ONCE // max(1, rows.shape[1]))
+    for some in torch.split(rows, rows_at_once):
+        change = some if sent is None else some - sent
+        # Squares in float64 cost a GPU little.
         lengths.append(torch.linalg.vector_norm(change, dim=1, dtype=torch.float64))
     values: list[float] = torch.cat(lengths).tolist()
     return values
 
 
 def _names_by_kind(packet: Packet) -> dict[str, tuple[str, ...]]:
-    """The names of a packet's weights and of its running statistics, by what a length is called."""
-    weights = []
-    statistics = []
+    """Return the names of a packet's weights and of its running statistics, if it has them."""
+    names: dict[str, list[str]] = {"": [], STATISTICS: []}
     for name, leaf in packet.values.items():
         if is_parameter(name, leaf):
-            weights.append(name)
+            names[""].append(name)
         elif leaf.is_floating_point():
-            statistics.append(name)
-    names = {"": tuple(weights), STATISTICS_OF: tuple(statistics)}
-    return {kind: those for kind, those in names.items() if those}
+            names[STATISTICS].append(name)
+    return {kind: tuple(those) for kind, those in names.items() if those}
 
 
 def _is_new(leaf: Tensor, before: Tensor | None) -> bool:
@@ -444,49 +441,48 @@ def _is_new(leaf: Tensor, before: Tensor | None) -> bool:
 
 
 CHUNK = 1 << 16
-"""So many numbers at once stay in a core's cache between a difference and its length."""
+"""This many numbers stay in a core's cache between their difference and its length."""
 
 
-def _parts(leaf: Tensor) -> Sequence[Tensor]:
-    """A leaf in parts of at most ``CHUNK`` numbers."""
-    # The parts are those of each leaf, never of a whole tree: lengths are then the same to the bit
-    # wherever an engine puts the leaves.
+def _chunks(leaf: Tensor) -> Sequence[Tensor]:
+    # Chunks of each leaf, never of a whole tree: lengths are then the same to the bit wherever an
+    # engine puts the leaves.
     if leaf.numel() <= CHUNK:
         return (leaf,)
     return torch.split(leaf.reshape(-1), CHUNK)
 
 
-def _parts_of_change(
+def _changed_chunks(
     after: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]
 ) -> Iterator[Tensor]:
-    """What leaves add to those that were sent, part by part."""
+    """Yield the change of leaves, chunk by chunk."""
     for name in names:
         old = before.get(name)
         if old is None or _is_new(after[name], old):
-            yield from _parts(after[name])
+            yield from _chunks(after[name])
             continue
-        for part, old_part in zip(_parts(after[name]), _parts(old), strict=True):
-            yield part - old_part
+        for chunk, old_chunk in zip(_chunks(after[name]), _chunks(old), strict=True):
+            yield chunk - old_chunk
 
 
-def _length(parts: Iterable[Tensor]) -> float:
-    """The Euclidean length of all parts together, but for whole numbers."""
+def _length(chunks: Iterable[Tensor]) -> float:
+    """Return the Euclidean length of all chunks together, without those of whole numbers."""
     norms = []
-    for part in parts:
-        if not part.is_floating_point():
+    for chunk in chunks:
+        if not chunk.is_floating_point():
             continue
-        norm = float(torch.linalg.vector_norm(part))
+        norm = float(torch.linalg.vector_norm(chunk))
         if not math.isfinite(norm):
             # The square of a finite float32 may be too large for one; float64 takes ten times as
             # long.
-            norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+            norm = float(torch.linalg.vector_norm(chunk, dtype=torch.float64))
         norms.append(norm)
     # Not a sum of squares, which may be too large for a number.
     return math.hypot(*norms)
 
 
 class RecentLengths:
-    """The lengths of recent updates, by kind; a run's checkpoint holds them."""
+    """The lengths of recent updates, by kind; a run's checkpoint has them."""
 
     def __init__(self, by_kind: Mapping[str, Sequence[float]] | None = None) -> None:
         self.by_kind = {kind: list(recent) for kind, recent in (by_kind or {}).items()}
@@ -497,9 +493,9 @@ class RecentLengths:
         return all(len(self.by_kind.get(kind, ())) >= FEW_LENGTHS for kind in kinds)
 
     def usual(self, now: Iterable[tuple[Task, Lengths]]) -> dict[str, float]:
-        """The median of each kind of the updates that came ``now``.
+        """Return the median length of each kind among the updates that came ``now``.
 
-        Where there are too few recent ones, those that came now count too.
+        They count themselves only if there are too few recent ones.
         """
         recent: dict[str, list[float]] = {}
         single: dict[str, float] = {}

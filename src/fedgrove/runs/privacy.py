@@ -1,15 +1,14 @@
-"""Differential privacy at the client: what leaves it is clipped and gets noise, or it is refused.
+"""Differential privacy at the client: what leaves it is clipped and gets noise, or is refused.
 
-A message of a client is protected where all that it holds is a change of something that the server
+A client's message is protected if it contains nothing but a change of something that the server
 knows: a model that was sent to the client, or an update. Let u be that change over all packets as
 one vector, C the clip and z the noise multiplier; the client sends the server's own values plus
 
     u · min(1, C / |u|) + N(0, (z·C)²) for each number that is kept.
 
 Whatever a method computes before that, the message depends on the client's data through u alone.
-What cannot be treated so (numbers beside the packets, masks that a client chose, scores, signs) is
-refused (:func:`protected`): it is better to refuse than to promise. docs/privacy.md says what this
-guarantees, and what it does not.
+Anything else (numbers next to the packets, masks that a client chose, scores, signs) is refused
+(:func:`find_references`). docs/privacy.md says what this guarantees, and what it does not.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import secrets
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,16 +39,17 @@ from ..core import (
 )
 from ..errors import InputError, check, unknown
 from ..nets import Net
-from ..trees import Mask, Tree
+from ..trees import Tree
+from .gate import is_same_mask
 from .guard import explain_errors
 
 if TYPE_CHECKING:
     from .run import Run
 
 UPDATE = "update"
-"""What methods call a packet that is a change already, and not the changed model."""
+"""The name of packets that are a change, and not the changed model."""
 SAMPLING_RATE = 1.0
-"""The server draws the cohort and sees who answers: to it, sampling hides nobody."""
+"""The server draws the cohort and sees who answers: sampling hides nobody from it."""
 EXAMPLE = "clip=1.0,noise=0.8"
 
 
@@ -62,11 +62,11 @@ class Privacy:
     """
 
     clip: float
-    """The longest a change may be, in the L2 norm over the whole message."""
+    """The largest L2 norm of a change, over the whole message."""
     noise: float
     """The noise's standard deviation, in clips; 0: none, and no guarantee."""
     delta: float = 1e-5
-    """The delta for which epsilon is told."""
+    """The delta for which epsilon is reported."""
     secret: bool = False
     """Draw noise that nobody can draw again, instead of from the run's seed, which the server
     knows: for real clients. Such a run cannot be repeated."""
@@ -80,85 +80,89 @@ class Privacy:
 
     @classmethod
     def parse(cls, text: str) -> Privacy:
-        """From the words of the command line: ``clip=1.0,noise=0.8``."""
+        """Read what ``--privacy`` takes: ``clip=1.0,noise=0.8``."""
         names = [each.name for each in fields(cls)]
         numbers: dict[str, float] = {}
-        for word in text.split(","):
-            name, _, number = word.partition("=")
+        for part in text.split(","):
+            name, _, number = part.partition("=")
             name = name.strip()
             if name not in names:
-                raise unknown("word of privacy", name, names)
+                raise unknown("setting of privacy", name, names)
             if name in numbers:
                 raise InputError(f"privacy is '{text}'; it names {name} twice.")
             try:
                 numbers[name] = float(number)
             except ValueError:
                 raise InputError(
-                    f"privacy is '{text}'; it must be words with their numbers, as {EXAMPLE}."
+                    f"privacy is '{text}'; it must be names with their numbers, as {EXAMPLE}."
                 ) from None
         for name in ("clip", "noise"):
             if name not in numbers:
-                raise InputError(f"privacy is '{text}'; it must say {name}, as in {EXAMPLE}.")
+                raise InputError(f"privacy is '{text}'; it must have {name}, as in {EXAMPLE}.")
         secret = numbers.pop("secret", 0.0)
         check(secret in (0, 1), "privacy secret", secret, "0 or 1")
         return cls(**numbers, secret=bool(secret))
 
     @property
     def does_nothing(self) -> bool:
-        """Whether messages leave as they are."""
+        """Whether messages leave unchanged."""
         return self.noise == 0 and self.clip == math.inf
 
 
 # ---- what can be protected -----------------------------------------------------------------------
 
 
-def protected(task: Task, expected: ExpectedReport, net: Net, method: str) -> dict[str, Tree]:
-    """For each packet of the answer, the values that the server knows and the change starts from.
+def find_references(task: Task, expected: ExpectedReport, net: Net, method: str) -> dict[str, Tree]:
+    """Return, for each packet of a report, the values that its change starts from.
 
-    An update starts from nothing, and has an empty tree. Refused is a method whose answer holds
-    anything else: ``expected`` says what, and is made from the task alone.
+    Args:
+        task: The task.
+        expected: What the report on it contains.
+        net: The run's network.
+        method: The method's name, for error messages.
+
+    Returns:
+        Values that the server knows, by packet; an empty tree for an update.
+
+    Raises:
+        InputError: The report contains anything that cannot be protected.
     """
     numbers = [*expected.metrics, *expected.optional]
     if numbers:
-        raise _refusal(method, f"send numbers beside their model ({_few(numbers)})")
+        raise _refuse(method, f"send numbers next to their model ({_list_few(numbers)})")
     buffers = {name for each in (net, *net.nets.values()) for name in each.layout.buffers}
-    known: dict[str, Tree] = {}
+    references: dict[str, Tree] = {}
     for name, form in expected.packets.items():
         if form.mask == "own":
-            raise _refusal(method, f"choose the mask of {name!r} from their data")
+            raise _refuse(method, f"choose the mask of {name!r} from their data")
         if not all(dtype.is_floating_point for dtype, _ in form.tensors.values()):
-            raise _refusal(method, f"send {name!r}, which is no real numbers")
+            raise _refuse(method, f"send {name!r}, which is no real numbers")
         statistics = sorted(buffers & form.tensors.keys())
         if statistics:
             # Noise could make a variance negative, and clipping by the norm of all leaves nothing
             # of the weights where statistics are large. Opacus refuses BatchNorm, too.
             raise InputError(
                 f"with --privacy clients cannot send running statistics of their data "
-                f"({_few(statistics)}); take a net without BatchNorm, as bn-cnn2:norm=group, or "
-                "fedbn, which keeps norm layers at home."
+                f"({_list_few(statistics)}); take a net without BatchNorm, as bn-cnn2:norm=group, "
+                "or fedbn, which keeps norm layers on the client."
             )
-        known[name] = _reference(task, name, form, method)
-    return known
+        references[name] = {}
+        if name != UPDATE:
+            sent = task.send.get(name)
+            if sent is None or ExpectedPacket.of(sent.values).tensors != form.tensors:
+                raise _refuse(method, f"send {name!r}, which is no change of what they were sent")
+            references[name] = sent.values
+    return references
 
 
-def _reference(task: Task, name: str, form: ExpectedPacket, method: str) -> Tree:
-    """What the server knows of a packet, or nothing if it is an update."""
-    if name == UPDATE:
-        return {}
-    sent = task.send.get(name)
-    if sent is None or ExpectedPacket.of(sent.values).tensors != form.tensors:
-        raise _refusal(method, f"send {name!r}, which is no change of what they were sent")
-    return sent.values
-
-
-def _refusal(method: str, what: str) -> InputError:
+def _refuse(method: str, what: str) -> InputError:
     return InputError(
         f"{method} cannot run with --privacy: its clients {what}, and noise on the model would "
-        "not hide what that tells of their data. docs/privacy.md lists the methods that can."
+        "not hide what that tells about their data. docs/privacy.md lists the methods that can."
     )
 
 
-def _few(names: Sequence[str], most: int = 3) -> str:
+def _list_few(names: Sequence[str], most: int = 3) -> str:
     listed = ", ".join(names[:most])
     return listed if len(names) <= most else f"{listed}, ..."
 
@@ -167,24 +171,22 @@ def check_protected(run: Run) -> None:
     """Refuse a method that cannot be protected, and a missing accountant, before a run begins."""
     if run.privacy is None:
         return
-    name = methods.name_of(run.method)
     with explain_errors(run.method, "plan"):
         tasks = run.server.plan(run.initial_state, run.sample(run.cohort))
     check_tasks(run, tasks)
-    # A method that does not say so is refused when it plans such an exchange.
+    # Another method is refused when it plans such an exchange.
     if isinstance(run.method, WithLaterMessages) and run.method.sends_later:
-        raise _refusal(name, run.method.sends_later)
+        raise _refuse(methods.name_of(run.method), run.method.sends_later)
     if run.privacy.noise > 0:
-        _accountant()
+        _make_accountant()
 
 
 def check_tasks(run: Run, tasks: Iterable[Task]) -> None:
-    """Refuse tasks whose answers cannot be protected, before any is sent."""
+    """Refuse tasks whose reports cannot be protected, before any is sent."""
     if run.privacy is None:
         return
-    name = methods.name_of(run.method)
     for task in tasks:
-        protected(task, run.expected(task), run.net, name)
+        find_references(task, run.expected(task), run.net, methods.name_of(run.method))
 
 
 # ---- what leaves a client ------------------------------------------------------------------------
@@ -193,26 +195,28 @@ def check_tasks(run: Run, tasks: Iterable[Task]) -> None:
 def protect(
     run: Run, task: Task, expected: ExpectedReport, outcome: Outcome, client: Client
 ) -> Outcome:
-    """What may leave a client of what it wants to give."""
+    """Return what may leave a client: its packets, clipped and with noise.
+
+    Raises:
+        InputError: The outcome is not what ``expected`` announces, or cannot be protected.
+    """
     privacy = run.privacy
     if privacy is None or task.verb in SCORING_VERBS or privacy.does_nothing:
         return outcome
     method = methods.name_of(run.method)
-    known = protected(task, expected, run.net, method)
+    references = find_references(task, expected, run.net, method)
     # The server's gate would refuse the same, but by then it would have been sent.
     if outcome.metrics:
-        raise _refusal(method, f"send numbers beside their model ({_few(list(outcome.metrics))})")
+        numbers = _list_few(list(outcome.metrics))
+        raise _refuse(method, f"send numbers next to their model ({numbers})")
     if outcome.give.keys() != expected.packets.keys():
-        raise _refusal(method, f"send {_few(list(outcome.give))}, which is not what was announced")
+        sent = _list_few(list(outcome.give))
+        raise _refuse(method, f"send {sent}, which is not what was announced")
     changes: dict[str, Tree] = {}
     for name, packet in outcome.give.items():
-        form = expected.packets[name]
-        if ExpectedPacket.of(packet.values).tensors != form.tensors or not _same(
-            packet.mask, form.mask
-        ):
-            raise _refusal(method, f"send {name!r} in another form than was announced")
-        changes[name] = _change(packet, known[name])
-    shrink = _shrink(changes, privacy.clip)
+        _check_form(method, name, packet, expected.packets[name])
+        changes[name] = _find_change(packet, references[name])
+    shrink = _find_shrink(changes, privacy.clip)
     if shrink == 1 and privacy.noise == 0:
         # As it is, to the bit: a difference and a sum would round.
         return outcome
@@ -221,63 +225,64 @@ def protect(
     for name, packet in outcome.give.items():
         noised: Tree = {}
         for leaf, change in changes[name].items():
-            # Where the training diverged there is no direction to keep: noise alone is sent.
+            # If the training diverged there is no direction to keep: noise alone is sent.
             clipped = change * shrink if shrink else torch.zeros_like(change)
-            noise = _standard_normal(change.shape, generator)
+            noise = _draw_normal(change.shape, generator)
             moved = clipped + privacy.noise * privacy.clip * noise
-            noised[leaf] = _put(moved, packet, known[name], leaf)
+            noised[leaf] = _add_change(moved, packet, references[name], leaf)
         give[name] = Packet(noised, packet.mask)
     memory = outcome.memory
     if privacy.secret and memory:
-        # Versions of a memory are named by a checksum of it, which the server sees: with a salt
-        # nobody can try out what the memory might be.
+        # The server sees the checksum of a memory in its version: with a salt nobody can try out
+        # what the memory might be.
         salt = torch.tensor([secrets.randbits(62), secrets.randbits(62)])
         memory = {**memory, "privacy.salt": {"salt": salt}}
     return replace(outcome, give=give, memory=memory)
 
 
-def _standard_normal(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
-    """Normal numbers; without a generator from the operating system, which no seed gives again."""
+def _check_form(method: str, name: str, packet: Packet, form: ExpectedPacket) -> None:
+    if packet.mask is None or form.mask is None or form.mask == "own":
+        is_announced = packet.mask is form.mask
+    else:
+        is_announced = is_same_mask(packet.mask, form.mask)
+    if ExpectedPacket.of(packet.values).tensors != form.tensors or not is_announced:
+        raise _refuse(method, f"send {name!r} in another form than was announced")
+
+
+def _draw_normal(shape: torch.Size, generator: torch.Generator | None) -> Tensor:
+    """Draw normal numbers; without a generator from the operating system, which has no seed."""
     if generator is not None:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
     count = shape.numel()
-    words = np.frombuffer(secrets.token_bytes(16 * count), np.uint64).reshape(2, count)
-    # The upper 53 bits, which is what a double holds; never 0, of which there is no logarithm.
-    first, second = ((words >> 11) + 0.5) / 2.0**53
+    bits = np.frombuffer(secrets.token_bytes(16 * count), np.uint64).reshape(2, count)
+    # The upper 53 bits, which is what a double holds; never 0, which has no logarithm.
+    first, second = ((bits >> 11) + 0.5) / 2.0**53
     # Box and Muller's transform.
     drawn = np.sqrt(-2 * np.log(first)) * np.cos(2 * np.pi * second)
     return torch.from_numpy(drawn).reshape(shape)
 
 
-def _same(mask: Mask | None, announced: Mask | str | None) -> bool:
-    if mask is None or not isinstance(announced, dict):
-        return mask is None and announced is None
-    if mask.keys() != announced.keys():
-        return False
-    return all(torch.equal(mask[name].cpu(), announced[name].cpu()) for name in mask)
-
-
-def _change(packet: Packet, known: Tree) -> Tree:
-    """The packet's change of what the server knows, 0 outside its mask; in double precision."""
+def _find_change(packet: Packet, reference: Tree) -> Tree:
+    """Return a packet's change from its reference, 0 outside its mask, in double precision."""
     change: Tree = {}
     for leaf, value in packet.values.items():
         # On the CPU, where noise is drawn: the same on every engine and device.
         moved = value.detach().cpu().double()
-        if known:
-            moved = moved - known[leaf].detach().cpu().double()
-        change[leaf] = _kept(moved, packet, leaf)
+        if reference:
+            moved = moved - reference[leaf].detach().cpu().double()
+        change[leaf] = _apply_mask(moved, packet, leaf)
     return change
 
 
-def _kept(value: Tensor, packet: Packet, leaf: str) -> Tensor:
-    """The value with 0 where the packet's mask leaves nothing."""
+def _apply_mask(value: Tensor, packet: Packet, leaf: str) -> Tensor:
+    """Return the value with 0 outside the packet's mask."""
     if packet.mask is None or leaf not in packet.mask:
         return value
     return value.masked_fill(~packet.mask[leaf].cpu(), 0)
 
 
-def _shrink(changes: Mapping[str, Tree], clip: float) -> float:
-    """What all changes together are multiplied by, so that they are no longer than ``clip``."""
+def _find_shrink(changes: Mapping[str, Tree], clip: float) -> float:
+    """Return the factor that makes all changes together no longer than ``clip``."""
     squares = [(leaf * leaf).sum() for change in changes.values() for leaf in change.values()]
     length = math.sqrt(float(torch.stack(squares).sum())) if squares else 0.0
     if not math.isfinite(length):
@@ -285,25 +290,25 @@ def _shrink(changes: Mapping[str, Tree], clip: float) -> float:
     return 1.0 if length <= clip else clip / length
 
 
-def _put(moved: Tensor, packet: Packet, known: Tree, leaf: str) -> Tensor:
-    """What is sent of a leaf: what the server knows, moved, in the type that it had."""
+def _add_change(moved: Tensor, packet: Packet, reference: Tree, leaf: str) -> Tensor:
+    """Return what is sent of a leaf: its reference plus the change, in the leaf's type."""
     like = packet.values[leaf]
     value = moved
-    if known:
-        value = known[leaf].detach().cpu().double() + moved
-    # Rounding comes after the noise, and tells nothing more. A half could overflow.
+    if reference:
+        value = reference[leaf].detach().cpu().double() + moved
+    # Rounding comes after the noise, and reveals nothing more. A half could overflow.
     most = torch.finfo(like.dtype).max
     value = value.clamp(-most, most).to(like.dtype)
-    return _kept(value, packet, leaf).to(like.device)
+    return _apply_mask(value, packet, leaf).to(like.device)
 
 
 # ---- what it guarantees --------------------------------------------------------------------------
 
 
 def list_messages(run: Run, tasks: Iterable[Task]) -> dict[str, list[int]]:
-    """Whose message an exchange holds, for its line of metrics.jsonl; nothing without privacy.
+    """Return the entry of metrics.jsonl that lists who sent a message; nothing without privacy.
 
-    Whoever was asked counts, also where the answer came too late or was refused: it was sent.
+    Late and refused reports count too: they were sent.
     """
     if run.privacy is None:
         return {}
@@ -311,7 +316,7 @@ def list_messages(run: Run, tasks: Iterable[Task]) -> dict[str, list[int]]:
 
 
 def summarise(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What summary.json says under ``privacy``; nothing without."""
+    """Return the entry "privacy" of summary.json; nothing without privacy."""
     privacy = run.privacy
     if privacy is None:
         return {}
@@ -321,62 +326,60 @@ def summarise(run: Run, lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     messages = max(counts.values(), default=0)
     return {
         "privacy": {
-            "clip": privacy.clip,
-            "noise": privacy.noise,
-            "delta": privacy.delta,
-            "secret": privacy.secret,
+            **asdict(privacy),
             "messages": messages,
             "sampling_rate": SAMPLING_RATE,
             "accountant": "opacus RDPAccountant",
-            "epsilon": epsilon(privacy.noise, messages, privacy.delta),
+            "epsilon": compute_epsilon(privacy.noise, messages, privacy.delta),
             # Two changes of length C are 2C apart: half the noise, measured in that.
-            "epsilon_replaced": epsilon(privacy.noise / 2, messages, privacy.delta),
+            "epsilon_replaced": compute_epsilon(privacy.noise / 2, messages, privacy.delta),
         }
     }
 
 
-def make_notes(figures: Mapping[str, Any]) -> list[str]:
-    """The guarantee as a sentence, for tables and model cards; ``figures`` are of the summary."""
-    if "privacy" not in figures:
+def make_notes(summary: Mapping[str, Any]) -> list[str]:
+    """Return the guarantee as a sentence, for tables and model cards."""
+    if "privacy" not in summary:
         return []
-    told = figures["privacy"]
-    if told["epsilon"] is None:
+    found = summary["privacy"]
+    if found["epsilon"] is None:
         return ["--privacy has noise 0, so updates are clipped and nothing is guaranteed"]
     sentence = (
-        f"differential privacy of clients: epsilon {told['epsilon']:.4g} at delta "
-        f"{told['delta']:g} against the server, for the client that sent most messages "
-        f"({told['messages']}); {told['epsilon_replaced']:.4g} if its data were exchanged for any "
-        f"others; clip {told['clip']:g}, noise {told['noise']:g}, no amplification by sampling"
+        f"differential privacy of clients: epsilon {found['epsilon']:.4g} at delta "
+        f"{found['delta']:g} against the server, for the client that sent most messages "
+        f"({found['messages']}); {found['epsilon_replaced']:.4g} if its data were exchanged for "
+        f"any others; clip {found['clip']:g}, noise {found['noise']:g}, no amplification by "
+        "sampling"
     )
-    if told["secret"]:
+    if found["secret"]:
         return [sentence]
     return [f"{sentence}; noise from the run's seed: a simulation, not a protection"]
 
 
-def epsilon(noise: float, messages: int, delta: float) -> float | None:
-    """What opacus' accountant says of so many messages with this noise; None: no guarantee."""
+def compute_epsilon(noise: float, messages: int, delta: float) -> float | None:
+    """Return epsilon after some messages, by opacus' accountant; None: no guarantee."""
     if messages == 0:
         return 0.0
     if noise == 0:
         return None
-    accountant = _accountant()
+    accountant = _make_accountant()
     accountant.history = [(noise, SAMPLING_RATE, messages)]
     with warnings.catch_warnings():
-        # It warns where other orders would give a smaller bound; what it gives is a bound still.
+        # It warns if other orders would give a smaller bound; its result is a bound still.
         warnings.simplefilter("ignore")
         return float(accountant.get_epsilon(delta))
 
 
-def _accountant() -> Any:
+def _make_accountant() -> Any:
     try:
         with warnings.catch_warnings():
-            # What opacus' own imports say is none of the user's business.
+            # Warnings of opacus' own imports do not concern the user.
             warnings.simplefilter("ignore")
             # By name: opacus is an extra, and need not be there for a type checker either.
             accountants: Any = importlib.import_module("opacus.accountants")
     except ImportError:
         raise InputError(
-            "--privacy needs opacus, whose accountant says what epsilon is, and it is not "
-            "installed here: pip install 'fedgrove[dp]'."
+            "--privacy needs opacus, which computes epsilon, and it is not installed here: "
+            "pip install 'fedgrove[dp]'."
         ) from None
     return accountants.RDPAccountant()

@@ -25,8 +25,7 @@ from ..core import (
 )
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
-from ..nets import Net
-from ..nets import initial_weights as given
+from ..nets import Net, initial_weights
 from ..nets.freeze import check_share
 from ..nets.freeze import freeze as freeze_layers
 from ..nets.initial_weights import Origin
@@ -43,41 +42,49 @@ from .per_task import PerTask
 from .privacy import Privacy, check_protected
 
 SCORED_UP_TO = 10_000
-"""So many clients are all scored unless told otherwise."""
+"""By default all clients are scored if there are at most this many."""
 SCORED_OF_MANY = 1000
-"""How many are scored where there are more."""
+"""By default this many are scored if there are more."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A method on a federation: all that decides the result, and where clients keep memory."""
+    """A method on a federation, with everything else that decides the result.
+
+    :func:`build` makes one with the data set's defaults.
+    """
 
     method: AnyMethod
     federation: Federation
     net: Net
     memory: Memory
+    """Where clients keep what they remember."""
     rounds: int = 20
     cohort: int = 10
+    """The number of clients that take part in a round."""
     seed: int = 0
     finetune: tuple[int, ...] = (0,)
+    """Numbers of epochs of fine-tuning to score after the last round."""
     score_on: int | None = None
     """How many clients are scored, drawn from the seed; 0: none; None: all, or 1000 of many."""
     quorum: float = 0.0
     """The share of an exchange's clients that must report; at least one must."""
     deadline: float | None = None
-    """Virtual seconds after which an exchange ends; who is later is lost (:mod:`.clock`)."""
+    """Virtual seconds after which an exchange ends; late clients are dropped (:mod:`.clock`)."""
     gate: Gate = field(default_factory=Gate)
     faults: Faults = NO_FAULTS
     privacy: Privacy | None = None
-    """What is done to whatever leaves a client; None: nothing (:mod:`.privacy`)."""
+    """How what leaves a client is protected; None: not at all (:mod:`.privacy`)."""
     origin: Origin | None = None
     """The file that the net's weights come from; None: they are drawn from the seed."""
     frozen: float = 0.0
-    """The share of the net's layers that is kept as it is."""
+    """The share of the net's layers that is not trained."""
     per_task: bool = False
-    """Whether true tasks are kept apart, the method once for each (:mod:`.per_task`)."""
+    """Whether the method runs once for each true task (:mod:`.per_task`)."""
     known_state: KnownState = field(default_factory=KnownState)
+    """The masks that clients are known to have; codecs refer to them."""
     lengths: RecentLengths = field(default_factory=RecentLengths)
+    """The lengths of recent updates, for the gate."""
 
     def __post_init__(self) -> None:
         clients = len(self.federation.clients)
@@ -95,24 +102,26 @@ class Run:
         deadline_is_valid = self.deadline is None or 0 < self.deadline < math.inf
         check(deadline_is_valid, "deadline", self.deadline, "above 0 virtual seconds")
         if self.method.local is None:
-            recipe = recipe_of(self.federation.defaults)
+            recipe = make_recipe(self.federation.defaults)
             # The class is frozen; this is its one default that depends on another field.
-            object.__setattr__(self, "method", with_recipe(self.method, recipe))
+            object.__setattr__(self, "method", replace_recipe(self.method, recipe))
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: the fields. What was computed from them is computed again."""
+        # Only the fields are pickled. What was computed from them is computed again.
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    # ---- clients ---------------------------------------------------------------------------------
 
     @cached_property
     def infos(self) -> Mapping[int, ClientInfo]:
-        """What the server knows of each client."""
+        """What the server knows about each client."""
         return self.federation.infos
 
     def sample(self, most: int) -> tuple[int, ...]:
-        """All clients, or so many of them, drawn from the seed, in order.
+        """Return all clients, or ``most`` of them drawn from the seed, in order.
 
-        A smaller sample is part of a larger one: those who are scored have been asked by a method
-        that groups a sample of the clients, unless it asks fewer.
+        A smaller sample is part of a larger one: the scored clients are among those that a method
+        groups, unless it groups fewer.
         """
         if most >= len(self.infos):
             return tuple(self.federation.ids)
@@ -121,32 +130,54 @@ class Run:
 
     @cached_property
     def scored(self) -> tuple[int, ...]:
-        """The clients that are scored, the same ones every time; all of them unless many."""
+        """The clients that are scored, in every round the same ones."""
         if self.score_on is None:
-            return self._usual_sample
+            return self._default_sample
         if self.score_on >= len(self.infos):
             return tuple(self.infos)
         return self.sample(self.score_on)
 
     @cached_property
     def served(self) -> tuple[int, ...]:
-        """The clients whose models are kept: the scored ones, or some if none is scored."""
-        return self.scored or self._usual_sample
+        """The clients whose models are kept: the scored ones, or a sample if none is scored."""
+        return self.scored or self._default_sample
 
     @property
-    def _usual_sample(self) -> tuple[int, ...]:
+    def _default_sample(self) -> tuple[int, ...]:
         if len(self.infos) <= SCORED_UP_TO:
             return tuple(self.infos)
         return self.sample(SCORED_OF_MANY)
 
+    def client(self, task: Task, memory: dict[str, Tree]) -> Client:
+        """Return the client that a task is for, with what it remembers."""
+        data = self.federation.client(task.to, task.round)
+        # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
+        # something in addition draws what it would draw without.
+        purpose = task.verb.partition(":")[0]
+        seed = seeds.derive(self.seed, task.round, task.to, purpose, *attempt_seed(task.attempt))
+        return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
+
+    def task_of(self, client: int, round: int) -> str:
+        """Return a client's task in a mixed federation, which it may switch by round; else ""."""
+        return self.federation.info(client, round).task
+
+    def marks(self, client: Client) -> Tree:
+        """Return ``carry["client"]``: the client's own labels and its task, if it has them."""
+        federation = self.federation
+        return problems.client_marks(
+            federation.problem, federation.classes, client.data.labels, client.info.task
+        )
+
+    # ---- networks and the server's state ---------------------------------------------------------
+
     @cached_property
     def params(self) -> Tree:
-        """The network's initial parameters: both sides draw them from the seed, or have a file."""
+        """The network's initial parameters; server and clients draw them from the seed."""
         return trees.pack_leaves(self.net.params())
 
     @cached_property
     def nets(self) -> dict[str, Net]:
-        """All networks of the method by name; both sides draw their weights from the seed."""
+        """All networks of the method by name; server and clients draw their weights."""
         if not isinstance(self.method, WithNets):
             return {"model": self.net}
         with torch.random.fork_rng(devices=[]):
@@ -161,26 +192,26 @@ class Run:
             check(isinstance(net, Net), f"net {name!r} of the method", net, "a fedgrove.nets.Net")
             net.problem = self.net.problem
         nets = {**others, "model": self.net}
-        # Whoever is handed one of them reaches all: objectives, predictions, `expected`.
+        # Objectives, predictions and `expected` get one of them, and reach all through it.
         for net in nets.values():
             net.nets = nets
         return nets
 
     def net_named(self, name: str) -> Net:
-        """The network of a stage."""
+        """Return the network that a stage names."""
         if name not in self.nets:
             raise unknown("net of the method", name, self.nets)
         return self.nets[name]
 
     @cached_property
-    def start(self) -> Setup:
+    def setup(self) -> Setup:
         """What the server knows before the first round."""
 
         def fresh(j: int) -> Tree:
             drawn = self.net.redraw(seeds.derive(self.seed, "net", j))
             if self.origin is None:
                 return drawn
-            # What was given is not thrown away: another head is enough to tell models apart.
+            # Weights from a file are kept: another head is enough to tell models apart.
             head = self.net.layout.head
             return {name: drawn[name] if name in head else self.params[name] for name in drawn}
 
@@ -204,34 +235,21 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What tables call the method."""
+        """The method's name in tables."""
         name = methods.name_of(self.method)
         return f"{name} per task" if self.per_task else name
 
     @cached_property
     def initial_state(self) -> Any:
         """The method's state before round 0, made once."""
-        return self.server.init(self.start)
+        return self.server.init(self.setup)
 
-    def client(self, task: Task, memory: dict[str, Tree]) -> Client:
-        """The client a task is for, with what it remembers."""
-        data = self.federation.client(task.to, task.round)
-        # Without its qualifier ("train:evidence" -> "train"), so that a client which measures
-        # something beside its training draws what it would draw without.
-        purpose = task.verb.partition(":")[0]
-        seed = seeds.derive(self.seed, task.round, task.to, purpose, *attempt_seed(task.attempt))
-        return Client(task.to, data.info, data, memory, self.net, self.params, seed, self.nets)
+    def deliver_to(self, state: Any, clients: Iterable[int]) -> dict[int, Mapping[str, Packet]]:
+        """Return the packets that each of some clients needs to use the current model."""
+        with explain_errors(self.method, "deliver"):
+            return {client: self.server.deliver(state, client) for client in clients}
 
-    def task_of(self, client: int, round: int) -> str:
-        """The task of a client in a mixed federation, which it may switch by round; else empty."""
-        return self.federation.info(client, round).task
-
-    def marks(self, client: Client) -> Tree:
-        """What the carry holds of a client: its own labels and its task, where there are such."""
-        federation = self.federation
-        return problems.client_marks(
-            federation.problem, federation.classes, client.data.labels, client.info.task
-        )
+    # ---- the work of a verb ----------------------------------------------------------------------
 
     def work(self, verb: str) -> tuple[Stage, ...]:
         """Return the stages of a verb: one of the method's, or of the two that every run adds.
@@ -265,7 +283,11 @@ class Run:
             return self.method.work(verb)
 
     def expected(self, task: Task) -> ExpectedReport:
-        """What the answer to a task holds, as its last stage says."""
+        """Return what the report on a task contains, as the last stage of its work declares.
+
+        Raises:
+            EngineError: The work does not end with ``Give``.
+        """
         stages = self.work(task.verb)
         last = stages[-1] if stages else None
         if not isinstance(last, Give):
@@ -273,28 +295,22 @@ class Run:
         with explain_errors(self.method, "expected"):
             return last.expected(task, self.net)
 
-    def deliver_to(self, state: Any, clients: Iterable[int]) -> dict[int, Mapping[str, Packet]]:
-        """Return the packets that each of some clients needs to use the current model."""
-        with explain_errors(self.method, "deliver"):
-            return {client: self.server.deliver(state, client) for client in clients}
-
 
 def attempt_seed(attempt: int) -> tuple[int, ...]:
-    """What an exchange that is tried again adds to its seeds; nothing at the first attempt."""
+    """Return what another attempt at an exchange adds to its seeds; nothing for the first."""
     return (attempt,) if attempt else ()
 
 
-def recipe_of(defaults: Defaults) -> LocalTraining:
-    """How a data set trains a client by default."""
+def make_recipe(defaults: Defaults) -> LocalTraining:
+    """Return how a data set trains a client by default."""
+    optimiser: SGD | Adam = Adam(defaults.lr, weight_decay=defaults.weight_decay)
     if defaults.optimiser == "SGD":
         optimiser = SGD(defaults.lr, defaults.momentum, defaults.weight_decay)
-        return LocalTraining(defaults.epochs, defaults.batch, optimiser)
-    adam = Adam(defaults.lr, weight_decay=defaults.weight_decay)
-    return LocalTraining(defaults.epochs, defaults.batch, adam)
+    return LocalTraining(defaults.epochs, defaults.batch, optimiser)
 
 
-def with_recipe(method: AnyMethod, local: LocalTraining) -> AnyMethod:
-    """The same method with another training recipe."""
+def replace_recipe(method: AnyMethod, local: LocalTraining) -> AnyMethod:
+    """Return the method with another training recipe."""
     changed: AnyMethod = replace(method, local=local)  # type: ignore[type-var]
     return changed
 
@@ -309,30 +325,36 @@ def build(
     cohort: int | None = None,
     seed: int = 0,
     finetune: Sequence[int] = (0,),
-    score_on: int | None = None,
-    quorum: float = 0.0,
-    deadline: float | None = None,
-    gate: Gate = Gate(),
-    faults: Faults = NO_FAULTS,
-    privacy: Privacy | None = None,
     init: str | None = None,
     freeze: float = 0.0,
-    per_task: bool = False,
-    of_one_client: bool = False,
+    client_only: bool = False,
+    **others: Any,
 ) -> Run:
-    """A run with the data set's defaults for what is None. Nothing is written.
+    """Make a run and check it, before anything is written.
 
-    The method makes its initial state here, and loss and metric are tried, so that what is refused
-    is refused before a run folder is made. With ``of_one_client`` the run is a client's own half of
-    it, on a machine that has no other's data: the first state is the server's, and is not made.
+    Args:
+        method: The method.
+        federation: The clients and their data.
+        memory: Where clients keep what they remember.
+        net: A name, ``file.py:Class`` or a module; None: as the data set recommends.
+        rounds: The number of rounds; None: as the data set recommends.
+        cohort: The number of clients in a round; None: as the data set recommends.
+        seed: All randomness follows from it.
+        finetune: Numbers of epochs of fine-tuning to score after the last round.
+        init: A file of weights to start from; ``:body`` at its end leaves out the head.
+        freeze: The share of the net's layers, from the first on, that is not trained.
+        client_only: Whether the run is for one client on its own machine: the first state is the
+            server's, and is not made.
+        **others: Other fields of :class:`Run`.
+
+    Raises:
+        InputError: The method, the network, the loss or the metric does not fit.
     """
     defaults = federation.defaults
     if not federation.clients:
         raise InputError(
             f"{federation.name} has no clients left; ask for fewer clients or another partition."
         )
-    if net is None:
-        net = defaults.net
     if rounds is None:
         rounds = defaults.rounds
     for k, versions in federation.later.items():
@@ -342,39 +364,34 @@ def build(
                 f"client {k} switches after {begin} rounds, and the run has {rounds}; it must "
                 "train on its new data: let it switch earlier, or take more rounds."
             )
+    if client_only:
+        # Which others take part, only the server knows.
+        cohort = 1
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
-    if of_one_client:
-        # Whoever else is asked, the server knows.
-        cohort = 1
     check_share(freeze)
+    net = defaults.net if net is None else net
     module = nets.build(net, federation.shape, federation.classes, seed)
     origin = None
     if init is not None:
-        origin, weights = given.read(init)
-        given.put(origin, weights, module, federation.shape)
+        origin, weights = initial_weights.read(init)
+        initial_weights.put(origin, weights, module, federation.shape)
     if freeze:
         freeze_layers(module, federation.shape, freeze)
     run = Run(
-        method=method,
-        federation=federation,
-        net=Net(module, federation.shape, federation.problem),
-        memory=memory,
-        rounds=rounds,
-        cohort=cohort,
-        seed=seed,
-        finetune=tuple(finetune),
-        score_on=score_on,
-        quorum=quorum,
-        deadline=deadline,
-        gate=gate,
-        faults=faults,
-        privacy=privacy,
+        method,
+        federation,
+        Net(module, federation.shape, federation.problem),
+        memory,
+        rounds,
+        cohort,
+        seed,
+        tuple(finetune),
         origin=origin,
         frozen=freeze,
-        per_task=per_task,
+        **others,
     )
-    if not of_one_client:
+    if not client_only:
         check_fit(run)
     check_stages(run)
     check_problem(run)

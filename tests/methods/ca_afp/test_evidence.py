@@ -193,7 +193,7 @@ def test_gradients_of_batches_sum_to_that_of_all_examples(tmp_path: Path) -> Non
     and all.
     """
     run = make_run(methods.FedAvg(), tmp_path)
-    client = run.client(methods.FedAvg().plan(run.method.init(run.start), [0])[0], {})
+    client = run.client(methods.FedAvg().plan(run.method.init(run.setup), [0])[0], {})
     reference = {k: v + 0.1 for k, v in run.params.items()}
     carry = {"reference": reference}
     total = None

@@ -89,7 +89,7 @@ def _plain_round(scene: Scene, device: str, threads: int, run: Run) -> TrainRoun
 
 
 def _engine_round(engine: Engine, run: Run) -> TrainRound:
-    state = run.method.init(run.start)
+    state = run.method.init(run.setup)
     tasks = plan(run, state)
 
     def train_round() -> None:

@@ -95,7 +95,7 @@ def _best_times(runs: Sequence[Run], clients: Sequence[int], times: int) -> list
     """
     prepared = []
     for run in runs:
-        state = run.method.init(run.start)
+        state = run.method.init(run.setup)
         if not state.asked:
             # Importances that no client was asked for: all alike.
             state = replace(state, asked=True)
