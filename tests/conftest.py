@@ -17,7 +17,7 @@ from hypothesis import settings
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.channels.choice import FilterL1
+from fedgrove.channels.selection import FilterL1
 from fedgrove.core import Answer, AnyMethod, ClientInfo, Engine, Job, Report, Task
 from fedgrove.data import ClientData, Federation
 from fedgrove.data.federation import Defaults, Examples

@@ -15,7 +15,17 @@ from types import ModuleType
 from typing import Any
 
 MODULES: dict[str, str | tuple[str, ...]] = {
+    "fedgrove.channels.choice": "fedgrove.channels.selection",
+    "fedgrove.channels.find": "fedgrove.channels.find_groups",
+    "fedgrove.channels.thin": "fedgrove.channels.small_net",
+    "fedgrove.nets.custom": "fedgrove.nets.user_files",
     "fedgrove.nets.given": "fedgrove.nets.initial_weights",
+    "fedgrove.nets.har": "fedgrove.nets.networks",
+    "fedgrove.nets.images": "fedgrove.nets.networks",
+    "fedgrove.nets.mlp": "fedgrove.nets.networks",
+    "fedgrove.nets.resnet": "fedgrove.nets.networks",
+    "fedgrove.nets.shufflenet": "fedgrove.nets.networks",
+    "fedgrove.nets.state": "fedgrove.nets.forward_state",
     "fedgrove.parts.anneal": "fedgrove.methods.adfedwcp.anneal",
     "fedgrove.parts.bandit": "fedgrove.methods.fedmp.bandit",
     "fedgrove.parts.blocks": "fedgrove.methods.pfedgate.blocks",
@@ -68,6 +78,49 @@ MODULES: dict[str, str | tuple[str, ...]] = {
 """Modules that moved: old name, new name; several where the names of one went to several."""
 
 NAMES = {
+    "fedgrove.channels.find_groups": {
+        "channel_mask": "make_channel_mask",
+        "channels_left": "find_kept_channels",
+        "groups_of": "find_groups",
+        "removable_groups": "require_groups",
+    },
+    "fedgrove.channels.groups": {
+        "channels_of": "read_channels",
+        "checked": "complete_channels",
+        "expand": "expand_channels",
+        "has_filters": "find_channels_with_filters",
+        "without_removed": "drop_removed",
+    },
+    "fedgrove.channels.selection": {
+        "best_in_steps": "select_best_in_steps",
+        "drawn": "select_random",
+        "nested": "select_first",
+        "rolling": "select_window",
+    },
+    "fedgrove.channels.shrink": {
+        "cut": "cut_channels",
+        "structured": "find_small_net",
+    },
+    "fedgrove.channels.submodel": {
+        "add": "add_submodel",
+        "channels_in": "read_packet_channels",
+        "cut_out": "extract_submodel",
+        "every": "all_channels",
+        "infilled": "fill_missing_channels",
+        "mask_of": "make_client_mask",
+        "masked_packet": "make_masked_packet",
+        "mean_of": "average_submodels",
+        "own": "restore_submodel",
+        "recovered": "restore_full_width",
+        "size_at": "count_params_at",
+        "slim": "slim_submodel",
+        "travels": "list_shared_tensors",
+    },
+    "fedgrove.channels.widths": {
+        "largest_that_fits": "choose_largest_that_fits",
+        "width_for": "choose_width",
+        "widths": "measure_widths",
+    },
     "fedgrove.core": {
         "Form": "ExpectedPacket",
         "Holds": "ExpectedReport",
@@ -79,6 +132,18 @@ NAMES = {
         "bytes_of_paper": "count_paper_bytes",
         "no_packets": "expected_no_packets",
         "what_was_sent": "expected_as_sent",
+    },
+    "fedgrove.errors": {"NotHeld": "UnknownMask"},
+    "fedgrove.nets": {
+        "fitting": "find_fitting",
+        "is_ours": "is_built_in",
+    },
+    "fedgrove.nets.user_files": {
+        "file_of": "find_user_file",
+        "files_named_in": "find_files_in_pickle",
+        "find": "find_net_class",
+        "is_spec": "is_file_spec",
+        "load": "build_user_net",
     },
     "fedgrove.parts.device_widths": {
         "client_ratios": "fedgrove.methods.fedapta.channel_rules.client_ratios",
@@ -104,7 +169,6 @@ NAMES = {
         "mean_over_outputs": "average_outputs",
         "restricted": "restrict_outputs",
     },
-    "fedgrove.errors": {"NotHeld": "UnknownMask"},
     "fedgrove.seeds": {
         "one_thread": "single_thread",
         "own_randomness": "preserve_rng",

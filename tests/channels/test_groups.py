@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedgrove import nets
 from fedgrove.channels import groups
-from fedgrove.channels.find import groups_of
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
@@ -40,20 +40,24 @@ def places(group: ChannelGroup) -> dict[tuple[str, int], str]:
 
 
 def test_a_window_of_sensor_readings(har: Net) -> None:
-    assert [(g.name, g.size) for g in groups_of(har)] == [("conv1", 64), ("conv2", 64), ("fc1", 32)]
-    assert places(groups_of(har)[1]) == {
+    assert [(g.name, g.size) for g in find_groups(har)] == [
+        ("conv1", 64),
+        ("conv2", 64),
+        ("fc1", 32),
+    ]
+    assert places(find_groups(har)[1]) == {
         ("conv2.weight", 0): "filter",
         ("conv2.bias", 0): "bias",
         ("fc1.weight", 1): "input",
     }
     # 8 steps, pooled twice: two inputs of fc1 per channel, side by side
-    inputs = next(p for p in groups_of(har)[1].places if p.tensor == "fc1.weight")
+    inputs = next(p for p in find_groups(har)[1].places if p.tensor == "fc1.weight")
     assert inputs.channel == tuple(c for c in range(64) for _ in range(2))
 
 
 def test_a_residual_sum_ties_layers(res: Net) -> None:
     """The stem and the first two blocks write into one stream; each block's inner groups are its own."""
-    sizes = [(g.name, g.size) for g in groups_of(res)]
+    sizes = [(g.name, g.size) for g in find_groups(res)]
     assert sizes[:4] == [
         ("conv1", 2),
         ("layer1.0.conv1", 2),
@@ -61,7 +65,7 @@ def test_a_residual_sum_ties_layers(res: Net) -> None:
         ("layer2.0.conv1", 4),
     ]
     assert len(sizes) == 8 + 4  # eight blocks and four streams
-    stream = places(groups_of(res)[0])
+    stream = places(find_groups(res)[0])
     assert {t for (t, _), role in stream.items() if role == "filter"} == {
         "conv1.weight",
         "layer1.0.conv2.weight",
@@ -78,7 +82,7 @@ def test_a_residual_sum_ties_layers(res: Net) -> None:
         "layer2.0.conv1.weight",
         "layer2.0.shortcut.conv.weight",
     }
-    assert {p.tensor: p.fill for p in groups_of(res)[1].places if p.role == "statistic"} == {
+    assert {p.tensor: p.fill for p in find_groups(res)[1].places if p.role == "statistic"} == {
         "layer1.0.norm1.running_mean": 0.0,
         "layer1.0.norm1.running_var": 1.0,
     }
@@ -99,8 +103,8 @@ def test_a_residual_sum_ties_layers(res: Net) -> None:
 )
 def test_every_net_but_not_its_output(name: str, shape: tuple[int, ...], count: int) -> None:
     found = layout(name, shape)
-    assert len(groups_of(found)) == count
-    makers = {p.tensor for g in groups_of(found) for p in g.within("filter")}
+    assert len(find_groups(found)) == count
+    makers = {p.tensor for g in find_groups(found) for p in g.places_with("filter")}
     assert makers == set(found.layout.prunable) - {"head.weight"}
 
 
@@ -111,10 +115,10 @@ def test_shufflenetv2_loses_what_no_shuffle_mixes(norm: str) -> None:
     found = layout("shufflenetv2", (1, 8, 8), width=4, norm=norm)
     units = [f"stage{i}.{j}" for i, n in ((2, 4), (3, 8), (4, 4)) for j in range(n)]
     inner = [f"{unit}.conv1" for unit in units]
-    groups = {group.name: group for group in groups_of(found)}
+    groups = {group.name: group for group in find_groups(found)}
     assert list(groups) == ["conv1", *inner, "conv5"]
     for unit in units:
-        places = groups[f"{unit}.conv1"].within("filter", "input")
+        places = groups[f"{unit}.conv1"].places_with("filter", "input")
         tensors = {(place.tensor, place.role) for place in places}
         assert tensors == {
             (f"{unit}.conv1.weight", "filter"),
@@ -122,17 +126,17 @@ def test_shufflenetv2_loses_what_no_shuffle_mixes(norm: str) -> None:
             (f"{unit}.conv3.weight", "input"),
         }
     # What the stem makes is read by both branches of the first unit.
-    read = {place.tensor for place in groups["conv1"].within("input")}
+    read = {place.tensor for place in groups["conv1"].places_with("input")}
     assert read == {"stage2.0.side_conv2.weight", "stage2.0.conv1.weight"}
 
 
 def test_groups_are_plain_and_found_once(har: Net) -> None:
-    assert groups_of(har) is groups_of(har)
-    assert pickle.loads(pickle.dumps(groups_of(har))) == groups_of(har)
-    assert hash(groups_of(har)) == hash(tuple(groups_of(har)))
+    assert find_groups(har) is find_groups(har)
+    assert pickle.loads(pickle.dumps(find_groups(har))) == find_groups(har)
+    assert hash(find_groups(har)) == hash(tuple(find_groups(har)))
     again = pickle.loads(pickle.dumps(har))
     assert again.layout == har.layout
-    assert groups_of(again) == groups_of(har)
+    assert find_groups(again) == find_groups(har)
 
 
 def test_looking_for_groups_leaves_no_trace() -> None:
@@ -141,7 +145,7 @@ def test_looking_for_groups_leaves_no_trace() -> None:
     before, state = {k: v.clone() for k, v in module.state_dict().items()}, torch.get_rng_state()
     with torch.no_grad():  # as in a Measure
         # The frozen layer keeps its channels.
-        assert [group.name for group in groups_of(Net(module, (1, 8, 8)))] == ["conv2"]
+        assert [group.name for group in find_groups(Net(module, (1, 8, 8)))] == ["conv2"]
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
     assert module.training
@@ -168,11 +172,11 @@ class Mixed(nn.Module):
 
 def test_branches_side_by_side() -> None:
     found = Net(Mixed(), (1, 6, 6))
-    assert [(g.name, g.size) for g in groups_of(found)] == [("a", 5), ("up", 4)]
-    both = {p.tensor: p.channel for p in groups_of(found)[0].places}
+    assert [(g.name, g.size) for g in find_groups(found)] == [("a", 5), ("up", 4)]
+    both = {p.tensor: p.channel for p in find_groups(found)[0].places}
     assert (both["a.weight"], both["b.weight"]) == ((0, 1, 2), (3, 4))
-    assert places(groups_of(found)[0])["up.weight", 0] == "input"
-    assert places(groups_of(found)[1])["up.weight", 1] == "filter"
+    assert places(find_groups(found)[0])["up.weight", 0] == "input"
+    assert places(find_groups(found)[1])["up.weight", 1] == "filter"
 
 
 class Awkward(nn.Module):
@@ -192,7 +196,7 @@ class Awkward(nn.Module):
 
 
 def test_channels_that_are_not_independent_are_left_out() -> None:
-    assert [g.name for g in groups_of(Net(Awkward(), (4,)))] == ["free"]
+    assert [g.name for g in find_groups(Net(Awkward(), (4,)))] == ["free"]
 
 
 def test_a_net_that_cannot_be_followed_says_so() -> None:
@@ -211,7 +215,7 @@ def test_a_net_that_cannot_be_followed_says_so() -> None:
         InputError,
         match="channels of Odd could not be followed, ValueError: not like this; write its",
     ):
-        assert groups_of(Net(Odd(), (2,)))
+        assert find_groups(Net(Odd(), (2,)))
 
 
 # ---- groups and masks ----------------------------------------------------------------------------
@@ -237,7 +241,9 @@ SHAPES = {"a.w": (2, 3), "a.b": (2,), "c.w": (2, 5), "n": (2,), "v": (2,)}
 
 
 def test_expand_by_hand() -> None:
-    mask = groups.expand(GROUPS, SHAPES, {"a": torch.tensor([T, F]), "c": torch.tensor([F, T])})
+    mask = groups.expand_channels(
+        GROUPS, SHAPES, {"a": torch.tensor([T, F]), "c": torch.tensor([F, T])}
+    )
     assert {k: v.int().tolist() for k, v in mask.items()} == {
         "a.w": [[1, 1, 1], [0, 0, 0]],
         "a.b": [1, 0],
@@ -250,44 +256,48 @@ def test_expand_by_hand() -> None:
 
 
 def test_a_group_that_is_not_named_is_whole() -> None:
-    mask = groups.expand(GROUPS, SHAPES, {"c": torch.tensor([F, T])})
+    mask = groups.expand_channels(GROUPS, SHAPES, {"c": torch.tensor([F, T])})
     assert set(mask) == {"c.w", "n"}
-    found = groups.channels_of(GROUPS, mask)
+    found = groups.read_channels(GROUPS, mask)
     assert found is not None
     assert {k: v.tolist() for k, v in found.items()} == {"a": [T, T], "c": [F, T]}
 
 
 def test_single_weights_inside_channels_say_nothing() -> None:
-    mask = groups.expand(GROUPS, SHAPES, {"a": torch.tensor([T, F]), "c": torch.tensor([T, T])})
+    mask = groups.expand_channels(
+        GROUPS, SHAPES, {"a": torch.tensor([T, F]), "c": torch.tensor([T, T])}
+    )
     mask["c.w"][0, :4] = False  # all of row 0 but what no channel of a falls with
-    found = groups.channels_of(GROUPS, mask)
+    found = groups.read_channels(GROUPS, mask)
     assert found is not None
     assert {k: v.tolist() for k, v in found.items()} == {"a": [T, F], "c": [T, T]}
     assert (
-        groups.channels_of(GROUPS, {"a.w": torch.zeros(2, 3).bool()}) is None
+        groups.read_channels(GROUPS, {"a.w": torch.zeros(2, 3).bool()}) is None
     )  # the biases still speak
-    assert groups.channels_of(GROUPS, {"a.b": torch.zeros(2).bool()}) is None
-    assert groups.channels_of(GROUPS, None) is None
-    assert groups.channels_of(GROUPS, {}) is None
+    assert groups.read_channels(GROUPS, {"a.b": torch.zeros(2).bool()}) is None
+    assert groups.read_channels(GROUPS, None) is None
+    assert groups.read_channels(GROUPS, {}) is None
 
 
 @pytest.mark.parametrize("part", ["a.w", "a.b", "c.w"])
 def test_one_entry_left_keeps_a_channel(part: str) -> None:
-    mask = groups.expand(GROUPS, SHAPES, {"a": torch.tensor([T, F]), "c": torch.tensor([T, T])})
+    mask = groups.expand_channels(
+        GROUPS, SHAPES, {"a": torch.tensor([T, F]), "c": torch.tensor([T, T])}
+    )
     spot = {"a.w": (1, 2), "a.b": (1,), "c.w": (1, 3)}[part]
     mask[part][spot] = True
-    assert groups.channels_of(GROUPS, mask) is None
+    assert groups.read_channels(GROUPS, mask) is None
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match=r"there is no group of channels 'b'\. There are: a, c"):
-        groups.expand(GROUPS, SHAPES, {"b": torch.tensor([T])})
+        groups.expand_channels(GROUPS, SHAPES, {"b": torch.tensor([T])})
     with pytest.raises(InputError, match=r"'a' is \(3,\); it must be \(2,\)"):
-        groups.expand(GROUPS, SHAPES, {"a": torch.tensor([T, T, T])})
+        groups.expand_channels(GROUPS, SHAPES, {"a": torch.tensor([T, T, T])})
     with pytest.raises(
-        InputError, match="all 2 channels of group 'a' are to go; at least one must stay"
+        InputError, match="all 2 channels of group 'a' are to be removed; at least one must stay"
     ):
-        groups.expand(GROUPS, SHAPES, {"a": torch.tensor([F, F])})
+        groups.expand_channels(GROUPS, SHAPES, {"a": torch.tensor([F, F])})
 
 
 def test_scales_are_the_weights_of_norms() -> None:
@@ -298,8 +308,8 @@ def test_scales_are_the_weights_of_norms() -> None:
 @pytest.mark.parametrize("kept", [[T, F], [F, T], [T, T]])
 def test_a_mask_without_removed_channels_is_cut_to_what_expand_leaves(kept: list[bool]) -> None:
     channels = {"a": torch.tensor([F, T]), "c": torch.tensor(kept)}
-    around = groups.expand(GROUPS, SHAPES, channels)
+    around = groups.expand_channels(GROUPS, SHAPES, channels)
     mask = {"c.w": torch.tensor([[T, F, T, T, F], [F, T, T, T, T]]), "other": torch.tensor([T, F])}
-    less = groups.without_removed(mask, GROUPS, channels)
+    less = groups.drop_removed(mask, GROUPS, channels)
     assert torch.equal(less["c.w"], mask["c.w"] & around["c.w"])
     assert torch.equal(less["other"], mask["other"])

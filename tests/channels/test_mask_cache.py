@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from fedgrove import trees
 from fedgrove.channels import mask_cache as known
-from fedgrove.channels.find import channels_left, groups_of
-from fedgrove.channels.groups import expand
-from fedgrove.channels.mask_cache import shared_mask
-from fedgrove.channels.submodel import channels_in, groups_from_plain, groups_to_plain
+from fedgrove.channels.find_groups import find_groups, find_kept_channels
+from fedgrove.channels.groups import expand_channels
+from fedgrove.channels.mask_cache import get_shared_mask
+from fedgrove.channels.submodel import groups_from_plain, groups_to_plain, read_packet_channels
 from fedgrove.core import Packet
 from fedgrove.nets import Net
 
@@ -25,21 +25,21 @@ def net() -> Net:
 
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(known, "_MASKS", known._Masks())
+    monkeypatch.setattr(known, "_CACHE", known._MaskCache())
 
 
 def made(net: Net, channels: dict[str, Tensor] = CHOICE, buffers: bool = False) -> trees.Mask:
-    return shared_mask(groups_of(net), net.layout.shapes, channels, buffers)
+    return get_shared_mask(find_groups(net), net.layout.shapes, channels, buffers)
 
 
 @pytest.mark.parametrize("buffers", [False, True])
 def test_a_shared_mask_is_what_expand_gives_and_is_made_once(net: Net, buffers: bool) -> None:
-    expected = expand(groups_of(net), net.layout.shapes, CHOICE, buffers)
+    expected = expand_channels(find_groups(net), net.layout.shapes, CHOICE, buffers)
     first = made(net, buffers=buffers)
     # An equal choice, and equal groups as a state holds them.
     again = {"0": CHOICE["0"].clone()}
-    groups = groups_from_plain(groups_to_plain(groups_of(net)))
-    second = shared_mask(groups, net.layout.shapes, again, buffers)
+    groups = groups_from_plain(groups_to_plain(find_groups(net)))
+    second = get_shared_mask(groups, net.layout.shapes, again, buffers)
     assert list(first) == list(expected)
     assert trees.identical(first, expected)
     assert first is not second
@@ -52,7 +52,7 @@ def test_another_choice_or_other_shapes_make_another_mask(net: Net) -> None:
     assert other["0.weight"].int().tolist() == [[1, 1], [1, 1], [0, 0]]
     assert first["0.weight"].int().tolist() == [[1, 1], [0, 0], [1, 1]]
     wider = dict(net.layout.shapes) | {"0.weight": (3, 5)}
-    assert shared_mask(groups_of(net), wider, CHOICE)["0.weight"].shape == (3, 5)
+    assert get_shared_mask(find_groups(net), wider, CHOICE)["0.weight"].shape == (3, 5)
     assert made(net, {}) == {}
 
 
@@ -65,20 +65,24 @@ def test_a_choice_written_into_is_another_one(net: Net) -> None:
 
 def test_a_mask_written_into_is_not_given_to_others(net: Net) -> None:
     mask = made(net)
-    assert channels_left(net, mask)["0"].tolist() == [True, False, True]
+    assert find_kept_channels(net, mask)["0"].tolist() == [True, False, True]
     for leaf in mask.values():
         leaf.fill_(True)
-    assert channels_left(net, mask) is None
-    assert channels_in(Packet({}, mask), groups_of(net))["0"].tolist() == [True, True, True]
+    assert find_kept_channels(net, mask) is None
+    assert read_packet_channels(Packet({}, mask), find_groups(net))["0"].tolist() == [
+        True,
+        True,
+        True,
+    ]
     assert made(net)["0.weight"].int().tolist() == [[1, 1], [0, 0], [1, 1]]
 
 
 def test_what_is_found_in_a_mask_may_be_written_into(net: Net) -> None:
     mask = made(net)
-    groups = groups_of(net)
+    groups = find_groups(net)
     for _ in range(2):
-        left = channels_left(net, mask)
-        held = channels_in(Packet({}, mask), groups)
+        left = find_kept_channels(net, mask)
+        held = read_packet_channels(Packet({}, mask), groups)
         assert left["0"].tolist() == held["0"].tolist() == [True, False, True]
         left["0"].fill_(False)
         held["0"].fill_(False)
@@ -87,13 +91,13 @@ def test_what_is_found_in_a_mask_may_be_written_into(net: Net) -> None:
 def test_part_of_a_mask_is_looked_at_for_itself(net: Net) -> None:
     """Without its filters nothing says which channels are gone; a replaced leaf counts too."""
     mask = made(net)
-    groups = groups_of(net)
-    assert channels_in(Packet({}, mask), groups)["0"].tolist() == [True, False, True]
+    groups = find_groups(net)
+    assert read_packet_channels(Packet({}, mask), groups)["0"].tolist() == [True, False, True]
     rest = {name: leaf for name, leaf in mask.items() if name != "0.weight"}
-    assert channels_in(Packet({}, rest), groups)["0"].tolist() == [True, True, True]
-    assert channels_left(net, rest) is None
+    assert read_packet_channels(Packet({}, rest), groups)["0"].tolist() == [True, True, True]
+    assert find_kept_channels(net, rest) is None
     replaced = mask | {"0.weight": torch.tensor([[False, False], [False, False], [True, True]])}
-    assert channels_in(Packet({}, replaced), groups)["0"].tolist() == [False, False, True]
+    assert read_packet_channels(Packet({}, replaced), groups)["0"].tolist() == [False, False, True]
 
 
 def test_no_more_is_held_than_allowed(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,13 +110,13 @@ def test_no_more_is_held_than_allowed(net: Net, monkeypatch: pytest.MonkeyPatch)
     made(net, {"0": torch.tensor([False, True, True])})
     assert made(net, choices[0])["0.weight"] is first["0.weight"]
     assert made(net, choices[1])["0.weight"] is not second["0.weight"]
-    assert known._MASKS.nbytes == 36
-    assert len(known._MASKS.by_leaf) == 10
+    assert known._CACHE.nbytes == 36
+    assert len(known._CACHE.by_leaf) == 10
 
 
 def test_masks_of_inference_mode_are_not_remembered(net: Net) -> None:
     # The net's structure is found before: its forward pass could not be followed there.
-    groups_of(net)
+    find_groups(net)
     with torch.inference_mode():
         first = made(net)
         assert made(net)["0.weight"] is not first["0.weight"]

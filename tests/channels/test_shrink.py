@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedgrove import nets, trees
-from fedgrove.channels import find, shrink, thin
-from fedgrove.channels.find import channel_mask, channels_left, groups_of
-from fedgrove.channels.shrink import cut, structured, widen
+from fedgrove.channels import find_groups as find
+from fedgrove.channels import shrink, small_net
+from fedgrove.channels.find_groups import find_groups, find_kept_channels, make_channel_mask
+from fedgrove.channels.shrink import cut_channels, find_small_net, widen
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.trees import Mask, Tree
@@ -47,7 +48,7 @@ def net_of(name: str) -> Net:
 
 def drawn(net: Net, seed: int, density: float) -> dict[str, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    kept = {group.name: torch.rand(group.size, generator=g) < density for group in groups_of(net)}
+    kept = {group.name: torch.rand(group.size, generator=g) < density for group in find_groups(net)}
     for flags in kept.values():
         flags[int(torch.randint(len(flags), (), generator=g))] = True
     return kept
@@ -80,7 +81,7 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
     """Random structured masks, also with single weights pruned inside the channels that stay."""
     net = net_of(name)
     kept, tree = drawn(net, seed, density), values(net, seed)
-    mask = channel_mask(net, kept)
+    mask = make_channel_mask(net, kept)
     if pruned:
         g = torch.Generator().manual_seed(seed)
         mask = {
@@ -102,9 +103,9 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
         assert (full - less).abs().max() <= 1e-10 * max(1.0, float(full.abs().max()))
 
     wide = widen(net, part, mask)
-    thin = structured(net, mask)
+    thin = find_small_net(net, mask)
     assert trees.identical(
-        wide, thin.settled(masked) if thin else masked
+        wide, thin.reset_removed(masked) if thin else masked
     )  # removed statistics are reset, nothing else
     assert {k: tuple(v.shape) for k, v in wide.items()} == net.layout.shapes
     again, back = shrink.shrink(net, wide, mask)
@@ -115,11 +116,11 @@ def test_outputs_and_round_trips(name: str, seed: int, density: float, pruned: b
 @EVERY
 def test_fewer_channels_are_fewer_parameters(name: str) -> None:
     net = net_of(name)
-    half = {g.name: torch.arange(g.size) % 2 == 0 for g in groups_of(net)}
-    small = cut(net, half).net
+    half = {g.name: torch.arange(g.size) % 2 == 0 for g in find_groups(net)}
+    small = cut_channels(net, half).net
     assert small.layout.size == sum(
-        int(m.sum()) for m in channel_mask(net, half).values()
-    ) + net.layout.count(set(net.layout.params) - set(channel_mask(net, half)))
+        int(m.sum()) for m in make_channel_mask(net, half).values()
+    ) + net.layout.count(set(net.layout.params) - set(make_channel_mask(net, half)))
     assert small.layout.macs < 0.6 * net.layout.macs
     assert small.layout.norms == net.layout.norms
     assert small.layout.prunable == net.layout.prunable
@@ -131,14 +132,14 @@ def test_channels_come_back_from_their_mask(name: str) -> None:
     net = net_of(name)
     for seed in range(3):
         kept = drawn(net_of(name), seed, 0.6)
-        found = channels_left(net, channel_mask(net, kept))
+        found = find_kept_channels(net, make_channel_mask(net, kept))
         assert found is None or trees.identical(found, kept)
         assert (found is None) == all(bool(k.all()) for k in kept.values())
 
 
 def test_a_running_variance_is_reset_to_one() -> None:
     net = net_of("bn-cnn2")
-    mask = channel_mask(net, {"conv1": torch.tensor([True, False, True, True, False, True])})
+    mask = make_channel_mask(net, {"conv1": torch.tensor([True, False, True, True, False, True])})
     tree = {k: torch.full_like(v, 7.0) for k, v in net.params().items()}
     wide = widen(net, shrink.shrink(net, tree, mask)[1], mask)
     assert wide["norm1.running_mean"].tolist() == [7, 0, 7, 7, 0, 7]
@@ -157,7 +158,7 @@ def test_a_mask_that_removes_nothing_changes_nothing() -> None:
 
 def test_leaves_that_are_not_the_nets_are_left_alone() -> None:
     net = net_of("mlp")
-    thin = cut(net, {"fc1": torch.tensor([True] * 3 + [False] * 4)})
+    thin = cut_channels(net, {"fc1": torch.tensor([True] * 3 + [False] * 4)})
     tree = {"fc1.bias": torch.ones(7), "loss": torch.ones(7), "fc2.weight": torch.ones(2, 7, 7)}
     narrow = thin.narrow(tree)
     assert {k: tuple(v.shape) for k, v in narrow.items()} == {
@@ -172,9 +173,9 @@ def test_leaves_that_are_not_the_nets_are_left_alone() -> None:
 
 def test_masks_are_narrowed_as_values_are() -> None:
     net = net_of("mlp")
-    mask = channel_mask(net, {"fc1": torch.tensor([True] * 3 + [False] * 4)})
+    mask = make_channel_mask(net, {"fc1": torch.tensor([True] * 3 + [False] * 4)})
     mask["fc2.weight"][0, 0] = False
-    thin = structured(net, mask)
+    thin = find_small_net(net, mask)
     assert thin is not None
     narrow = thin.narrow(mask)
     assert [bool(m.all()) for m in narrow.values()] == [True, True, False]
@@ -183,13 +184,13 @@ def test_masks_are_narrowed_as_values_are() -> None:
 
 def test_at_least_one_channel_stays() -> None:
     net = net_of("mlp")
-    whole = channel_mask(net, {"fc1": torch.ones(7).bool()})
+    whole = make_channel_mask(net, {"fc1": torch.ones(7).bool()})
     none = {k: torch.zeros_like(m) for k, m in whole.items()}
     with pytest.raises(
-        InputError, match="all 7 channels of group 'fc1' are to go; at least one must stay"
+        InputError, match="all 7 channels of group 'fc1' are to be removed; at least one must stay"
     ):
         shrink.shrink(net, net.params(), none)
-    thin = structured(net, none)  # an engine keeps one, masked
+    thin = find_small_net(net, none)  # an engine keeps one, masked
     assert thin is not None
     assert thin.net.layout.shapes["fc1.weight"] == (1, 5)
     assert not any(bool(m.any()) for m in thin.narrow(none).values())
@@ -202,28 +203,30 @@ def test_nets_of_equal_width_are_one() -> None:
     net = net_of("mlp")
     first = {"fc1": torch.tensor([True, True, False, False, True, False, False])}
     other = {"fc1": first["fc1"].flip(0)}
-    assert cut(net, first).net is cut(net, other).net
-    assert cut(net, first).net is not cut(net, {"fc2": first["fc1"]}).net
+    assert cut_channels(net, first).net is cut_channels(net, other).net
+    assert cut_channels(net, first).net is not cut_channels(net, {"fc2": first["fc1"]}).net
     grouped = net_of("bn-cnn2-group")  # its norm is told how many channels stay in each half
     even, odd = torch.tensor([True, False] * 3), torch.tensor([True] * 3 + [False] * 3)
-    assert cut(grouped, {"conv1": even}).net is not cut(grouped, {"conv1": odd}).net
+    assert (
+        cut_channels(grouped, {"conv1": even}).net is not cut_channels(grouped, {"conv1": odd}).net
+    )
 
 
 def test_a_mask_is_looked_at_once_and_nothing_outlives_its_net(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     net = Net(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), (2,))
-    mask = channel_mask(net, {"0": torch.tensor([True, False, True])})
+    mask = make_channel_mask(net, {"0": torch.tensor([True, False, True])})
     looked: list[Mask] = []
-    monkeypatch.setattr(shrink, "channels_left", _noting(shrink.channels_left, looked))
-    assert structured(net, mask) is structured(net, mask)
+    monkeypatch.setattr(shrink, "find_kept_channels", _noting(shrink.find_kept_channels, looked))
+    assert find_small_net(net, mask) is find_small_net(net, mask)
     assert len(looked) == 1
-    assert structured(net, dict(mask)) is not None
+    assert find_small_net(net, dict(mask)) is not None
     assert len(looked) == 2
-    assert structured(net, None) is None
-    for _ in range(3 * thin.CACHE_SIZE):
-        structured(net, dict(mask))
-    assert len(shrink._SEEN[net]) == thin.CACHE_SIZE
+    assert find_small_net(net, None) is None
+    for _ in range(3 * small_net.MOST_NETS):
+        find_small_net(net, dict(mask))
+    assert len(shrink._SEEN[net]) == small_net.MOST_NETS
     gone = weakref.ref(net)
     del net
     gc.collect()
@@ -240,9 +243,9 @@ def _noting(f: Any, looked: list[Mask]) -> Any:
 
 def test_masks_of_single_weights_ask_for_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), (2,))
-    monkeypatch.setattr(find, "trace", None)  # would fail
+    monkeypatch.setattr(find, "_trace", None)  # would fail
     mask = {"0.weight": torch.zeros(3, 2).bool(), "2.weight": torch.ones(2, 3).bool()}
-    assert structured(net, mask) is None
+    assert find_small_net(net, mask) is None
 
 
 def test_a_thin_group_norm_counts_what_is_gone() -> None:
@@ -268,5 +271,5 @@ def test_multiply_accumulates_are_known_without_building_the_small_net(
     name: str, seed: int, density: float
 ) -> None:
     net = net_of(name)
-    small = cut(net, drawn(net, seed, density))
+    small = cut_channels(net, drawn(net, seed, density))
     assert small.macs(net.layout) == small.net.layout.macs

@@ -10,20 +10,20 @@ from tests.conftest import make_run
 from torch import nn
 
 from fedgrove import trees
-from fedgrove.channels.choice import Gamma, nested
-from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.channels.groups import ChannelGroup, Place
+from fedgrove.channels.selection import Gamma, select_first
 from fedgrove.channels.submodel import (
-    channels_in,
-    cut_out,
-    every,
+    all_channels,
+    count_params_at,
+    extract_submodel,
+    get_shapes,
     groups_from_plain,
     groups_to_plain,
-    own,
-    recovered,
-    shapes_of,
-    size_at,
-    slim,
+    read_packet_channels,
+    restore_full_width,
+    restore_submodel,
+    slim_submodel,
 )
 from fedgrove.core import Packet, Task
 from fedgrove.methods import Hermes
@@ -39,41 +39,45 @@ def flags(*bits: int) -> torch.Tensor:
 
 def test_groups_are_noted_and_recalled_through_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(Hermes(), tmp_path, net="resnet18")
-    plain, tensors = groups_to_plain(groups_of(run.net)), {}
-    assert groups_from_plain(state_from_json(state_to_json(plain, tensors), tensors)) == groups_of(
-        run.net
-    )
+    plain, tensors = groups_to_plain(find_groups(run.net)), {}
+    assert groups_from_plain(
+        state_from_json(state_to_json(plain, tensors), tensors)
+    ) == find_groups(run.net)
 
 
 def test_a_sub_model_and_its_channels() -> None:
     groups, tree = (
-        groups_of(TINY),
+        find_groups(TINY),
         {k: torch.ones(shape) for k, shape in TINY.layout.shapes.items()},
     )
-    packet = cut_out(tree, groups, {"0": flags(1, 0, 1)})
+    packet = extract_submodel(tree, groups, {"0": flags(1, 0, 1)})
     assert packet.values["0.weight"].flatten().tolist() == [1, 0, 1]
     assert packet.values["3.weight"].flatten().tolist() == [1, 0, 1]
-    assert channels_in(packet, groups)["0"].tolist() == [True, False, True]
+    assert read_packet_channels(packet, groups)["0"].tolist() == [True, False, True]
     home = {
         k: packet.values[k] for k in ("0.weight", "0.bias", "3.weight", "3.bias")
     }  # without the norm layer
     mask = {k: m for k, m in (packet.mask or {}).items() if k in home}
-    assert channels_in(Packet(home, mask), groups)["0"].tolist() == [True, False, True]
-    assert cut_out(tree, groups, every(groups)) == Packet(tree) == cut_out(tree, groups, None)
-    assert channels_in(Packet(tree), groups)["0"].all()
+    assert read_packet_channels(Packet(home, mask), groups)["0"].tolist() == [True, False, True]
+    assert (
+        extract_submodel(tree, groups, all_channels(groups))
+        == Packet(tree)
+        == extract_submodel(tree, groups, None)
+    )
+    assert read_packet_channels(Packet(tree), groups)["0"].all()
 
 
 def test_entries_of_no_channel_keep_none() -> None:
     """As a layer has them that reads channels of two groups; an index of -1 is not the last one."""
     group = ChannelGroup("w", 2, (Place("w", 0, (-1, 0, 1), "filter"),))
     packet = Packet({"w": torch.ones(3, 1)}, {"w": flags(1, 1, 0).view(3, 1)})
-    assert channels_in(packet, [group])["w"].tolist() == [True, False]
+    assert read_packet_channels(packet, [group])["w"].tolist() == [True, False]
 
 
 @pytest.mark.parametrize(("share", "size"), [(1.0, 3 + 3 + 3 + 3 + 3 + 1), (1 / 3, 6)])
 def test_size(share: float, size: int) -> None:
-    assert size_at(TINY, share) == size
-    mask = channel_mask(TINY, nested(groups_of(TINY), share))
+    assert count_params_at(TINY, share) == size
+    mask = make_channel_mask(TINY, select_first(find_groups(TINY), share))
     assert size == TINY.layout.size - sum(int((~m).sum()) for m in mask.values())
 
 
@@ -87,12 +91,12 @@ def test_recovery_by_hand(tmp_path: Path) -> None:
     guided = {k: torch.rand_like(v) + 0.5 for k, v in run.params.items()}
     guided["norm1.weight"] = torch.tensor([3.0, -1.0, 2.0, 0.5], dtype=torch.float64)
     guided["norm2.weight"] = torch.tensor([9, 8, 7, 6, 5, 4, 0.1, 0.2], dtype=torch.float64)
-    carry = slim({"guided": guided}, client, Gamma(), 0.5)
+    carry = slim_submodel({"guided": guided}, client, Gamma(), 0.5)
     assert carry["channels"]["conv1"].tolist() == [True, False, False, False]
     assert carry["channels"]["conv2"].tolist() == [True] * 5 + [False] * 3
     tuned = {k: v + 1 if k in run.net.layout.params else v for k, v in guided.items()}
     tuned = trees.apply_mask(tuned, carry["slim.mask"])
-    whole = recovered({**carry, "tuned": tuned}, client)
+    whole = restore_full_width({**carry, "tuned": tuned}, client)
     # what stays is as tuned, what was removed is as before, but for its scale
     assert torch.equal(whole["conv1.weight"][0], guided["conv1.weight"][0] + 1)
     assert torch.equal(whole["conv1.weight"][1:], guided["conv1.weight"][1:])
@@ -115,7 +119,7 @@ def test_slimming_within_what_is_left_by_hand(tmp_path: Path) -> None:
     client = run.client(Task(0), {})
     few = torch.full((8,), 0.1, dtype=torch.float64)
     guided = {**run.params, "norm1.weight": torch.tensor([3, 1, 2, 0.5]), "norm2.weight": few}
-    left = slim({"guided": guided}, client, Gamma(), 3 / 12)["channels"]
+    left = slim_submodel({"guided": guided}, client, Gamma(), 3 / 12)["channels"]
     first = {"conv1": [1, 0, 1, 0], "conv2": [1, 0, 0, 0, 0, 0, 0, 0]}
     assert {name: kept.int().tolist() for name, kept in left.items()} == first
     few = torch.tensor([0, 8, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
@@ -128,7 +132,7 @@ def test_slimming_within_what_is_left_by_hand(tmp_path: Path) -> None:
     }
     for (density, recover), channels in expected.items():
         within = None if recover else left
-        carry = slim({"guided": guided}, client, Gamma(), density, left=within)
+        carry = slim_submodel({"guided": guided}, client, Gamma(), density, left=within)
         assert {name: k.int().tolist() for name, k in carry["channels"].items()} == channels
 
 
@@ -138,8 +142,10 @@ def test_a_gradient_flows_back_into_restored_channels_where_the_shift_is_above_z
 ) -> None:
     run = make_run(Hermes(), tmp_path, net="bn-cnn2")
     guided = {**run.params, "norm1.bias": torch.full_like(run.params["norm1.bias"], shift)}
-    carry = slim({"guided": guided}, client := run.client(Task(0), {}), Gamma(), 0.5)
-    whole = recovered({**carry, "tuned": trees.apply_mask(guided, carry["slim.mask"])}, client)
+    carry = slim_submodel({"guided": guided}, client := run.client(Task(0), {}), Gamma(), 0.5)
+    whole = restore_full_width(
+        {**carry, "tuned": trees.apply_mask(guided, carry["slim.mask"])}, client
+    )
     removed = ~carry["channels"]["conv1"]
     scale = whole["norm1.weight"].clone().requires_grad_()
     x = torch.randn(5, *run.federation.shape, dtype=torch.float64)
@@ -152,31 +158,35 @@ def test_a_gradient_flows_back_into_restored_channels_where_the_shift_is_above_z
 def test_at_density_1_nothing_is_masked(tmp_path: Path) -> None:
     run = make_run(Hermes(), tmp_path, net="bn-cnn2")
     client = run.client(Task(0), {})
-    carry = slim({"guided": run.params}, client, Gamma(), 1.0)
+    carry = slim_submodel({"guided": run.params}, client, Gamma(), 1.0)
     assert carry["slim.mask"] == {}
     tuned = {k: v + 1 for k, v in run.params.items()}
-    assert trees.identical(recovered({**carry, "tuned": tuned}, client), tuned)
+    assert trees.identical(restore_full_width({**carry, "tuned": tuned}, client), tuned)
 
 
 def test_own_model(tmp_path: Path) -> None:
     """Initial parameters, under what is kept, under what is received; masked by the client's channels."""
     run = make_run(Hermes(), tmp_path, net="bn-cnn2")
     client = run.client(Task(0), {})
-    first = own({}, client)
+    first = restore_submodel({}, client)
     assert trees.identical(first["model"], run.params)
     assert "model.mask" not in first
-    channels = nested(groups_of(run.net), 0.5)
+    channels = select_first(find_groups(run.net), 0.5)
     personal = {k: torch.ones_like(v) for k, v in run.params.items()}
     got = {"conv1.weight": torch.full_like(run.params["conv1.weight"], 7.0)}
-    carry = own({"personal": personal, "channels": channels, "model": got}, client)
-    mask = channel_mask(run.net, channels)
+    carry = restore_submodel({"personal": personal, "channels": channels, "model": got}, client)
+    mask = make_channel_mask(run.net, channels)
     assert trees.identical(carry["model.mask"], mask)
     assert trees.identical(carry["model"], trees.apply_mask({**personal, **got}, mask))
-    assert list(carry["model"]) == list(run.net.layout.shapes) == list(shapes_of(run.params))
-    lost = own({"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client)
+    assert list(carry["model"]) == list(run.net.layout.shapes) == list(get_shapes(run.params))
+    lost = restore_submodel(
+        {"model": got, "model.mask": {"conv1.weight": mask["conv1.weight"]}}, client
+    )
     assert trees.identical(
         lost["model.mask"],
-        channel_mask(run.net, {**every(groups_of(run.net)), "conv1": channels["conv1"]}),
+        make_channel_mask(
+            run.net, {**all_channels(find_groups(run.net)), "conv1": channels["conv1"]}
+        ),
     )
     assert (lost["model"]["conv1.weight"][2:] == 0).all()
     assert (lost["model"]["norm1.weight"][2:] == 0).all()  # no word of it in the mask it got

@@ -176,7 +176,7 @@ def test_what_was_started_from_a_file_is_exported_without_it(here: Path) -> None
     [
         (["--init", "none.safetensors"], "there is no such file"),
         (["--init", "text.safetensors"], "is not a safetensors file"),
-        (["--init", "nan.safetensors"], "'conv1.weight' of nan.safetensors holds numbers that"),
+        (["--init", "nan.safetensors"], "'conv1.weight' of nan.safetensors contains numbers that"),
         (["--init", MODEL, "--net", "bn-cnn2:width=8"], "does not fit net BnCnn: 'conv1.weight'"),
         (["--init", MODEL, "--net", "mlp"], "does not fit net Mlp: 'fc1.weight' is not in it"),
         (["--freeze", "0.25"], "less than one of the 3 layers with weights that this net has"),

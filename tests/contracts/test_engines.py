@@ -14,7 +14,7 @@ from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedgrove import methods, trees
-from fedgrove.channels.shrink import structured
+from fedgrove.channels.shrink import find_small_net
 from fedgrove.core import (
     Answer,
     Batch,
@@ -84,8 +84,8 @@ def test_batch_norm_on_the_pool(tmp_path: Path) -> None:
 
 def settled(run: Run, stage: Train, carry: Carry) -> Carry:
     """The statistics of removed channels as if the net had been shrunk."""
-    thin = structured(run.net, carry.get(stage.mask_name))
-    return carry if thin is None else {**carry, stage.end: thin.settled(carry[stage.end])}
+    thin = find_small_net(run.net, carry.get(stage.mask_name))
+    return carry if thin is None else {**carry, stage.end: thin.reset_removed(carry[stage.end])}
 
 
 def stacked(run: Run, tasks: list[Task], memories: list[dict[str, trees.Tree]]) -> list[Report]:

@@ -24,7 +24,7 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
-from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.core import (
     AnyMethod,
     Batch,
@@ -702,9 +702,9 @@ class Distilled(MaskedStudent):
 
     def init(self, setup: Setup) -> Sparse:
         channels = {}
-        for group in groups_of(setup.net):
+        for group in find_groups(setup.net):
             channels[group.name] = torch.arange(group.size) % 2 == 0
-        mask = channel_mask(setup.net, channels)
+        mask = make_channel_mask(setup.net, channels)
         return Sparse(0, trees.apply_mask(setup.params, mask), mask)
 
     def work(self, verb: str) -> tuple[Stage, ...]:
@@ -725,7 +725,7 @@ def test_a_teacher_stays_whole_beside_a_narrow_student(
 ) -> None:
     """Training without the channels is training with them masked, on every engine."""
     thin = on_every_engine(Distilled(), tmp_path / "thin", net=net)
-    monkeypatch.setattr(work, "structured", lambda net, mask: None)
+    monkeypatch.setattr(work, "find_small_net", lambda net, mask: None)
     run = make_run(Distilled(), tmp_path / "masked", net=net)
     masked = play(run, Serial())
     # Running statistics of channels that are not there mean nothing.

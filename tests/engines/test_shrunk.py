@@ -11,8 +11,8 @@ import torch
 from tests.conftest import SHAPES, make_run, play
 
 from fedgrove import methods, trees
-from fedgrove.channels.find import channel_mask, groups_of
-from fedgrove.channels.shrink import structured
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
+from fedgrove.channels.shrink import find_small_net
 from fedgrove.core import Carry, Packet, Task, Train
 from fedgrove.engines import Pool, Serial, work
 from fedgrove.engines.batched import engine as batched_engine
@@ -36,8 +36,8 @@ RECIPES = [
 def half(run: Run, pruned: bool = False) -> Mask:
     """A mask that keeps every second channel; ``pruned``: and of their weights, about 0.7."""
     g = torch.Generator().manual_seed(3)
-    channels = {group.name: torch.arange(group.size) % 2 == 0 for group in groups_of(run.net)}
-    mask = channel_mask(run.net, channels)
+    channels = {group.name: torch.arange(group.size) % 2 == 0 for group in find_groups(run.net)}
+    mask = make_channel_mask(run.net, channels)
     if pruned:
         for k, m in mask.items():
             if m.dim() > 1:
@@ -70,12 +70,12 @@ def test_shrunk_training_is_masked_training(
         recipe,
     )
     thin, masked = both(run, stage, mask, near=near)
-    small = structured(run.net, mask)
+    small = find_small_net(run.net, mask)
     assert small is not None
     # In 57 layers of four channels Adam turns noise of 1e-15 into 1e-8 within a round, on one
     # engine alone.
     tolerance = 1e-6 if net == "shufflenetv2" else 1e-9
-    assert trees.distance(thin["local"], small.settled(masked["local"])) < tolerance
+    assert trees.distance(thin["local"], small.reset_removed(masked["local"])) < tolerance
     # Something was learnt.
     assert trees.distance(thin["local"], trees.apply_mask(run.params, mask)) > 1e-3
     assert list(thin["local"]) == list(masked["local"])
@@ -97,7 +97,7 @@ def test_the_small_net_does_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mask = half(run)
     stage = Train(CrossEntropy(), RECIPES[0])
     both(run, stage, mask)
-    thin = structured(run.net, mask)
+    thin = find_small_net(run.net, mask)
     assert thin is not None
     assert seen[0] is thin.net
     assert seen[0].layout.size < 0.5 * run.net.layout.size
@@ -180,9 +180,9 @@ def test_stacked_clients_under_structured_masks(net: str, widths: str, tmp_path:
     tasks = []
     for client, every in enumerate(WIDTHS[widths]):
         channels = {}
-        for group in groups_of(run.net):
+        for group in find_groups(run.net):
             channels[group.name] = torch.arange(group.size) % every == client % every
-        mask = channel_mask(run.net, channels)
+        mask = make_channel_mask(run.net, channels)
         tasks.append(Task(client, {"model": Packet(trees.apply_mask(run.params, mask), mask)}))
 
     engine = Batched()
@@ -221,9 +221,9 @@ def test_widths_that_differ_a_little_are_one_shape(tmp_path: Path) -> None:
     shapes = []
     for kept in (30, 31, 18):
         channels = {}
-        for group in groups_of(run.net):
+        for group in find_groups(run.net):
             channels[group.name] = torch.arange(group.size) < kept * group.size // 64
-        mask = channel_mask(run.net, channels)
+        mask = make_channel_mask(run.net, channels)
         tasks = [Task(k, {"model": Packet(run.params, mask)}) for k in run.infos]
         engine = Batched()
         jobs = [engine._start_job(run, task, {}) for task in tasks]
@@ -242,8 +242,8 @@ def test_widths_that_differ_a_little_are_one_shape(tmp_path: Path) -> None:
 
 def test_a_net_that_keeps_nearly_all_channels_stays_whole(tmp_path: Path) -> None:
     run = make_run(methods.FedAvg(), tmp_path, net="har-cnn", options={})
-    channels = {g.name: torch.arange(g.size) > 0 for g in groups_of(run.net)}
-    mask = channel_mask(run.net, channels)
+    channels = {g.name: torch.arange(g.size) > 0 for g in find_groups(run.net)}
+    mask = make_channel_mask(run.net, channels)
     engine = Batched()
     job = engine._start_job(run, Task(0, {"model": Packet(run.params, mask)}), {})
     split_into_stacks([job], Train(CrossEntropy(), RECIPES[0]))

@@ -12,8 +12,8 @@ import torch
 from tests.conftest import answers, make_run, reports
 
 from fedgrove import methods, trees
-from fedgrove.channels.find import channel_mask, groups_of
-from fedgrove.channels.shrink import cut
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
+from fedgrove.channels.shrink import cut_channels
 from fedgrove.core import (
     Batch,
     Batches,
@@ -420,12 +420,12 @@ def test_a_measure_is_one_pass_or_as_many_as_its_function_says(tmp_path: Path) -
 def test_a_client_is_counted_in_the_width_it_trains(tmp_path: Path) -> None:
     """Half of the hidden channels of the mlp are gone, and with them half of both matrices."""
     run = staged(tmp_path, Train(CrossEntropy(), LocalTraining(1, 8, SGD(0.1))), Give(give_all))
-    groups = groups_of(run.net)
+    groups = find_groups(run.net)
     kept = {group.name: torch.arange(group.size) % 2 == 0 for group in groups}
-    small = cut(run.net, kept)
+    small = cut_channels(run.net, kept)
     sizes = [v.numel() for k, v in small.net.params().items() if k.endswith("weight")]
     assert sum(sizes) < forward_macs(run)
-    packet = Packet(run.params, channel_mask(run.net, kept))
+    packet = Packet(run.params, make_channel_mask(run.net, kept))
     report, _ = perform(run, Task(0, {"model": packet}), {})
     assert report.macs == 3 * 20 * sum(sizes)
     # Single weights that are pruned spare no device any work.

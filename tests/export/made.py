@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedgrove import trees
 from fedgrove.api import train
-from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.config.experiment import Experiment
 from fedgrove.export import executorch as executorch_files
 from fedgrove.export import onnx as onnx_files
@@ -70,7 +70,7 @@ def finished(
 
 
 def every_other(net: Net) -> trees.Mask:
-    return channel_mask(net, {g.name: torch.arange(g.size) % 2 == 0 for g in groups_of(net)})
+    return make_channel_mask(net, {g.name: torch.arange(g.size) % 2 == 0 for g in find_groups(net)})
 
 
 def prune(run: RunFolder, net: Net, client: int = 0) -> trees.Tree:

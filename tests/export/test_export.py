@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import fedgrove as fg
 from fedgrove import nets, trees
-from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.core import Packet, Setup
 from fedgrove.data.preparation import Preparation
 from fedgrove.errors import InputError
@@ -130,7 +130,9 @@ def test_every_client_has_its_files(digits: Path, everyone: dict[int, Exported])
 @cache
 def half() -> Mapping[str, Tensor]:
     net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
-    return channel_mask(net, {g.name: torch.arange(g.size) < g.size // 2 for g in groups_of(net)})
+    return make_channel_mask(
+        net, {g.name: torch.arange(g.size) < g.size // 2 for g in find_groups(net)}
+    )
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,9 @@ def test_zero_channels_fill_up_to_a_multiple(align: int, widths: tuple[int, int]
     """
     net = Net(nets.build("bn-cnn2", (1, 8, 8), 3, 0), (1, 8, 8))
     kept: dict[str, Tensor] = {}
-    for group, left in zip(groups_of(net), (20, 45), strict=True):
+    for group, left in zip(find_groups(net), (20, 45), strict=True):
         kept[group.name] = torch.arange(group.size) >= group.size - left
-    tree = trees.apply_mask(net.params(), channel_mask(net, kept))
+    tree = trees.apply_mask(net.params(), make_channel_mask(net, kept))
     small, few = shrunk(net, tree, align)
     filters = [value for value in few.values() if value.dim() == 4]
     assert tuple(len(value) for value in filters) == widths

@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
-from fedgrove.channels.find import groups_of
-from fedgrove.channels.submodel import channels_in
+from fedgrove.channels.find_groups import find_groups
+from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.errors import InputError
 from fedgrove.methods import CaldasDropout
 
@@ -20,7 +20,7 @@ def test_draws_by_client_or_by_round(alike: bool, different: int, tmp_path: Path
     draws = []
     for _, tasks, _, _ in exchanges(run):
         for task in tasks:
-            channels = channels_in(task.send["model"], groups_of(run.net))
+            channels = read_packet_channels(task.send["model"], find_groups(run.net))
             # Half of 64 units of each layer, whatever the device.
             assert {name: int(kept.sum()) for name, kept in channels.items()} == {
                 "fc1": 32,

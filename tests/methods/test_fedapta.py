@@ -14,8 +14,8 @@ from torch import nn
 
 import fedgrove
 from fedgrove import methods, trees
-from fedgrove.channels.find import channels_left, groups_of
-from fedgrove.channels.shrink import cut
+from fedgrove.channels.find_groups import find_groups, find_kept_channels
+from fedgrove.channels.shrink import cut_channels
 from fedgrove.channels.submodel import groups_from_plain
 from fedgrove.core import AnyMethod, Batch, ClientInfo, Report, Setup, Train
 from fedgrove.data import ClientData, Examples, Federation
@@ -295,7 +295,7 @@ def test_what_a_device_uses(tmp_path: Path) -> None:
         method = FedAPTA(ratios=(0.5,), use=use)
         run = make_run(method, tmp_path / use, net="bn-cnn2", dtype=torch.float32)
         (task, *_) = plan_scoring(run, play(run, Serial()))
-        channels = channels_left(run.net, task.send["model"].mask)
+        channels = find_kept_channels(run.net, task.send["model"].mask)
         left = 4 if channels is None else int(channels["conv1"].sum())
         assert left == width or use == "cut"
         assert (channels is None) == (use == "whole")
@@ -326,8 +326,8 @@ def test_a_weak_device_takes_at_most_35_percent_of_a_dense_step(
 ) -> None:
     """Training as a client does it, at ratio .8 by default, in turn with the dense net."""
     net = Net(build(name, shape, 10, 0), shape)
-    layers = candidates(groups_of(net), net.layout.shapes)
-    thin = cut(net, LayerwiseL1()(net.params(), layers, 0.8, round=0, client=0))
+    layers = candidates(find_groups(net), net.layout.shapes)
+    thin = cut_channels(net, LayerwiseL1()(net.params(), layers, 0.8, round=0, client=0))
     stage = Train(CrossEntropy(), LocalTraining(1, 32, SGD(0.1)))
     labels = torch.arange(32) % 10
     batch = Batch(torch.randn(32, *shape), labels, torch.ones(32), labels, torch.tensor(0))
@@ -362,7 +362,7 @@ def test_what_a_device_is_given_fits_it(prune: Any) -> None:
 
     def needs(k: int, ratio: float) -> tuple[float, float]:
         groups = groups_from_plain(state.structure)
-        small = cut(net, prune(net.params(), groups, ratio, 0, k)).net.layout
+        small = cut_channels(net, prune(net.params(), groups, ratio, 0, k)).net.layout
         return small.memory(32, 1) / infos[k].memory, small.macs / whole.macs / infos[k].speed
 
     for k in (1, 2, 3):

@@ -8,8 +8,8 @@ from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
-from fedgrove.channels.find import groups_of
-from fedgrove.channels.submodel import channels_in
+from fedgrove.channels.find_groups import find_groups
+from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.methods import FedDrop
 from fedgrove.runs.rounds import plan
 
@@ -23,14 +23,15 @@ def test_draws_depend_on_round_and_client_alone(tmp_path: Path) -> None:
             for a, b in zip(tasks, plan(run, state), strict=True)
         )
         draws |= {
-            (state.round, t.to): channels_in(t.send["model"], groups_of(run.net)) for t in tasks
+            (state.round, t.to): read_packet_channels(t.send["model"], find_groups(run.net))
+            for t in tasks
         }
     assert all(
         {g: int(c.sum()) for g, c in d.items()} == {"fc1": 32, "fc2": 32} for d in draws.values()
     )
     assert len({tuple(d["fc1"].tolist()) for d in draws.values()}) == 8
     other = make_run(FedDrop(widths=(0.5,), draw=1), tmp_path / "other", cohort=4)
-    first = channels_in(
-        plan(other, other.method.init(other.setup))[0].send["model"], groups_of(run.net)
+    first = read_packet_channels(
+        plan(other, other.method.init(other.setup))[0].send["model"], find_groups(run.net)
     )
     assert not trees.equal(first, draws[0, 0])

@@ -12,7 +12,7 @@ from tests.conftest import make_run, play, tensors
 from tests.methods.exchanges import exchanges
 
 from fedgrove import methods, trees
-from fedgrove.channels.find import channels_left
+from fedgrove.channels.find_groups import find_kept_channels
 from fedgrove.core import ClientInfo, Packet, Report
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
@@ -256,7 +256,7 @@ def test_channels_are_really_gone(tmp_path: Path) -> None:
     run = tiny(tmp_path, density=0.4, p_max=0.9, rates=Alike(), regrow=0.0)
     final = play(run, Serial())
     packet = run.method.deliver(final, 0)["model"]
-    left = channels_left(run.net, packet.mask)
+    left = find_kept_channels(run.net, packet.mask)
     assert left is not None
     assert any(not bool(kept.all()) for kept in left.values())
 

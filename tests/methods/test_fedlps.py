@@ -12,7 +12,7 @@ from tests.methods.exchanges import exchanges, verbs
 from torch import nn
 
 from fedgrove import trees
-from fedgrove.channels.submodel import channels_in, groups_from_plain
+from fedgrove.channels.submodel import groups_from_plain, read_packet_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.errors import InputError
 from fedgrove.methods import FedLPS
@@ -93,7 +93,7 @@ def test_clients_prune_once_by_their_own_weights_and_then_stay(tmp_path: Path) -
     chosen = {}
     for report in first[2]:
         packet = report.give["model"]
-        chosen[report.of] = channels_in(packet, groups)["fc2"]
+        chosen[report.of] = read_packet_channels(packet, groups)["fc2"]
         assert int(chosen[report.of].sum()) == 32
         # What goes down next, and comes back, is the same part.
         (task,) = [task for task in second[1] if task.to == report.of]

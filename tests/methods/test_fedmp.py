@@ -12,8 +12,8 @@ from tests.conftest import make_run, play
 from tests.methods.exchanges import exchanges
 
 from fedgrove import trees
-from fedgrove.channels.find import channel_mask, channels_left, groups_of
-from fedgrove.channels.submodel import infilled
+from fedgrove.channels.find_groups import find_groups, find_kept_channels, make_channel_mask
+from fedgrove.channels.submodel import fill_missing_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.data.federation import Examples
 from fedgrove.engines import Serial
@@ -39,7 +39,7 @@ def start() -> Setup:
 
 def filled(value: float, kept: list[bool]) -> Packet:
     """A sub-model whose numbers are all the same."""
-    mask = channel_mask(NET, {"0": torch.tensor(kept)})
+    mask = make_channel_mask(NET, {"0": torch.tensor(kept)})
     values = trees.map(lambda leaf: torch.full_like(leaf, value), FIRST)
     return Packet(trees.apply_mask(values, mask), mask)
 
@@ -65,7 +65,7 @@ class AlwaysHalf(EUCB):
 
 def test_recovery_by_hand() -> None:
     """The sub-model's numbers in its channels, the server's own in the others."""
-    whole = infilled(filled(9.0, [False, True, True, False]), FIRST, groups_of(NET))
+    whole = fill_missing_channels(filled(9.0, [False, True, True, False]), FIRST, find_groups(NET))
     assert whole["0.weight"].flatten().tolist() == [1.0, 9.0, 9.0, 2.0]
     torch.testing.assert_close(whole["0.bias"], torch.tensor([0.1, 9.0, 9.0, 0.4]))
     assert whole["2.weight"].flatten().tolist() == [1.0, 9.0, 9.0, 4.0]
@@ -159,8 +159,8 @@ def test_clients_train_smaller_models_and_say_how_long_it_took(tmp_path: Path) -
     for before, tasks, answers, _ in exchanges(run):
         for task, report in zip(tasks, answers, strict=True):
             ratio = run.method.ratio(before, task.to)
-            left = channels_left(run.net, task.send["model"].mask)
-            for group in groups_of(run.net):
+            left = find_kept_channels(run.net, task.send["model"].mask)
+            for group in find_groups(run.net):
                 count = group.size if left is None else int(left[group.name].sum())
                 assert count == max(1, round((1 - ratio) * group.size))
             epochs = run.method.local.epochs

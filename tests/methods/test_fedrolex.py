@@ -8,16 +8,18 @@ import torch
 from tests.conftest import make_run
 from tests.methods.exchanges import exchanges
 
-from fedgrove.channels.choice import rolling
-from fedgrove.channels.find import groups_of
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.groups import ChannelGroup
-from fedgrove.channels.submodel import channels_in
+from fedgrove.channels.selection import select_window
+from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.methods import FedRolex
 from fedgrove.runs.rounds import plan_scoring
 
 
 def test_windows_by_hand() -> None:
-    windows = [rolling([ChannelGroup("a", 5, ())], 0.4, t)["a"].int().tolist() for t in range(6)]
+    windows = [
+        select_window([ChannelGroup("a", 5, ())], 0.4, t)["a"].int().tolist() for t in range(6)
+    ]
     assert windows == [
         [1, 1, 0, 0, 0],
         [0, 1, 1, 0, 0],
@@ -33,7 +35,7 @@ def test_every_channel_is_trained_and_everybody_uses_all(tmp_path: Path) -> None
     trained: dict[str, torch.Tensor] = {}
     for state, tasks, _, after in exchanges(run):  # noqa: B007
         for task in tasks:
-            window = channels_in(task.send["model"], groups_of(run.net))
+            window = read_packet_channels(task.send["model"], find_groups(run.net))
             assert {g: int(c.sum()) for g, c in window.items()} == {"conv1": 1, "conv2": 2}
             assert int(window["conv1"].int().argmax()) == state.round % 4
             trained = {g: c | trained.get(g, c) for g, c in window.items()}

@@ -15,8 +15,8 @@ from tests.methods.exchanges import exchanges
 
 import fedgrove
 from fedgrove import data, methods, trees
-from fedgrove.channels.find import groups_of
-from fedgrove.channels.submodel import channels_in
+from fedgrove.channels.find_groups import find_groups
+from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.costs.estimate import cost
 from fedgrove.engines import Serial
@@ -349,14 +349,14 @@ def test_a_weak_device_has_fewer_channels_from_the_start(tmp_path: Path) -> None
     run = with_weak(make_run(Grove(multiple=4), tmp_path, net="har-cnn", cohort=4), 2)
     (share,) = run.initial_state.narrow.values()
     assert 0 < share < 1
-    groups = groups_of(run.net)
+    groups = find_groups(run.net)
     for before, tasks, given, _ in exchanges(run):
         by_client = {task.to: task for task in tasks}
         sent = by_client.pop(2).send["change"]
         assert all(
             packet.mask is None for task in by_client.values() for packet in task.send.values()
         )
-        kept = channels_in(sent, groups)
+        kept = read_packet_channels(sent, groups)
         for group in groups:
             # In steps of 4: half of 64 channels.
             assert int(kept[group.name].sum()) % 4 == 0

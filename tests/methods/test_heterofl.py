@@ -12,8 +12,8 @@ from tests.conftest import make_run, play, reports
 from torch import nn
 
 from fedgrove import trees
-from fedgrove.channels.find import groups_of
-from fedgrove.channels.submodel import channels_in
+from fedgrove.channels.find_groups import find_groups
+from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.core import ClientInfo, Report, Setup
 from fedgrove.data.profile import TIERS
 from fedgrove.engines import Serial
@@ -92,12 +92,16 @@ def test_sub_models_are_nested_and_stay_as_wide(tmp_path: Path) -> None:
     run = make_run(method, tmp_path, net="bn-cnn2", sizes=(20,) * 3)
     state = play(run, Serial())
     kept = [
-        channels_in(task.send["model"], groups_of(run.net)) for task in plan_scoring(run, state)
+        read_packet_channels(task.send["model"], find_groups(run.net))
+        for task in plan_scoring(run, state)
     ]
     assert [sum(int(c.sum()) for c in k.values()) for k in kept] == [12, 6, 3]
     assert all(bool((small[g] <= wide[g]).all()) for wide, small in pairwise(kept) for g in wide)
     for report in reports(run, Serial(), plan(run, state)):
-        assert channels_in(report.give["model"], groups_of(run.net)).keys() == kept[0].keys()
+        assert (
+            read_packet_channels(report.give["model"], find_groups(run.net)).keys()
+            == kept[0].keys()
+        )
         assert report.give["model"].mask is None if report.of == 0 else report.give["model"].mask
     assert not trees.equal(
         state.model, play(replace(run, method=FedAvg(local=method.local)), Serial()).model

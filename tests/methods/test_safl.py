@@ -17,8 +17,8 @@ from torch import nn
 
 import fedgrove
 from fedgrove import trees
-from fedgrove.channels.find import channel_mask
-from fedgrove.channels.shrink import cut
+from fedgrove.channels.find_groups import make_channel_mask
+from fedgrove.channels.shrink import cut_channels
 from fedgrove.core import ClientInfo, Packet, Report, Setup
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
@@ -65,7 +65,7 @@ KEPT = {0: flags(1, 1, 0), 1: flags(0, 1, 1), 2: flags(0, 1, 1)}
 
 def sub_model(client: int, value: float, shared: bool) -> Report:
     """A client's sub-model, all of one value; in stage 2 without its norm layer."""
-    mask = channel_mask(NET, {"0": KEPT[client]})
+    mask = make_channel_mask(NET, {"0": KEPT[client]})
     names = [k for k in NET.layout.shapes if not (shared and k in NET.layout.norms)]
     values = {k: torch.full(NET.layout.shapes[k], value) for k in names}
     mask = {k: m for k, m in mask.items() if k in values}
@@ -188,7 +188,7 @@ def test_clients_use_their_own_sub_models_at_any_time(method: Any, tmp_path: Pat
         for task in plan_scoring(run, after):
             report, kept = perform(run, task, run.memory.read(task.to, run.memory.files[task.to]))
             expected = 12 * SHORT["densities"][min(after.round, 3) - 1]
-            mask = channel_mask(run.net, _channels(run, task.to))
+            mask = make_channel_mask(run.net, _channels(run, task.to))
             assert sum(int(c.sum()) for c in _channels(run, task.to).values()) == round(expected)
             assert report.metrics["params"] == run.net.layout.size - sum(
                 int((~m).sum()) for m in mask.values()
@@ -257,7 +257,7 @@ def test_without_recovery_what_is_gone_is_0_and_is_not_trained(tmp_path: Path) -
     for _, _, _, _ in exchanges(run):
         for k in run.federation.clients:
             personal = run.memory.read(k, run.memory.files[k])["personal"]
-            for name, kept in channel_mask(run.net, _channels(run, k)).items():
+            for name, kept in make_channel_mask(run.net, _channels(run, k)).items():
                 assert (personal[name][~kept] == 0).all()
 
 
@@ -287,7 +287,7 @@ def test_a_device_is_left_with_what_it_can_hold(method: Any, tmp_path: Path) -> 
         clients[k] = replace(clients[k], info=info)
     run = replace(run, federation=replace(run.federation, clients=clients))
     *_, (_, _, _, after) = exchanges(run)
-    nets = {k: cut(run.net, kept).net.layout for k, kept in after.kept.items()}
+    nets = {k: cut_channels(run.net, kept).net.layout for k, kept in after.kept.items()}
     assert nets[1].macs <= 0.15 * run.net.layout.macs
     assert nets[2].memory(8, 2) <= step // 2
     left = {k: sum(int(c.sum()) for c in kept.values()) for k, kept in after.kept.items()}
@@ -423,13 +423,13 @@ def test_the_ledger_is_the_papers_formula_with_measured_sizes(tmp_path: Path) ->
 def _size(run: Run, channels: Any) -> int:
     """Parameters of a sub-model."""
     return run.net.layout.size - sum(
-        int((~m).sum()) for m in channel_mask(run.net, channels or {}).values()
+        int((~m).sum()) for m in make_channel_mask(run.net, channels or {}).values()
     )
 
 
 def _shared(run: Run, channels: Any) -> int:
     """Those of them that travel in stage 2."""
-    mask = channel_mask(run.net, channels)
+    mask = make_channel_mask(run.net, channels)
     names = [k for k in run.net.layout.params if k not in run.net.layout.norms]
     return sum(int(mask[k].sum()) if k in mask else run.params[k].numel() for k in names)
 

@@ -12,7 +12,7 @@ from tests.methods.exchanges import exchanges
 from tests.methods.test_safl import SHORT, START, run_of, safl
 from torch import nn
 
-from fedgrove.channels.submodel import own
+from fedgrove.channels.submodel import restore_submodel
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import Hermes
@@ -58,6 +58,8 @@ def _used_heads(run: Run, state: Any) -> set[tuple[float, ...]]:
     found = set()
     for task in plan_scoring(run, state):
         memory = run.memory.read(task.to, run.memory.files[task.to])
-        carry = own({**memory, "model": task.send["model"].values}, run.client(task, {}))
+        carry = restore_submodel(
+            {**memory, "model": task.send["model"].values}, run.client(task, {})
+        )
         found.add(tuple(carry["model"]["head.bias"].tolist()))
     return found

@@ -8,9 +8,9 @@ from torch import nn
 
 from fedgrove import nets, trees
 from fedgrove.errors import InputError
-from fedgrove.nets import custom, net
+from fedgrove.nets import net, user_files
 from fedgrove.nets.dropout import Dropout
-from fedgrove.nets.layout import tensors_of
+from fedgrove.nets.layout import named_tensors
 
 SMALL = {
     "har-cnn": (3, 20),
@@ -121,9 +121,9 @@ def test_weights_follow_from_the_seed_and_global_state_is_untouched(name: str) -
     torch.manual_seed(5)
     before = torch.get_rng_state()
     options = NARROW.get(name, {})
-    one = tensors_of(nets.build(name, SMALL[name], 3, seed=1, **options))
-    same = tensors_of(nets.build(name, SMALL[name], 3, seed=1, **options))
-    other = tensors_of(nets.build(name, SMALL[name], 3, seed=2, **options))
+    one = named_tensors(nets.build(name, SMALL[name], 3, seed=1, **options))
+    same = named_tensors(nets.build(name, SMALL[name], 3, seed=1, **options))
+    other = named_tensors(nets.build(name, SMALL[name], 3, seed=2, **options))
     assert torch.equal(before, torch.get_rng_state())
     assert trees.equal(one, same)
     assert not trees.equal(one, other)
@@ -211,7 +211,7 @@ def test_a_module_is_copied_and_keeps_its_weights() -> None:
     mine[1].train()
     built = nets.build(mine, (4,), 3, seed=0)
     assert built is not mine
-    assert trees.equal(tensors_of(built), tensors_of(mine))
+    assert trees.equal(named_tensors(built), named_tensors(mine))
     assert [m.training for m in built.modules()] == [False, False, True]
     assert mine[1].num_batches_tracked is not None
     assert list(built.state_dict()) == [
@@ -289,7 +289,7 @@ def test_the_users_own_class(own: str, cls: str, params: int) -> None:
     one = nets.build(f"{own}:{cls}", (4,), 3, seed=0)
     two = nets.build(f"{own}:{cls}", (4,), 3, seed=0)
     assert sum(p.numel() for p in one.parameters()) == params
-    assert trees.equal(tensors_of(one), tensors_of(two))
+    assert trees.equal(named_tensors(one), named_tensors(two))
     assert torch.equal(before, torch.get_rng_state())
     assert type(one) is type(two)
 
@@ -332,7 +332,7 @@ def test_every_option_is_described_in_the_docstring() -> None:
         assert [option for option in built_in.options if f"``{option}" not in doc] == [], name
 
 
-@pytest.mark.parametrize("module", [nets, net, custom], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [nets, net, user_files], ids=lambda m: m.__name__)
 def test_doctests(module: object) -> None:
     assert doctest.testmod(module).failed == 0
 

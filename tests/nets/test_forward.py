@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedgrove import nets
-from fedgrove.nets.layout import tensors_of
+from fedgrove.nets.layout import named_tensors
 
 ROWS = {
     "har-cnn": (
@@ -103,7 +103,9 @@ def test_as_described(name: str, train: bool) -> None:
     row = nn.Sequential(*ROWS[name]).double()
     row.train(train)
     with torch.no_grad():
-        for mine, theirs in zip(tensors_of(built).values(), tensors_of(row).values(), strict=True):
+        for mine, theirs in zip(
+            named_tensors(built).values(), named_tensors(row).values(), strict=True
+        ):
             theirs.copy_(mine.view(theirs.shape))
         outs = []
         for module in (built, row):
@@ -120,7 +122,7 @@ def norm(x: Tensor, tree: dict[str, Tensor], name: str) -> Tensor:
 def test_resnet18_as_described() -> None:
     """Eight blocks, the first of groups 2 to 4 with stride 2 and a projection; ReLU after sums."""
     built = nets.build("resnet18", (3, 16, 16), 3, seed=0, width=4).double()
-    t = tensors_of(built)
+    t = named_tensors(built)
     x = values(4, 3, 16, 16)
     y = F.relu(norm(F.conv2d(x, t["conv1.weight"], padding=1), t, "norm1"))
     for group in (1, 2, 3, 4):
@@ -145,7 +147,7 @@ def test_shufflenetv2_as_described() -> None:
     of the channels by. Behind a unit channel 2i is the i-th of the branch that passes by, and
     channel 2i + 1 the i-th of the other."""
     built = nets.build("shufflenetv2", (3, 16, 16), 3, seed=0, width=8).double()
-    t = tensors_of(built)
+    t = named_tensors(built)
 
     def conv(x: Tensor, name: str, **options: int) -> Tensor:
         return F.conv2d(x, t[f"{name}.weight"], **options)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedgrove import nets
-from fedgrove.channels.find import groups_of
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 from fedgrove.nets.freeze import freeze
@@ -86,7 +86,7 @@ def test_a_frozen_batch_norm_is_the_same_in_both_modes_and_takes_one_example() -
 
 
 def test_channels_of_frozen_layers_stay() -> None:
-    names = [group.name for group in groups_of(frozen("mnist-cnn", (1, 8, 8), 0.25))]
+    names = [group.name for group in find_groups(frozen("mnist-cnn", (1, 8, 8), 0.25))]
     assert names == ["conv2", "fc1"]
 
 

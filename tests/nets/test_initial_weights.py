@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedgrove import nets
 from fedgrove.errors import InputError
 from fedgrove.nets import initial_weights as given
-from fedgrove.nets.layout import tensors_of
+from fedgrove.nets.layout import named_tensors
 
 SHAPE = (1, 8, 8)
 
@@ -24,7 +24,7 @@ def module(classes: int = 3, width: int = 4) -> nn.Module:
 
 def weights(**changes: Tensor | None) -> dict[str, Tensor]:
     """Those of the module, all different from its own; None leaves one out."""
-    tensors = {k: v.detach() + 1 for k, v in tensors_of(module()).items()}
+    tensors = {k: v.detach() + 1 for k, v in named_tensors(module()).items()}
     for name, tensor in changes.items():
         key = name.replace("__", ".")
         tensors.pop(key, None)
@@ -36,9 +36,9 @@ def weights(**changes: Tensor | None) -> dict[str, Tensor]:
 def taken(tensors: dict[str, Tensor], folder: Path, into: nn.Module, word: str = "") -> None:
     path = folder / "w.safetensors"
     save_file(tensors, path)
-    origin, read = given.read(f"{path}{word}")
+    origin, read = given.read_weights(f"{path}{word}")
     assert str(origin) == f"{path}{word}"
-    given.put(origin, read, into, SHAPE)
+    given.load_weights(origin, read, into, SHAPE)
 
 
 def test_every_tensor_is_taken(tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_every_tensor_is_taken(tmp_path: Path) -> None:
     file = {k: v.double() for k, v in expected.items()}
     file["norm1.num_batches_tracked"] = torch.tensor(7)
     taken(file, tmp_path, mine)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors_of(mine).items())
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in named_tensors(mine).items())
 
 
 def test_all_but_the_head(tmp_path: Path) -> None:
     """Whatever head the file has, of other classes or none."""
     for file in (weights(), weights(head__weight=None, head__bias=None)):
         mine = module(classes=5)
-        before = {k: v.detach().clone() for k, v in tensors_of(mine).items()}
+        before = {k: v.detach().clone() for k, v in named_tensors(mine).items()}
         taken(file, tmp_path, mine, ":body")
-        for name, tensor in tensors_of(mine).items():
+        for name, tensor in named_tensors(mine).items():
             expected = before[name] if name.startswith("head") else file[name]
             assert torch.equal(tensor, expected), name
 
@@ -81,10 +81,10 @@ def test_all_but_the_head(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit(changes: dict[str, Tensor], sentence: str, tmp_path: Path) -> None:
     mine = module()
-    before = {k: v.detach().clone() for k, v in tensors_of(mine).items()}
+    before = {k: v.detach().clone() for k, v in named_tensors(mine).items()}
     with pytest.raises(InputError, match=re.escape(sentence)):
         taken(weights(**changes), tmp_path, mine)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors_of(mine).items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in named_tensors(mine).items())
 
 
 def test_body_still_has_to_fit(tmp_path: Path) -> None:
@@ -97,14 +97,14 @@ def test_body_still_has_to_fit(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no such file"):
-        given.read(str(tmp_path / "none.safetensors"))
+        given.read_weights(str(tmp_path / "none.safetensors"))
     with pytest.raises(InputError, match=r"is the folder .*; give a file"):
-        given.read(str(tmp_path))
+        given.read_weights(str(tmp_path))
     text = tmp_path / "text.safetensors"
     for content in (b"", b"not tensors at all, only text", b"\xff" * 64):
         text.write_bytes(content)
         with pytest.raises(InputError, match="is not a safetensors file"):
-            given.read(str(text))
+            given.read_weights(str(text))
 
 
 def test_what_a_module_has_frozen_itself_may_be_left_out(tmp_path: Path) -> None:

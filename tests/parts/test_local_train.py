@@ -18,7 +18,7 @@ from fedgrove import methods, trees
 from fedgrove.core import Batch, Carry, Client, Packet, Task, Train
 from fedgrove.engines.work import initial_carry as first_carry
 from fedgrove.nets import Net, Output
-from fedgrove.nets.norms import settle
+from fedgrove.nets.norms import drop_batch_counters
 from fedgrove.parts import local
 from fedgrove.parts.local import SGD, Adam, LocalTraining
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
@@ -264,7 +264,7 @@ def test_running_statistics_by_hand() -> None:
     # One channel, inputs 1 and 3 (mean 2, unbiased variance 2), momentum 0.1:
     # mean 0.9 * 0 + 0.1 * 2 = 0.2, variance 0.9 * 1 + 0.1 * 2 = 1.1
     module = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2)).double()
-    settle(module)
+    drop_batch_counters(module)
     net = Net(module, (1,))
     x = torch.tensor([[1.0], [3.0]], dtype=F64)
     y = torch.tensor([0, 1])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.conftest import federation
 
 from fedgrove import methods, trees
-from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.nets import Net, build
 from fedgrove.runs.checkpoint import state_from_json, state_to_json
 from fedgrove.runs.folder import RunFolder
@@ -283,9 +283,9 @@ def state_file_of(net: Net, folder: Path, clients: int) -> tuple[int, int, int]:
     for client in range(clients):
         generator = torch.Generator().manual_seed(client)
         channels = {}
-        for group in groups_of(net):
+        for group in find_groups(net):
             channels[group.name] = torch.rand(group.size, generator=generator) < 0.5
-        mask = channel_mask(net, channels)
+        mask = make_channel_mask(net, channels)
         as_bytes += sum(kept.numel() for kept in mask.values())
         run.known_state.note(client, "model", mask)
     run_folder = RunFolder.create(folder / "run", "")

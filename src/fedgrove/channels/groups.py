@@ -1,9 +1,9 @@
-"""Groups of channels that fall together, as plain data, and the masks that remove whole channels.
+"""Groups of channels that must be removed together, as plain data, and masks of whole channels.
 
-A channel is one output of a layer: a filter of a convolution, a unit of a linear layer. With it
-fall its bias, the scale and shift of the norms behind it, and what later layers read of it; a
-residual sum ties the channels of several layers to each other.
-:func:`fedgrove.channels.find.groups_of` finds these groups for a network.
+A channel is one output of a layer: a filter of a convolution, a unit of a linear layer. Removing it
+also removes its bias, the scale and shift of the norms behind it, and what later layers read of it;
+a residual sum ties the channels of several layers to each other.
+:func:`fedgrove.channels.find_groups.find_groups` finds these groups for a network.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .. import trees
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 from ..trees import Mask
 
 Role = Literal["filter", "bias", "scale", "shift", "statistic", "input"]
@@ -27,7 +28,7 @@ Role = Literal["filter", "bias", "scale", "shift", "statistic", "input"]
 normalise it, ``input`` is a later layer's weight that reads it.
 """
 Channels = dict[str, Tensor]
-"""Group name -> booleans, one per channel: True is kept. A group that is not named is whole."""
+"""Group name -> booleans, one per channel: True is kept. All channels of other groups are kept."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Place:
         return self.channel == tuple(range(len(self.channel)))
 
     def is_all(self, size: int) -> bool:
-        """Whether its entries are a group's ``size`` channels, each once and in order."""
+        """Return whether its entries are a group's ``size`` channels, each once and in order."""
         return len(self.channel) == size and self.is_in_order
 
     @cached_property
@@ -74,16 +75,16 @@ class ChannelGroup:
         # Not of all places: their channels are thousands of numbers, and tuples of groups are keys.
         return hash((self.name, self.size))
 
-    def within(self, *roles: Role) -> tuple[Place, ...]:
-        """The places with these roles."""
+    def places_with(self, *roles: Role) -> tuple[Place, ...]:
+        """Return the places with these roles."""
         return tuple(place for place in self.places if place.role in roles)
 
 
 @lru_cache(maxsize=4096)
-def interned(group: ChannelGroup) -> ChannelGroup:
-    """The first group that was equal to this one, so that equal groups are one object.
+def intern_group(group: ChannelGroup) -> ChannelGroup:
+    """Return the first group that was equal to this one, so that equal groups are one object.
 
-    Tuples of them are keys, and an object is compared with itself at once.
+    Tuples of groups are keys, and comparing an object with itself takes no time.
     """
     return group
 
@@ -91,10 +92,11 @@ def interned(group: ChannelGroup) -> ChannelGroup:
 # ---- from channels to masks ----------------------------------------------------------------------
 
 
-def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> Channels:
-    """The channels as booleans, for every group.
+def complete_channels(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> Channels:
+    """Return the channels as booleans, for every group.
 
-    Refuses a group that does not exist, a wrong length, and a choice that leaves a group empty.
+    Raises:
+        InputError: A group does not exist, has another length, or would have no channel left.
     """
     sizes = {group.name: group.size for group in groups}
     for name, kept in channels.items():
@@ -105,8 +107,8 @@ def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> C
         check(given == expected, f"the shape of channels '{name}'", given, f"{expected}")
         if not bool(kept.any()):
             raise InputError(
-                f"all {sizes[name]} channels of group '{name}' are to go; at least one must stay: "
-                "keep the best."
+                f"all {sizes[name]} channels of group '{name}' are to be removed; at least one "
+                "must stay: keep the best."
             )
     complete: Channels = {}
     for name, size in sizes.items():
@@ -117,87 +119,95 @@ def checked(groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]) -> C
     return complete
 
 
-def along(place: Place, kept: Tensor) -> Tensor:
-    """Which entries along the place's dimension stay."""
+def find_kept_entries(place: Place, kept: Tensor) -> Tensor:
+    """Return which entries along the place's dimension are kept."""
     if place.is_all(len(kept)):
         return kept
     channel = place.index.to(kept.device)
     if not place.has_others:
         return kept[channel]
-    # Entries of no channel (-1) always stay; the clamp only keeps the look-up in range.
+    # Entries of no channel (-1) are always kept; the clamp only keeps the look-up in range.
     return torch.where(channel < 0, True, kept[channel.clamp_min(0)])
 
 
-def keeps(
+def collect_kept_entries(
     groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor], buffers: bool
 ) -> dict[str, dict[int, Tensor]]:
-    """Tensor -> dimension -> which entries stay, for every tensor that the named groups reach."""
-    stays: dict[str, dict[int, Tensor]] = {}
+    """Return tensor -> dimension -> which entries are kept, for all tensors of the named groups."""
+    kept: dict[str, dict[int, Tensor]] = {}
     for group in groups:
         if group.name not in channels:
             continue
         for place in group.places:
             if place.role == "statistic" and not buffers:
                 continue
-            dims = stays.setdefault(place.tensor, {})
-            entries = along(place, channels[group.name])
+            dims = kept.setdefault(place.tensor, {})
+            entries = find_kept_entries(place, channels[group.name])
             if place.dim in dims:
                 # Two groups meet in one dimension where a concatenation joins their channels.
                 entries = dims[place.dim] & entries
             dims[place.dim] = entries
-    return stays
+    return kept
 
 
-def expand(
+def expand_channels(
     groups: Sequence[ChannelGroup],
     shapes: Mapping[str, tuple[int, ...]],
     channels: Mapping[str, Tensor],
     buffers: bool = False,
 ) -> Mask:
-    """The mask of all that falls with the removed channels.
+    """Return the mask of everything that is removed with the channels that are not kept.
 
     That is filters, biases, norm scales *and shifts* (a shift that is left would still reach the
-    next layer), and the inputs of later layers. The mask names every tensor of ``shapes`` that the
-    given groups reach; running statistics only with ``buffers``.
+    next layer), and the inputs of later layers.
+
+    Args:
+        groups: The groups of the network.
+        shapes: The shapes of its tensors.
+        channels: Group name -> which channels are kept.
+        buffers: Whether to include running statistics.
+
+    Returns:
+        A mask of every tensor of ``shapes`` that the given groups reach.
     """
-    complete = checked(groups, channels)
-    named = {name: complete[name] for name in channels}
+    complete = complete_channels(groups, channels)
+    named = trees.pick(complete, channels)
     mask: Mask = {}
-    for name, dims in keeps(groups, named, buffers).items():
+    for name, dims in collect_kept_entries(groups, named, buffers).items():
         if name not in shapes:
             continue
         shape = shapes[name]
         leaf: Tensor | None = None
         for dim, entries in dims.items():
-            line = _line(entries, dim, len(shape))
+            line = _broadcast_along(entries, dim, len(shape))
             leaf = line if leaf is None else trees.and_masks(leaf, line)
         assert leaf is not None, f"{name} is reached in no dimension"
-        # A copy in any case: whoever gets the mask may write into it.
+        # A copy in any case: the caller may write into the mask.
         mask[name] = leaf.expand(shape).clone(memory_format=torch.contiguous_format)
     return mask
 
 
-def _line(entries: Tensor, dim: int, dims: int) -> Tensor:
-    """Entries along one dimension as a column, row, ... that broadcasts along all others."""
+def _broadcast_along(entries: Tensor, dim: int, dims: int) -> Tensor:
+    """Shape entries of one dimension so that they broadcast along all others."""
     view = [1] * dims
     view[dim] = -1
     return entries.view(view)
 
 
-def without_removed(
+def drop_removed(
     mask: Mapping[str, Tensor], groups: Sequence[ChannelGroup], channels: Mapping[str, Tensor]
 ) -> Mask:
-    """A mask less all that falls with the removed channels: ``kept & expand(...)[name]``.
+    """Return a mask without everything that is removed with channels: ``kept & expanded[name]``.
 
     Leaves that lose nothing may be those of the mask itself.
     """
-    complete = checked(groups, channels)
-    stays = keeps(groups, {name: complete[name] for name in channels}, buffers=False)
+    complete = complete_channels(groups, channels)
+    entries_of = collect_kept_entries(groups, trees.pick(complete, channels), buffers=False)
     less: Mask = {}
     for name, kept in mask.items():
-        for dim, entries in stays.get(name, {}).items():
-            # Line by line: the mask of the channels need not be written down.
-            kept = trees.and_masks(kept, _line(entries, dim, kept.dim()))
+        for dim, entries in entries_of.get(name, {}).items():
+            # Dimension by dimension: the mask of the channels need not be made.
+            kept = trees.and_masks(kept, _broadcast_along(entries, dim, kept.dim()))
         less[name] = kept
     return less
 
@@ -205,61 +215,57 @@ def without_removed(
 # ---- from masks to channels ----------------------------------------------------------------------
 
 
-def channels_of(
+def read_channels(
     groups: Sequence[ChannelGroup], mask: Mapping[str, Tensor] | None
 ) -> Channels | None:
-    """Which channels a mask leaves: those with a parameter entry left. None if it leaves all.
+    """Return which channels a mask keeps: those with a parameter entry left. None if all.
 
-    Inside the channels that stay the mask may prune single weights; these do not count here. A
-    parameter that the mask does not name is whole, and keeps its channels alive.
+    Inside the channels that are kept the mask may prune single weights; these do not count here. A
+    parameter that the mask does not name is whole, so its channels are kept.
     """
     if mask is None or not may_remove_channels(mask):
         return None
-    channels = {group.name: _alive(group, mask) for group in groups}
+    channels = {group.name: _find_alive(group, mask) for group in groups}
     nothing_removed = all(bool(kept.all()) for kept in channels.values())
     return None if nothing_removed else channels
 
 
 def may_remove_channels(mask: Mapping[str, Tensor]) -> bool:
-    """A quick test that spares most masks the full one: a bias or norm scale must be pruned too.
+    """Test quickly whether a mask can remove channels: a bias or norm scale must be pruned too.
 
-    (A network without a single vector always fails it, and trains masked.)
+    (A network without a single vector always fails the test, and trains masked.)
     """
     return any(leaf.dim() == 1 and not bool(leaf.all()) for leaf in mask.values())
 
 
-def has_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
-    """Which channels of a group have a filter weight left; all, if the mask lacks a filter."""
-    filters = group.within("filter")
-    if any(place.tensor not in mask for place in filters):
-        return torch.ones(group.size, dtype=torch.bool)
-    alive = torch.zeros(group.size, dtype=torch.bool)
-    for place in filters:
-        _note_alive(alive, place, mask[place.tensor])
-    return alive
+def find_channels_with_filters(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
+    """Return which channels have a filter weight left; all, if the mask does not name a filter."""
+    return _find_alive_in(group.size, group.places_with("filter"), mask)
 
 
-def _alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
-    """Which channels have an entry left."""
-    alive = torch.zeros(group.size, dtype=torch.bool)
+def _find_alive(group: ChannelGroup, mask: Mapping[str, Tensor]) -> Tensor:
+    """Return which channels have an entry left in any parameter."""
     parameters = [place for place in group.places if place.role != "statistic"]
-    for place in parameters:
-        if place.tensor not in mask:
-            return torch.ones_like(alive)
-    # Vectors first: they are cheap and decide most cases.
-    parameters.sort(key=lambda place: mask[place.tensor].numel())
-    for place in parameters:
-        _note_alive(alive, place, mask[place.tensor])
+    return _find_alive_in(group.size, parameters, mask)
+
+
+def _find_alive_in(size: int, places: Sequence[Place], mask: Mapping[str, Tensor]) -> Tensor:
+    """Return which channels have an entry left in these places; all, if the mask lacks one."""
+    if any(place.tensor not in mask for place in places):
+        return torch.ones(size, dtype=torch.bool)
+    alive = torch.zeros(size, dtype=torch.bool)
+    # Vectors first: they are quick, and decide most cases.
+    for place in sorted(places, key=lambda place: mask[place.tensor].numel()):
+        left = trees.any_along(mask[place.tensor].cpu(), place.dim)
+        if place.is_all(size):
+            alive |= left
+        else:
+            # Entries of no channel (-1) do not count.
+            alive[place.index[left & (place.index >= 0)]] = True
         if bool(alive.all()):
             break
     return alive
 
 
-def _note_alive(alive: Tensor, place: Place, mask: Tensor) -> None:
-    """Channels that have an entry left in one place are alive."""
-    left = trees.any_along(mask.cpu(), place.dim)
-    if place.is_all(len(alive)):
-        alive |= left
-    else:
-        # Entries of no channel (-1) do not count.
-        alive[place.index[left & (place.index >= 0)]] = True
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -1,8 +1,8 @@
-"""Masks of whole channels, made once for a choice of channels, and what was found out about them.
+"""A cache of masks of whole channels, and of the channels that were found in them.
 
-In a round the same mask is made for a client's part of the model, by the client for its own, and by
-the server for the mean; and from its bits it is found out again, for training and for the mean,
-which channels it leaves. A mask that came over a network is another one, and is looked at anew.
+In a round the server makes a mask for a client's part of the model, the client makes an equal one,
+and the server makes it again for the mean; and training and the mean find out from its bits which
+channels it keeps. A mask that came over a network is another object, and is analysed anew.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch import Tensor
 
 from .. import trees
 from ..trees import Mask
-from .groups import ChannelGroup, Channels, expand
+from .groups import ChannelGroup, Channels, expand_channels
 
 MOST_BYTES = 1 << 25
-"""The masks that are remembered take no more memory; those not used for longest go."""
+"""The most memory that cached masks take; those not used for longest are dropped."""
 MOST_MASKS = 1024
-"""Nor are there more of them."""
+"""The most masks that are cached."""
 MOST_FINDINGS = 16
-"""What is remembered of one mask: of each set of its tensors that somebody asks about."""
+"""The most findings that are cached for one mask, one for each set of its tensors."""
 
 
 @dataclass(eq=False)
-class _Known:
-    """A mask that was made here, as long as nobody writes into it."""
+class _CachedMask:
+    """A mask that was made here, valid as long as nobody writes into it."""
 
     mask: Mask
     nbytes: int
@@ -41,109 +41,116 @@ class _Known:
         return self.versions == [leaf._version for leaf in self.mask.values()]
 
 
-class _Masks(threading.local):
+class _MaskCache(threading.local):
     """The masks that were made here, by choice of channels; those used last are kept.
 
     Each thread has its own: so none waits for a lock, which a forked worker could find locked.
     """
 
     def __init__(self) -> None:
-        self.by_choice: dict[Any, _Known] = {}
-        # By the id of each leaf: while the mask is held, the id is no one else's.
-        self.by_leaf: dict[int, _Known] = {}
+        self.by_choice: dict[Any, _CachedMask] = {}
+        # By the id of each leaf: while the mask is alive, no other tensor has that id.
+        self.by_leaf: dict[int, _CachedMask] = {}
         self.nbytes = 0
 
     def get(self, choice: Any) -> Mask | None:
-        """The mask of a choice, if there is one that nobody has written into."""
-        known = self.by_choice.get(choice)
-        if known is None:
+        """Return the mask of a choice, if there is one that nobody has written into."""
+        cached = self.by_choice.get(choice)
+        if cached is None:
             return None
-        self._forget(choice)
-        if not known.is_unchanged:
+        self._remove(choice)
+        if not cached.is_unchanged:
             return None
         # Inserted last, so that the first one is the one unused for longest.
-        self._insert(choice, known)
-        return known.mask
+        self._insert(choice, cached)
+        return cached.mask
 
     def add(self, choice: Any, mask: Mask) -> None:
-        """Remember a mask."""
+        """Cache a mask."""
+        leaves = list(mask.values())
         # Torch does not count what is written into tensors of its inference mode.
-        if any(leaf.is_inference() for leaf in mask.values()):
+        if any(leaf.is_inference() for leaf in leaves):
             return
-        nbytes = sum(leaf.nbytes for leaf in mask.values())
-        versions = [leaf._version for leaf in mask.values()]
-        self._insert(choice, _Known(mask, nbytes, versions))
+        nbytes = sum(leaf.nbytes for leaf in leaves)
+        self._insert(choice, _CachedMask(mask, nbytes, [leaf._version for leaf in leaves]))
         while self.nbytes > MOST_BYTES or len(self.by_choice) > MOST_MASKS:
-            self._forget(next(iter(self.by_choice)))
+            self._remove(next(iter(self.by_choice)))
 
-    def origin(self, mask: Mapping[str, Tensor]) -> _Known | None:
-        """The remembered mask that all tensors of this one belong to, if there is one."""
+    def find_origin(self, mask: Mapping[str, Tensor]) -> _CachedMask | None:
+        """Return the cached mask that has all tensors of this one, if there is one."""
         first = next(iter(mask.values()), None)
-        known = self.by_leaf.get(id(first))
-        if known is None or not known.is_unchanged:
+        cached = self.by_leaf.get(id(first))
+        if cached is None or not cached.is_unchanged:
             return None
-        is_part = all(known.mask.get(name) is leaf for name, leaf in mask.items())
-        return known if is_part else None
+        is_part = all(cached.mask.get(name) is leaf for name, leaf in mask.items())
+        return cached if is_part else None
 
-    def _insert(self, choice: Any, known: _Known) -> None:
-        self.by_choice[choice] = known
-        self.nbytes += known.nbytes
-        for leaf in known.mask.values():
-            self.by_leaf[id(leaf)] = known
+    def _insert(self, choice: Any, cached: _CachedMask) -> None:
+        self.by_choice[choice] = cached
+        self.nbytes += cached.nbytes
+        for leaf in cached.mask.values():
+            self.by_leaf[id(leaf)] = cached
 
-    def _forget(self, choice: Any) -> None:
-        known = self.by_choice.pop(choice)
-        self.nbytes -= known.nbytes
-        for leaf in known.mask.values():
+    def _remove(self, choice: Any) -> None:
+        cached = self.by_choice.pop(choice)
+        self.nbytes -= cached.nbytes
+        for leaf in cached.mask.values():
             del self.by_leaf[id(leaf)]
 
 
-_MASKS = _Masks()
+_CACHE = _MaskCache()
 
 
-def shared_mask(
+def get_shared_mask(
     groups: Sequence[ChannelGroup],
     shapes: Mapping[str, tuple[int, ...]],
     channels: Mapping[str, Tensor],
     buffers: bool = False,
 ) -> Mask:
-    """What :func:`.groups.expand` gives, of tensors that all who ask for these channels share.
+    """Return what :func:`.groups.expand_channels` gives, made once for equal channels.
 
-    Not to be written into. Where somebody did all the same, those who ask later get another one.
+    Its tensors are shared: do not write into them. After somebody did, later callers get new ones.
     """
     are_usual = all(kept.dim() == 1 and trees.are_plain(kept) for kept in channels.values())
     if not are_usual:
-        return expand(groups, shapes, channels, buffers)
+        return expand_channels(groups, shapes, channels, buffers)
     # Without statistics the mask is the same with buffers and without: one key for both.
     buffers = buffers and _have_statistics(groups, shapes)
-    chosen = tuple((name, kept.bool().numpy().tobytes()) for name, kept in channels.items())
-    key = (tuple(groups), tuple(shapes.items()), chosen, buffers)
-    mask = _MASKS.get(key)
+    bits = tuple((name, kept.bool().numpy().tobytes()) for name, kept in channels.items())
+    key = (tuple(groups), tuple(shapes.items()), bits, buffers)
+    mask = _CACHE.get(key)
     if mask is None:
-        mask = expand(groups, shapes, channels, buffers)
-        _MASKS.add(key, mask)
+        mask = expand_channels(groups, shapes, channels, buffers)
+        _CACHE.add(key, mask)
     return dict(mask)
 
 
-def found(
+def find_once(
     what: str,
     groups: Sequence[ChannelGroup],
     mask: Mapping[str, Tensor],
     find: Callable[[], Channels | None],
 ) -> Channels | None:
-    """The channels that ``find`` finds in a mask; of one that was made here it is called once.
+    """Return the channels that ``find`` finds in a mask; called once for a mask made here.
 
-    ``what`` says what it looks for. The caller may write into the result.
+    Args:
+        what: The name of the finding.
+        groups: The groups that ``find`` looks at.
+        mask: The mask that it looks at.
+        find: Finds the channels.
+
+    Returns:
+        Channels that the caller may write into.
     """
-    known = _MASKS.origin(mask)
-    if known is None:
+    cached = _CACHE.find_origin(mask)
+    if cached is None:
         return find()
     key = (what, tuple(groups), tuple(mask))
-    if key not in known.findings:
-        if len(known.findings) == MOST_FINDINGS:
-            known.findings.clear()
-        known.findings[key] = find()
-    channels = known.findings[key]
+    if key not in cached.findings:
+        if len(cached.findings) == MOST_FINDINGS:
+            cached.findings.clear()
+        cached.findings[key] = find()
+    channels = cached.findings[key]
     if channels is None:
         return None
     return {name: kept.clone() for name, kept in channels.items()}
@@ -151,7 +158,6 @@ def found(
 
 def _have_statistics(groups: Sequence[ChannelGroup], shapes: Mapping[str, Any]) -> bool:
     for group in groups:
-        for place in group.places:
-            if place.role == "statistic" and place.tensor in shapes:
-                return True
+        if any(place.tensor in shapes for place in group.places_with("statistic")):
+            return True
     return False

@@ -1,6 +1,7 @@
-"""Really smaller networks: ``shrink`` cuts removed channels out, ``widen`` is the way back.
+"""Cutting removed channels out of a network (``shrink``), and the way back (``widen``).
 
-The small net gives the same outputs as the masked one; see :class:`fedgrove.channels.thin.Thin`.
+The small net gives the same outputs as the masked one; see
+:class:`fedgrove.channels.small_net.SmallNet`.
 """
 
 from __future__ import annotations
@@ -14,79 +15,89 @@ from torch import Tensor
 from .. import trees
 from ..errors import InputError
 from ..nets.net import Net
+from ..renamed import find_renamed
 from ..trees import Tree
-from .find import channels_left, groups_of
-from .groups import checked
-from .thin import MOST_CUTS, Thin, cut_groups, remembered
+from .find_groups import find_groups, find_kept_channels
+from .groups import complete_channels
+from .small_net import MOST_CUTS, SmallNet, get_or_make, make_small_net
 
 
 def shrink(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> tuple[Net, Tree]:
-    """The net and the parameters without the channels that the mask removes.
+    """Remove the channels that a mask removes; the outputs are those of the masked net.
 
-    Equal in outputs to the masked net. Single weights that the mask prunes inside channels that
-    stay become zeros. Nets of equal width are one object.
+    Args:
+        net: The network in full width.
+        params: Its tree.
+        mask: What to remove. Single weights that it prunes inside channels that stay become zeros.
+
+    Returns:
+        The small net and its tree. Nets of equal width are one object.
 
     >>> import torch
     >>> from torch import nn
-    >>> from fedgrove.channels.find import channel_mask
+    >>> from fedgrove.channels.find_groups import make_channel_mask
     >>> net = Net(nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)), (1,))
-    >>> mask = channel_mask(net, {"0": torch.tensor([True, False, True])})
+    >>> mask = make_channel_mask(net, {"0": torch.tensor([True, False, True])})
     >>> small, tree = shrink(net, net.params(), mask)
     >>> small.layout.shapes["2.weight"], net.layout.shapes["2.weight"]
     ((1, 2), (1, 3))
     """
-    thin = cut(net, channels_left(net, mask) or {})
-    return thin.net, thin.narrow(trees.apply_mask(params, mask))
+    small = cut_channels(net, find_kept_channels(net, mask) or {})
+    return small.net, small.narrow(trees.apply_mask(params, mask))
 
 
 def widen(net: Net, params: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> Tree:
-    """The inverse of :func:`shrink`: small parameters in the full width of ``net``."""
-    return cut(net, channels_left(net, mask) or {}).widen(params)
+    """Return small parameters in the full width of ``net``, the inverse of :func:`shrink`."""
+    return cut_channels(net, find_kept_channels(net, mask) or {}).widen(params)
 
 
-_CUTS: WeakKeyDictionary[Net, dict[Any, Thin]] = WeakKeyDictionary()
+_CUTS: WeakKeyDictionary[Net, dict[Any, SmallNet]] = WeakKeyDictionary()
 
 
-def cut(net: Net, channels: Mapping[str, Tensor]) -> Thin:
-    """The net without the channels that are not kept; at least one of each group must stay.
+def cut_channels(net: Net, channels: Mapping[str, Tensor]) -> SmallNet:
+    """Return the net without the channels that are not kept; at least one per group must stay.
 
-    Made once for the same channels: masks that are equal, or become so in a later round, share it.
+    Made once for equal channels: masks that are equal, or become so in a later round, share it.
     """
-    groups = groups_of(net)
-    complete = checked(groups, channels)
+    groups = find_groups(net)
+    complete = complete_channels(groups, channels)
     key = tuple((name, kept.cpu().numpy().tobytes()) for name, kept in complete.items())
 
-    def make() -> Thin:
-        # Copies: what is remembered must not change with the caller's tensors.
-        return cut_groups(net, groups, {name: kept.clone() for name, kept in complete.items()})
+    def make() -> SmallNet:
+        # Copies: what is cached must not change with the caller's tensors.
+        return make_small_net(net, groups, {name: kept.clone() for name, kept in complete.items()})
 
-    return remembered(_CUTS, net, key, make, MOST_CUTS)
+    return get_or_make(_CUTS, net, key, make, MOST_CUTS)
 
 
-_SEEN: WeakKeyDictionary[Net, dict[Any, tuple[Mapping[str, Tensor], Thin | None]]] = (
+_SEEN: WeakKeyDictionary[Net, dict[Any, tuple[Mapping[str, Tensor], SmallNet | None]]] = (
     WeakKeyDictionary()
 )
 
 
-def structured(net: Net, mask: Mapping[str, Tensor] | None) -> Thin | None:
-    """The small net to train in place of a masked one; None if the mask removes no whole channel.
+def find_small_net(net: Net, mask: Mapping[str, Tensor] | None) -> SmallNet | None:
+    """Return the small net to train in place of a masked one; None if no whole channel is removed.
 
     Found once per mask. Where a mask removes all channels of a group, the first one is kept, and
     stays masked.
     """
     if mask is None:
         return None
-    # The mask is kept beside the result: while it is alive, nothing else can have its id.
-    return remembered(_SEEN, net, id(mask), lambda: (mask, _structured(net, mask)))[1]
+    # The mask is cached with the result: while it is alive, no other object has its id.
+    return get_or_make(_SEEN, net, id(mask), lambda: (mask, _cut_masked(net, mask)))[1]
 
 
-def _structured(net: Net, mask: Mapping[str, Tensor]) -> Thin | None:
+def _cut_masked(net: Net, mask: Mapping[str, Tensor]) -> SmallNet | None:
     try:
-        channels = channels_left(net, mask)
+        channels = find_kept_channels(net, mask)
     except InputError:  # a net whose channels cannot be followed trains masked
         return None
     if channels is None:
         return None
     for kept in channels.values():
         kept[0] |= ~kept.any()
-    return cut(net, channels)
+    return cut_channels(net, channels)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

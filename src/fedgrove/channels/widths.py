@@ -1,18 +1,20 @@
-"""How wide a model a device can hold: the largest share of channels that fits memory and speed."""
+"""Choosing the widest model for a device: the largest share of channels for memory and speed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..core import ClientInfo
 from ..errors import InputError, check
 from ..nets import Net
-from .choice import nested
-from .find import removable_groups
+from ..renamed import find_renamed
+from .find_groups import require_groups
 from .groups import Channels
-from .shrink import cut
+from .selection import select_first
+from .shrink import cut_channels
 
 
 @dataclass(frozen=True)
@@ -25,29 +27,29 @@ class Width:
     macs: int
 
 
-def widths(
+def measure_widths(
     net: Net, batch: int = 32, optimiser_slots: int = 1, steps: int = 8
 ) -> tuple[Width, ...]:
-    """What a training step needs in each of ``steps`` widths, 1/steps up to 1."""
+    """Measure what a training step needs in each of ``steps`` widths, 1/steps up to 1."""
     check(steps >= 1, "steps", steps, "1 or more")
-    groups = removable_groups(net)
+    groups = require_groups(net)
     options: list[Width] = []
     for i in range(1, steps + 1):
         share = i / steps
-        small = cut(net, nested(groups, share)).net.layout
+        small = cut_channels(net, select_first(groups, share)).net.layout
         options.append(Width(share, small.memory(batch, optimiser_slots), small.macs))
     return tuple(options)
 
 
-def width_for(info: ClientInfo, options: Sequence[Width]) -> float:
-    """The largest share whose training step fits the device's memory and is fast enough.
+def choose_width(info: ClientInfo, options: Sequence[Width]) -> float:
+    """Choose the largest share whose training step fits the device's memory and is fast enough.
 
-    Fast enough: it takes no longer than the whole net takes a device of speed 1, so
+    Fast enough: it takes no longer than the whole net takes on a device of speed 1, so
     macs ≤ speed · macs of the whole. If none is, the smallest share that fits the memory.
 
     >>> whole = [Width(0.5, 100, 30), Width(1.0, 300, 100)]
     >>> devices = [(1, 999), (1, 200), (0.5, 1 << 30)]
-    >>> [width_for(ClientInfo(9, speed=v, memory=m), whole) for v, m in devices]
+    >>> [choose_width(ClientInfo(9, speed=v, memory=m), whole) for v, m in devices]
     [1.0, 0.5, 0.5]
     """
     fitting = [option for option in options if option.memory <= info.memory]
@@ -64,7 +66,7 @@ def width_for(info: ClientInfo, options: Sequence[Width]) -> float:
     return min(option.share for option in fitting)
 
 
-def largest_that_fits(
+def choose_largest_that_fits(
     info: ClientInfo,
     net: Net,
     choose: Callable[[float], Channels],
@@ -73,14 +75,23 @@ def largest_that_fits(
     optimiser_slots: int = 1,
     steps: int = 32,
 ) -> Channels:
-    """What ``choose`` keeps at the largest density whose training step fits the device.
+    """Return the channels of the largest density whose training step fits the device.
 
-    Densities are multiples of 1/``steps``, and at most ``most``; a step fits as in
-    :func:`width_for`. If none fits, what ``choose`` keeps at the smallest density.
+    Args:
+        info: The device.
+        net: The network in full width.
+        choose: Selects the channels of a density.
+        most: The largest density to try.
+        batch: Examples of a training step.
+        optimiser_slots: Numbers that the optimiser stores per parameter.
+        steps: Densities are multiples of 1/``steps``.
+
+    Returns:
+        Channels that fit as in :func:`choose_width`; if none do, those of the smallest density.
     """
 
     def fits(channels: Channels) -> bool:
-        small = cut(net, channels).net.layout
+        small = cut_channels(net, channels).net.layout
         in_memory = small.memory(batch, optimiser_slots) <= info.memory
         in_time = small.macs <= info.speed * net.layout.macs
         return in_memory and in_time
@@ -88,8 +99,7 @@ def largest_that_fits(
     channels = choose(most)
     if fits(channels):
         return channels
-    # Bisection: a smaller density never needs more. `low` fits (or is the least there is),
-    # `high` does not.
+    # Bisection: a smaller density never needs more. `low` fits (or is 1), `high` does not.
     low = 1
     high = math.ceil(most * steps)
     while high - low > 1:
@@ -99,3 +109,7 @@ def largest_that_fits(
         else:
             high = middle
     return choose(low / steps)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

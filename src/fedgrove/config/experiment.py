@@ -17,7 +17,7 @@ from ..data import Defaults, Federation, load
 from ..data.sets import SETS
 from ..data.split import VALIDATION, check_validation
 from ..errors import InputError, Refusals, check, shown
-from ..nets.freeze import check_share
+from ..nets.freeze import check_frozen_share
 from ..parts.local import LocalTraining
 from ..runs.faults import NO_FAULTS, Faults
 from ..runs.gate import NORM_BOUND, Gate
@@ -155,7 +155,7 @@ class Experiment:
         yield limit(deadline_is_valid, "deadline", "above 0 virtual seconds")
         bound_is_valid = self.norm_bound == 0 or self.norm_bound >= 1
         yield limit(bound_is_valid, "norm_bound", "0 (off) or 1 and more")
-        yield lambda: check_share(self.freeze)
+        yield lambda: check_frozen_share(self.freeze)
         # Parsed here only for the refusal, before any data are read.
         yield self.parsed_faults
         yield self.parsed_privacy

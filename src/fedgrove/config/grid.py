@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_origin
 from .. import methods
 from ..core import AnyMethod
 from ..errors import InputError, check
-from ..nets.custom import is_spec
+from ..nets.user_files import is_file_spec
 from ..parts.local import LocalTraining
 from .experiment import Experiment
 from .settings import Draft, assign, members, walk, with_default_recipe
@@ -66,7 +66,7 @@ def _label(name: str, names: Sequence[str]) -> str:
     """The method's part of a folder's name; classes of one name are told apart by their files."""
     label = methods.label_of(name)
     is_shared = any(methods.label_of(other) == label for other in names if other != name)
-    if is_shared and is_spec(name):
+    if is_shared and is_file_spec(name):
         file = Path(name.partition(".py:")[0]).name
         return f"{file}-{label}"
     return label

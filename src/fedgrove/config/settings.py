@@ -28,7 +28,7 @@ from typing import (
 from pydantic import TypeAdapter, ValidationError
 
 from .. import methods, parts
-from ..channels import choice
+from ..channels import selection as choice
 from ..errors import InputError, Refusals, shown, together, unknown
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective

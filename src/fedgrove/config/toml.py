@@ -53,8 +53,8 @@ from .. import methods
 from ..core import AnyMethod
 from ..data import Federation
 from ..errors import InputError, Refusals, unknown
-from ..nets.custom import file_of, import_file, is_spec
-from ..nets.initial_weights import path_of
+from ..nets.initial_weights import remove_suffix
+from ..nets.user_files import find_user_file, import_file, is_file_spec
 from ..problems import Metric, MixedProblem
 from .experiment import Experiment
 from .settings import (
@@ -137,7 +137,7 @@ def _metric(metric: Metric) -> str:
 def _table(part: Any, code: dict[str, str]) -> dict[str, Any]:
     """A part as a table; the users' files that it comes from are added to ``code``."""
     cls = type(part)
-    file = file_of(cls)
+    file = find_user_file(cls)
     if is_built_in(cls):
         name = cls.__name__
     elif file is not None:
@@ -306,8 +306,8 @@ def check_files(text: str, replaced: Collection[str] = ()) -> None:
     """
     files = _parsed(text).get("files", {})
     words = read_words(text)
-    weights = path_of(str(words.get("init", "")))
-    unused = [path_of(str(words[word])) for word in replaced if word in words]
+    weights = remove_suffix(str(words.get("init", "")))
+    unused = [remove_suffix(str(words[word])) for word in replaced if word in words]
     of_devices = [str(words[word]) for word in ("profile", "trace") if word in words]
     for path, known in files.items() if isinstance(files, dict) else ():
         is_of_data = path != weights and path not in of_devices
@@ -347,7 +347,9 @@ def named_code(text: str) -> dict[str, str]:
     words = dict(read_words(text))
     words.update(_types(_parsed(text).get("method"), "method"))
     return {
-        word: value for word, value in words.items() if isinstance(value, str) and is_spec(value)
+        word: value
+        for word, value in words.items()
+        if isinstance(value, str) and is_file_spec(value)
     }
 
 
@@ -357,7 +359,7 @@ def made_in_python(text: str) -> list[str]:
     needed = [word for word in ("data", "net") if str(words.get(word, "")).startswith("<")]
     for _, name in _types(_parsed(text).get("method"), "method"):
         # A class of the user's that is in no file of its own, as __main__:Mine.
-        if isinstance(name, str) and ":" in name and not is_spec(name):
+        if isinstance(name, str) and ":" in name and not is_file_spec(name):
             return [*needed, "method"]
     return needed
 
@@ -454,7 +456,7 @@ def _part(table: Any, known: Mapping[str, type], path: str, code: Any, hint: Any
             f"{path} is {table!r}; it must be a table with a type: {', '.join(known)}."
         )
     name = table["type"]
-    if is_spec(name):
+    if is_file_spec(name):
         known = {name: _class_of_file(name, path, code, hint)}
     elif ":" in name:
         raise InputError(

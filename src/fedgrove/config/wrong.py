@@ -16,7 +16,7 @@ from ..core import AnyMethod
 from ..data import Federation, devices
 from ..data.build import Choices
 from ..errors import InputError, Refusals, check
-from ..nets.custom import is_spec
+from ..nets.user_files import is_file_spec
 from ..parts.local import SGD, Adam, LocalTraining
 from .experiment import Experiment, Federations, Settings, with_settings
 
@@ -129,7 +129,7 @@ def look_further(
         with refusals.collected():
             federation = federations.of(experiment)
     net = experiment.net
-    if isinstance(net, str) and not is_spec(net):
+    if isinstance(net, str) and not is_file_spec(net):
         with refusals.collected():
             nets.describe(net.partition(":")[0])
     if federation is not None and experiment.cohort is not None:

@@ -31,7 +31,7 @@ from ..config.toml import named_code, to_toml
 from ..data import Federation
 from ..data.sets import SETS
 from ..errors import InputError, check
-from ..nets.custom import import_file, is_spec
+from ..nets.user_files import import_file, is_file_spec
 from .facts import facts_of
 
 PACKAGE = "fedgrove_app"
@@ -188,7 +188,7 @@ def _config(planned: Plan, code: Path) -> str:
         for spec in named.values():
             # The same text under its new name: config.toml records where it was imported last.
             import_file(Path(Path(spec.rpartition(":")[0] if ":" in spec else spec).name))
-        if isinstance(experiment.net, str) and is_spec(experiment.net):
+        if isinstance(experiment.net, str) and is_file_spec(experiment.net):
             file, _, rest = experiment.net.rpartition(":")
             experiment = replace(experiment, net=f"{Path(file).name}:{rest}")
         document = tomllib.loads(to_toml(experiment))

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from .. import seeds, trees
-from ..channels.shrink import structured
-from ..channels.thin import Thin
+from ..channels.shrink import find_small_net
+from ..channels.small_net import SmallNet
 from ..core import (
     GRADIENT_PASSES,
     SCORING_VERBS,
@@ -249,7 +249,7 @@ def worked(
         torch.default_generator.manual_seed(seeds.derive(client.seed, "noise", number))
         result = trained(net, stage, carry, local.epochs(net, stage, client, number))
         # Found before, and remembered.
-        thin = structured(net, carry.get(stage.mask_name))
+        thin = find_small_net(net, carry.get(stage.mask_name))
         return result, macs_per_example(net, stage, thin)
     # Most networks draw nothing in eval mode. One that does must not depend on what was drawn
     # before, in this process or another.
@@ -264,14 +264,14 @@ def trained(net: Net, stage: Train, carry: Carry, batches: Iterable[Batch]) -> C
     The same result as training masked, but for the order of sums; dropout draws fewer bits, and
     agrees in distribution.
     """
-    thin = structured(net, carry.get(stage.mask_name))
+    thin = find_small_net(net, carry.get(stage.mask_name))
     if thin is None:
         return local.train(net, stage, carry, batches)
-    small = local.train(thin.net, stage, thin.narrowed(carry, stage.whole), batches)
+    small = local.train(thin.net, stage, thin.narrow_carry(carry, stage.whole), batches)
     return {**carry, stage.end: thin.widen(small[stage.end]), "aux": thin.widen(small["aux"])}
 
 
-def macs_per_example(net: Net, stage: Train | Measure, thin: Thin | None) -> int:
+def macs_per_example(net: Net, stage: Train | Measure, thin: SmallNet | None) -> int:
     """The multiply-accumulates of a stage for one example, each time that it is seen.
 
     Of training, those of the net that is really trained, ``thin`` where there is one; a Measure

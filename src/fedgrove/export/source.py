@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import nets
-from ..channels.shrink import cut, structured
+from ..channels.shrink import cut_channels, find_small_net
 from ..config.experiment import Experiment
 from ..config.toml import check_trust, from_toml, how_to_resume, read_words
 from ..data import ClientData, Federation
@@ -174,14 +174,14 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
     same. Zeros elsewhere stay zeros. With ``align``, each layer keeps as many of these channels as
     make its width a multiple of ``align``: kernels often run faster on such widths.
 
-    >>> from fedgrove.channels.find import channel_mask
+    >>> from fedgrove.channels.find_groups import make_channel_mask
     >>> net = Net(nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)), (1,))
-    >>> mask = channel_mask(net, {"0": torch.tensor([True, False, True])})
+    >>> mask = make_channel_mask(net, {"0": torch.tensor([True, False, True])})
     >>> small, tree = shrunk(net, {k: v * mask.get(k, 1) for k, v in net.params().items()})
     >>> small.layout.size, net.layout.size
     (7, 10)
     """
-    thin = structured(net, {name: tree[name] != 0 for name in net.layout.params})
+    thin = find_small_net(net, {name: tree[name] != 0 for name in net.layout.params})
     if thin is None:
         return net, dict(tree)
     if align > 1:
@@ -189,7 +189,7 @@ def shrunk(net: Net, tree: Mapping[str, Tensor], align: int = 1) -> tuple[Net, T
         # Filled up to the full width everywhere: nothing is left to remove.
         if all(bool(flags.all()) for flags in kept.values()):
             return net, dict(tree)
-        thin = cut(net, kept)
+        thin = cut_channels(net, kept)
     return thin.net, thin.narrow(tree)
 
 

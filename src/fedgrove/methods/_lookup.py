@@ -19,7 +19,7 @@ from typing import Any
 
 from ..core import AnyMethod
 from ..errors import InputError, MethodError, unknown
-from ..nets import custom
+from ..nets import user_files
 
 FUNCTIONS = ("init", "deliver", "plan", "fold", "work")
 """What a method must be able to do (:class:`fedgrove.core.Method`)."""
@@ -210,7 +210,7 @@ def make(word: str) -> AnyMethod:
     >>> make("ca-afp:paper").phases
     (0, 0, 1)
     """
-    if custom.is_spec(word):
+    if user_files.is_file_spec(word):
         return _make_own(word)
     name, colon, preset = word.partition(":")
     if not colon:
@@ -228,7 +228,7 @@ def label_of(word: str) -> str:
     >>> label_of("ca-afp:paper"), label_of("mine/fedem.py:FedEM"), label_of("x.py:FedEM:two")
     ('ca-afp-paper', 'fedem', 'fedem-two')
     """
-    if not custom.is_spec(word):
+    if not user_files.is_file_spec(word):
         return word.replace(":", "-")
     _, name, preset = _split(word)
     label = name.lower()
@@ -240,7 +240,7 @@ def label_of(word: str) -> str:
 
 def find_own(path: str, name: str) -> type[Any]:
     """The class of a method in a user's file, once it is known to be one."""
-    module = custom.import_file(Path(path))
+    module = user_files.import_file(Path(path))
     spec = f"{path}:{name}"
     value: Any = getattr(module, name, None)
     if value is None:

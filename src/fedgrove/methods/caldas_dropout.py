@@ -4,7 +4,7 @@ Requirements", 2018).
 
 Round :math:`t`, cohort :math:`S_t`, the same share s of every layer's channels for all clients::
 
-    M_k  = s C channels of every layer, drawn for this round and client      -> drawn
+    M_k  = s C channels of every layer, drawn for this round and client      -> select_random
     w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> WeightedMean
 
@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..channels.choice import drawn
-from ..channels.find import groups_of, removable_groups
+from ..channels.find_groups import find_groups, require_groups
+from ..channels.selection import select_random
 from ..channels.submodel import (
     PlainGroups,
-    cut_out,
+    average_submodels,
+    extract_submodel,
     groups_from_plain,
     groups_to_plain,
-    mean_of,
 )
 from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..errors import check
@@ -62,7 +62,7 @@ class CaldasDropout(CommonParts):
 
     def init(self, setup: Setup) -> State:
         """The network's initial parameters."""
-        find = groups_of if self.share == 1 else removable_groups
+        find = find_groups if self.share == 1 else require_groups
         return State(0, groups_to_plain(find(setup.net)), setup.params)
 
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
@@ -76,13 +76,15 @@ class CaldasDropout(CommonParts):
         for k in cohort:
             who = "all" if self.alike else k
             generator = torch_rng(self.draw, state.round, who, "channels")
-            channels = drawn(groups, self.share, generator)
-            tasks.append(Task(k, {"model": cut_out(state.model, groups, channels)}))
+            channels = select_random(groups, self.share, generator)
+            tasks.append(Task(k, {"model": extract_submodel(state.model, groups, channels)}))
         return tasks
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Every parameter averaged over those who have it."""
-        model = mean_of(state.model, reports, groups_from_plain(state.structure), self.mean)
+        model = average_submodels(
+            state.model, reports, groups_from_plain(state.structure), self.mean
+        )
         return replace(state, round=state.round + 1, model=model)
 
     def work(self, verb: str) -> tuple[Stage, ...]:

@@ -5,7 +5,7 @@ Resource Constrained Devices", IEEE WCL 2022. That of Caldas et al. is ``caldas-
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
-    M_k  = s_k C channels of every layer, drawn for this round and client    -> drawn
+    M_k  = s_k C channels of every layer, drawn for this round and client    -> select_random
     w_k  = E epochs of min CE(w; D_k) from w M_k                             -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                              -> HeteroFL
 
@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..channels.choice import drawn
-from ..channels.submodel import cut_out, groups_from_plain
+from ..channels.selection import select_random
+from ..channels.submodel import extract_submodel, groups_from_plain
 from ..core import Packet, Task
 from ..seeds import torch_rng
 from .heterofl import HeteroFL, State
@@ -43,6 +43,6 @@ class FedDrop(HeteroFL):
         tasks = []
         for k in cohort:
             generator = torch_rng(self.draw, state.round, k, "channels")
-            channels = drawn(groups, state.shares[k], generator)
-            tasks.append(Task(k, {"model": cut_out(state.model, groups, channels)}))
+            channels = select_random(groups, state.shares[k], generator)
+            tasks.append(Task(k, {"model": extract_submodel(state.model, groups, channels)}))
         return tasks

@@ -7,7 +7,7 @@ the predictor. Round :math:`t`, cohort :math:`S_t`::
 
     p_k  = E epochs of min CE((e, p); D_k) over p alone, from p M_k      -> Train(frozen="fixed")
     M_k  = of p_k when first trained, the s_k C channels of largest L1   -> ChoosePart
-    p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> infilled
+    p    = sum_k n_k (p_k + (1 - M_k) p) / sum_k n_k                     -> fill_missing_channels
 
 M_k is thus of the client's own data and device, and then stays. The encoder comes from the seed on
 both sides (or from given weights) and never travels. A client uses (e, p M_k). The paper has one
@@ -24,18 +24,18 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from .. import trees
-from ..channels.choice import Even, FilterL1, nested
-from ..channels.find import groups_of
-from ..channels.groups import ChannelGroup, Channels, expand
+from ..channels.find_groups import find_groups
+from ..channels.groups import ChannelGroup, Channels, expand_channels
+from ..channels.selection import Even, FilterL1, select_first
 from ..channels.submodel import (
     PlainGroups,
-    channels_in,
-    cut_out,
+    extract_submodel,
+    fill_missing_channels,
+    get_shapes,
     groups_from_plain,
     groups_to_plain,
-    infilled,
     is_whole,
-    shapes_of,
+    read_packet_channels,
 )
 from ..core import (
     Carry,
@@ -53,7 +53,7 @@ from ..core import (
 )
 from ..errors import UnfitError, check
 from ..nets import Net
-from ..nets.freeze import divided
+from ..nets.freeze import split_layers
 from ..nets.layout import Layout
 from ..parts.common import CommonParts
 from ..parts.device_widths import check_shares, client_shares
@@ -108,7 +108,7 @@ class FedLPS(CommonParts):
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own part of the predictor; all of it before it has pruned."""
         groups = groups_from_plain(state.structure)
-        return {"model": cut_out(state.model, groups, state.channels.get(client))}
+        return {"model": extract_submodel(state.model, groups, state.channels.get(client))}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains; who does so for the first time prunes after it."""
@@ -126,11 +126,11 @@ class FedLPS(CommonParts):
         channels = dict(state.channels)
         for report in reports:
             packet = report.give["model"]
-            chosen = channels_in(packet, groups)
+            chosen = read_packet_channels(packet, groups)
             if any(not bool(kept.any()) for kept in chosen.values()):
                 # A layer without channels is no model. Its client is asked again.
                 continue
-            mean.add(infilled(packet, state.model, groups), report.examples)
+            mean.add(fill_missing_channels(packet, state.model, groups), report.examples)
             if not is_whole(chosen):
                 channels[report.of] = chosen
         return replace(
@@ -177,13 +177,13 @@ class ChoosePart:
         channels: Channels = Even()(scores, float(carry["settings"]["share"]))
         if is_whole(channels):
             return carry
-        mask = expand(groups, shapes_of(carry["received"]), channels)
+        mask = expand_channels(groups, get_shapes(carry["received"]), channels)
         return {**carry, "local": trees.apply_mask(carry["local"], mask), "model.mask": mask}
 
 
 def encoder_names(layout: Layout, share: float) -> tuple[str, ...]:
     """Parameters and buffers of the first layers, of which no later layer has a part."""
-    first, rest = divided(layout, share, "encoder")
+    first, rest = split_layers(layout, share, "encoder")
     trained: set[str] = set()
     for layer in rest:
         trained.update(layer.names)
@@ -197,8 +197,8 @@ def predictor_groups(net: Net, frozen: Iterable[str]) -> tuple[ChannelGroup, ...
     """The channels that are made behind the encoder: a frozen layer loses none of its own."""
     fixed = set(frozen)
     found = []
-    for group in groups_of(net):
-        makers = group.within("filter", "bias", "scale", "shift")
+    for group in find_groups(net):
+        makers = group.places_with("filter", "bias", "scale", "shift")
         if not any(place.tensor in fixed for place in makers):
             found.append(group)
     return tuple(found)
@@ -209,7 +209,7 @@ def predictor_size(net: Net, encoder: float, share: float) -> int:
     frozen = encoder_names(net.layout, encoder)
     groups = predictor_groups(net, frozen)
     names = [name for name in net.layout.params if name not in frozen]
-    mask = expand(groups, net.layout.shapes, nested(groups, share))
+    mask = expand_channels(groups, net.layout.shapes, select_first(groups, share))
     removed = sum(int((~mask[name]).sum()) for name in names if name in mask)
     return net.layout.count(names) - removed
 

@@ -4,7 +4,7 @@ Extraction", NeurIPS 2022, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
-    M_k  = channels t, t + 1, ... t + s_k C - 1 (mod C) of every layer of C     -> rolling
+    M_k  = channels t, t + 1, ... t + s_k C - 1 (mod C) of every layer of C     -> select_window
     w_k  = E epochs of min CE(w; D_k) from w M_k                                 -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                                   -> HeteroFL
 
@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..channels.choice import rolling
-from ..channels.submodel import cut_out, groups_from_plain
+from ..channels.selection import select_window
+from ..channels.submodel import extract_submodel, groups_from_plain
 from ..core import Packet, Task
 from .heterofl import HeteroFL, State
 
@@ -36,6 +36,6 @@ class FedRolex(HeteroFL):
         groups = groups_from_plain(state.structure)
         tasks = []
         for k in cohort:
-            window = rolling(groups, state.shares[k], state.round)
-            tasks.append(Task(k, {"model": cut_out(state.model, groups, window)}))
+            window = select_window(groups, state.shares[k], state.round)
+            tasks.append(Task(k, {"model": extract_submodel(state.model, groups, window)}))
         return tasks

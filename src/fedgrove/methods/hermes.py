@@ -5,7 +5,7 @@ al., "Hermes: An Efficient Federated Learning Framework for Heterogeneous Mobile
 Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, all clients, nothing
 travels::
 
-    v_k   = recover(u_k): restored channels with gamma 0                 -> recovered
+    v_k   = recover(u_k): restored channels with gamma 0                 -> restore_full_width
     v_k   = E1 epochs of min CE + lambda sum_b |gamma_b|_1 from v_k      -> Train(CE + GammaL1)
     M_k   = the rho_t C channels of largest |gamma|                      -> Gamma, Slim
     u_k   = E2 epochs of min CE from v_k under M_k                       -> Train
@@ -29,22 +29,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .. import trees
-from ..channels.choice import FilterL1, FilterL2, Gamma
-from ..channels.find import groups_of
+from ..channels.find_groups import find_groups
 from ..channels.groups import Channels
+from ..channels.selection import FilterL1, FilterL2, Gamma
 from ..channels.submodel import (
     PlainGroups,
-    add,
+    add_submodel,
+    average_submodels,
+    count_params_at,
     expected_submodel,
     groups_from_plain,
     groups_to_plain,
-    mask_of,
-    masked_packet,
-    mean_of,
-    own,
+    list_shared_tensors,
+    make_client_mask,
+    make_masked_packet,
+    restore_submodel,
     share_submodel,
-    size_at,
-    travels,
 )
 from ..core import (
     Carry,
@@ -135,8 +135,8 @@ class Hermes(CommonParts):
         return State(
             round=0,
             clients=setup.all_clients("asks every client in every round of its first stage"),
-            structure=groups_to_plain(groups_of(setup.net)),
-            model=trees.pick(setup.params, travels(setup.layout, self.share_head)),
+            structure=groups_to_plain(find_groups(setup.net)),
+            model=trees.pick(setup.params, list_shared_tensors(setup.layout, self.share_head)),
             kept={},
         )
 
@@ -161,14 +161,14 @@ class Hermes(CommonParts):
         groups = groups_from_plain(state.structure)
         next_round = state.round + 1
         if state.round >= len(self.schedule):
-            model = mean_of(state.model, reports, groups, self.mean)
+            model = average_submodels(state.model, reports, groups, self.mean)
             return replace(state, round=next_round, model=model)
         mean = self.mean.start(state.model)
         kept: dict[int, Channels] = {}
         for report in reports:
             # Only the last round of stage 1 sends anything.
             if "model" in report.give:
-                kept[report.of] = add(mean, report.give["model"], groups, report.examples)
+                kept[report.of] = add_submodel(mean, report.give["model"], groups, report.examples)
         return replace(
             state,
             round=next_round,
@@ -193,8 +193,8 @@ class Hermes(CommonParts):
         return {
             "prune": (*prune, Give(self._keep, expected_no_packets)),
             "prune:last": (*prune, Give(self._keep_and_send, self._what_is_shared)),
-            "train": (Edit(own), train, Give(self._share, self._what_is_shared)),
-            "use": (Edit(own),),
+            "train": (Edit(restore_submodel), train, Give(self._share, self._what_is_shared)),
+            "use": (Edit(restore_submodel),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
@@ -212,8 +212,8 @@ class Hermes(CommonParts):
 
     def _keep_and_send(self, carry: Carry, client: Client) -> Outcome:
         """Keep what was pruned and tuned, and send what is shared of it."""
-        shared = trees.pick(carry["tuned"], travels(client.layout, self.share_head))
-        packet = masked_packet(shared, mask_of(client, carry["channels"]))
+        shared = trees.pick(carry["tuned"], list_shared_tensors(client.layout, self.share_head))
+        packet = make_masked_packet(shared, make_client_mask(client, carry["channels"]))
         return replace(self._keep(carry, client), give={"model": packet})
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
@@ -223,8 +223,8 @@ class Hermes(CommonParts):
         """
         pruning_rounds = len(self.schedule)
         if not pruning_rounds:
-            return 4 * 2 * rounds * cohort * size_at(net, 1.0)
-        small = size_at(net, self.schedule[-1])
+            return 4 * 2 * rounds * cohort * count_params_at(net, 1.0)
+        small = count_params_at(net, self.schedule[-1])
         stage_1 = clients * (net.layout.size + small)
         stage_2 = 2 * (rounds - pruning_rounds) * cohort * small
         return 4 * (stage_1 + stage_2)

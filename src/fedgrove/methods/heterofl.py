@@ -4,7 +4,7 @@ Heterogeneous Clients", ICLR 2021, Alg. 1).
 
 Round :math:`t`, cohort :math:`S_t`, client k has a share :math:`s_k` of every layer's channels::
 
-    M_k  = the first s_k C channels of every layer               -> width_for, nested
+    M_k  = the first s_k C channels of every layer               -> choose_width, select_first
     w_k  = E epochs of min CE(w; D_k) from w M_k                 -> Train
     w_i  = sum_k n_k m_ki w_ki / sum_k n_k m_ki                  -> WeightedMean
 
@@ -19,14 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..channels.choice import nested
-from ..channels.find import groups_of, removable_groups
+from ..channels.find_groups import find_groups, require_groups
+from ..channels.selection import select_first
 from ..channels.submodel import (
     PlainGroups,
-    cut_out,
+    average_submodels,
+    extract_submodel,
     groups_from_plain,
     groups_to_plain,
-    mean_of,
 )
 from ..core import Give, Packet, Report, Setup, Stage, Task, Train
 from ..nets import Net
@@ -59,7 +59,7 @@ class HeteroFL(CommonParts):
         """The network's initial parameters, and every client's width."""
         # A network without removable channels is refused only if some client needs fewer.
         all_have_all = bool(self.widths) and min(self.widths) == 1
-        find = groups_of if all_have_all else removable_groups
+        find = find_groups if all_have_all else require_groups
         structure = groups_to_plain(find(setup.net))
         shares = client_shares(setup, self.widths, self.local)
         return State(0, structure, setup.params, shares)
@@ -67,8 +67,8 @@ class HeteroFL(CommonParts):
     def deliver(self, state: State, client: int) -> Mapping[str, Packet]:
         """The client's own width of the model."""
         groups = groups_from_plain(state.structure)
-        channels = nested(groups, state.shares[client])
-        return {"model": cut_out(state.model, groups, channels)}
+        channels = select_first(groups, state.shares[client])
+        return {"model": extract_submodel(state.model, groups, channels)}
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """The cohort trains."""
@@ -76,7 +76,9 @@ class HeteroFL(CommonParts):
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
         """Every parameter averaged over the clients that have it."""
-        model = mean_of(state.model, reports, groups_from_plain(state.structure), self.mean)
+        model = average_submodels(
+            state.model, reports, groups_from_plain(state.structure), self.mean
+        )
         return replace(state, round=state.round + 1, model=model)
 
     def work(self, verb: str) -> tuple[Stage, ...]:

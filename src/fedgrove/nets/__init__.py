@@ -1,4 +1,4 @@
-"""The papers' networks, and any of the user's own."""
+"""Networks by name: the built-in ones, and those in a user's file."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, check, unknown
-from . import custom, norms
-from .har import HarCnn
-from .images import BnCnn, LeafCnn, LeNet, MnistCnn
-from .layout import probe, tensors_of
-from .mlp import Mlp
+from ..renamed import find_renamed
+from . import norms, user_files
+from .layout import named_tensors, probe
 from .net import Net, Output
-from .resnet import ResNet18
-from .shufflenet import ShuffleNetV2
+from .networks import BnCnn, HarCnn, LeafCnn, LeNet, Mlp, MnistCnn, ResNet18, ShuffleNetV2
 
-__all__ = ["Net", "Output", "build", "describe", "fitting", "names"]
+__all__ = ["Net", "Output", "build", "describe", "find_fitting", "names"]
 
 
 @dataclass(frozen=True)
 class _BuiltIn:
+    """A built-in network: how it is made, one line about it, and which inputs it takes."""
+
     make: Callable[..., nn.Module]
     about: str
     spatial: int | None
     """How many dimensions follow the channels; None: any."""
     least: int = 1
-    """The least size of each of these dimensions; below, a layer would have nothing left."""
+    """The least size of each of these dimensions; below it, a layer has no output."""
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether it takes inputs of ``shape``."""
+        """Return whether it takes inputs of ``shape``."""
         if self.spatial is None:
             return True
         return len(shape) == self.spatial + 1 and min(shape[1:]) >= self.least
@@ -53,10 +52,10 @@ class _BuiltIn:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the user may set, with the defaults."""
+        """The options that a user may set, with their defaults."""
         options = {}
         for name, parameter in inspect.signature(self.make).parameters.items():
-            # The data decide the first two, the net's name the third.
+            # The data determine the first two, the net's name the third.
             if name not in ("shape", "classes", "blocks"):
                 options[name] = parameter.default
         return options
@@ -83,21 +82,21 @@ _NETS = {
 
 
 def names() -> tuple[str, ...]:
-    """The networks that are built in."""
+    """Return the names of the built-in networks."""
     return tuple(_NETS)
 
 
-def is_ours(module: nn.Module) -> bool:
-    """Whether a module is of a built-in class, whose settings all show in its text.
+def is_built_in(module: nn.Module) -> bool:
+    """Return whether a module is of a built-in class, whose ``str`` shows all its settings.
 
-    >>> is_ours(build("mlp", (8,), 3, seed=0)), is_ours(nn.Linear(1, 1))
+    >>> is_built_in(build("mlp", (8,), 3, seed=0)), is_built_in(nn.Linear(1, 1))
     (True, False)
     """
     return type(module).__module__.startswith(f"{__name__}.")
 
 
 def describe(name: str) -> str:
-    """One line on a built-in network: what it is, what it takes, what can be set.
+    """Describe a built-in network in one line: what it is, which inputs it takes, its options.
 
     >>> describe("mlp")
     'two hidden layers; takes any shape; options: hidden=64'
@@ -109,10 +108,10 @@ def describe(name: str) -> str:
     return f"{net.about}; takes {net.takes}; options: {options}"
 
 
-def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The built-in networks that take inputs of ``shape``.
+def find_fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the names of the built-in networks that take inputs of ``shape``.
 
-    >>> fitting((9, 128))
+    >>> find_fitting((9, 128))
     ('har-cnn', 'mlp')
     """
     return tuple(name for name, net in _NETS.items() if net.fits(shape))
@@ -121,11 +120,21 @@ def fitting(shape: tuple[int, ...]) -> tuple[str, ...]:
 def build(
     net: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int, **options: Any
 ) -> nn.Module:
-    """Make a network for inputs of ``shape``, with initial weights that depend on ``seed`` alone.
+    """Make a network, with initial weights that depend on ``seed`` alone, and try it once.
 
-    ``net`` is a name, perhaps with options ("bn-cnn2:norm=none"), ``path/file.py:Class``, or a
-    module (which is copied, and keeps its weights). Global random state is left as it was. The
-    network is tried once: it must give ``(2, classes)`` for a batch of two.
+    Args:
+        net: A name, perhaps with options ("bn-cnn2:norm=none"); ``path/file.py:Class``; or a
+            module, which is copied and keeps its weights.
+        shape: The shape of one input, without the batch dimension.
+        classes: The number of outputs.
+        seed: The seed of the initial weights. Torch's global random state does not change.
+        options: Options of a built-in network, or arguments of a user's class.
+
+    Returns:
+        A module that gives ``(2, classes)`` for a batch of two.
+
+    Raises:
+        InputError: There is no such network, it does not take the shape, or it cannot be trained.
 
     >>> build("mlp", (8,), 3, seed=0, hidden=5).fc1
     Linear(in_features=8, out_features=5, bias=True)
@@ -140,10 +149,10 @@ def build(
         # here.
         torch.default_generator.manual_seed(seed)
         module = _make(net, shape, classes, options)
-        norms.settle(module)
+        norms.drop_batch_counters(module)
         _check_tensors(module, name)
-        _check_output(module, name, shape, classes)
-        if not is_ours(module):
+        _check_logits(probe(module, shape, batch=2), name, shape, classes)
+        if not is_built_in(module):
             _check_training(module, name, shape, classes)
     return module
 
@@ -158,34 +167,34 @@ def _make(
                 "set them where you make the module."
             )
         return copy.deepcopy(net)
-    if custom.is_spec(net):
-        return custom.load(net, shape, classes, options)
+    if user_files.is_file_spec(net):
+        return user_files.build_user_net(net, shape, classes, options)
     name, _, text = net.partition(":")
     built_in = _built_in(name)
-    # An option given as an argument wins over the same one behind the name.
-    options = {**_parsed(name, text, built_in.options), **options}
+    # An option given as an argument wins over one behind the name.
+    options = {**_parse_options(name, text, built_in.options), **options}
     for option, value in options.items():
         if option not in built_in.options:
             raise unknown(f"option of net '{name}'", option, built_in.options)
-        # All whole numbers are sizes: of 0, torch makes a layer, with a warning.
+        # All whole numbers are sizes: torch makes a layer of size 0, with a warning.
         is_size = type(built_in.options[option]) is int
         check(not is_size or value >= 1, f"{option} of net '{name}'", value, "1 or more")
     if not built_in.fits(shape):
         raise InputError(
             f"net '{name}' takes {built_in.takes} and was given {shape}; "
-            f"nets that take this shape: {', '.join(fitting(shape))}."
+            f"nets that take this shape: {', '.join(find_fitting(shape))}."
         )
     return built_in.make(shape, classes, **options)
 
 
-def _parsed(name: str, text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in ``text``, as in "norm=none,width=32", in the types of their defaults.
+def _parse_options(name: str, text: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Read options, as in "norm=none,width=32", in the types of their defaults.
 
-    Unknown options stay as they are: they are refused together with those given as arguments.
+    Unknown options stay text: they are refused together with those given as arguments.
     """
     if not text:
         return {}
-    # Of an option that is written twice the last one counts, before any is converted.
+    # If an option is given twice the last one counts, before any is converted.
     texts: dict[str, str] = {}
     for pair in text.split(","):
         option, _, value = pair.partition("=")
@@ -221,7 +230,7 @@ def _built_in(name: str) -> _BuiltIn:
 
 def _check_tensors(module: nn.Module, name: str) -> None:
     """Refuse parameters that cannot be trained, averaged or sent."""
-    tensors = tensors_of(module)
+    tensors = named_tensors(module)
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise InputError(
             f"net '{name}' has no parameter that is trained; it must have one with "
@@ -236,9 +245,9 @@ def _check_tensors(module: nn.Module, name: str) -> None:
 
 
 def _check_training(module: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """Try a gradient in train mode, on a copy: its forward pass may be another one there."""
+    """Try a gradient on a copy, in train mode, where the forward pass may differ."""
     trial = copy.deepcopy(module).train()
-    like = next(iter(tensors_of(trial).values()))
+    like = next(iter(named_tensors(trial).values()))
     x = torch.randn((2, *shape), dtype=like.dtype, device=like.device)
     parameters = [parameter for parameter in trial.parameters() if parameter.requires_grad]
     try:
@@ -255,12 +264,8 @@ def _check_training(module: nn.Module, name: str, shape: tuple[int, ...], classe
         ) from error
 
 
-def _check_output(module: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """Run the network once on two inputs, and refuse what is not two rows of logits."""
-    _check_logits(probe(module, shape, batch=2), name, shape, classes)
-
-
 def _check_logits(out: Any, name: str, shape: tuple[int, ...], classes: int) -> None:
+    """Refuse an output for two inputs that is not two rows of logits."""
     if isinstance(out, tuple | list):
         raise InputError(
             f"net '{name}' gave a {type(out).__name__} of {len(out)} for two inputs of shape "
@@ -272,3 +277,7 @@ def _check_logits(out: Any, name: str, shape: tuple[int, ...], classes: int) -> 
             f"net '{name}' gave {given} for two inputs of shape {shape}; it must give "
             f"{(2, classes)}, one for each class, label or number: check its last layer."
         )
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -15,8 +15,8 @@ from ..errors import check
 
 LEVELS = 1 << 16
 """How many values a random number of 16 bits can take."""
-FEW = 4096
-"""Below so many numbers torch's own dropout is faster."""
+LEAST_NUMBERS = 4096
+"""For fewer numbers torch's own dropout is faster."""
 
 Seed = npt.NDArray[np.uint64]
 """What noise follows from: four random words of 64 bits."""
@@ -33,8 +33,8 @@ class Dropout(nn.Module):
     """Dropout that on a CPU takes 16 random bits per number: a sixth of ``nn.Dropout``'s time.
 
     ``p`` is rounded to a multiple of 2^-16; kept values are divided by the rounded share, so the
-    mean stays exact. (Of a few numbers torch's own dropout makes less work.) Works under
-    ``torch.func.vmap``; all that is drawn follows from torch's default generator.
+    mean stays exact. Few numbers are left to torch's own dropout, which is faster for them. Works
+    under ``torch.func.vmap``; all draws follow from torch's default generator.
     """
 
     def __init__(self, p: float) -> None:
@@ -50,42 +50,42 @@ class Dropout(nn.Module):
         """What is kept is multiplied by this."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop in train mode; in eval mode ``x`` itself."""
+        """Drop values in train mode; in eval mode return ``x`` itself."""
         if not self.training or not self.drops:
             return x
-        if x.numel() < FEW or not is_plain(x):
+        if x.numel() < LEAST_NUMBERS or not is_plain(x):
             return F.dropout(x, self.p)
         kept: Tensor = zero_where(x, self.draw(x.shape, x.dtype), self.highest_dropped)
         return kept * self.scale
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Whole numbers of 16 bits, signed, each as likely."""
+        """Draw signed 16-bit integers, all equally likely."""
         n = math.prod(shape)
         try:
             noise = noise_of(draw_seed(), n)
         except RuntimeError:
-            # Under vmap every client has a seed of its own, which cannot be read.
+            # Under vmap every client has a different seed, which cannot be read.
             noise = _random_words(-(-n // 4)).view(torch.int16)[:n]
         return noise.to(dtype).view(shape)
 
     def extra_repr(self) -> str:
-        """What print shows."""
+        """Return what print shows."""
         return f"p={self.p}"
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether ``x`` is on a CPU, in a type that can hold all numbers of 16 bits.
+    """Return whether ``x`` is on a CPU, in a type that can represent all 16-bit integers.
 
-    On a GPU random bits are cheap, and kernels of another kind are fast.
+    On a GPU random bits take little time, and kernels of another kind are fast.
     """
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
 
 class _Generator(threading.local):
-    """One for each thread, twice as fast as torch's."""
+    """A generator for each thread, twice as fast as torch's."""
 
     def __init__(self) -> None:
-        # Before it is used it always gets another state.
+        # The seed does not matter: every use sets the state.
         self.bits = np.random.SFC64(0)
 
 
@@ -93,12 +93,12 @@ _generator = _Generator()
 
 
 def draw_seed() -> Seed:
-    """A seed for :func:`noise_of`, from torch's default generator."""
+    """Draw a seed for :func:`noise_of` from torch's default generator."""
     return _random_words(4).numpy().view(np.uint64)
 
 
 def noise_of(seed: Seed, n: int) -> Tensor:
-    """So many whole numbers of 16 bits, signed, each as likely; a function of the seed."""
+    """Return n signed 16-bit integers, all equally likely; a function of the seed."""
     _generator.bits.state = {
         "bit_generator": "SFC64",
         "state": {"state": seed},
@@ -111,5 +111,5 @@ def noise_of(seed: Seed, n: int) -> Tensor:
 
 
 def _random_words(count: int) -> Tensor:
-    """So many random words of 64 bits, from torch's default generator."""
+    """Draw random words of 64 bits from torch's default generator."""
     return torch.randint(-(1 << 63), (1 << 63) - 1, (count,))

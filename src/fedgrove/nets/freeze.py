@@ -1,4 +1,4 @@
-"""The first layers of a network kept as they are: neither trained nor sent nor pruned."""
+"""Freezing the first layers of a network: they are neither trained nor sent nor pruned."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..errors import InputError, check
+from .forward_state import locate
 from .layout import Layer, Layout
-from .state import place_of
 
 
 def freeze(module: nn.Module, shape: tuple[int, ...], share: float) -> None:
     """Freeze the first ``share`` of a module's layers, in place.
 
     Layers are counted as papers do: those with weights (convolutions, linear, recurrent, attention
-    layers) in the order in which they run, rounded down. With them are frozen the norm layers and
-    what else runs before the first layer that is trained; a tensor that a trained layer shares is
-    trained. A frozen norm layer normalises by the running statistics that it has.
+    layers) in the order in which they run, rounded down. All other layers that run before the first
+    trained one, such as norm layers, are frozen with them; a tensor that a trained layer shares is
+    trained. A frozen norm layer normalises by its current running statistics.
 
-    What is frozen is a constant of the module and no tensor of its tree: no method, mask, optimiser
-    or message ever meets it.
+    What is frozen is a constant of the module and not in its tree: no method, mask, optimiser or
+    message ever sees it.
 
     >>> module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> freeze(module, (2,), 0.5)
     >>> [name for name, p in module.named_parameters() if p.requires_grad]
     ['2.weight', '2.bias']
     """
-    check_share(share)
+    check_frozen_share(share)
     layout = Layout.of(module, shape)
-    first, rest = divided(layout, share, "freeze")
+    first, rest = split_layers(layout, share, "freeze")
     trained: set[str] = set()
     for layer in rest:
         trained.update(layer.names)
@@ -43,16 +43,21 @@ def freeze(module: nn.Module, shape: tuple[int, ...], share: float) -> None:
             _fix_statistics(module, layer.buffers)
 
 
-def divided(
+def split_layers(
     layout: Layout, share: float, field: str
 ) -> tuple[tuple[Layer, ...], tuple[Layer, ...]]:
-    """The layers before the first that is trained, and that one with all behind it.
+    """Split the layers into the frozen ones and the rest, which begins with the first trained one.
 
-    This is what "the first quarter of the layers" means everywhere: see :func:`freeze` for how they
-    are counted. A share above 0 of less than one layer is refused; ``field`` is what it is called.
+    This is what "the first quarter of the layers" means everywhere; :func:`freeze` says how layers
+    are counted.
+
+    Args:
+        layout: The network.
+        share: The share of layers to freeze. One above 0 but of less than one layer is refused.
+        field: The name of the setting, for the error.
 
     >>> module = nn.Sequential(nn.Conv1d(1, 2, 1), nn.GroupNorm(1, 2), nn.Conv1d(2, 2, 1))
-    >>> first, rest = divided(Layout.of(module, (1, 4)), 0.5, "freeze")
+    >>> first, rest = split_layers(Layout.of(module, (1, 4)), 0.5, "freeze")
     >>> [layer.name for layer in first], [layer.name for layer in rest]
     (['0', '1'], ['2'])
     """
@@ -61,7 +66,7 @@ def divided(
     weighted = [layer for layer in layout.layers if layer.weights and layer.activations]
     if not weighted:
         raise InputError(f"{field} is {share:g}, and this net has no layers with weights.")
-    # Not 2.9999999996, where a third of nine is meant.
+    # The 1e-9 is for rounding: a third of nine is 3, not 2.9999999996.
     count = min(math.floor(share * len(weighted) + 1e-9), len(weighted) - 1)
     if count == 0:
         least = math.ceil(100 / len(weighted)) / 100
@@ -73,15 +78,15 @@ def divided(
     return layout.layers[:first_trained], layout.layers[first_trained:]
 
 
-def check_share(share: float) -> None:
+def check_frozen_share(share: float) -> None:
     """Refuse a share that would leave nothing to train."""
     check(0 <= share < 1, "freeze", share, "a share of the layers: 0 or more, and below 1")
 
 
 def _fix_statistics(module: nn.Module, names: tuple[str, ...]) -> None:
-    """Make buffers ones that no ``state_dict`` holds: so they are constants, and not sent."""
+    """Leave buffers out of the ``state_dict``: so they are constants, and not sent."""
     for name in names:
-        part, key = place_of(module, name)
+        part, key = locate(module, name)
         buffer = part.get_buffer(key)
         delattr(part, key)
         part.register_buffer(key, buffer, persistent=False)

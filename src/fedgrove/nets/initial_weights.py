@@ -14,44 +14,48 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..trees import Tree
-from .layout import Layout, tensors_of
+from .layout import Layout, named_tensors
 
 SCRATCH = "scratch"
-"""Where weights come from that no file was given for."""
-BODY = ":body"
+"""The origin of weights without a file."""
+BODY_SUFFIX = ":body"
 """At the end of a path: all but the head is taken from the file."""
 COUNTER = "num_batches_tracked"
-"""BatchNorm's count of batches, which files of torch hold and nets here do without."""
-SHOWN = 4
-"""How many tensors a sentence names."""
+"""BatchNorm's count of batches, which files of torch contain and nets here do without."""
+MOST_NAMED = 4
+"""How many tensors an error names."""
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightsOrigin:
     """The file that initial weights come from."""
 
     path: str
-    """As it was given."""
+    """As the user gave it."""
     sha256: str
     body: bool = False
     """Whether the head keeps its random weights."""
 
     def __str__(self) -> str:
-        return f"{self.path}{BODY}" if self.body else self.path
+        return f"{self.path}{BODY_SUFFIX}" if self.body else self.path
 
 
-def path_of(spec: str) -> str:
-    """The path of a file of weights, without the word that says what to take.
+def remove_suffix(spec: str) -> str:
+    """Return the path of a file of weights, without ``:body``.
 
-    >>> path_of("a.safetensors:body"), path_of("a.safetensors")
+    >>> remove_suffix("a.safetensors:body"), remove_suffix("a.safetensors")
     ('a.safetensors', 'a.safetensors')
     """
-    return spec.removesuffix(BODY)
+    return spec.removesuffix(BODY_SUFFIX)
 
 
-def read(spec: str) -> tuple[Origin, Tree]:
-    """Read ``FILE.safetensors`` or ``FILE.safetensors:body``; what cannot be used is refused."""
-    path = path_of(spec)
+def read_weights(spec: str) -> tuple[WeightsOrigin, Tree]:
+    """Read ``FILE.safetensors`` or ``FILE.safetensors:body``.
+
+    Raises:
+        InputError: There is no such file, it is no safetensors file, or its numbers are not finite.
+    """
+    path = remove_suffix(spec)
     place = Path(path)
     if place.is_dir():
         raise InputError(
@@ -85,71 +89,68 @@ def read(spec: str) -> tuple[Origin, Tree]:
             )
         if not bool(torch.isfinite(tensor).all()):
             raise InputError(
-                f"'{name}' of {path} holds numbers that are not finite (NaN or infinity); give "
+                f"'{name}' of {path} contains numbers that are not finite (NaN or infinity); give "
                 "weights of a model that has not diverged."
             )
     digest = hashlib.sha256(data).hexdigest()
-    return Origin(path, digest, body=spec != path), tensors
+    return WeightsOrigin(path, digest, body=spec != path), tensors
 
 
-def put(
-    origin: Origin, tensors: Mapping[str, Tensor], module: nn.Module, shape: tuple[int, ...]
+def load_weights(
+    origin: WeightsOrigin, tensors: Mapping[str, Tensor], module: nn.Module, shape: tuple[int, ...]
 ) -> None:
-    """Fill a module with the weights; names and shapes must be its own, all of them.
+    """Fill a module with the weights of a file; all names and shapes must agree.
 
-    With ``:body`` the head, the last linear layer that runs, keeps its random weights; what the
-    file has under these names, of whatever width, is left out. Parameters that the module itself
-    has frozen (``requires_grad=False``) may be in the file or not.
+    With ``:body`` the head, the last linear layer that runs, keeps its random weights, and the
+    file's tensors of these names are ignored. Parameters that the module itself has frozen
+    (``requires_grad=False``) may be in the file or not.
     """
     net = type(module).__name__
     layer = Layout.of(module, shape).head_layer
     head = () if layer is None else layer.names
     if origin.body and not head:
         raise InputError(
-            f"init is {origin.path}{BODY}, and {net} has no linear layer that could be its head; "
-            f"leave {BODY} out."
+            f"init is {origin.path}{BODY_SUFFIX}, and {net} has no linear layer that could be its "
+            f"head; leave {BODY_SUFFIX} out."
         )
-    wanted = dict(tensors_of(module))
+    required = dict(named_tensors(module))
     optional = {n: p for n, p in module.named_parameters() if not p.requires_grad}
     left_out = head if origin.body else ()
     for name in left_out:
-        del wanted[name]
+        del required[name]
     tensors = {name: t for name, t in tensors.items() if name not in left_out}
-    # All that differs, name by name, before the first tensor is changed.
+    own = required | optional
+    # All differences, by name, before the first tensor is changed.
     wrong: dict[str, str] = {}
-    for name, own in wanted.items():
-        if name not in tensors:
+    for name, tensor in own.items():
+        if name in tensors and tensors[name].shape != tensor.shape:
+            given = tuple(tensors[name].shape)
+            wrong[name] = f"'{name}' is {given} and in the net {tuple(tensor.shape)}"
+        elif name not in tensors and name in required:
             wrong[name] = f"'{name}' is not in it"
-        elif tensors[name].shape != own.shape:
-            given_shape = tuple(tensors[name].shape)
-            wrong[name] = f"'{name}' is {given_shape} and in the net {tuple(own.shape)}"
-    for name, tensor in tensors.items():
-        known = wanted.get(name, optional.get(name))
-        if known is None:
+    for name in tensors:
+        if name not in own:
             wrong[name] = f"'{name}' is not in the net"
-        elif name not in wrong and tensor.shape != known.shape:
-            wrong[name] = f"'{name}' is {tuple(tensor.shape)} and in the net {tuple(known.shape)}"
     if wrong:
         raise InputError(
             f"init is {origin.path}, which does not fit net {net}: "
-            f"{_listed(list(wrong.values()))}. {_advice(origin, wrong, head)}"
+            f"{_list_some(list(wrong.values()))}. {_give_advice(origin, wrong, head)}"
         )
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own = wanted[name] if name in wanted else optional[name]
-            own.copy_(tensor)
+            own[name].copy_(tensor)
 
 
-def _advice(origin: Origin, wrong: Mapping[str, str], head: Sequence[str]) -> str:
+def _give_advice(origin: WeightsOrigin, wrong: Mapping[str, str], head: Sequence[str]) -> str:
     if set(wrong) <= set(head):
         return (
             "Only the head differs, as where there are other classes: to take all but the head, "
-            f"give {origin.path}{BODY}."
+            f"give {origin.path}{BODY_SUFFIX}."
         )
     return "Give the weights of this very net, with its options, or name the net that they are of."
 
 
-def _listed(sentences: Sequence[str]) -> str:
-    shown = "; ".join(sentences[:SHOWN])
-    more = len(sentences) - SHOWN
+def _list_some(sentences: Sequence[str]) -> str:
+    shown = "; ".join(sentences[:MOST_NAMED])
+    more = len(sentences) - MOST_NAMED
     return f"{shown}; and {more} more" if more > 0 else shown

@@ -1,6 +1,6 @@
-"""What a network is made of: its layers in order of execution, their tensors, and what they cost.
+"""The structure of a network: its layers in order of execution, their tensors, what they cost.
 
-A :class:`Layout` is plain data: it holds no module, so it can be compared, pickled and sent.
+A :class:`Layout` is plain data without a module, so it can be compared, pickled and sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from ..errors import InputError, check, unknown
 from . import norms
-from .state import changed_by_forward
+from .forward_state import find_changed_state
 
 Kind = Literal["conv", "linear", "norm", "other"]
 FLOAT_BYTES = 4
@@ -26,7 +26,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Layer:
-    """A module that holds tensors of its own, which ReLU and pooling do not."""
+    """A module with tensors: not ReLU or pooling."""
 
     name: str
     kind: Kind
@@ -51,9 +51,8 @@ class Layer:
 class Layout:
     """The structure of a network as plain data, found once.
 
-    ``layers`` are in the order in which they start to run; layers that never run come last, in the
-    order in which they were registered. Tensors have the names of the ``state_dict``; a tensor that
-    two layers share has one name. Buffers are the float buffers that a ``state_dict`` holds.
+    Tensors have the names of the ``state_dict``; a tensor that two layers share has one name.
+    Buffers are the float buffers of the ``state_dict``.
 
     >>> layout = Layout.of(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), (4,))
     >>> layout.prunable, layout.size, layout.macs
@@ -61,41 +60,48 @@ class Layout:
     """
 
     layers: tuple[Layer, ...]
+    """In the order in which they start to run; layers that never run come last, in the order in
+    which they were registered."""
     named_shapes: tuple[tuple[str, tuple[int, ...]], ...]
     params: tuple[str, ...]
     buffers: tuple[str, ...]
     batch_norm: bool
-    """Whether a norm layer takes statistics over a batch, and so cannot train on a batch of one."""
+    """Whether a norm layer takes statistics over a batch, so that a batch has two or more."""
     writes_input: bool = False
     """Whether the forward pass writes into its input."""
     frozen: tuple[str, ...] = ()
     """Parameters without a gradient (``requires_grad=False``): they stay in the module."""
     frozen_size: int = 0
-    """How many numbers ``frozen`` holds."""
+    """The number of elements of ``frozen``."""
     frozen_macs: int = 0
-    """Multiply-accumulates of the layers that are frozen whole, which are none of ``layers``."""
+    """Multiply-accumulates of layers that are frozen completely, which are not in ``layers``."""
     state: tuple[str, ...] = ()
-    """Buffers and attributes that the forward pass changes beside ``buffers``: they are put back
-    after every call."""
+    """Other buffers and attributes that the forward pass changes: they are restored after every
+    call."""
 
     @classmethod
     def of(cls, module: nn.Module, shape: tuple[int, ...]) -> Layout:
-        """Observe ``module`` while it runs once, in eval mode, on zeros of ``(1, *shape)``."""
-        tensors = tensors_of(module)
+        """Observe a module while it runs once, in eval mode, on zeros.
+
+        Args:
+            module: The module.
+            shape: The shape of one input, without the batch dimension.
+        """
+        tensors = named_tensors(module)
         names = tuple(tensors)
-        # tensors_of puts the parameters first.
+        # named_tensors puts the parameters first.
         count = sum(parameter.requires_grad for parameter in module.parameters())
         layers, frozen_macs, writes_input = _observe_layers(module, shape, tensors)
         frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
         keeps_statistics = any(layer.kind == "norm" and layer.buffers for layer in layers)
         # A BatchNorm without running statistics has no buffers, and still needs a batch of two.
-        fixed = norms.fixed(module)
+        fixed = norms.find_fixed_norms(module)
         batch_norms = [part for part in module.modules() if isinstance(part, _BatchNorm)]
         has_batch_norm = any(part not in fixed for part in batch_norms)
         state: tuple[str, ...] = ()
-        # The built-in networks keep none, and need not be tried.
+        # The built-in networks have none, and need not be tried.
         if not type(module).__module__.startswith(f"{__package__}."):
-            state = changed_by_forward(module, shape, tensors)
+            state = find_changed_state(module, shape, tensors)
         return cls(
             layers=layers,
             named_shapes=tuple((name, tuple(t.shape)) for name, t in tensors.items()),
@@ -116,7 +122,7 @@ class Layout:
 
     @property
     def prunable(self) -> tuple[str, ...]:
-        """The weights of conv, linear, recurrent and attention layers, in order of execution."""
+        """The names of the weights that may be pruned, in order of execution."""
         names: list[str] = []
         for layer in self.layers:
             names.extend(layer.weights)
@@ -124,7 +130,7 @@ class Layout:
 
     @property
     def never_pruned(self) -> tuple[str, ...]:
-        """Parameters of two dimensions or more that no layer known here holds."""
+        """Parameters of two dimensions or more that belong to no layer known here."""
         shapes = self.shapes
         prunable = set(self.prunable)
         return tuple(k for k in self.params if len(shapes[k]) > 1 and k not in prunable)
@@ -168,8 +174,8 @@ class Layout:
             return ()
         return layer.params
 
-    def without(self, home: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The parameters and the buffers that are not at ``home``, in the network's order.
+    def without(self, local: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the parameters and the buffers that are not ``local``, in the network's order.
 
         >>> layout = Layout.of(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)), (2,))
         >>> layout.without(layout.head)
@@ -178,7 +184,7 @@ class Layout:
         weights = []
         statistics = []
         for name in self.shapes:
-            if name in home:
+            if name in local:
                 continue
             if name in self.params:
                 weights.append(name)
@@ -188,20 +194,17 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """How many parameters there are; buffers are not counted."""
+        """The number of parameters; buffers are not counted."""
         return self.count(self.params)
 
     @property
     def prunable_size(self) -> int:
-        """How many prunable weights there are."""
+        """The number of prunable weights."""
         return self.count(self.prunable)
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one forward pass per sample: conv, linear, recurrent layers.
-
-        Frozen ones too.
-        """
+        """Multiply-accumulates of one forward pass per sample, frozen layers included."""
         return self.frozen_macs + sum(layer.macs for layer in self.layers)
 
     @property
@@ -215,17 +218,17 @@ class Layout:
         return FLOAT_BYTES * self.size
 
     def first(self, n: int) -> tuple[str, ...]:
-        """The tensor names of the first ``n`` layers that have parameters, layer by layer."""
+        """Return the tensor names of the first ``n`` layers with parameters, layer by layer."""
         return _names_of(self._trained(n)[:n])
 
     def last(self, n: int) -> tuple[str, ...]:
-        """The tensor names of the last ``n`` layers that have parameters, layer by layer."""
+        """Return the tensor names of the last ``n`` layers with parameters, layer by layer."""
         layers = self._trained(n)
         # layers[-n:] would be all layers for n = 0.
         return _names_of(layers[len(layers) - n :])
 
     def density(self, mask: Mapping[str, Tensor] | None) -> float:
-        """The kept share of the prunable weights, Σ m / d; a weight the mask does not name is kept.
+        """Return the kept share of the prunable weights; a mask need not name all of them.
 
         >>> layout = Layout.of(nn.Linear(3, 2), (3,))
         >>> mask = {"weight": torch.tensor([[1, 1, 0], [0, 0, 1]]).bool()}
@@ -254,7 +257,7 @@ class Layout:
         return FLOAT_BYTES * (trained + self.frozen_size + self.activations * batch)
 
     def count(self, which: Iterable[str]) -> int:
-        """How many numbers the tensors called ``which`` hold."""
+        """Count the elements of the tensors called ``which``."""
         shapes = self.shapes
         return sum(math.prod(shapes[name]) for name in which)
 
@@ -264,7 +267,7 @@ class Layout:
         return [layer for layer in self.layers if layer.params and layer.activations]
 
     def _trained(self, n: int) -> list[Layer]:
-        """The layers that run and have parameters, of which ``n`` are wanted."""
+        """Return the layers that run and have parameters; refuse more than there are."""
         layers = self.trained_layers
         allowed = f"from 0 to {len(layers)}, the layers of this net that have parameters"
         check(0 <= n <= len(layers), "n", n, allowed)
@@ -281,10 +284,10 @@ class Layout:
             check(given == expected, f"the shape of mask '{name}'", given, allowed)
 
 
-def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters, then the float buffers of a ``state_dict``, by name; shared ones once.
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the trained parameters, then the float buffers of a ``state_dict``; shared ones once.
 
-    Parameters that are frozen (``requires_grad=False``) stay in the module, as a constant does.
+    Parameters that are frozen (``requires_grad=False``) are constants of the module.
     """
     saved = module.state_dict().keys()
     tensors: dict[str, Tensor] = {}
@@ -298,16 +301,16 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def probe(module: nn.Module, shape: tuple[int, ...], batch: int = 1) -> Any:
-    """The output of ``module`` for zeros of ``(batch, *shape)`` in eval mode.
+    """Return the output of a module for zeros of ``(batch, *shape)`` in eval mode.
 
-    Train modes and torch's random state are left as they were.
+    Train modes and torch's random state do not change.
     """
     return _probe(module, shape, batch)[0]
 
 
 def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, bool]:
-    """The output, and whether the module wrote into its input."""
-    like = next(iter(tensors_of(module).values()), torch.zeros(()))
+    """Return the output, and whether the module wrote into its input."""
+    like = next(iter(named_tensors(module).values()), torch.zeros(()))
     modes = [(part, part.training) for part in module.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -335,9 +338,11 @@ def _probe(module: nn.Module, shape: tuple[int, ...], batch: int) -> tuple[Any, 
 def _observe_layers(
     module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Layer, ...], int, bool]:
-    """The layers in order of execution, with what they cost.
+    """Run a module once and watch its layers.
 
-    Then the multiply-accumulates of those that are frozen, and whether the input was written to.
+    Returns:
+        The layers in order of execution, with what they cost; the multiply-accumulates of those
+        that are frozen; and whether the input was written to.
     """
     holders: dict[str, nn.Module] = {}
     for name, part in module.named_modules():
@@ -350,7 +355,7 @@ def _observe_layers(
     activations = dict.fromkeys(holders, 0)
     handles = []
     for name, part in holders.items():
-        # `name=name` binds the name of this turn: a closure would see that of the last one.
+        # `name=name` binds this name: a closure would see that of the last turn of the loop.
         def before(_: nn.Module, args: Any, name: str = name) -> None:
             started.append(name)
 
@@ -422,7 +427,7 @@ def _kind(module: nn.Module) -> Kind:
 
 
 def _weight_keys(module: nn.Module, kind: Kind) -> list[str]:
-    """Under which attributes a module may hold weights that can be pruned."""
+    """Return the attributes in which a module may have weights that can be pruned."""
     if kind in ("conv", "linear"):
         return ["weight"]
     match module:
@@ -436,7 +441,7 @@ def _weight_keys(module: nn.Module, kind: Kind) -> list[str]:
 
 
 def _macs(module: nn.Module, args: tuple[Any, ...], output: Any) -> int:
-    """Positions times weights: each weight is used once for every position it slides over.
+    """Count positions times weights: a weight is used once for every position it slides over.
 
     Convolutions slide over the output, transposed ones over the input; recurrent layers over the
     steps.
@@ -457,7 +462,7 @@ def _macs(module: nn.Module, args: tuple[Any, ...], output: Any) -> int:
 
 
 def _numel(value: Any) -> int:
-    """Numbers in a module's output, which may be a tensor or (as an LSTM's) nested tuples."""
+    """Count the elements of an output, which may be a tensor or (as an LSTM's) nested tuples."""
     if isinstance(value, Tensor):
         return value.numel()
     if isinstance(value, tuple | list):
@@ -473,5 +478,5 @@ def _names_of(layers: Iterable[Layer]) -> tuple[str, ...]:
 
 
 def _unique(items: Iterable[str]) -> tuple[str, ...]:
-    """Without repetitions, in order of first appearance: layers may share a tensor."""
+    """Drop repetitions, in order of first appearance: layers may share a tensor."""
     return tuple(dict.fromkeys(items))

@@ -1,4 +1,4 @@
-"""A module as a pure function of its tree."""
+"""A module as a pure function of its tree (its parameters and float buffers)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ..errors import InputError
 from ..problems import CLASSES, AnyProblem
 from ..trees import Tree
 from . import norms
-from .layout import Layout, tensors_of
-from .state import place_of, put_back
+from .forward_state import locate, restore_state
+from .layout import Layout, named_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,16 @@ class Net:
     """A module as a pure function of its tree: ``net(tree, x, train)``.
 
     The module contributes its structure and is given the tree's tensors for the duration of the
-    call. That costs a few microseconds where ``torch.func.functional_call`` takes some fifty; both
-    mean the same, under ``vmap`` and ``grad`` too. One net must not be called by two threads at
-    once. A module with ``channels_last = True`` runs with channels last in memory on a CPU; it
-    must not ``view`` the output of a convolution.
+    call. That takes a few microseconds where ``torch.func.functional_call`` takes about fifty; the
+    results are equal, under ``vmap`` and ``grad`` too. One net must not be called by two threads at
+    once.
+
+    Args:
+        module: The network. One with ``channels_last = True`` runs with channels last in memory on
+            a CPU; it must not ``view`` the output of a convolution.
+        shape: The shape of one input, without the batch dimension.
+        problem: What the outputs are for: where objectives find the loss.
+        whole: The network in full width, if this one lacks some of its channels.
 
     >>> net = Net(nn.Linear(2, 1), (2,))
     >>> tree = {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}
@@ -64,23 +70,22 @@ class Net:
         whole: ref[Net] | None = None,
     ) -> None:
         self.module = module
-        self._fixed_norms = norms.fixed(module)
+        self._fixed_norms = norms.find_fixed_norms(module)
         # A module that overrides train() gets to run it before the first step.
         self._set_mode(module.training)
         self.shape = tuple(shape)
-        """The shape of one input, without the batch dimension."""
         self.problem = problem
-        """What its outputs are for: where objectives find the loss."""
         self.layout = Layout.of(module, shape)
-        self._slots, self._constants = _slots(module)
+        self._names, self._slots, self._constants = _find_slots(module)
         self._elsewhere: dict[tuple[torch.device, torch.dtype], list[Any]] = {}
-        self._state = [place_of(module, name) for name in self.layout.state]
+        self._state = [locate(module, name) for name in self.layout.state]
         self._channels_last = bool(getattr(module, "channels_last", False))
         head = self.layout.head_layer
         self._head = None if head is None else module.get_submodule(head.name)
         self._nets: Mapping[str, Net] | None = None
         self._whole = whole
         self._blank: Tree = {}
+        self._blank_dtypes: list[torch.dtype] | None = None
 
     @property
     def whole(self) -> Net:
@@ -95,7 +100,7 @@ class Net:
         """All networks of a method by name; ``model`` is the run's own. A run fills them in."""
         if self.whole is not self:
             return self.whole.nets
-        # Not stored: a network that holds itself is not freed at once.
+        # Not stored: a network that refers to itself is not freed at once.
         return self._nets or {"model": self}
 
     @nets.setter
@@ -103,30 +108,29 @@ class Net:
         self._nets = nets
 
     def params(self) -> Tree:
-        """The module's own parameters, then its float buffers: detached copies."""
-        return {name: t.detach().clone() for name, t in tensors_of(self.module).items()}
+        """Return copies of the module's own parameters, then of its float buffers."""
+        return {name: t.detach().clone() for name, t in named_tensors(self.module).items()}
 
     def blank(self) -> Tree:
-        """The names, types and shapes of :meth:`params` without any numbers.
+        """Return the names, types and shapes of :meth:`params` without any numbers.
 
-        For whoever only wants to know what a tree looks like, as for each report: nothing is
-        copied. (The tensors are on torch's device "meta".)
+        Nothing is copied: the tensors are on torch's device "meta". This describes what a report
+        must look like.
         """
-        like = {name: owner[key] for name, owner, key in self._slots}
         # A module may have been moved to another type.
-        is_known = bool(self._blank) and all(
-            self._blank[name].dtype == t.dtype for name, t in like.items()
-        )
-        if not is_known:
-            names = tensors_of(self.module)
-            self._blank = {name: torch.empty_like(names[name], device="meta") for name in names}
+        dtypes = [owner[key].dtype for owner, key in self._slots]
+        if dtypes != self._blank_dtypes:
+            self._blank_dtypes = dtypes
+            self._blank = {}
+            for name, tensor in named_tensors(self.module).items():
+                self._blank[name] = torch.empty_like(tensor, device="meta")
         return dict(self._blank)
 
     def constants(self) -> Tree:
-        """What stays in the module because it is frozen: detached copies.
+        """Return copies of what is frozen, and so is not in a tree.
 
         Parameters without a gradient, and the running statistics of norm layers that have none.
-        With them a tree is the whole model.
+        A tree and these are the whole model.
         """
         frozen = set(self.layout.frozen)
         fixed = {id(buffer) for part in self._fixed_norms for buffer in part.buffers()}
@@ -140,10 +144,13 @@ class Net:
         return constants
 
     def __call__(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Output:
-        """Run on ``x`` with the tensors of ``tree``, which may hold other names too.
+        """Run on a batch with the tensors of a tree.
 
-        In train mode the running statistics of BatchNorm *in* ``tree`` *are updated in place*:
-        pass your own copies.
+        Args:
+            tree: Every parameter and buffer of the net; other names are ignored. In train mode the
+                running statistics of BatchNorm *in the tree* are updated in place: pass copies.
+            x: Inputs, (batch, *shape).
+            train: Whether to run in train mode.
         """
         head_inputs: list[Tensor] = []
         hook = None
@@ -162,52 +169,52 @@ class Net:
         return Output(logits, features, self, train)
 
     def run(self, tree: Mapping[str, Tensor], x: Tensor, train: bool) -> Tensor:
-        """The module's own output, while it holds the tensors of ``tree``."""
+        """Return the module's own output, while it has the tensors of ``tree``."""
         if self.module.training != train:
             self._set_mode(train)
         new = self._values(tree)
         if self.layout.writes_input:
-            # Its caller may need the input again, and under grad or vmap must not see it change.
+            # The caller may need the input again, and under grad or vmap must not see it change.
             x = x.clone()
         if self._channels_last and x.device.type == "cpu":
             x = channels_last(x)
             new = [channels_last(value) for value in new]
-        old = [owner[key] for _, owner, key in self._slots]
+        old = [owner[key] for owner, key in self._slots]
         old_constants: list[Any] = []
         if self._constants and not _are_alike(new[0], old[0]):
             old_constants = [owner[key] for owner, key in self._constants]
         try:
-            self._put(new)
+            _put(self._slots, new)
             if old_constants:
-                self._put_constants(self._constants_like(new[0], old[0].dtype))
+                _put(self._constants, self._constants_like(new[0], old[0].dtype))
             if self._state:
-                with put_back(self._state):
+                with restore_state(self._state):
                     output: Tensor = self.module(x)
             else:
                 output = self.module(x)
         finally:
-            self._put(old)
+            _put(self._slots, old)
             if old_constants:
-                self._put_constants(old_constants)
+                _put(self._constants, old_constants)
         if train and self.layout.buffers:
-            # BatchNorm moves its statistics, and torch does not count that as a write.
+            # BatchNorm updates its statistics, and torch does not count that as a write.
             gpu_copies.drop_copies(tree[name] for name in self.layout.buffers)
         return output
 
     def filled(self, tree: Mapping[str, Tensor]) -> nn.Module:
-        """A copy of the module that holds the tree's values, to be exported or run on its own.
+        """Return a copy of the module with the tree's values, to be exported or run by itself.
 
-        (``load_state_dict`` of a plain dict asks for the batch counters that our BatchNorms do
+        (``load_state_dict`` of a plain dict requires the batch counters that our BatchNorms do
         without.)
         """
         module = copy.deepcopy(self.module)
         with torch.no_grad():
-            for name, tensor in tensors_of(module).items():
+            for name, tensor in named_tensors(module).items():
                 tensor.copy_(tree[name])
         return module
 
     def redraw(self, seed: int) -> Tree:
-        """Other initial parameters: each layer that can reset itself does so, from ``seed``."""
+        """Draw other initial parameters from ``seed``, in each layer that can reset itself."""
         module = copy.deepcopy(self.module)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
@@ -216,11 +223,11 @@ class Net:
                 # Norm layers start at the same values every time.
                 if reset is not None and not isinstance(part, _NormBase):
                     reset()
-        return {name: t.detach() for name, t in tensors_of(module).items()}
+        return {name: t.detach() for name, t in named_tensors(module).items()}
 
     def _values(self, tree: Mapping[str, Tensor]) -> list[Any]:
         try:
-            return [tree[name] for name, _, _ in self._slots]
+            return [tree[name] for name in self._names]
         except KeyError as error:
             raise InputError(
                 f"the tree has no '{error.args[0]}'; it must hold every parameter and buffer of "
@@ -233,8 +240,7 @@ class Net:
             part.eval()
 
     def _constants_like(self, new: Tensor, own_dtype: torch.dtype) -> list[Any]:
-        """What is not in the tree, on the device of ``new`` and, if it has the net's own type, in
-        that of ``new``.
+        """Return what is not in the tree, on the device of ``new``; floats in its type.
 
         Copied once for each device and type: a CUDA graph reads them where they are.
         """
@@ -248,19 +254,11 @@ class Net:
             self._elsewhere[where] = copies
         return self._elsewhere[where]
 
-    def _put_constants(self, values: Sequence[Any]) -> None:
-        for (owner, key), value in zip(self._constants, values, strict=True):
-            owner[key] = value
-
-    def _put(self, values: Sequence[Any]) -> None:
-        for (_, owner, key), value in zip(self._slots, values, strict=True):
-            owner[key] = value
-
 
 def channels_last(v: Tensor) -> Tensor:
-    """Images or filters with channels last in memory, where torch's CPU kernels are faster.
+    """Lay images or filters out with channels last in memory, where CPU kernels are faster.
 
-    Tensors that do not have four dimensions are returned as they are.
+    Tensors that do not have four dimensions are returned unchanged.
     """
     if v.dim() != 4:
         return v
@@ -278,23 +276,34 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
     return one.device == other.device and one.dtype == other.dtype
 
 
-def _slots(
-    module: nn.Module,
-) -> tuple[list[tuple[str, dict[str, Any], str]], list[tuple[dict[str, Any], str]]]:
-    """Where each tensor is stored: (name in the tree, the dict that holds it, its key there).
+Slot = tuple[dict[str, Any], str]
+"""Where a module stores a tensor: a dictionary of the module, and the key there."""
 
-    A tensor that several layers share has one name and several places. Then where those are that
-    are not in the tree: frozen parameters, and buffers that are no floats or that no file holds.
+
+def _put(slots: Sequence[Slot], values: Sequence[Any]) -> None:
+    for (owner, key), value in zip(slots, values, strict=True):
+        owner[key] = value
+
+
+def _find_slots(module: nn.Module) -> tuple[list[str], list[Slot], list[Slot]]:
+    """Find where the tensors of a module are stored.
+
+    Returns:
+        The names of the tree's tensors and their slots, where a tensor that several layers share is
+        there several times; and the slots of what is not in the tree: frozen parameters, and
+        buffers that are no floats or not in the ``state_dict``.
     """
-    name_by_id = {id(t): name for name, t in tensors_of(module).items()}
-    slots: list[tuple[str, dict[str, Any], str]] = []
-    constants: list[tuple[dict[str, Any], str]] = []
+    name_by_id = {id(t): name for name, t in named_tensors(module).items()}
+    names: list[str] = []
+    slots: list[Slot] = []
+    constants: list[Slot] = []
     for part in module.modules():
         owners: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
         for owner in owners:
             for key, tensor in owner.items():
                 if id(tensor) in name_by_id:
-                    slots.append((name_by_id[id(tensor)], owner, key))
+                    names.append(name_by_id[id(tensor)])
+                    slots.append((owner, key))
                 elif tensor is not None:
                     constants.append((owner, key))
-    return slots, constants
+    return names, slots, constants

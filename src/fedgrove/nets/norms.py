@@ -26,7 +26,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     """Whether input and parameters may differ in type, as torch's own kernel allows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Statistics and scaling in the parameters' type."""
+        """Normalise with statistics and scaling in the parameters' type."""
         if self.mixed:
             return super().forward(x)
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
@@ -35,8 +35,12 @@ class BatchNorm2d(nn.BatchNorm2d):
 class ThinGroupNorm(nn.GroupNorm):
     """A GroupNorm with channels removed that computes as if they were still there and 0.
 
-    ``sizes``: how many channels are left in each group. Mean and variance are over all channels of
-    the full group, so that the outputs are those of the masked net.
+    Mean and variance are over all channels of the full group, so that the outputs are those of the
+    masked net.
+
+    Args:
+        full: The layer with all its channels.
+        sizes: How many channels are left in each group.
     """
 
     def __init__(self, full: nn.GroupNorm, sizes: tuple[int, ...]) -> None:
@@ -57,12 +61,12 @@ class ThinGroupNorm(nn.GroupNorm):
         for part in torch.split(x, list(self.sizes), 1):
             # A group may have lost all of its channels.
             if part.shape[1]:
-                parts.append(self._normalised(part))
+                parts.append(self._normalise(part))
         # One scale per channel, the same at every position of an image or series.
         shape = (-1, *(1,) * (x.dim() - 2))
         return torch.cat(parts, 1) * self.weight.view(shape) + self.bias.view(shape)
 
-    def _normalised(self, x: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor) -> Tensor:
         dims = tuple(range(1, x.dim()))
         positions = math.prod(x.shape[2:])
         n = self.width * positions
@@ -76,7 +80,7 @@ class ThinGroupNorm(nn.GroupNorm):
 
 
 @contextmanager
-def native() -> Iterator[None]:
+def use_native_batch_norm() -> Iterator[None]:
     """Use torch's own BatchNorm kernel, for calls without ``vmap``.
 
     There it takes bf16 with float32 statistics, and is faster.
@@ -89,8 +93,8 @@ def native() -> Iterator[None]:
         BatchNorm2d.mixed = False
 
 
-def layer(kind: str, channels: int) -> nn.Module:
-    """The norm layer for images of ``channels``: batch, group (two, as in FedAPTA) or none."""
+def make_norm(kind: str, channels: int) -> nn.Module:
+    """Make a norm layer for images: batch, group (two groups, as in FedAPTA) or none."""
     check(kind in KINDS, "norm", kind, f"one of {', '.join(KINDS)}")
     match kind:
         case "batch":
@@ -101,8 +105,8 @@ def layer(kind: str, channels: int) -> nn.Module:
             return nn.Identity()
 
 
-def fixed(module: nn.Module) -> list[nn.Module]:
-    """The norm layers whose running statistics are constants, as those of a frozen layer are.
+def find_fixed_norms(module: nn.Module) -> list[nn.Module]:
+    """Find the norm layers whose running statistics are constants, as those of frozen layers are.
 
     They normalise by these in training too, and so are never in train mode.
     """
@@ -116,7 +120,7 @@ def fixed(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def settle(module: nn.Module) -> None:
+def drop_batch_counters(module: nn.Module) -> None:
     """Leave every BatchNorm with float buffers only, in place.
 
     Its integer counter cannot be averaged. Only ``momentum=None`` uses the counter, and that is

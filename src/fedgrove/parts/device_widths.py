@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..channels.submodel import (
-    masked_packet,
-    size_at,
+    count_params_at,
+    make_masked_packet,
 )
-from ..channels.widths import width_for, widths
+from ..channels.widths import choose_width, measure_widths
 from ..core import MOST_AT_ONCE, Carry, Client, Outcome, Setup
 from ..errors import check
 from ..nets import Net
@@ -24,7 +24,7 @@ WHY_ALL = "fits models to devices (--set fit=false: all get the same)"
 def batch_and_slots(local: LocalTraining | None) -> tuple[int, int]:
     """What decides the memory of a training step: the batch, and the optimiser's vectors.
 
-    Without a recipe a batch of 32 and one vector, as ``widths`` assumes.
+    Without a recipe a batch of 32 and one vector, as ``measure_widths`` assumes.
     """
     if local is None:
         return 32, 1
@@ -43,8 +43,8 @@ def client_shares(
     clients = setup.all_clients("holds a width for every client")
     if shares:
         return {k: shares[i % len(shares)] for i, k in enumerate(clients)}
-    options = widths(setup.net, *batch_and_slots(local))
-    return {k: width_for(setup.clients[k], options) for k in clients}
+    options = measure_widths(setup.net, *batch_and_slots(local))
+    return {k: choose_width(setup.clients[k], options) for k in clients}
 
 
 def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float]:
@@ -68,18 +68,18 @@ def narrow_clients(setup: Setup, local: LocalTraining | None) -> dict[int, float
     if not narrow:
         # Nothing has to be cut, nor need it be possible.
         return {}
-    options = widths(setup.net, batch, slots)
-    return {client: width_for(setup.clients[client], options) for client in narrow}
+    options = measure_widths(setup.net, batch, slots)
+    return {client: choose_width(setup.clients[client], options) for client in narrow}
 
 
 def send_masked(carry: Carry, client: Client) -> Outcome:
     """The client sends its sub-model under the mask it came with."""
-    return Outcome({"model": masked_packet(carry["local"], carry.get("model.mask"))})
+    return Outcome({"model": make_masked_packet(carry["local"], carry.get("model.mask"))})
 
 
 def submodel_bytes(net: Net, shares: Sequence[float], cohort: int, rounds: int) -> int:
     """Sub-models of these widths, in turn, 4 bytes a number, down and up."""
-    sizes = [size_at(net, share) for share in shares] or [net.layout.size]
+    sizes = [count_params_at(net, share) for share in shares] or [net.layout.size]
     return round(2 * 4 * cohort * rounds * sum(sizes) / len(sizes))
 
 

@@ -270,7 +270,7 @@ def _are_close(some: Tensor, other: Tensor) -> bool:
 def _run_untrained(run: Run, x: Tensor) -> Tensor:
     """Return the outputs of the untrained network, or of a copy if a pass may change it."""
     net = run.net
-    if not nets.is_ours(net.module):
+    if not nets.is_built_in(net.module):
         net = copy.deepcopy(net)
     dtype = next(iter(run.params.values())).dtype
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

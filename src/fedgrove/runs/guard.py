@@ -17,7 +17,7 @@ import torch
 from .. import methods
 from ..core import AnyMethod, WithServerMetrics
 from ..errors import FedgroveError, MethodError
-from ..nets.custom import file_of
+from ..nets.user_files import find_user_file
 from .per_task import states_by_task
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ def _blame(method: AnyMethod, function: str, error: Exception) -> str:
     """Return the sentence about an error in a function of a method."""
     text = " ".join(str(error).split())[:LONGEST].rstrip(".")
     what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    file = file_of(type(method))
+    file = find_user_file(type(method))
     see = f"; see {file.path}" if file is not None else ""
     try:
         own_file = inspect.getsourcefile(type(method))

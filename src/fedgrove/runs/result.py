@@ -15,7 +15,7 @@ from torch import nn
 from .. import nets
 from ..data.federation import Federation
 from ..errors import InputError
-from ..nets.custom import is_spec
+from ..nets.user_files import is_file_spec
 from .files import cannot_write
 from .folder import RunFolder
 from .model import Model, client_model, client_number, shared_model
@@ -164,7 +164,7 @@ class Result:
                     f"the run's net was made in Python ({net}); give it again: "
                     f"fedgrove.load_run({str(self.folder.path)!r}, net=...)."
                 )
-            if is_spec(net):
+            if is_file_spec(net):
                 raise InputError(
                     f"{self.folder.path / 'config.toml'} has net = {net!r}, so the code in that "
                     "file would be run. If you trust it, say so: fedgrove.load_run(path, "

@@ -26,9 +26,9 @@ from ..core import (
 from ..data import Defaults, Federation
 from ..errors import EngineError, InputError, check, unknown
 from ..nets import Net, initial_weights
-from ..nets.freeze import check_share
+from ..nets.freeze import check_frozen_share
 from ..nets.freeze import freeze as freeze_layers
-from ..nets.initial_weights import Origin
+from ..nets.initial_weights import WeightsOrigin
 from ..parts.local import SGD, Adam, LocalTraining
 from ..trees import Tree
 from ..wire.known_state import KnownState
@@ -75,7 +75,7 @@ class Run:
     faults: Faults = NO_FAULTS
     privacy: Privacy | None = None
     """How what leaves a client is protected; None: not at all (:mod:`.privacy`)."""
-    origin: Origin | None = None
+    origin: WeightsOrigin | None = None
     """The file that the net's weights come from; None: they are drawn from the seed."""
     frozen: float = 0.0
     """The share of the net's layers that is not trained."""
@@ -369,13 +369,13 @@ def build(
         cohort = 1
     if cohort is None:
         cohort = min(defaults.cohort, len(federation.clients))
-    check_share(freeze)
+    check_frozen_share(freeze)
     net = defaults.net if net is None else net
     module = nets.build(net, federation.shape, federation.classes, seed)
     origin = None
     if init is not None:
-        origin, weights = initial_weights.read(init)
-        initial_weights.put(origin, weights, module, federation.shape)
+        origin, weights = initial_weights.read_weights(init)
+        initial_weights.load_weights(origin, weights, module, federation.shape)
     if freeze:
         freeze_layers(module, federation.shape, freeze)
     run = Run(

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedgrove.channels.choice import Even, FilterL1, drawn, rolling
-from fedgrove.channels.find import groups_of
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.groups import ChannelGroup
+from fedgrove.channels.selection import Even, FilterL1, select_random, select_window
 from fedgrove.errors import InputError
 from fedgrove.methods.fedapta.channel_rules import (
     LayerwiseL1,
@@ -34,7 +34,7 @@ def two_layers(first: list[float], second: list[float]) -> tuple[Net, tuple[Chan
         conv2.weight.copy_(torch.tensor(second).reshape(4, 1, 1, 1).expand(4, 4, 1, 1))
     module = nn.Sequential(conv1, nn.ReLU(), conv2, nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
     net = Net(module, (1, 1, 1))
-    return net, groups_of(net)
+    return net, find_groups(net)
 
 
 def test_layerwise_channels_by_hand() -> None:
@@ -65,7 +65,7 @@ def test_a_floor_by_hand() -> None:
 def test_no_layer_loses_less_than_the_floor(seed: int, ratio: float, least: float) -> None:
     """To within a channel, for channels are whole."""
     net = Net(build("bn-cnn2", (1, 8, 8), 3, seed, width=16, norm="group"), (1, 8, 8))
-    layers = candidates(groups_of(net), net.layout.shapes)
+    layers = candidates(find_groups(net), net.layout.shapes)
     kept = LayerwiseL1(least=least)(net.params(), layers, ratio, round=0, client=0)
     for group in layers:
         lost = group.size - int(kept[group.name].sum())
@@ -89,7 +89,7 @@ RULES = [LayerwiseL1(), UniformL1(), RollingWindow(), RandomChannels()]
 def test_every_rule_keeps_a_channel_and_meets_the_budget(seed: int, ratio: float) -> None:
     module = build("bn-cnn2", (1, 8, 8), 3, seed, width=8, norm="group")
     net = Net(module, (1, 8, 8))
-    layers = candidates(groups_of(net), net.layout.shapes)
+    layers = candidates(find_groups(net), net.layout.shapes)
     counts = weight_counts(layers, net.layout.shapes)
     for rule in RULES:
         kept = rule(net.params(), layers, ratio, round=3, client=5)
@@ -112,9 +112,11 @@ def test_the_other_rules_are_those_of_their_methods() -> None:
 
     uniform = UniformL1()(params, groups, 0.5, 2, 7)
     assert same(uniform, Even()(FilterL1()(params, groups), 0.5))
-    assert same(RollingWindow()(params, groups, 0.5, 2, 7), rolling(groups, 0.5, 2))
+    assert same(RollingWindow()(params, groups, 0.5, 2, 7), select_window(groups, 0.5, 2))
     generator = torch_rng(3, 2, 7, "channels")
-    assert same(RandomChannels(draw=3)(params, groups, 0.5, 2, 7), drawn(groups, 0.5, generator))
+    assert same(
+        RandomChannels(draw=3)(params, groups, 0.5, 2, 7), select_random(groups, 0.5, generator)
+    )
 
 
 def test_only_random_channels_differ_between_devices() -> None:
@@ -167,7 +169,7 @@ def test_parameters_of_table_5(rule: LayerwiseL1 | UniformL1) -> None:
     for part in (module.conv1, module.norm1, module.layer1):
         part.requires_grad_(False)
     net = Net(module, (3, 32, 32))
-    layers = candidates(groups_of(net), net.layout.shapes)
+    layers = candidates(find_groups(net), net.layout.shapes)
     counts = weight_counts(layers, net.layout.shapes)
     assert sum(counts.values()) == 11_010_048
     for ratio, printed in TABLE_5.items():
@@ -178,7 +180,7 @@ def test_parameters_of_table_5(rule: LayerwiseL1 | UniformL1) -> None:
 def test_ratios_of_resnet_go_with_importance() -> None:
     """The order of the ratios is that of importance, to within a channel."""
     net = Net(build("resnet18", (3, 8, 8), 10, 0, norm="group", width=16), (3, 8, 8))
-    layers = candidates(groups_of(net), net.layout.shapes)
+    layers = candidates(find_groups(net), net.layout.shapes)
     importance = layer_importance(net.params(), layers)
     kept = LayerwiseL1(least=0)(net.params(), layers, 0.5, round=0, client=0)
     in_order = sorted(layers, key=lambda group: -importance[group.name])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedgrove.channels.find import groups_of
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.errors import InputError
 from fedgrove.methods.fedapta.layer_ratios import candidates, layer_importance, weight_counts
 from fedgrove.nets import Net, build
@@ -26,7 +26,7 @@ def two_convs() -> Net:
 def test_importance_by_hand() -> None:
     """|1| + |-3| = 4 over 2 weights; 2 + 2 + 1 + 1 + 1 = 7 over 8."""
     net = two_convs()
-    groups = groups_of(net)
+    groups = find_groups(net)
     assert weight_counts(groups, net.layout.shapes) == {"0": 2, "2": 8}
     assert layer_importance(net.params(), groups, "sum") == {"0": 4.0, "2": 7.0}
     assert layer_importance(net.params(), groups, "mean") == {"0": 2.0, "2": 7 / 8}
@@ -35,8 +35,8 @@ def test_importance_by_hand() -> None:
 def test_sum_and_mean_may_order_layers_differently() -> None:
     """The sum ranks by size."""
     net = two_convs()
-    by_sum = layer_importance(net.params(), groups_of(net), "sum")
-    by_mean = layer_importance(net.params(), groups_of(net), "mean")
+    by_sum = layer_importance(net.params(), find_groups(net), "sum")
+    by_mean = layer_importance(net.params(), find_groups(net), "mean")
     assert by_sum["0"] < by_sum["2"]
     assert by_mean["0"] > by_mean["2"]
 
@@ -44,20 +44,20 @@ def test_sum_and_mean_may_order_layers_differently() -> None:
 def test_an_unknown_importance_is_refused() -> None:
     net = two_convs()
     with pytest.raises(InputError, match=r"there is no importance 'l7'.*mean, sum"):
-        layer_importance(net.params(), groups_of(net), "l7")
+        layer_importance(net.params(), find_groups(net), "l7")
 
 
 def test_only_convolutions_are_candidates_where_there_are_some() -> None:
     """conv1, conv2 and fc1 of mnist-cnn can lose channels; FedAPTA cuts the convs."""
     net = Net(build("mnist-cnn", (1, 8, 8), 3, 0), (1, 8, 8))
-    assert [group.name for group in groups_of(net)] == ["conv1", "conv2", "fc1"]
-    names = [group.name for group in candidates(groups_of(net), net.layout.shapes)]
+    assert [group.name for group in find_groups(net)] == ["conv1", "conv2", "fc1"]
+    names = [group.name for group in candidates(find_groups(net), net.layout.shapes)]
     assert names == ["conv1", "conv2"]
 
 
 def test_without_convolutions_hidden_layers_are_candidates() -> None:
     net = Net(build("mlp", (12,), 3, 0), (12,))
-    assert candidates(groups_of(net), net.layout.shapes) == groups_of(net)
+    assert candidates(find_groups(net), net.layout.shapes) == find_groups(net)
 
 
 def test_frozen_layers_are_no_candidates() -> None:
@@ -66,6 +66,6 @@ def test_frozen_layers_are_no_candidates() -> None:
     for part in (module.conv1, module.norm1, module.layer1):
         part.requires_grad_(False)
     net = Net(module, (3, 8, 8))
-    found = candidates(groups_of(net), net.layout.shapes)
+    found = candidates(find_groups(net), net.layout.shapes)
     assert len(found) == 9
     assert all(group.name.startswith(("layer2", "layer3", "layer4")) for group in found)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedgrove import nets
-from fedgrove.channels.find import channels_left, groups_of
-from fedgrove.channels.groups import has_filters
+from fedgrove.channels.find_groups import find_groups, find_kept_channels
+from fedgrove.channels.groups import find_channels_with_filters
 from fedgrove.errors import InputError
 from fedgrove.methods.fedlayerprune.hybrid import (
     Hybrid,
@@ -49,7 +49,7 @@ def whole() -> Mask:
 
 def pruned(rule, rates: list[float], mask: Mask | None = None) -> Mask:
     by_name = dict(zip(WEIGHTS, rates, strict=True))
-    return rule(WEIGHTS, WEIGHTS, by_name, mask or whole(), groups_of(NET), NET.layout)
+    return rule(WEIGHTS, WEIGHTS, by_name, mask or whole(), find_groups(NET), NET.layout)
 
 
 def test_channels_then_weights_by_hand() -> None:
@@ -106,10 +106,10 @@ def test_a_channel_without_filters_is_gone() -> None:
     """Channel 2 of conv1 has no weight left: its bias falls, and what conv2 reads of it."""
     mask = whole()
     mask["conv1.weight"][2] = False
-    closed = without_empty_channels(mask, groups_of(NET), NET.layout.shapes)
+    closed = without_empty_channels(mask, find_groups(NET), NET.layout.shapes)
     assert closed["conv1.bias"].tolist() == [True, True, False, True]
     assert closed["conv2.weight"].flatten(1).tolist() == [[True, True, False, True]] * 2
-    left = channels_left(NET, closed)
+    left = find_kept_channels(NET, closed)
     assert left is not None
     assert left["conv1"].tolist() == [True, True, False, True]
 
@@ -118,7 +118,7 @@ def test_a_channel_that_reads_only_gone_ones_goes_too() -> None:
     mask = whole()
     mask["conv1.weight"][:3] = False
     mask["conv2.weight"][0, 3] = False
-    closed = without_empty_channels(mask, groups_of(NET), NET.layout.shapes)
+    closed = without_empty_channels(mask, find_groups(NET), NET.layout.shapes)
     assert closed["conv2.bias"].tolist() == [False, True]
     assert closed["head.weight"].tolist() == [[False, True], [False, True]]
 
@@ -126,9 +126,11 @@ def test_a_channel_that_reads_only_gone_ones_goes_too() -> None:
 def test_a_group_is_never_emptied() -> None:
     mask = whole()
     mask["conv1.weight"][:] = False
-    closed = without_empty_channels(mask, groups_of(NET), NET.layout.shapes)
+    closed = without_empty_channels(mask, find_groups(NET), NET.layout.shapes)
     assert "conv1.bias" not in closed
-    kept = keep_channels(WEIGHTS, dict.fromkeys(WEIGHTS, 1.0), whole(), groups_of(NET), NET.layout)
+    kept = keep_channels(
+        WEIGHTS, dict.fromkeys(WEIGHTS, 1.0), whole(), find_groups(NET), NET.layout
+    )
     assert kept["conv1"].tolist() == [True, False, False, False]
 
 
@@ -140,12 +142,12 @@ def test_tied_channels_take_the_lowest_rate() -> None:
     rates["conv1.weight"] = 0.25
     mask = {name: torch.ones(w.shape, dtype=torch.bool) for name, w in weights.items()}
     (stem,) = (
-        g for g in groups_of(net) if "conv1.weight" in {p.tensor for p in g.within("filter")}
+        g for g in find_groups(net) if "conv1.weight" in {p.tensor for p in g.places_with("filter")}
     )
-    assert len(stem.within("filter")) > 1
-    kept = keep_channels(weights, rates, mask, groups_of(net), net.layout)
+    assert len(stem.places_with("filter")) > 1
+    kept = keep_channels(weights, rates, mask, find_groups(net), net.layout)
     assert int(kept[stem.name].sum()) == 8 - 2
-    assert bool(has_filters(stem, mask).all())
+    assert bool(find_channels_with_filters(stem, mask).all())
 
 
 @settings(max_examples=30, deadline=None)
@@ -159,7 +161,7 @@ def test_no_layer_keeps_more_than_its_rate(a: float, b: float, c: float, seed: i
     scores = {name: torch.rand(shapes[name], generator=g) for name in names}
     rates = dict(zip(names, (a, b, c), strict=True))
     every = {name: torch.ones(shapes[name], dtype=torch.bool) for name in names}
-    mask = Hybrid()(weights, scores, rates, every, groups_of(net), net.layout)
+    mask = Hybrid()(weights, scores, rates, every, find_groups(net), net.layout)
     for name in names:
         most = max(1, round((1 - rates[name]) * mask[name].numel()))
         assert 1 <= int(mask[name].sum()) <= most

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from fedgrove import trees
-from fedgrove.channels.find import channel_mask, groups_of
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
 from fedgrove.channels.groups import Channels
-from fedgrove.channels.shrink import cut
+from fedgrove.channels.shrink import cut_channels
 from fedgrove.core import Batch, Carry, Train
 from fedgrove.errors import check, unknown
 from fedgrove.nets import Net, build
@@ -110,7 +110,7 @@ def draw_channels(net: Net, removed: float, seed: int = 0) -> Channels:
     """Draw channels to keep: the same share of each group is removed, at least one stays."""
     g = torch.Generator().manual_seed(seed)
     channels = {}
-    for group in groups_of(net):
+    for group in find_groups(net):
         keep = max(1, group.size - round(removed * group.size))
         kept = torch.zeros(group.size, dtype=torch.bool)
         kept[torch.randperm(group.size, generator=g)[:keep]] = True
@@ -134,8 +134,8 @@ def measure(
     models: dict[tuple[float, str], tuple[Net, Tree, Tree | None]] = {DENSE: (net, params, None)}
     for share in removed:
         channels = draw_channels(net, share)
-        thin = cut(net, channels)
-        models[share, "masked"] = (net, params, channel_mask(net, channels))
+        thin = cut_channels(net, channels)
+        models[share, "masked"] = (net, params, make_channel_mask(net, channels))
         models[share, "gone"] = (thin.net, thin.narrow(params), None)
     training = {}
     inference = {}

@@ -30,7 +30,7 @@ from fedgrove.data import load
 from fedgrove.data.files import folders
 from fedgrove.data.sets import SETS
 from fedgrove.errors import EngineError, check
-from fedgrove.nets.layout import tensors_of
+from fedgrove.nets.layout import named_tensors
 from fedgrove.parts import mask as masks
 from fedgrove.parts.allocate import Uniform
 from fedgrove.parts.quantise import cluster
@@ -117,7 +117,7 @@ def train_resnet(steps: int, data_dir: DataDir = None) -> TrainedWeights:
     x, y = _images(used, steps * BATCH, data_dir)
     module = nets.build("resnet18", IMAGE, CLASSES, seed=0)
     _train(module, x, y, steps)
-    tree = {name: value.detach().clone() for name, value in tensors_of(module).items()}
+    tree = {name: value.detach().clone() for name, value in named_tensors(module).items()}
     parameters = {name for name, _ in module.named_parameters()}
     about = f"{steps} steps of SGD, batches of {BATCH}, on {used}{note}"
     return TrainedWeights("resnet18", about, tree, frozenset(tree) - parameters)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedgrove.channels.find import groups_of
-from fedgrove.channels.submodel import cut_out
+from fedgrove.channels.find_groups import find_groups
+from fedgrove.channels.submodel import extract_submodel
 from fedgrove.data import Federation
 from fedgrove.data.several import is_several, tasks_of
 from fedgrove.methods.fedapta.channel_rules import LayerwiseL1, kept_weights
@@ -121,14 +121,14 @@ def count_parameters(
         freeze(module, IMAGE, scale["frozen"])
         net = Net(module, IMAGE)
         model = net.params()
-        layers = candidates(groups_of(net), net.layout.shapes)
+        layers = candidates(find_groups(net), net.layout.shapes)
         counts = weight_counts(layers, net.layout.shapes)
         convolutional = sum(w.numel() for w in model.values() if w.dim() >= CONV_DIMENSIONS)
         stays = convolutional - sum(counts.values())
         for ratio, paper in zip(scale["ratios"], millions, strict=True):
             kept = LayerwiseL1()(model, layers, ratio, round=0, client=0)
             counted = stays + kept_weights(layers, counts, kept)
-            mask = cut_out(model, layers, kept).mask or {}
+            mask = extract_submodel(model, layers, kept).mask or {}
             lost = sum(int((~there).sum()) for there in mask.values())
             left = net.layout.size - lost
             at = f"{net_name}, ratio {ratio:g}"

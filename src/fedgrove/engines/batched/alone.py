@@ -24,7 +24,7 @@ def can_stack(net: Net, device: torch.device) -> bool:
     The built-in ones do. A forward pass that branches on data, or calls what ``vmap`` has no rule
     for, does not; nor one that mixes the examples of a batch by itself: short batches are padded.
     """
-    if nets.is_ours(net.module):
+    if nets.is_built_in(net.module):
         return True
     generator = torch.Generator().manual_seed(0)
     # A copy: what a failed trial leaves in a module would be there in training.

@@ -330,7 +330,7 @@ class Batched:
             dtypes = tuple(v.dtype for v in net.params().values())
             # A module of the user's may have settings that its text does not show, and what is
             # frozen is in the module: it shares a stack with itself alone.
-            shows_all = nets.is_ours(net.module) and not net.layout.frozen
+            shows_all = nets.is_built_in(net.module) and not net.layout.frozen
             module = str(net.module) if shows_all else id(net)
             self._net_keys[id(net)] = (net, (net.layout, module, dtypes, net.problem))
         return self._net_keys[id(net)][1]

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...nets import Net
-from ...nets.norms import native
+from ...nets.norms import use_native_batch_norm
 from ...trees import Tree
 from . import convolution, ragged
 from .linear import linear
@@ -44,7 +44,7 @@ def forward(
     # The layout that the card's matrix units read without another copy.
     if side_by_side.dim() == 4 and convolution.on_card(side_by_side):
         side_by_side = side_by_side.contiguous(memory_format=torch.channels_last)
-    with _GroupedMode(clients, weight) as mode, native():
+    with _GroupedMode(clients, weight) as mode, use_native_batch_norm():
         logits: Tensor = net.run(tree, side_by_side, train)
     return logits, mode.linear_inputs[-1]
 

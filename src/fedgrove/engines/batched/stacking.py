@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ... import gpu_copies, trees
-from ...channels.shrink import cut, structured
-from ...channels.thin import NarrowedLeaves, Thin
+from ...channels.shrink import cut_channels, find_small_net
+from ...channels.small_net import NarrowedLeaves, SmallNet
 from ...core import Carry, Client, Lost, Measure, Outcome, Stage, Task, Train
 from ...nets import Net
 from ...parts import local
@@ -48,7 +48,7 @@ class Job:
     """Why the work ended early, if it did."""
     macs: int = 0
     """Multiply-accumulates so far, as if the client had worked alone."""
-    thin: Thin | None = None
+    thin: SmallNet | None = None
     """The smaller net that the stage at hand can train in place of the masked one."""
     in_full_width: bool = False
     """Whether it is to train in full width all the same."""
@@ -106,11 +106,11 @@ def split_into_stacks(
     return stacks
 
 
-def _thin(job: Job, stage: Train | Measure) -> Thin | None:
+def _thin(job: Job, stage: Train | Measure) -> SmallNet | None:
     """The smaller net that a stage can train in place of the masked one."""
     if not isinstance(stage, Train):
         return None
-    return structured(job.run.nets[stage.net], job.carry.get(stage.mask_name))
+    return find_small_net(job.run.nets[stage.net], job.carry.get(stage.mask_name))
 
 
 def _by_width(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -134,7 +134,7 @@ def _macs(job: Job, stage: Train | Measure) -> int:
     return per_example * examples_seen(job.run, stage, job.client)
 
 
-def width_class(thin: Thin | None) -> int:
+def width_class(thin: SmallNet | None) -> int:
     """The share of channels that stay, in parts of ``WIDTH_CLASSES``, rounded up."""
     if thin is None or not thin.channels:
         return WIDTH_CLASSES
@@ -391,9 +391,9 @@ class WidthAdapter:
     """Brings a client's trees to the width of its stack, and back."""
 
     net: Net
-    common: Thin | None = None
+    common: SmallNet | None = None
     """The net in the width of the stack; None: in full width."""
-    own: Thin | None = None
+    own: SmallNet | None = None
     """The net in the client's own width; None: in full width."""
     narrowed_leaves: NarrowedLeaves = field(default_factory=dict)
     """What was narrowed already for the stack: a model sent to all is narrowed, moved to the device
@@ -403,7 +403,7 @@ class WidthAdapter:
         """All trees in the width of the stack, but those that stay whole."""
         if self.common is None:
             return carry
-        return self.common.narrowed(carry, whole, self.narrowed_leaves)
+        return self.common.narrow_carry(carry, whole, self.narrowed_leaves)
 
     def widen(self, trained: Carry) -> Carry:
         """What was trained, in full width."""
@@ -415,7 +415,7 @@ class WidthAdapter:
         # statistics are set to what a net in the client's own width would leave.
         if not self.net.layout.buffers:
             return trained
-        return {name: self.own.settled(tree) for name, tree in trained.items()}
+        return {name: self.own.reset_removed(tree) for name, tree in trained.items()}
 
 
 def adapters_in_full_width(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAdapter]:
@@ -431,7 +431,7 @@ def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAd
     there, all train in full width.
     """
     full_width = adapters_in_full_width(jobs, net_name)
-    thin_nets: list[Thin] = []
+    thin_nets: list[SmallNet] = []
     for job in jobs:
         if job.thin is None:
             return full_width
@@ -449,8 +449,8 @@ def width_adapters(jobs: Sequence[Job], net_name: str = "model") -> list[WidthAd
     if is_full:
         return full_width
 
-    # Clients under equal masks have one Thin, and so one common one.
-    common_nets: dict[Thin, Thin] = {}
+    # Clients under equal masks have one SmallNet, and so one common one.
+    common_nets: dict[SmallNet, SmallNet] = {}
     narrowed_leaves: NarrowedLeaves = {}
     adapters = []
     layouts = set()
@@ -480,7 +480,7 @@ def rounded_width(kept: int, full: int) -> int:
     return min(full, -(-kept // part) * part)
 
 
-def _widened_to(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
+def _widened_to(net: Net, thin: SmallNet, widths: Mapping[str, int]) -> SmallNet:
     """The net with so many channels: those that stay, and the first of those that do not."""
     channels: dict[str, Tensor] = {}
     is_wide_enough = True
@@ -492,7 +492,7 @@ def _widened_to(net: Net, thin: Thin, widths: Mapping[str, int]) -> Thin:
         channels[group] = kept | (~kept & (rank_among_removed <= more))
     if is_wide_enough:
         return thin
-    return cut(net, channels)
+    return cut_channels(net, channels)
 
 
 # ---- what several runs have in common ------------------------------------------------------------

@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 
 from ...core import MOST_AT_ONCE, Answer, Job
 from ...errors import EngineError, FedgroveError, InputError
-from ...nets import custom
+from ...nets import user_files
 from ...runs.gate import RecentLengths
 from ...runs.run import Run
 from ...wire.known_state import KnownState
@@ -93,7 +93,7 @@ class Simulation:
         except Exception as error:
             raise cannot_be_sent(error) from None
         data = buffer.getvalue()
-        files = [str(file.absolute()) for file in custom.files_named_in(data)]
+        files = [str(file.absolute()) for file in user_files.find_files_in_pickle(data)]
         (self._folder / name).write_bytes(pickle.dumps((files, data)))
         self._names[run] = name
 
@@ -256,6 +256,6 @@ def _run(folder: str, name: str) -> Run:
     """A run as the server wrote it; actors do the tasks of all clients."""
     files, data = pickle.loads((Path(folder) / name).read_bytes())
     for file in files:
-        custom.import_file(Path(file))
+        user_files.import_file(Path(file))
     run: Run = pickle.loads(data)
     return run

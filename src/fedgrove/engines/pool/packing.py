@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import EngineError
-from ...nets import custom
+from ...nets import user_files
 from ...runs.run import Run
 from ..work import explained
 from . import shared
@@ -53,7 +53,7 @@ def pack(runs: list[Run]) -> PackedRuns:
         raise cannot_be_sent(error) from None
     data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
     # Not all files that were ever imported: some may be gone.
-    files = custom.files_named_in(buffer.getvalue())
+    files = user_files.find_files_in_pickle(buffer.getvalue())
     return PackedRuns(tuple(files), shared.put([{"runs": data}]))
 
 
@@ -61,7 +61,7 @@ def unpack(packed: PackedRuns) -> list[Run]:
     """Read what :func:`pack` wrote, in another process."""
     try:
         for file in packed.files:
-            custom.import_file(file)
+            user_files.import_file(file)
         (tree,) = shared.get(packed.block)
         runs: list[Run] = pickle.loads(tree["runs"].numpy().data)
     except Exception as error:

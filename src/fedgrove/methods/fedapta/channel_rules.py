@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...channels.choice import Even, FilterL1, drawn, rolling
-from ...channels.find import removable_groups
+from ...channels.find_groups import require_groups
 from ...channels.groups import ChannelGroup, Channels
-from ...channels.shrink import cut
-from ...channels.submodel import shapes_of
-from ...channels.widths import Width, width_for
+from ...channels.selection import Even, FilterL1, select_random, select_window
+from ...channels.shrink import cut_channels
+from ...channels.submodel import get_shapes
+from ...channels.widths import Width, choose_width
 from ...core import Setup
 from ...errors import InputError, check, unknown
 from ...parts.device_widths import batch_and_slots
@@ -90,7 +90,7 @@ class LayerwiseL1:
     ) -> Channels:
         """The channels of largest L1 norm, as many of each layer as its own ratio leaves."""
         importances = layer_importance(model, groups, self.importance)
-        counts = weight_counts(groups, shapes_of(model))
+        counts = weight_counts(groups, get_shapes(model))
         names = [group.name for group in groups]
         channels = [group.size for group in groups]
         sizes = [counts[name] for name in names]
@@ -142,7 +142,7 @@ class RollingWindow:
         client: int,
     ) -> Channels:
         """This round's window."""
-        return rolling(groups, 1 - ratio, round)
+        return select_window(groups, 1 - ratio, round)
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class RandomChannels:
     ) -> Channels:
         """This round's draw."""
         generator = torch_rng(self.draw, round, client, "channels")
-        return drawn(groups, 1 - ratio, generator)
+        return select_random(groups, 1 - ratio, generator)
 
 
 def cap(rule: ChannelRule, group: ChannelGroup) -> float:
@@ -217,7 +217,7 @@ def kept_weights(groups: Sequence[ChannelGroup], counts: Mapping[str, int], kept
 def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) -> dict[int, float]:
     """Every client's pruning ratio: the smallest with which a training step fits its device.
 
-    A step fits as in :func:`fedgrove.channels.widths.width_for`, in the net that ``rule`` really
+    A step fits as in :func:`fedgrove.channels.widths.choose_width`, in the net that ``rule`` really
     cuts, from the initial weights: what a ratio saves depends on the rule and on the layers it
     cuts. Ratios are multiples of :data:`RATIO_STEP`. A device whose memory is too small at the
     largest is refused.
@@ -230,7 +230,7 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
     if all(d.memory >= whole.memory and d.speed >= 1 for d in devices.values()):
         # Nothing has to be cut, nor need it be possible.
         return dict.fromkeys(clients, 0.0)
-    groups = candidates(removable_groups(setup.net), layout.shapes)
+    groups = candidates(require_groups(setup.net), layout.shapes)
     ratio_of = {1.0: 0.0}
     options = [whole]
     for i in range(1, round(1 / RATIO_STEP)):
@@ -239,7 +239,7 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
         if ratio > largest_ratio(rule, groups):
             break
         kept = rule(setup.params, groups, ratio, 0, clients[0])
-        small = cut(setup.net, kept).net.layout
+        small = cut_channels(setup.net, kept).net.layout
         options.append(Width(1 - ratio, small.memory(batch, slots), small.macs))
         ratio_of[1 - ratio] = ratio
     least = min(option.memory for option in options)
@@ -251,4 +251,4 @@ def client_ratios(setup: Setup, rule: ChannelRule, local: LocalTraining | None) 
                 f"{least}; take a smaller net or batch, or a rule that cuts all layers alike "
                 "(--set prune=UniformL1), or give the ratios (--set ratios=0,0.5)."
             )
-    return {k: ratio_of[width_for(device, options)] for k, device in devices.items()}
+    return {k: ratio_of[choose_width(device, options)] for k, device in devices.items()}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ...channels.choice import FilterL1
 from ...channels.groups import ChannelGroup
+from ...channels.selection import FilterL1
 from ...errors import check, unknown
 
 IMPORTANCES = ("mean", "sum")
@@ -37,7 +37,7 @@ def candidates(
     """
     convolutional = []
     for group in groups:
-        filters = group.within("filter")
+        filters = group.places_with("filter")
         if any(len(shapes[place.tensor]) >= CONV_DIMENSIONS for place in filters):
             convolutional.append(group)
     return tuple(convolutional or groups)
@@ -58,7 +58,7 @@ def weight_counts(
     counts = {}
     for group in groups:
         total = 0
-        for place in group.within("filter"):
+        for place in group.places_with("filter"):
             shape = shapes[place.tensor]
             weights = 1
             for size in shape:

@@ -11,7 +11,7 @@ the convolutional layers, and is in group t, whose task the server does not know
              sum_k N_k rho_k = rho_i sum_k N_k (Eq. 1), no rho_k < .9 rho_i -> monotone_ratios
     M_i    = without the rho_k C_k channels of smallest L1 norm             -> LayerwiseL1
     w^_i   = E epochs of min CE from w_t M_i (Eq. 2), really smaller        -> Train
-    w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> infilled
+    w_i    = w^_i + w_t (1 - M_i) (Eq. 3)                                   -> fill_missing_channels
     D_i    = w_i - w_t in the last layer, summed until it is learnt         -> Trace
     groups = HDBSCAN on 1 - cos(D_i, D_j) (Eq. 4)                           -> Hdbscan, matched
     w_t    = sum_i n_i w_i / sum_i n_i over the group (Eq. 5)               -> WeightedMean
@@ -39,14 +39,14 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...channels.find import channel_mask, groups_of, removable_groups
+from ...channels.find_groups import find_groups, make_channel_mask, require_groups
 from ...channels.submodel import (
     PlainGroups,
-    cut_out,
+    extract_submodel,
+    fill_missing_channels,
     groups_from_plain,
     groups_to_plain,
-    infilled,
-    masked_packet,
+    make_masked_packet,
 )
 from ...core import (
     Carry,
@@ -172,7 +172,7 @@ class FedAPTA(CommonParts):
                 "drift=false."
             )
         ratios = self._ratios(setup)
-        find = removable_groups if any(ratios.values()) else groups_of
+        find = require_groups if any(ratios.values()) else find_groups
         structure = candidates(find(setup.net), setup.layout.shapes)
         for ratio in sorted(set(ratios.values())):
             if ratio:
@@ -212,7 +212,7 @@ class FedAPTA(CommonParts):
             return Packet(model)
         layers = groups_from_plain(state.structure)
         kept = self.prune(model, layers, ratio, state.round, client)
-        return cut_out(model, layers, kept)
+        return extract_submodel(model, layers, kept)
 
     def plan(self, state: State, cohort: Sequence[int]) -> list[Task]:
         """Alg. 1, lines 6 to 10: each device trains its group's model at its own ratio."""
@@ -233,7 +233,7 @@ class FedAPTA(CommonParts):
             if moved is None:
                 moved = _zeros(trees.pick(packet.values, state.params))
             mask = packet.mask or {}
-            update = masked_packet(trees.apply_mask(moved, mask), packet.mask)
+            update = make_masked_packet(trees.apply_mask(moved, mask), packet.mask)
             send = {"model": packet, "group_update": update}
             # The device compares the number with the one it had: in a new group its drift is 0.
             tasks.append(Task(client, send, {"group": float(origin)}))
@@ -263,7 +263,7 @@ class FedAPTA(CommonParts):
         origin = origin_of(state, report.of)
         begun = model_at(state, origin)
         packet = report.give["model"]
-        model = infilled(packet, begun, groups_from_plain(state.structure))
+        model = fill_missing_channels(packet, begun, groups_from_plain(state.structure))
         mask = packet.mask or {}
         present = []
         for name in state.head:
@@ -384,8 +384,8 @@ class FedAPTA(CommonParts):
         drift = trees.apply_mask(drifted(carry["drift"], trained, received), mask or {})
         update = trees.apply_mask(trees.sub(trained, received), mask or {})
         give = {
-            "model": masked_packet(carry["local"], mask),
-            "drift": masked_packet(drift, mask),
+            "model": make_masked_packet(carry["local"], mask),
+            "drift": make_masked_packet(drift, mask),
         }
         had = trees.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool), received)
         had |= {name: kept for name, kept in (mask or {}).items() if name in had}
@@ -399,13 +399,13 @@ class FedAPTA(CommonParts):
         Nor does a drift, of which the paper says nothing. Cut as in the first round, from the
         network's initial weights; the whole model if devices decide.
         """
-        structure = candidates(groups_of(net), net.layout.shapes)
+        structure = candidates(find_groups(net), net.layout.shapes)
         params = net.params()
         sizes = []
         for ratio in self.ratios or (0.0,):
             lost = 0
             if ratio:
-                mask = channel_mask(net, self.prune(params, structure, ratio, 0, 0))
+                mask = make_channel_mask(net, self.prune(params, structure, ratio, 0, 0))
                 lost = sum(int((~mask[name]).sum()) for name in net.layout.params if name in mask)
             sizes.append(net.layout.size - lost)
         return round(dense_bytes(1, cohort, rounds) * sum(sizes) / len(sizes))

@@ -39,7 +39,7 @@ from ...core import (
     Train,
 )
 from ...errors import check
-from ...nets import Net, build, custom
+from ...nets import Net, build, user_files
 from ...nets.layout import probe
 from ...parts.aggregate import Averaging, WeightedMean
 from ...parts.local import LocalTraining
@@ -80,7 +80,7 @@ class FedKD:
     def __post_init__(self) -> None:
         check(self.distil >= 0, "distil", self.distil, "0 or more")
         check(
-            not custom.is_spec(self.mentee),
+            not user_files.is_file_spec(self.mentee),
             "mentee",
             self.mentee,
             "the name of a built-in network: fedgrove list nets",

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ... import trees
-from ...channels.choice import FilterL2
-from ...channels.groups import ChannelGroup, Channels, expand, has_filters, without_removed
+from ...channels.groups import (
+    ChannelGroup,
+    Channels,
+    drop_removed,
+    expand_channels,
+    find_channels_with_filters,
+)
+from ...channels.selection import FilterL2
 from ...errors import check
 from ...nets.layout import Layout
 from ...parts.mask import best
@@ -79,7 +85,7 @@ class LiteralHybrid:
         channels = keep_channels(weights, rates, mask, groups, layout)
         # Of all weights inside the channels, not of those that are left: a second round at the same
         # rate prunes nothing more.
-        inside = expand(groups, layout.shapes, channels)
+        inside = expand_channels(groups, layout.shapes, channels)
         counts = {}
         for name, rate in rates.items():
             size = int(inside[name].sum()) if name in inside else mask[name].numel()
@@ -110,10 +116,10 @@ def keep_channels(
     lengths = FilterL2()(weights, losing)
     channels: Channels = {}
     for group in losing:
-        alive = has_filters(group, mask)
+        alive = find_channels_with_filters(group, mask)
         if not bool(alive.any()):
             continue
-        filters = [place.tensor for place in group.within("filter")]
+        filters = [place.tensor for place in group.places_with("filter")]
         rate = min(rates[name] for name in filters)
         count = max(1, group.size - int(rate * group.size))
         # In single precision, so that rounding in the last place cannot decide between equals.
@@ -129,7 +135,7 @@ def loses_channels(groups: Sequence[ChannelGroup], layout: Layout) -> list[Chann
             convolutions.update(layer.weights)
     found = []
     for group in groups:
-        if convolutions.issuperset(place.tensor for place in group.within("filter")):
+        if convolutions.issuperset(place.tensor for place in group.places_with("filter")):
             found.append(group)
     return found
 
@@ -146,7 +152,7 @@ def keep_weights(
     shapes: Shapes,
 ) -> Mask:
     """Of the weights inside these channels and the mask, the ``counts`` best of every layer."""
-    allowed = without_removed(trees.pick(mask, scores), groups, channels)
+    allowed = drop_removed(trees.pick(mask, scores), groups, channels)
     kept: Mask = {}
     for name, score in scores.items():
         chosen = best(score.reshape(-1), counts[name], among=allowed[name].reshape(-1))
@@ -170,7 +176,7 @@ def without_empty_channels(
         channels: Channels = {}
         left: dict[str, int] = {}
         for group in groups:
-            alive = has_filters(group, mask)
+            alive = find_channels_with_filters(group, mask)
             count = trees.count_true(alive)
             # A group that would lose all its channels is left as it is.
             if count:
@@ -180,6 +186,6 @@ def without_empty_channels(
         # none has become so, the mask is closed. None comes back: it is enough to count them.
         if left == before:
             vectors = {name: shape for name, shape in shapes.items() if name not in mask}
-            return {**mask, **expand(groups, vectors, channels)}
-        mask = without_removed(mask, groups, channels)
+            return {**mask, **expand_channels(groups, vectors, channels)}
+        mask = drop_removed(mask, groups, channels)
         before = left

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...channels.find import groups_of
-from ...channels.submodel import PlainGroups, groups_from_plain, groups_to_plain, shapes_of
+from ...channels.find_groups import find_groups
+from ...channels.submodel import PlainGroups, get_shapes, groups_from_plain, groups_to_plain
 from ...core import (
     Batches,
     Carry,
@@ -147,14 +147,14 @@ class FedLayerPrune(CommonParts):
         _check_examples(setup)
         # Refuses a network with layers that the rates do not know.
         self.rates(setup.layout, p_base)
-        groups = groups_of(setup.net)
+        groups = find_groups(setup.net)
         all_weights = trees.map(all_kept, trees.pick(setup.params, prunable))
         return State(
             round=0,
             rounds=setup.rounds,
             p_base=p_base,
             model=setup.params,
-            mask=without_empty_channels(all_weights, groups, shapes_of(setup.params)),
+            mask=without_empty_channels(all_weights, groups, get_shapes(setup.params)),
             structure=groups_to_plain(groups),
             prunable=prunable,
             evidence={},
@@ -248,7 +248,7 @@ class FedLayerPrune(CommonParts):
                 importance = self.score(trees.pick(model, before))
             mask = grown(mask, importance, self.regrow)
         groups = groups_from_plain(state.structure)
-        mask = without_empty_channels(mask, groups, shapes_of(model))
+        mask = without_empty_channels(mask, groups, get_shapes(model))
         return replace(
             state,
             round=state.round + 1,
@@ -298,7 +298,7 @@ class FedLayerPrune(CommonParts):
         if "evidence" in settings:
             evidence = dict(zip(layout.prunable, settings["evidence"].tolist(), strict=True))
         rates = capped(self.rates(layout, float(settings["p"]), evidence), self.p_max)
-        own = self.hybrid(weights, importance, rates, mask, groups_of(client.net), layout)
+        own = self.hybrid(weights, importance, rates, mask, find_groups(client.net), layout)
         counted = {"count": estimates}
         return {**carry, "importance": importance, "estimates": counted, "own.mask": own}
 
@@ -351,7 +351,7 @@ class FedLayerPrune(CommonParts):
     def notes(self, net: Net) -> list[str]:
         """Where no channel can be removed, the hybrid mask is of single weights only."""
         channels_wanted = not (isinstance(self.hybrid, Hybrid) and self.hybrid.channels == 0)
-        if not self.prunes or not channels_wanted or loses_channels(groups_of(net), net.layout):
+        if not self.prunes or not channels_wanted or loses_channels(find_groups(net), net.layout):
             return []
         return [
             "fedlayerprune removes single weights only: this net has no convolution whose "

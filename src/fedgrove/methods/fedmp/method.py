@@ -4,10 +4,10 @@ Computing", ICDE 2022).
 
 Round :math:`t`, cohort :math:`S_t`; client k has a bandit over pruning ratios, up to ``most``::
 
-    a_k  = the ratio its bandit plays                                             -> EUCB
-    M_k  = the (1 - a_k) C filters of largest |w|_1 of every layer                -> FilterL1, Even
-    w_k  = E epochs of min CE(w; D_k) from w M_k, really smaller                  -> Train
-    w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                              -> infilled
+    a_k  = the ratio its bandit plays                                   -> EUCB
+    M_k  = the (1 - a_k) C filters of largest |w|_1 of every layer      -> FilterL1, Even
+    w_k  = E epochs of min CE(w; D_k) from w M_k, really smaller        -> Train
+    w    = sum_k n_k (w_k + (w - w M_k)) / sum_k n_k                    -> fill_missing_channels
 
 The last line is R2SP, "residual recovery synchronous parallel": what a client did not have counts
 as it was. Then each bandit learns::
@@ -27,17 +27,17 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ...channels.choice import Even, FilterL1, FilterL2
-from ...channels.find import groups_of, removable_groups
-from ...channels.shrink import structured
+from ...channels.find_groups import find_groups, require_groups
+from ...channels.selection import Even, FilterL1, FilterL2
+from ...channels.shrink import find_small_net
 from ...channels.submodel import (
     PlainGroups,
-    cut_out,
+    count_params_at,
+    extract_submodel,
+    fill_missing_channels,
     groups_from_plain,
     groups_to_plain,
-    infilled,
-    masked_packet,
-    size_at,
+    make_masked_packet,
 )
 from ...core import (
     GRADIENT_PASSES,
@@ -106,7 +106,7 @@ class FedMP(CommonParts):
 
     def init(self, setup: Setup) -> State:
         """The network's initial parameters; no bandit has played."""
-        find = removable_groups if self.most else groups_of
+        find = require_groups if self.most else find_groups
         structure = groups_to_plain(find(setup.net))
         return State(0, structure, setup.params, None, {}, {})
 
@@ -121,7 +121,7 @@ class FedMP(CommonParts):
         tasks = []
         for client in cohort:
             channels = Even()(scores, 1 - self.ratio(state, client))
-            tasks.append(Task(client, {"model": cut_out(state.model, groups, channels)}))
+            tasks.append(Task(client, {"model": extract_submodel(state.model, groups, channels)}))
         return tasks
 
     def ratio(self, state: State, client: int) -> float:
@@ -139,7 +139,7 @@ class FedMP(CommonParts):
         losses: dict[int, tuple[int, float]] = {}
         for report in reports:
             packet = report.give["model"]
-            mean.add(infilled(packet, state.model, groups), report.examples)
+            mean.add(fill_missing_channels(packet, state.model, groups), report.examples)
             times[report.of] = report.metrics["seconds"]
             if "loss" in report.metrics:
                 # However large a number a client sends, sums of it stay finite.
@@ -184,7 +184,7 @@ class FedMP(CommonParts):
         """The sub-model under the mask it came with, its loss, and its time."""
         mask = carry.get("model.mask")
         epochs = 1 if self.local is None else self.local.epochs
-        thin = structured(client.net, mask)
+        thin = find_small_net(client.net, mask)
         layout = client.layout if thin is None else thin.net.layout
         metrics = {"seconds": seconds(client.info, layout.macs, layout.size, epochs)}
         sums = carry["loss"]
@@ -193,11 +193,11 @@ class FedMP(CommonParts):
             loss = float(sums["loss"] / sums["examples"])
             if math.isfinite(loss):
                 metrics["loss"] = loss
-        return Outcome({"model": masked_packet(carry["local"], mask)}, metrics)
+        return Outcome({"model": make_masked_packet(carry["local"], mask)}, metrics)
 
     def paper_bytes(self, net: Net, clients: int, cohort: int, rounds: int) -> int:
         """Sub-models down and up as if every bandit played half of ``most``; masks do not count."""
-        return dense_bytes(size_at(net, 1 - self.most / 2), cohort, rounds)
+        return dense_bytes(count_params_at(net, 1 - self.most / 2), cohort, rounds)
 
 
 def seconds(info: ClientInfo, macs: int, params: int, epochs: int) -> float:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...channels.submodel import masked_packet
+from ...channels.submodel import make_masked_packet
 from ...core import Carry, Packet
 from ...trees import Mask, Tree
 from ..stc import versions
@@ -96,7 +96,7 @@ def packets(
         change = _change(holdings, client, model, share, mask)
         if will_report:
             holdings.sent[client] = Sent(model, share, mask, change)
-        return {CHANGE: masked_packet(change, mask)}
+        return {CHANGE: make_masked_packet(change, mask)}
     send = dict(versions.packets(holdings.published, client, group, known))
     if not mask:
         return send
@@ -104,7 +104,7 @@ def packets(
         # A client learns its channels from a mask, also when it has missed nothing.
         send[f"{MISSED}0"] = Packet(trees.map(torch.zeros_like, model))
     for name, packet in send.items():
-        send[name] = masked_packet(trees.apply_mask(packet.values, mask), mask)
+        send[name] = make_masked_packet(trees.apply_mask(packet.values, mask), mask)
     return send
 
 

@@ -23,8 +23,8 @@ h_k): the group takes what did better on its members' validation data (-> _compa
 are divided into groups when what their heads do in one half of their reports shows again in the
 other half (-> parts.head_evidence, HeldOutGroups); a client nearer to another group moves there. A
 group's model may lose its weakest channels, and a client whose device is too small for it has fewer
-still (-> best_in_steps, narrow_clients). With all of it off the model itself travels, and this is
-FedAvg (:data:`PRESETS`, "off").
+still (-> select_best_in_steps, narrow_clients). With all of it off the model itself travels, and
+this is FedAvg (:data:`PRESETS`, "off").
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ import torch
 from torch import Tensor
 
 from ... import trees
-from ...channels.choice import FilterL1, FilterL2, best_in_steps
-from ...channels.find import channel_mask, groups_of, removable_groups
-from ...channels.groups import expand
+from ...channels.find_groups import find_groups, make_channel_mask, require_groups
+from ...channels.groups import expand_channels
+from ...channels.selection import FilterL1, FilterL2, select_best_in_steps
 from ...channels.submodel import (
     PlainGroups,
-    channels_in,
+    get_shapes,
     groups_from_plain,
     groups_to_plain,
-    masked_packet,
-    shapes_of,
+    make_masked_packet,
+    read_packet_channels,
 )
 from ...core import (
     Batch,
@@ -256,7 +256,7 @@ class Grove(CommonParts):
         structure: PlainGroups = ()
         scores = {}
         if self.density < 1 or narrow:
-            groups = removable_groups(setup.net)
+            groups = require_groups(setup.net)
             structure = groups_to_plain(groups)
             scores[ALL] = self.score(model, groups)
         has_versions = self._has_versions(model, len(setup.clients))
@@ -330,7 +330,7 @@ class Grove(CommonParts):
         mask = self._mask(state, client, known)
         model = state.models[group]
         if not self.codes_down:
-            send = {"model": masked_packet(trees.apply_mask(model, mask or {}), mask)}
+            send = {"model": make_masked_packet(trees.apply_mask(model, mask or {}), mask)}
         else:
             send = holdings.packets(
                 state.holdings, client, group, model, state.down, mask, sums, will_report
@@ -353,10 +353,10 @@ class Grove(CommonParts):
         if share == 1:
             return None
         if (group, share) not in known:
-            channels = best_in_steps(state.scores[group], share, self.multiple)
-            shapes = shapes_of({**state.models[group], **state.statistics[group]})
+            channels = select_best_in_steps(state.scores[group], share, self.multiple)
+            shapes = get_shapes({**state.models[group], **state.statistics[group]})
             structure = groups_from_plain(state.structure)
-            known[group, share] = expand(structure, shapes, channels, buffers=True)
+            known[group, share] = expand_channels(structure, shapes, channels, buffers=True)
         return known[group, share]
 
     def fold(self, state: State, reports: Iterable[Report]) -> State:
@@ -647,8 +647,8 @@ class Grove(CommonParts):
             # In the product's memory: to ask for more takes longer than the sum.
             offset = {**model, **{n: (self.keep * step[n]).add_(model[n]) for n in weights}}
         if sent_mask:
-            channels = channels_in(Packet({}, sent_mask), groups_of(client.net))
-            mask = channel_mask(client.net, channels)
+            channels = read_packet_channels(Packet({}, sent_mask), find_groups(client.net))
+            mask = make_channel_mask(client.net, channels)
             rest["model.mask"] = mask
             model = trees.apply_mask(model, mask)
             personal = trees.apply_mask(personal, mask)
@@ -679,7 +679,7 @@ class Grove(CommonParts):
         give = {}
         memory: dict[str, Tree] = {}
         if not self.codes_up:
-            give["model"] = masked_packet(trained, mask)
+            give["model"] = make_masked_packet(trained, mask)
         else:
             share = self.up
             if self.has_budget:
@@ -693,7 +693,7 @@ class Grove(CommonParts):
             sent = coded(share, owed, mask)
             # In place: to ask for memory takes longer than the difference.
             memory["left"] = trees.map(Tensor.sub_, owed, sent)
-            give["change"] = masked_packet(sent, mask)
+            give["change"] = make_masked_packet(sent, mask)
         if names:
             give["statistics"] = Packet(trees.pick(carry["local"], names))
         if self._gives_evidence(client.layout):

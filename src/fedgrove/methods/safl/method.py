@@ -6,7 +6,7 @@ Stage 1, T rounds of densities :math:`\rho_t` = 1, .9, ... down to the target, a
 models :math:`w^1..w^K` from K different starts (lines of Alg. 1 on the left)::
 
      4  j_k  = argmin_j L_k(w^j), on the training data                      -> Losses, choose
-     6  v_k  = recover(u_k): restored channels with gamma 0                 -> recovered
+     6  v_k  = recover(u_k): restored channels with gamma 0                 -> restore_full_width
      7  v_k  = E1 epochs of min CE + lambda sum_b |gamma_b|_1
                       + mu sum_b |gamma_b - gamma_b^j|_1 from v_k           -> GammaDistance
      8  M_k  = the rho_t C channels of largest |gamma|                      -> Gamma, Slim
@@ -34,24 +34,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ... import trees
-from ...channels.choice import FilterL1, FilterL2, Gamma, Overlap
-from ...channels.find import groups_of
+from ...channels.find_groups import find_groups
 from ...channels.groups import ChannelGroup, Channels
+from ...channels.selection import FilterL1, FilterL2, Gamma, Overlap
 from ...channels.submodel import (
     PlainGroups,
     Score,
-    add,
-    cut_out,
+    add_submodel,
+    average_submodels,
+    count_params_at,
     expected_submodel,
+    extract_submodel,
     groups_from_plain,
     groups_to_plain,
-    mask_of,
-    masked_packet,
-    mean_of,
-    own,
+    list_shared_tensors,
+    make_client_mask,
+    make_masked_packet,
+    restore_submodel,
     share_submodel,
-    size_at,
-    travels,
 )
 from ...core import (
     Batches,
@@ -165,12 +165,12 @@ class SAFL(CommonParts):
         return State(
             round=0,
             clients=setup.all_clients("asks every client in every round of its first stage"),
-            structure=groups_to_plain(groups_of(setup.net)),
+            structure=groups_to_plain(find_groups(setup.net)),
             models=models,
             channels={},
             groups={},
             idle={},
-            model=trees.pick(setup.params, travels(setup.layout, self.share_head)),
+            model=trees.pick(setup.params, list_shared_tensors(setup.layout, self.share_head)),
             kept={},
         )
 
@@ -191,7 +191,7 @@ class SAFL(CommonParts):
         groups = groups_from_plain(state.structure)
         send: dict[str, Packet] = {}
         for i, (j, model) in enumerate(sorted(state.models.items())):
-            send[f"model{i}"] = cut_out(model, groups, state.channels.get(j))
+            send[f"model{i}"] = extract_submodel(model, groups, state.channels.get(j))
         density = {"density": self.schedule[state.round]}
         verb = f"prune:{len(send)}"
         return [Task(k, send, density, verb) for k in state.clients]
@@ -200,7 +200,7 @@ class SAFL(CommonParts):
         """Stage 1: fuse each cluster. Stage 2: the mean over those who have each parameter."""
         if state.round >= len(self.schedule):  # Alg. 2, line 5
             groups = groups_from_plain(state.structure)
-            model = mean_of(state.model, reports, groups, self.mean)
+            model = average_submodels(state.model, reports, groups, self.mean)
             return replace(state, round=state.round + 1, model=model)
         return self._fuse_clusters(state, reports)
 
@@ -223,7 +223,7 @@ class SAFL(CommonParts):
             kept[report.of] = fusions[j].add(packet)
             if is_last_of_stage:
                 part = Packet(trees.pick(packet.values, state.model), packet.mask)
-                add(shared, part, groups, report.examples)
+                add_submodel(shared, part, groups, report.examples)
 
         models = dict(state.models)
         channels = dict(state.channels)
@@ -279,8 +279,8 @@ class SAFL(CommonParts):
             )
         train = Train(self.objective, self.local)
         return {
-            "train": (Edit(own), train, Give(self._share, self._what_is_shared)),
-            "use": (Edit(own),),
+            "train": (Edit(restore_submodel), train, Give(self._share, self._what_is_shared)),
+            "use": (Edit(restore_submodel),),
         }[verb]
 
     def _slim(self, carry: Carry, client: Client) -> Carry:
@@ -301,7 +301,7 @@ class SAFL(CommonParts):
         """
         if not self.schedule:
             return 4 * 2 * rounds * cohort * net.layout.size
-        sizes = [size_at(net, density) for density in self.schedule]
+        sizes = [count_params_at(net, density) for density in self.schedule]
         k = self._clusters_at_start(clients)
         stage_1 = clients * ((2 * k + 1) * net.layout.size + k * sum(sizes[:-1]) + sum(sizes))
         stage_2 = 2 * (rounds - len(sizes)) * cohort * sizes[-1]
@@ -326,7 +326,7 @@ class Fusion:
 
     def add(self, packet: Packet) -> Channels:
         """Add one client's sub-model; returns its channels."""
-        channels = add(self.mean, packet, self.groups, weight=1)
+        channels = add_submodel(self.mean, packet, self.groups, weight=1)
         self.overlap.add(channels, self.score(packet.values, self.groups))
         self.clients += 1
         return channels
@@ -338,7 +338,7 @@ class Fusion:
         channels_in_all = sum(len(count) for count in counts)
         density = times_kept / (self.clients * channels_in_all)
         channels = self.overlap.value(density)
-        model = cut_out(self.mean.value(), self.groups, channels).values
+        model = extract_submodel(self.mean.value(), self.groups, channels).values
         return model, channels
 
 
@@ -351,6 +351,6 @@ def whole_model_and_choice(task: Task, net: Net) -> ExpectedReport:
 
 def keep_and_report_choice(carry: Carry, client: Client) -> Outcome:
     """Send the sub-model, norm layers included, and the choice; keep the model in full width."""
-    packet = masked_packet(carry["tuned"], mask_of(client, carry["channels"]))
+    packet = make_masked_packet(carry["tuned"], make_client_mask(client, carry["channels"]))
     choice = {"group": float(carry["choice"]["group"])}
     return replace(keep_recovered(carry, client), give={"model": packet}, metrics=choice)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...channels.find import removable_groups
+from ...channels.find_groups import require_groups
 from ...channels.groups import Channels
 from ...channels.submodel import (
     PlainGroups,
     Score,
-    cut_out,
+    extract_submodel,
     groups_from_plain,
-    mask_of,
-    recovered,
-    slim,
+    make_client_mask,
+    restore_full_width,
+    slim_submodel,
 )
 from ...core import Carry, Client, Outcome, Packet, Setup, Train
 from ...errors import check
@@ -55,7 +55,7 @@ def check_start(
     )
     if pruning_rounds:
         # Raises where there is nothing to score.
-        score(setup.params, removable_groups(setup.net))
+        score(setup.params, require_groups(setup.net))
     if devices:
         check(
             pruning_rounds > 0,
@@ -80,7 +80,7 @@ def deliver_submodel(
     has_pruning = pruning_rounds > 0
     if has_pruning and state_round <= pruning_rounds:
         return {}
-    return {"model": cut_out(model, groups_from_plain(structure), channels)}
+    return {"model": extract_submodel(model, groups_from_plain(structure), channels)}
 
 
 # ---- a client ------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def start_personal(carry: Carry, client: Client) -> Carry:
 
 def start_with_what_is_left(carry: Carry, client: Client) -> Carry:
     """As :func:`start_personal`, with the mask of the channels that were not pruned so far."""
-    left = mask_of(client, carry.get("channels"))
+    left = make_client_mask(client, carry.get("channels"))
     return {**start_personal(carry, client), "left.mask": left or {}}
 
 
@@ -131,12 +131,14 @@ def slim_to_task(
     density = round(float(carry["settings"]["density"]), 6)
     recipe = (local or LocalTraining()) if devices else None
     left = None if recover else carry.get("channels")
-    return slim(carry, client, score, density, recipe, left)
+    return slim_submodel(carry, client, score, density, recipe, left)
 
 
 def keep_recovered(carry: Carry, client: Client) -> Outcome:
     """The client keeps its model, already in full width again, and its channels."""
-    return Outcome(memory={"personal": recovered(carry, client), "channels": carry["channels"]})
+    return Outcome(
+        memory={"personal": restore_full_width(carry, client), "channels": carry["channels"]}
+    )
 
 
 def keep_what_is_left(carry: Carry, client: Client) -> Outcome:

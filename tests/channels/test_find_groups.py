@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fedgrove.channels.find import groups_of
+from fedgrove.channels.find_groups import find_groups
 from fedgrove.nets import Net
 
 
@@ -25,4 +25,4 @@ def test_groups_that_share_a_weight_are_not_removable() -> None:
             logits: torch.Tensor = self.head(x)
             return logits
 
-    assert groups_of(Net(Tied(), (6,))) == ()
+    assert find_groups(Net(Tied(), (6,))) == ()

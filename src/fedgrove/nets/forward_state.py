@@ -1,7 +1,7 @@
-"""What a forward pass changes in its own module: found by trying, and put back after every call.
+"""State that a forward pass changes in its own module: found by trying, restored after every call.
 
-One module serves every client. A counter or a running tensor that it keeps would go from client to
-client, in the order in which an engine happens to run them; and ``torch.func`` refuses it.
+One module serves every client. A counter or a running tensor in it would go from client to client,
+in the order in which an engine happens to run them; and ``torch.func`` refuses it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from . import norms
 MISSING = object()
 """Stands for an attribute that is not there yet."""
 
-Place = tuple[nn.Module, str]
-"""The module that holds an attribute or a buffer, and its name there."""
+Location = tuple[nn.Module, str]
+"""The module that has an attribute or a buffer, and its name there."""
 
 
-def changed_by_forward(
+def find_changed_state(
     module: nn.Module, shape: tuple[int, ...], tensors: Mapping[str, Tensor]
 ) -> tuple[str, ...]:
-    """The names of buffers and attributes that forward passes change, those of ``tensors`` aside.
+    """Return the names of buffers and attributes that forward passes change, except ``tensors``.
 
-    Tried on a copy, in both modes and on batches of two sizes; what fails to run says nothing.
+    Tried on a copy, in both modes and on batches of two sizes; a pass that fails is ignored.
     """
     try:
         trial = copy.deepcopy(module)
@@ -40,7 +40,7 @@ def changed_by_forward(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for train in (False, True):
             trial.train(train)
-            for part in norms.fixed(trial):
+            for part in norms.find_fixed_norms(trial):
                 part.eval()
             before: dict[str, Any] = {}
             # The first call may fill what later ones only read.
@@ -59,7 +59,7 @@ def changed_by_forward(
 
 
 def _snapshot(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a forward pass could change, by name: a tensor with how often it was written to."""
+    """Return what a forward pass could change, by name; tensors with their number of writes."""
     found: dict[str, Any] = {}
     for name, part in module.named_modules():
         for key, value in (*part._buffers.items(), *_attributes(part).items()):
@@ -76,7 +76,7 @@ def _snapshot(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Any
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    """A module's own attributes; torch's layers keep none that matter."""
+    """Return a module's own attributes; torch's layers have none that matter."""
     if type(part).__module__.startswith("torch."):
         return {}
     usual = vars(nn.Module())
@@ -93,17 +93,17 @@ def _is_same(before: Any, after: Any) -> bool:
     return value is other and count == other_count
 
 
-def place_of(module: nn.Module, name: str) -> Place:
-    """Where a buffer or an attribute is kept."""
+def locate(module: nn.Module, name: str) -> Location:
+    """Find where a buffer or an attribute is kept."""
     path, _, key = name.rpartition(".")
     return module.get_submodule(path), key
 
 
 @contextmanager
-def put_back(places: list[Place]) -> Iterator[None]:
-    """Lend copies of what is there; afterwards all is as it was."""
+def restore_state(locations: list[Location]) -> Iterator[None]:
+    """Replace state by copies of it for a while, and restore it afterwards."""
     before: list[tuple[dict[str, Any], str, Any]] = []
-    for part, key in places:
+    for part, key in locations:
         # Looked up every time: a module that was copied has dictionaries of its own.
         owner: dict[str, Any] = part._buffers if key in part._buffers else vars(part)
         value = owner.get(key, MISSING)

@@ -1,8 +1,8 @@
 """A network without some of its channels, and the way there and back for trees.
 
-Methods speak full-width trees and masks only. ``narrow`` keeps the entries that stay, ``widen``
+Methods use full-width trees and masks only. ``narrow`` selects the entries that are kept, ``widen``
 puts zeros where channels were (and ones into running variances). The small net gives the same
-outputs as the masked one; it is really faster, and its file really smaller.
+outputs as the masked one; it really is faster, and its file smaller.
 """
 
 from __future__ import annotations
@@ -19,57 +19,56 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..nets.layout import Layout, tensors_of
+from ..nets.layout import Layout, named_tensors
 from ..nets.net import Net
 from ..nets.norms import ThinGroupNorm
 from ..trees import Tree
-from .groups import ChannelGroup, Channels, keeps
+from .groups import ChannelGroup, Channels, collect_kept_entries
 
-CACHE_SIZE = 16
-"""How many small nets and how many masks are remembered per net."""
+MOST_NETS = 16
+"""How many small nets and how many masks are cached per net."""
 MOST_CUTS = 256
-"""How many cuts, which are indices only: clients that keep channels of their own have one each, and
-one in the width of their stack."""
+"""How many :class:`SmallNet` objects are cached per net. They are indices only. Clients with
+different channels have one each, and one in the width of their stack."""
 
-Kept = dict[str, dict[int, Tensor]]
-"""Tensor -> dimension -> the entries that stay, in order; tensors that stay whole are not named."""
+KeptEntries = Mapping[str, Mapping[int, Tensor]]
+"""Tensor -> dimension -> the entries that are kept, in order; whole tensors are not named."""
 
 NarrowedLeaves = dict[tuple[int, str, int], Tensor]
-"""A :class:`Thin`, the name of a leaf, and the leaf itself, by id, -> the leaf narrowed."""
+"""(id of a :class:`SmallNet`, name of a leaf, id of the leaf) -> the leaf narrowed."""
 
 
 @dataclass(frozen=True, eq=False)
-class Thin:
-    """A net without some of its channels; ``narrow`` and ``widen`` bring trees there and back.
+class SmallNet:
+    """A net without some of its channels; ``narrow`` and ``widen`` convert trees.
 
     Leaves are recognised by name and shape: a leaf that is not a tensor of the net in full (or
-    small) width is left as it is.
+    small) width is left unchanged.
     """
 
     make: Callable[[], Net]
-    kept: Mapping[str, Mapping[int, Tensor]]
-    """Tensor -> dimension -> the entries that stay, in order."""
+    kept: KeptEntries
     full: Mapping[str, tuple[int, ...]]
     small: Mapping[str, tuple[int, ...]]
     fill: Mapping[str, float]
     channels: Channels
-    """Group -> which of its channels stay."""
+    """Group -> which of its channels are kept."""
     norms: tuple[tuple[str, tuple[int, ...]], ...]
-    """GroupNorm -> how many channels stay in each of its own groups."""
+    """GroupNorm -> how many channels are kept in each of its own groups."""
 
     @property
     def net(self) -> Net:
         """The small net, built on first use: in a stack of clients only one of them is needed.
 
-        Not held here: there are many cuts, and of the nets only the last few are remembered.
+        Not stored here: there are many cuts, and only the last few nets are cached.
         """
         return self.make()
 
     def macs(self, layout: Layout) -> int:
-        """Multiply-accumulates of the small net, from the ``layout`` of the full one.
+        """Count the multiply-accumulates of the small net, from the ``layout`` of the full one.
 
         Each weight is used once for every position it slides over, and cutting channels changes no
-        position: so the small net need not be built to know.
+        position: so the small net need not be built.
         """
         total = layout.frozen_macs
         for layer in layout.layers:
@@ -80,30 +79,33 @@ class Thin:
         return total
 
     def narrow(self, tree: Mapping[str, Tensor]) -> Tree:
-        """The entries that stay, of values or masks."""
-        narrowed: Tree = {}
+        """Select the entries that are kept, of values or masks."""
+        narrowed = dict(tree)
         for name, leaf in tree.items():
-            is_full = name in self.kept and tuple(leaf.shape) == self.full[name]
-            narrowed[name] = select(leaf, self.kept[name]) if is_full else leaf
+            if name in self.kept and tuple(leaf.shape) == self.full[name]:
+                narrowed[name] = select_entries(leaf, self.kept[name])
         return narrowed
 
-    def narrowed(
+    def narrow_carry(
         self,
         carry: Mapping[str, Tree],
         whole: Collection[str] = (),
         known: NarrowedLeaves | None = None,
     ) -> dict[str, Tree]:
-        """All trees of a carry, narrowed; those called as in ``whole`` stay as they are.
+        """Narrow all trees of a carry.
 
-        ``known`` takes what is narrowed here, and spares the work for leaves that are in it; they
-        must be kept alive as long as it is in use.
+        Args:
+            carry: The trees.
+            whole: The names of trees that stay as they are.
+            known: Narrowed leaves to reuse; those narrowed here are added. The full leaves must
+                stay alive as long as it is in use.
         """
         trees: dict[str, Tree] = {}
         for name, tree in carry.items():
-            trees[name] = tree if name in whole else self._narrowed_once(tree, known)
+            trees[name] = tree if name in whole else self._narrow_once(tree, known)
         return trees
 
-    def _narrowed_once(self, tree: Tree, known: NarrowedLeaves | None) -> Tree:
+    def _narrow_once(self, tree: Tree, known: NarrowedLeaves | None) -> Tree:
         if known is None:
             return self.narrow(tree)
         narrowed: Tree = {}
@@ -115,21 +117,21 @@ class Thin:
         return narrowed
 
     def widen(self, tree: Mapping[str, Tensor]) -> Tree:
-        """The inverse: removed entries become 0, those of running variances 1."""
-        widened: Tree = {}
+        """Undo :meth:`narrow`: removed entries become 0, those of running variances 1."""
+        widened = dict(tree)
         for name, leaf in tree.items():
-            is_small = name in self.kept and tuple(leaf.shape) == self.small[name]
-            widened[name] = self._widened(name, leaf) if is_small else leaf
+            if name in self.kept and tuple(leaf.shape) == self.small[name]:
+                widened[name] = self._widen_leaf(name, leaf)
         return widened
 
-    def settled(self, tree: Mapping[str, Tensor]) -> Tree:
-        """A full-width tree that was trained masked, as if it had been trained small.
+    def reset_removed(self, tree: Mapping[str, Tensor]) -> Tree:
+        """Make a full-width tree that was trained masked as if it had been trained small.
 
         The running statistics of removed channels are reset.
         """
         return self.widen(self.narrow(tree))
 
-    def _widened(self, name: str, leaf: Tensor) -> Tensor:
+    def _widen_leaf(self, name: str, leaf: Tensor) -> Tensor:
         for dim, index in self.kept[name].items():
             shape = list(leaf.shape)
             shape[dim] = self.full[name][dim]
@@ -138,8 +140,8 @@ class Thin:
         return leaf
 
 
-def select(leaf: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    """The entries of a tensor that stay, dimension by dimension."""
+def select_entries(leaf: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
+    """Return the entries of a tensor that are kept, dimension by dimension."""
     for dim, index in kept.items():
         leaf = leaf.index_select(dim, index.to(leaf.device))
     return leaf
@@ -151,15 +153,15 @@ V = TypeVar("V")
 _SMALL_NETS: WeakKeyDictionary[Net, dict[Any, Net]] = WeakKeyDictionary()
 
 
-def remembered(
-    store: WeakKeyDictionary[Net, dict[Any, V]],
+def get_or_make(
+    cache: WeakKeyDictionary[Net, dict[Any, V]],
     net: Net,
     key: Any,
     make: Callable[[], V],
-    most: int = CACHE_SIZE,
+    most: int = MOST_NETS,
 ) -> V:
-    """What ``make`` returned for this key before, or returns now; the last few are kept."""
-    entries = store.setdefault(net, {})
+    """Return what ``make`` returned for this key before, or returns now; the last few are kept."""
+    entries = cache.setdefault(net, {})
     if key in entries:
         value = entries.pop(key)
     else:
@@ -171,10 +173,10 @@ def remembered(
     return value
 
 
-def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> Thin:
-    """The net without the channels of these groups that are not kept; ``channels`` is complete."""
-    kept = _kept_entries(groups, channels)
-    norms = _norm_groups(net.module, kept)
+def make_small_net(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> SmallNet:
+    """Cut channels out of a net; ``channels`` names every group."""
+    kept = _index_kept_entries(groups, channels)
+    norms = _count_norm_groups(net.module, kept)
 
     fill: dict[str, float] = {}
     for group in groups:
@@ -194,19 +196,19 @@ def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> 
     module = net.module
     shape = net.shape
     problem = net.problem
-    # Thin nets are remembered per net: a strong reference to it here would keep it alive for ever.
+    # Small nets are cached per net: a strong reference to it here would keep it alive for ever.
     owner = ref(net)
 
     def build() -> Net:
-        return Net(smaller(module, kept, norms), shape, problem, owner)
+        return Net(shrink_module(module, kept, norms), shape, problem, owner)
 
     def make() -> Net:
         alive = owner()
         if alive is None:
             return build()
-        return remembered(_SMALL_NETS, alive, key, build)
+        return get_or_make(_SMALL_NETS, alive, key, build)
 
-    return Thin(
+    return SmallNet(
         make=make,
         kept=kept,
         full=net.layout.shapes,
@@ -217,17 +219,17 @@ def cut_groups(net: Net, groups: Sequence[ChannelGroup], channels: Channels) -> 
     )
 
 
-def _kept_entries(groups: Sequence[ChannelGroup], channels: Channels) -> Kept:
-    kept: Kept = {}
-    for name, dims in keeps(groups, channels, buffers=True).items():
-        for dim, stays in dims.items():
-            if not bool(stays.all()):
-                kept.setdefault(name, {})[dim] = stays.nonzero().flatten()
+def _index_kept_entries(groups: Sequence[ChannelGroup], channels: Channels) -> KeptEntries:
+    kept: dict[str, dict[int, Tensor]] = {}
+    for name, dims in collect_kept_entries(groups, channels, buffers=True).items():
+        for dim, flags in dims.items():
+            if not bool(flags.all()):
+                kept.setdefault(name, {})[dim] = flags.nonzero().flatten()
     return kept
 
 
-def _norm_groups(module: nn.Module, kept: Kept) -> dict[str, tuple[int, ...]]:
-    """GroupNorm -> how many channels stay in each of its own groups."""
+def _count_norm_groups(module: nn.Module, kept: KeptEntries) -> dict[str, tuple[int, ...]]:
+    """Return GroupNorm -> how many channels are kept in each of its own groups."""
     sizes: dict[str, tuple[int, ...]] = {}
     for name, part in module.named_modules():
         weight = f"{name}.weight" if name else "weight"
@@ -239,19 +241,17 @@ def _norm_groups(module: nn.Module, kept: Kept) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def smaller(
-    module: nn.Module,
-    kept: Mapping[str, Mapping[int, Tensor]],
-    norms: Mapping[str, tuple[int, ...]],
+def shrink_module(
+    module: nn.Module, kept: KeptEntries, norms: Mapping[str, tuple[int, ...]]
 ) -> nn.Module:
-    """A copy of a module that holds only the entries that stay."""
-    # Handed to deepcopy as if already copied: the full tensors are never copied, and tensors
-    # that layers share stay shared.
+    """Copy a module with only the entries that are kept."""
+    # Given to deepcopy as if already copied: the full tensors are never copied, and tensors that
+    # layers share stay shared.
     memo: dict[int, Any] = {}
-    for name, tensor in tensors_of(module).items():
+    for name, tensor in named_tensors(module).items():
         if name not in kept:
             continue
-        small = select(tensor.detach(), kept[name])
+        small = select_entries(tensor.detach(), kept[name])
         if isinstance(tensor, nn.Parameter):
             small = nn.Parameter(small, tensor.requires_grad)
         memo[id(tensor)] = small
@@ -286,6 +286,6 @@ def _resize(part: nn.Module) -> None:
             part.out_features, part.in_features = part.weight.shape
         case _NormBase():
             vector = part.weight if part.weight is not None else part.running_mean
-            # Neither scale nor statistics: the layer holds no tensor and fits any width.
+            # With neither scale nor statistics the layer has no tensor and fits any width.
             if vector is not None:
                 part.num_features = len(vector)

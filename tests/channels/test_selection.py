@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgrove import nets
-from fedgrove.channels.choice import (
+from fedgrove.channels.find_groups import find_groups, make_channel_mask
+from fedgrove.channels.groups import ChannelGroup, Place
+from fedgrove.channels.selection import (
     Even,
     FilterL1,
     FilterL2,
     Gamma,
     Overlap,
     Slim,
-    best_in_steps,
-    nested,
+    select_best_in_steps,
+    select_first,
 )
-from fedgrove.channels.find import channel_mask, groups_of
-from fedgrove.channels.groups import ChannelGroup, Place
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 
@@ -78,10 +78,10 @@ def test_scores_fit_a_real_net() -> None:
     params = dict(net.named_parameters())
     net = Net(net, (1, 8, 8))
     for score in (Gamma(), FilterL1(), FilterL2()):
-        found = score(params, groups_of(net))
-        assert {k: len(v) for k, v in found.items()} == {g.name: g.size for g in groups_of(net)}
-        assert channel_mask(net, Slim()(found, 0.5))
-    assert set(torch.cat([*Gamma()(params, groups_of(net)).values()]).tolist()) == {1.0}
+        found = score(params, find_groups(net))
+        assert {k: len(v) for k, v in found.items()} == {g.name: g.size for g in find_groups(net)}
+        assert make_channel_mask(net, Slim()(found, 0.5))
+    assert set(torch.cat([*Gamma()(params, find_groups(net)).values()]).tolist()) == {1.0}
 
 
 # ---- choices -------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_even_shares_and_nested_ones() -> None:
         "b": [1, 1, 0],
     }
     assert {k: int(v.sum()) for k, v in Even()(scores, 0.0).items()} == {"a": 1, "b": 1}
-    small, large = nested((STREAM, UP), 0.2), nested((STREAM, UP), 1.0)
+    small, large = select_first((STREAM, UP), 0.2), select_first((STREAM, UP), 1.0)
     assert {k: v.int().tolist() for k, v in small.items()} == {"stem": [1, 0], "up": [1, 0]}
     assert all(bool(v.all()) for v in large.values())
 
@@ -156,7 +156,7 @@ def counted(*clients: dict[str, list[int]]) -> Overlap:
 
 def counts(widths: tuple[int, ...], density: float, multiple: int) -> list[int]:
     scores = {str(number): torch.arange(float(width)) for number, width in enumerate(widths)}
-    return [int(kept.sum()) for kept in best_in_steps(scores, density, multiple).values()]
+    return [int(kept.sum()) for kept in select_best_in_steps(scores, density, multiple).values()]
 
 
 def test_widths_in_steps_by_hand() -> None:
@@ -166,13 +166,15 @@ def test_widths_in_steps_by_hand() -> None:
     assert counts((64, 20, 16, 15), 0.97, 8) == [64, 16, 16, 15]
     assert counts((20, 3), 0.3, 1) == [6, 1]
     scores = {"a": torch.tensor([1.0, 5.0, 5.0, 3.0])}
-    assert best_in_steps(scores, 0.25, 1)["a"].tolist() == [False, True, False, False]
+    assert select_best_in_steps(scores, 0.25, 1)["a"].tolist() == [False, True, False, False]
 
 
 @given(st.integers(1, 70), st.floats(0.01, 1), st.floats(0.01, 1), st.sampled_from([1, 4, 8]))
 def test_narrower_lies_within_wider(width: int, one: float, other: float, multiple: int) -> None:
     scores = {"a": torch.rand(width, generator=torch.Generator().manual_seed(width))}
-    less, more = (best_in_steps(scores, share, multiple)["a"] for share in sorted((one, other)))
+    less, more = (
+        select_best_in_steps(scores, share, multiple)["a"] for share in sorted((one, other))
+    )
     assert bool(less.any())
     assert not bool((less & ~more).any())
 

@@ -1,4 +1,4 @@
-"""Users' own files of code, ``path/file.py:Class``, and the networks in them."""
+"""Users' own Python files, ``path/file.py:Class``: importing them, and the networks in them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from ..errors import InputError, unknown
+from ..renamed import find_renamed
 
 _PREFIX = "fedgrove_user_"
-"""What the module names of users' files start with."""
+"""The beginning of the module names of users' files."""
 
 
 class UserFile(NamedTuple):
@@ -31,23 +32,31 @@ _FILES: dict[str, UserFile] = {}
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def is_spec(word: str) -> bool:
-    """Whether ``word`` names a file and a class in it."""
-    return ".py:" in word or word.endswith(".py")
+def is_file_spec(text: str) -> bool:
+    """Return whether ``text`` names a file and a class in it."""
+    return ".py:" in text or text.endswith(".py")
 
 
-def file_of(cls: type) -> UserFile | None:
-    """The user's file that a class was imported from; None if it is from somewhere else."""
+def find_user_file(cls: type) -> UserFile | None:
+    """Return the user's file that a class was imported from; None if it is from elsewhere."""
     return _FILES.get(cls.__module__)
 
 
-def load(spec: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """Make the user's network.
+def find_files_in_pickle(pickled: bytes) -> list[Path]:
+    """Return the files whose classes pickled bytes name; another process imports them first."""
+    return [Path(file.path) for name, file in _FILES.items() if name.encode() in pickled]
 
-    Called as ``Class(shape, classes)``, ``Class(classes)`` or ``Class()``, by its signature.
+
+def build_user_net(
+    spec: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+) -> nn.Module:
+    """Make a user's network.
+
+    The class is called as ``Class(shape, classes)``, ``Class(classes)`` or ``Class()``, by its
+    signature.
     """
-    cls = find(spec)
-    args, kwargs = _arguments(spec, cls, shape, classes, options)
+    cls = find_net_class(spec)
+    args, kwargs = _match_arguments(spec, cls, shape, classes, options)
     try:
         module: nn.Module = cls(*args, **kwargs)
     except Exception as error:
@@ -58,15 +67,15 @@ def load(spec: str, shape: tuple[int, ...], classes: int, options: Mapping[str, 
     return module
 
 
-def find(spec: str) -> type[nn.Module]:
-    """The class that ``path/file.py:Class`` names."""
+def find_net_class(spec: str) -> type[nn.Module]:
+    """Import the network class that ``path/file.py:Class`` names."""
     path, _, name = spec.rpartition(":")
     if not path.endswith(".py") or not name:
         raise InputError(f"net '{spec}' names no class; write path/file.py:Class.")
     networks: dict[str, type[nn.Module]] = {}
     for key, value in vars(import_file(Path(path))).items():
         is_network = isinstance(value, type) and issubclass(value, nn.Module)
-        # A file with "from torch.nn import Module" holds that one too.
+        # A file with "from torch.nn import Module" has that one too.
         if is_network and value is not nn.Module:
             networks[key] = value
     if name not in networks:
@@ -74,22 +83,17 @@ def find(spec: str) -> type[nn.Module]:
     return networks[name]
 
 
-def files_named_in(pickled: bytes) -> list[Path]:
-    """The files whose classes some pickled bytes name; another process imports them first."""
-    return [Path(file.path) for name, file in _FILES.items() if name.encode() in pickled]
-
-
 def import_file(path: Path) -> ModuleType:
-    """The file as a module.
+    """Import a file as a module.
 
-    Its name is made from the file's text: the same text is imported once, under the same name in
-    every process, so that instances of its classes are of one type and can be pickled.
+    Its name is made from the file's text: equal text is imported once, under one name in every
+    process, so that instances of its classes are of one type and can be pickled.
     """
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of a Python file that exists.")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     name = f"{_PREFIX}{path.stem}_{digest[:16]}"
-    # The path of the last time: the file may have been moved, and still be the same text.
+    # The latest path: the file may have been moved, and still have the same text.
     _FILES[name] = UserFile(str(path), digest)
     if name in sys.modules:
         return sys.modules[name]
@@ -115,16 +119,16 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
-def _arguments(
+def _match_arguments(
     spec: str,
     cls: type[nn.Module],
     shape: tuple[int, ...],
     classes: int,
     options: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments to call ``cls`` with.
+    """Return the arguments to call a user's class with.
 
-    Parameters called shape, classes or num_classes are given by name; if there are none, or that
+    Parameters called shape, classes or num_classes are given by name. If there are none, or if that
     does not fit, the number of required parameters decides.
     """
     signature = inspect.signature(cls)
@@ -155,3 +159,7 @@ def _arguments(
         f"{spec} takes {signature}; {name}(shape, classes), {name}(classes) and {name}() were tried"
         f"{with_options}: give it one of these signatures."
     )
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -1,19 +1,22 @@
-"""Which channels stay: scores per channel, rankings over all groups or within each, and votes.
+"""Selecting which channels to keep: scores per channel, rankings, and votes of clients.
 
-A score gives, for every group of :func:`fedgrove.channels.find.groups_of`, one number per channel,
-larger is better; a choice turns scores into ``Channels`` (True is kept), which
-:func:`fedgrove.channels.find.channel_mask` turns into a mask. No choice ever empties a group.
+A score gives one number per channel, larger is better, for every group of
+:func:`fedgrove.channels.find_groups.find_groups`; a selection turns scores into ``Channels`` (True
+is kept), which :func:`fedgrove.channels.find_groups.make_channel_mask` turns into a mask. No
+selection ever empties a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UnfitError, check
+from ..renamed import find_renamed
 from ..trees import Tree
 from .groups import ChannelGroup, Channels, Role
 
@@ -26,18 +29,17 @@ class Gamma:
 
     :math:`s_c = \frac{1}{|B|}\sum_{b \in B} |\gamma_{b,c}|`; :math:`B` -> the norm layers of a
     group; a residual sum ties several to each other, otherwise there is one. Groups without a norm
-    get no score, and so stay whole.
+    get no score, and so keep all channels.
     """
 
     def __call__(self, params: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Tree:
-        """The score of every channel that is normalised."""
+        """Return the score of every channel that is normalised."""
         scores: Tree = {}
         for group in groups:
-            norms = group.within("scale")
+            norms = group.places_with("scale")
             if norms:
-                scores[group.name] = _sum_per_channel(params, group, "scale", torch.abs) / len(
-                    norms
-                )
+                total = _sum_per_channel(params, group, "scale", torch.abs)
+                scores[group.name] = total / len(norms)
         if not scores:
             raise UnfitError(
                 "it has no norm layers behind its channels; score them by FilterL1 or FilterL2 "
@@ -54,7 +56,7 @@ class FilterL1:
     """
 
     def __call__(self, params: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Tree:
-        """The score of every channel."""
+        """Return the score of every channel."""
         return {g.name: _sum_per_channel(params, g, "filter", torch.abs) for g in groups}
 
 
@@ -66,7 +68,7 @@ class FilterL2:
     """
 
     def __call__(self, params: Mapping[str, Tensor], groups: Sequence[ChannelGroup]) -> Tree:
-        """The score of every channel."""
+        """Return the score of every channel."""
         return {g.name: _sum_per_channel(params, g, "filter", torch.square).sqrt() for g in groups}
 
 
@@ -76,9 +78,9 @@ def _sum_per_channel(
     role: Role,
     f: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """``f`` of every entry that has this role, summed per channel."""
+    """Sum ``f`` of every entry that has this role, per channel."""
     total: Tensor | None = None
-    for place in group.within(role):
+    for place in group.places_with(role):
         entries = f(params[place.tensor]).movedim(place.dim, 0)
         per_entry = entries.reshape(len(place.channel), -1).sum(1)
         if total is None:
@@ -94,7 +96,7 @@ def _sum_per_channel(
     return total
 
 
-# ---- choices -------------------------------------------------------------------------------------
+# ---- selections ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Slim:
         density: float,
         ties: Mapping[str, Tensor] | None = None,
     ) -> Channels:
-        """The channels kept, per group."""
+        """Return the channels kept, per group."""
         check(0 <= density <= 1, "density", density, "in [0, 1]")
         sizes = [len(score) for score in scores.values()]
         order = _ranked(scores, ties or {})
@@ -134,8 +136,11 @@ class Slim:
 
 
 def _ranked(scores: Mapping[str, Tensor], ties: Mapping[str, Tensor]) -> Tensor:
-    """All channels, best first; of equal ones those of larger ``ties``, then those first in their
-    groups, then in the net. A group without ties has 0."""
+    """Return all channels, best first.
+
+    Of equal ones those of larger ``ties`` come first, then those first in their groups, then in the
+    net. A group without ties has 0.
+    """
     place = []
     tie = []
     score = []
@@ -143,8 +148,8 @@ def _ranked(scores: Mapping[str, Tensor], ties: Mapping[str, Tensor]) -> Tensor:
         place.append(torch.arange(len(values), dtype=torch.float64) / len(values))
         tie.append(ties.get(name, torch.zeros(len(values))).detach().double().cpu())
         score.append(values.detach().double().cpu())
-    # Stable sorts, the last key first: among equal scores the order of ties is left as it is, among
-    # equal ties the order of places.
+    # Stable sorts, the last key first: the order of ties is unchanged among equal scores, and the
+    # order of places among equal ties.
     order = torch.argsort(torch.cat(place), stable=True)
     for key in (torch.cat(tie), torch.cat(score)):
         order = order[torch.argsort(key[order], descending=True, stable=True)]
@@ -163,24 +168,29 @@ class Even:
     """
 
     def __call__(self, scores: Mapping[str, Tensor], density: float) -> Channels:
-        """The channels kept, per group."""
+        """Return the channels kept, per group."""
         check(0 <= density <= 1, "density", density, "in [0, 1]")
         channels: Channels = {}
         for name, score in scores.items():
-            count = max(1, round(density * len(score)))
-            best = torch.argsort(score.detach().cpu(), descending=True, stable=True)[:count]
-            channels[name] = torch.zeros(len(score), dtype=torch.bool)
-            channels[name][best] = True
+            channels[name] = _keep_best(score, max(1, round(density * len(score))))
         return channels
 
 
-def best_in_steps(scores: Mapping[str, Tensor], density: float, multiple: int) -> Channels:
-    """The best channels of every group, as many as its share, in steps of ``multiple``.
+def _keep_best(score: Tensor, count: int) -> Tensor:
+    """Keep the ``count`` best channels of a group; of equal ones the first."""
+    best = torch.argsort(score.detach().cpu(), descending=True, stable=True)[:count]
+    kept = torch.zeros(len(score), dtype=torch.bool)
+    kept[best] = True
+    return kept
+
+
+def select_best_in_steps(scores: Mapping[str, Tensor], density: float, multiple: int) -> Channels:
+    """Keep the best channels of every group, a share of ``density`` in steps of ``multiple``.
 
     A group narrower than twice ``multiple`` is not rounded. Of equal channels the first stay, so
     that what a smaller density keeps lies within what a larger one keeps.
 
-    >>> kept = best_in_steps({"a": torch.arange(32.0), "b": torch.arange(6.0)}, 0.4, 8)
+    >>> kept = select_best_in_steps({"a": torch.arange(32.0), "b": torch.arange(6.0)}, 0.4, 8)
     >>> [int(k.sum()) for k in kept.values()]
     [16, 2]
     """
@@ -190,14 +200,12 @@ def best_in_steps(scores: Mapping[str, Tensor], density: float, multiple: int) -
         if len(score) >= 2 * multiple:
             steps = round(density * len(score) / multiple)
             count = min(len(score), max(multiple, multiple * steps))
-        best = torch.argsort(score.detach().cpu(), descending=True, stable=True)[:count]
-        channels[name] = torch.zeros(len(score), dtype=torch.bool)
-        channels[name][best] = True
+        channels[name] = _keep_best(score, count)
     return channels
 
 
-def nested(groups: Sequence[ChannelGroup], share: float) -> Channels:
-    """The first channels of every group, at least one.
+def select_first(groups: Sequence[ChannelGroup], share: float) -> Channels:
+    """Keep the first channels of every group, at least one.
 
     Each smaller sub-model lies within the larger (HeteroFL).
     """
@@ -205,21 +213,23 @@ def nested(groups: Sequence[ChannelGroup], share: float) -> Channels:
     return Even()({group.name: torch.zeros(group.size) for group in groups}, share)
 
 
-def rolling(groups: Sequence[ChannelGroup], share: float, round: int) -> Channels:
-    """The window of a round: it starts one channel further each round, and wraps around (FedRolex).
+def select_window(groups: Sequence[ChannelGroup], share: float, round: int) -> Channels:
+    """Keep a window of channels that moves by one each round, and wraps around (FedRolex).
 
-    >>> rolling([ChannelGroup("a", 4, ())], 0.5, round=3)
+    >>> select_window([ChannelGroup("a", 4, ())], 0.5, round=3)
     {'a': tensor([ True, False, False,  True])}
     """
     window: Channels = {}
-    for name, first in nested(groups, share).items():
+    for name, first in select_first(groups, share).items():
         window[name] = torch.roll(first, round % len(first))
     return window
 
 
-def drawn(groups: Sequence[ChannelGroup], share: float, generator: torch.Generator) -> Channels:
-    """Channels at random, as many of every group as in any sub-model of this share (FedDrop)."""
-    # The best of random scores are a random choice.
+def select_random(
+    groups: Sequence[ChannelGroup], share: float, generator: torch.Generator
+) -> Channels:
+    """Keep random channels, a share of every group (FedDrop)."""
+    # The best of random scores are a random selection.
     scores = {group.name: torch.rand(group.size, generator=generator) for group in groups}
     return Even()(scores, share)
 
@@ -260,12 +270,12 @@ class Overlap:
         for name, kept in channels.items():
             self.counts[name] = self.counts[name] + kept.long()
             if scores is not None and name in scores:
-                # What a client says of a channel it lacks need not be 0: replaced, not multiplied.
+                # The score of a missing channel need not be 0: it is replaced, not multiplied.
                 score = scores[name].detach().double().cpu().masked_fill(~kept, 0.0)
                 self._sums[name] = self._sums[name] + score
 
     def value(self, density: float) -> Channels:
-        """The channels that enough clients kept."""
+        """Return the channels that enough clients kept."""
         if not self.counts:
             raise ValueError("nothing was counted: no client's channels were added")
         means = {}
@@ -273,3 +283,7 @@ class Overlap:
             # In single precision, so that rounding in the last place cannot decide between equals.
             means[name] = (self._sums[name] / count.clamp(min=1)).float()
         return Slim()(self.counts, density, ties=means)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)
