@@ -9,7 +9,7 @@ from torch import nn
 from fedgrove import nets
 from fedgrove.channels.widths import Width, choose_width, measure_widths
 from fedgrove.core import ClientInfo
-from fedgrove.data.profile import TIERS
+from fedgrove.data.devices import TIERS
 from fedgrove.errors import InputError
 from fedgrove.nets import Net
 

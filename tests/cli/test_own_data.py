@@ -79,7 +79,7 @@ def test_everything_wrong_in_the_files_is_printed(
     things = [line for line in printed if line.startswith("- ")]
     assert "fedgrove: 4 things are wrong:" in printed
     assert len(things) == 4
-    assert "column 'ay' holds 'x' in 1 of 900 rows, first in line 6" in things[2]
+    assert "column 'ay' contains 'x' in 1 of 900 rows, first in line 6" in things[2]
     assert not Path("runs/mine").exists()
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from fedgrove import data
 from fedgrove.core import ClientInfo
-from fedgrove.data import devices
-from fedgrove.data.devices import Device, Steps
+from fedgrove.data.devices import Device, Steps, read_devices
 from fedgrove.errors import InputError
 
 PROFILE = "client,up,down,speed,memory\n0,5,40,2.5,1000\n1,20,100,10,2000\n2,1,1,5,3000\n"
@@ -27,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_profile_says_what_the_server_knows() -> None:
-    read = devices.read("devices.csv")
+    read = read_devices("devices.csv")
     assert read.lines is not None
     assert read.lines[1] == Device(20.0, 100.0, 10.0, 2000)
     # The reference device does 1 GMAC/s.
@@ -40,28 +39,28 @@ def test_a_profile_says_what_the_server_knows() -> None:
 def test_a_trace_is_told_by_its_columns_wherever_it_is_named() -> None:
     steps = Steps((0.0, 60.5, 90.0), (5.0, 0.0, 5.0), (40.0, 0.0, 40.0))
     for words in ({"profile": "times.csv"}, {"trace": "times.csv"}):
-        read = devices.read(**words)
+        read = read_devices(**words)
         assert read.trace == {0: steps, 1: Steps((0.0,), (20.0,), (100.0,))}
         # With a trace alone the server knows its first bandwidths, and that devices are uniform.
         assert read.info(7, client=1, seed=0) == ClientInfo(7, bandwidth=20.0, downlink=100.0)
-    both = devices.read("devices.csv", "times.csv")
-    assert devices.read("times.csv", "devices.csv") == both
+    both = read_devices("devices.csv", "times.csv")
+    assert read_devices("times.csv", "devices.csv") == both
     assert list(both.files) == ["devices.csv", "times.csv"]
     # A profile is what the server knows, whatever the trace says.
     assert both.info(7, client=1, seed=0).speed == 10.0
-    assert devices.read("phones", "times.csv").info(7, 0, 0).bandwidth in (5.0, 20.0, 100.0)
-    assert devices.read("uniform", "times.csv").info(7, 1, 0) == ClientInfo(7)
+    assert read_devices("phones", "times.csv").info(7, 0, 0).bandwidth in (5.0, 20.0, 100.0)
+    assert read_devices("uniform", "times.csv").info(7, 1, 0) == ClientInfo(7)
 
 
 def test_a_trace_that_begins_with_an_outage_is_known_by_what_comes_after() -> None:
     Path("dark.csv").write_text("client,second,up,down\n0,0,0,0\n0,5,3,4\n")
-    assert devices.read("dark.csv").info(1, 0, 0) == ClientInfo(1, bandwidth=3.0, downlink=4.0)
+    assert read_devices("dark.csv").info(1, 0, 0) == ClientInfo(1, bandwidth=3.0, downlink=4.0)
 
 
 def test_columns_may_stand_in_any_order_with_a_mark_spaces_and_empty_lines() -> None:
     text = "\ufeffmemory, client ,speed,down,up\n\n 1000 ,0,2.5,40,5\n"
     Path("odd.csv").write_text(text, encoding="utf-8")
-    assert devices.read("odd.csv").lines == {0: Device(5.0, 40.0, 2.5, 1000)}
+    assert read_devices("odd.csv").lines == {0: Device(5.0, 40.0, 2.5, 1000)}
 
 
 @pytest.mark.parametrize("name", ["digits", "crowd"])
@@ -112,12 +111,12 @@ TIMES = "client,second,up,down\n"
         (HEAD + f"0,1,1,1,{'9' * 5000}\n", "it must be a whole number of 1 or more"),
         (HEAD + "0,1,1,1,1\n\n-1,1,1,1,1\n", "line 4: client is '-1'; it must be a whole number"),
         (HEAD + "0,1,1,1,1\n0,2,2,2,2\n", "line 3: client 0 has a line already; give it one."),
-        (HEAD + "0,1,1,1\n", "line 2: 4 values; it must have 5, one for each column"),
-        (HEAD, "own.csv has no line but its first; it must have one for each client."),
+        (HEAD + "0,1,1,1\n", "own.csv has 4 cells in line 2 and 5 names of columns in the first"),
+        (HEAD, "own.csv has only its first line; it must have a line for each client."),
         ("", "own.csv has the columns none; a profile has client, up, down, speed, memory and a"),
         ("client,bandwidth\n0,1\n", "has the columns client, bandwidth; a profile has"),
         (TIMES[:-1] + ",speed\n0,0,1,1,1\n", "has the columns client, second, up, down, speed; a"),
-        (TIMES + "0,1,1,1\n", "line 2: client 0 begins at second 1; its first line must be of sec"),
+        (TIMES + "0,1,1,1\n", "line 2: client 0 begins at second 1; its first line must have s"),
         (TIMES + "0,0,1,1\n0,9,1,1\n0,8,1,1\n", "line 4: client 0 is at second 8 after second 9;"),
         (TIMES + "0,0,1,1\n0,0,2,2\n", "line 3: client 0 is at second 0 after second 0; put its"),
         (TIMES + "0,-1,1,1\n", "line 2: second is '-1'; it must be a number of 0 or more"),
@@ -128,25 +127,25 @@ TIMES = "client,second,up,down\n"
 def test_wrong_lines_are_refused_with_their_place(text: str, sentence: str) -> None:
     Path("own.csv").write_text(text)
     with pytest.raises(InputError) as refused:
-        devices.read("own.csv")
+        read_devices("own.csv")
     assert sentence in str(refused.value)
     assert str(refused.value).endswith(".")
 
 
 def test_files_that_are_none_and_words_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InputError, match=r"^the devices in nowhere.csv cannot be read: No such fi"):
-        devices.read("nowhere.csv")
+        read_devices("nowhere.csv")
     with pytest.raises(InputError, match=r"^the devices in . cannot be read"):
-        devices.read(trace=".")
+        read_devices(trace=".")
     Path("bytes.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match=r"^bytes.csv is not text"):
-        devices.read("bytes.csv")
+        read_devices("bytes.csv")
     with pytest.raises(InputError, match=r"there is no profile 'phone'; did you mean 'phones'\?"):
-        devices.read("phone")
+        read_devices("phone")
     with pytest.raises(InputError, match=r"^times.csv and times.csv are both traces; give one"):
-        devices.read("times.csv", "times.csv")
+        read_devices("times.csv", "times.csv")
     with pytest.raises(InputError, match=r"^--profile is phones and devices.csv is a profile too"):
-        devices.read("phones", "devices.csv")
+        read_devices("phones", "devices.csv")
 
 
 @pytest.mark.parametrize("speed", ["1e-318", "1e300"])
@@ -154,4 +153,4 @@ def test_a_speed_that_no_device_has_is_refused(speed: str) -> None:
     """A round would take for ever, and a summary would hold a number that JSON has not."""
     Path("own.csv").write_text(f"client,up,down,speed,memory\n0,1,1,{speed},1\n")
     with pytest.raises(InputError, match=r"in GMAC/s, from 1e-06 to 1e\+09"):
-        devices.read("own.csv")
+        read_devices("own.csv")

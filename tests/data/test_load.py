@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fedgrove import data
 from fedgrove.data.dataset import Dataset, Pixels
-from fedgrove.data.generated import motion_dataset
-from fedgrove.data.scale import scaling
+from fedgrove.data.preparation import fit_preparation
+from fedgrove.data.sets.generated import make_motion
 from fedgrove.errors import InputError
 from fedgrove.problems import Unit
 
@@ -70,21 +70,22 @@ def test_scaling_by_hand():
     # Training rows 0 and 1 of one channel: 1, 3 -> mean 2, deviation 1; the test value 5 becomes 3.
     # The second channel does not move: it is centred only. Pixels: (51 / 255 - 0.1) / 0.5 = 0.2.
     x = np.array([[1, 7], [3, 7], [5, 8]], dtype=np.float64)
-    own = scaling(Dataset(x, np.zeros(3, int), ("a",)), np.array([0, 1]), True)
-    assert own(x[[0, 1, 2]]).tolist() == [[-1, 0], [1, 0], [3, 1]]
+    own = fit_preparation(Dataset(x, np.zeros(3, int), ("a",)), np.array([0, 1]), True)
+    assert own.scale(x.astype(np.float32)).tolist() == [[-1, 0], [1, 0], [3, 1]]
     image = Dataset(
         np.full((1, 1, 1, 1), 51, np.uint8),
         np.zeros(1, int),
         ("a",),
         pixels=Pixels(255.0, (0.1,), (0.5,)),
     )
-    assert float(scaling(image, np.array([0]), True)(image.x[[0]])) == pytest.approx(0.2, abs=1e-6)
-    assert float(scaling(image, np.array([0]), False)(image.x[[0]])) == pytest.approx(0.2, abs=1e-6)
+    for standardise in (True, False):
+        scaled = fit_preparation(image, None, standardise).scale(image.x.astype(np.float32))
+        assert scaled.item() == pytest.approx(0.2, abs=1e-6)
 
 
 def test_motion_of_one_kind_swings_where_another_kinds_next_activity_does():
     # Kind 0 running (a = 4): 0.8 x 1.5^3 / 1.5 = 1.8 Hz = kind 1 jogging (a = 3): 0.8 x 1.5^2.
-    dataset = motion_dataset(6)
+    dataset = make_motion(6)
 
     def peak(user, activity):
         x = dataset.x[(dataset.user == user) & (dataset.y == activity)]
@@ -97,8 +98,8 @@ def test_motion_of_one_kind_swings_where_another_kinds_next_activity_does():
 
 
 def test_more_motion_users_leave_the_first_ones_as_they_are():
-    few = motion_dataset(3)
-    many = motion_dataset(5)
+    few = make_motion(3)
+    many = make_motion(5)
     assert np.array_equal(few.x, many.x[: len(few.x)])
 
 
@@ -236,17 +237,17 @@ BAD = [
     (lambda: data.from_arrays(X, YY[:-1]), "y is"),
     (lambda: data.from_arrays(X, np.where(YY > 0, np.nan, 1.5)), "y is .* NaN"),
     (lambda: data.from_arrays(X, YY[:-1] + 0.5), "y is"),
-    (lambda: data.from_arrays(X, YY * 5 + 1.7e9), "deviation 1e-05 of their mean .* take a const"),
-    (lambda: data.from_arrays(X, YY * 5 + 1.7e9, standardise=False), "take a constant off"),
-    (lambda: data.from_arrays(X, YY * 1e-10 + 1), "take a constant off"),
+    (lambda: data.from_arrays(X, YY * 5 + 1.7e9), "deviation 1e-05 of their mean .* subtract a"),
+    (lambda: data.from_arrays(X, YY * 5 + 1.7e9, standardise=False), "subtract a constant first"),
+    (lambda: data.from_arrays(X, YY * 1e-10 + 1), "subtract a constant first"),
     (lambda: data.from_arrays(X, YY * 1e300), r"y is .* up to .*e\+300'; .* divide"),
     (lambda: data.from_arrays(X, YY * 1e-20), "multiply them by a constant"),
     (lambda: data.from_arrays(X * 1e300, YY), r"x is .* up to .*e\+300'; .* divide"),
     (lambda: data.from_arrays(X, np.stack([YY, YY], 1) + 5), "0 or 1 for several labels"),
     (lambda: data.from_arrays(X, YY[:, None]), "of whole numbers"),
-    (lambda: data.from_arrays(X, YY + 0.5, partition="dirichlet:1"), "deals by class"),
+    (lambda: data.from_arrays(X, YY + 0.5, partition="dirichlet:1"), "needs classes"),
     (lambda: data.from_arrays(X, YY + 0.5, scenario="noisy"), "changes classes"),
-    (lambda: data.load("rooms", partition="classes:2"), "deals by class"),
+    (lambda: data.load("rooms", partition="classes:2"), "needs classes"),
     (lambda: data.from_arrays(X, YY * 0), "two classes"),
     (lambda: data.from_arrays(X, YY, C[:5]), "client is"),
     (lambda: data.from_arrays(np.where(X > 2, np.nan, X), YY), "finite"),
@@ -326,10 +327,10 @@ def test_y_decides_what_the_problem_is(tmp_path):
 
 def test_what_is_ambiguous_is_said(tmp_path):
     (note,) = saved(tmp_path, YY.astype(float)).notes
-    assert "taken for numbers" in note
+    assert "read as numbers" in note
     assert "astype(int)" in note
     (note,) = saved(tmp_path, np.stack([YY > 0, YY > 1], 1).astype(float)).notes
-    assert "taken for several labels" in note
+    assert "read as several labels" in note
 
 
 def test_numbers_are_learnt_in_units_of_the_training_rows():

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgrove.data.partition import Partition, deal, grouped_hands, hands, parse
+from fedgrove.data.partition import Partition, assign_units, draw_class_sets, draw_classes, parse
 from fedgrove.errors import InputError
 
 Y = np.repeat(np.arange(10), 200)
@@ -11,7 +11,7 @@ ONE = np.ones_like(Y)
 
 
 def dealt(text, y=Y, size=ONE, clients=10, seed=0):
-    return deal(parse(text), y, size, clients, np.random.default_rng(seed))
+    return assign_units(parse(text), y, size, clients, np.random.default_rng(seed))
 
 
 @given(
@@ -63,7 +63,7 @@ def test_shards_of_fewer_examples_stay_uneven():
 
 @given(st.integers(1, 8), st.integers(1, 30), st.integers(0, 5))
 def test_hands_are_different_classes_held_equally_often(k, clients, seed):
-    hand = hands(8, k, clients, np.random.default_rng(seed))
+    hand = draw_classes(8, k, clients, np.random.default_rng(seed))
     assert all(len(set(row)) == k for row in hand.tolist())
     assert np.ptp(np.bincount(hand.ravel(), minlength=8)) <= 1
 
@@ -84,9 +84,9 @@ class Drawn:
 
 def test_grouped_hands_by_hand():
     """Drawn 3 0 4 1 5 2, cut into pairs 30, 41, 52; eight clients take them in turn."""
-    hand = grouped_hands(6, 2, 8, Drawn(3, 0, 4, 1, 5, 2))
+    hand = draw_class_sets(6, 2, 8, Drawn(3, 0, 4, 1, 5, 2))
     assert hand.tolist() == [[3, 0], [4, 1], [5, 2], [3, 0], [4, 1], [5, 2], [3, 0], [4, 1]]
-    assert grouped_hands(6, 3, 3, Drawn(3, 0, 4, 1, 5, 2)).tolist() == [
+    assert draw_class_sets(6, 3, 3, Drawn(3, 0, 4, 1, 5, 2)).tolist() == [
         [3, 0, 4],
         [1, 5, 2],
         [3, 0, 4],
@@ -140,7 +140,7 @@ def test_with_fewer_clients_than_sets_the_other_classes_go_to_nobody():
 def test_sets_must_be_whole(text):
     with pytest.raises(
         InputError,
-        match=r"it must be of a K that divides the 10 classes into whole sets, or without :grouped",
+        match=r"it must be grouped with a K that divides the 10 classes, or without :grouped",
     ):
         dealt(text)
 
@@ -166,7 +166,9 @@ def test_dirichlet_shares_have_the_right_mean_and_variance():
 
 def test_blocks_are_dealt_whole_and_by_size():
     size = np.array([100, 1, 1, 98])
-    parts = deal(Partition("iid"), np.zeros(4, dtype=int), size, 2, np.random.default_rng(0))
+    parts = assign_units(
+        Partition("iid"), np.zeros(4, dtype=int), size, 2, np.random.default_rng(0)
+    )
     assert sorted(size[p].sum() for p in parts) in ([99, 101], [100, 100], [98, 102])
 
 
@@ -190,7 +192,7 @@ def test_wrong_words_are_refused_in_a_sentence(text):
 def test_impossible_deals_are_refused():
     with pytest.raises(InputError, match="fewer clients, or a larger ALPHA"):
         dealt("dirichlet:0.001", clients=40)
-    with pytest.raises(InputError, match="at most 10 classes"):
+    with pytest.raises(InputError, match="classes:K with K at most 10, the number of classes"):
         dealt("classes:11")
 
 

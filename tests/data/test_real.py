@@ -9,7 +9,8 @@ import torch
 
 from fedgrove import data
 from fedgrove.data import split
-from fedgrove.data.sets import dataset_of
+from fedgrove.data.named_set import read_dataset
+from fedgrove.data.sets import SETS
 from fedgrove.errors import InputError
 
 FOLDER = os.environ.get("FEDGROVE_DATA", "")
@@ -24,7 +25,7 @@ def needs(*files):
 
 @needs("uci_har.npz")
 def test_uci_har():
-    dataset = dataset_of("uci-har", None, FOLDER)
+    dataset = read_dataset("uci-har", SETS["uci-har"], None, FOLDER)
     assert dataset.x.shape == (10299, 9, 128)
     assert np.bincount(dataset.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
     assert len(np.unique(dataset.block)) == 857
@@ -49,7 +50,7 @@ def test_uci_har():
 def test_uci_har_forecast():
     f = data.load("uci-har+uci-har-forecast", data_dir=FOLDER, clients=8)
     assert (len(f.clients), f.shape, f.classes) == (8, (9, 128), 72)
-    dataset = dataset_of("uci-har-forecast", None, FOLDER)
+    dataset = read_dataset("uci-har-forecast", SETS["uci-har-forecast"], None, FOLDER)
     # All windows but the last of each of the 857 chains.
     assert len(dataset.x) == 10299 - 857
     assert dataset.targets.shape == (9442, 72)
@@ -79,7 +80,7 @@ def test_wisdm():
 
 @needs("wisdm51_watch_acc_raw.npz")
 def test_wisdm51():
-    dataset = dataset_of("wisdm51", None, FOLDER)
+    dataset = read_dataset("wisdm51", SETS["wisdm51"], None, FOLDER)
     assert dataset.x.shape == (29349, 3, 200)
     assert len(np.unique(dataset.user)) == 46
     assert len(dataset.labels) == len(np.unique(dataset.y)) == 18
@@ -107,7 +108,7 @@ def test_cifar100():
 @pytest.mark.slow
 @needs("cifar10_train_0.npz", "cifar10_train_1.npz", "cifar10_test.npz")
 def test_cifar10():
-    dataset = dataset_of("cifar10", None, FOLDER)
+    dataset = read_dataset("cifar10", SETS["cifar10"], None, FOLDER)
     assert dataset.x.shape == (60000, 3, 32, 32)
     assert dataset.y[:10].tolist() == [6, 9, 9, 4, 1, 1, 2, 7, 8, 3]
     means = dataset.x[:50000].mean(axis=(0, 2, 3)) / 255

@@ -4,8 +4,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedgrove.data import partition, split
-from fedgrove.data.dataset import Dataset, ids
-from fedgrove.data.windows import windowed
+from fedgrove.data.dataset import Dataset, cut_windows, number_values
 from fedgrove.errors import InputError
 
 LENGTH = 8
@@ -29,7 +28,7 @@ def recordings(draw):
     assume(max(n for _, _, n in drawn) >= LENGTH)
     user, y, n = (np.array(c) for c in zip(*sorted(drawn), strict=True))
     signal = np.zeros((n.sum(), 1), dtype=np.float32)
-    return windowed(signal, np.repeat(y, n), np.repeat(user, n), "abcd", LENGTH, STEP)
+    return cut_windows(signal, np.repeat(y, n), np.repeat(user, n), "abcd", LENGTH, STEP)
 
 
 @given(recordings(), st.integers(0, 99))
@@ -61,8 +60,8 @@ def test_nor_between_clients_that_share_a_recording(dataset, seed, clients):
     if len(dataset.y) < 40:
         return
     size = np.bincount(dataset.block)
-    label = split.majority(dataset.block, dataset.y, len(size))
-    dealt = partition.deal(
+    label = split.majority_label(dataset.block, dataset.y, len(size))
+    dealt = partition.assign_units(
         partition.parse("iid"), label, size, clients, np.random.default_rng(seed)
     )
     owned = [np.flatnonzero(np.isin(dataset.block, units)) for units in dealt]
@@ -102,7 +101,7 @@ def test_blocks_by_hand():
     # fifth). The neighbours of an inner piece are dropped, one on each side; of an outer piece, one.
     # A tenth of the 10 or 11 windows left is less than any piece, so validation is the smallest: a
     # neighbour of the test piece, of which two windows are left.
-    dataset = windowed(
+    dataset = cut_windows(
         np.zeros((LENGTH + 14 * STEP, 1)),
         np.zeros(64, int),
         np.zeros(64, int),
@@ -124,7 +123,7 @@ def test_blocks_by_hand():
 
 
 def test_the_draw_depends_on_the_seed_and_the_client_alone():
-    y = ids(np.arange(200) % 4)
+    y = number_values(np.arange(200) % 4)
     dataset = Dataset(np.zeros((200, 1)), y, tuple("abcd"))
     mine = np.arange(100)
     other = np.arange(100, 200)

@@ -15,7 +15,7 @@ from fedgrove import trees
 from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.submodel import read_packet_channels
 from fedgrove.core import ClientInfo, Report, Setup
-from fedgrove.data.profile import TIERS
+from fedgrove.data.devices import TIERS
 from fedgrove.engines import Serial
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, HeteroFL

@@ -287,34 +287,22 @@ def _extra(modules: tuple[str, ...]) -> str:
 
 def _data_rows(data_dir: str | None) -> list[tuple[str, str]]:
     """Where data are looked for, and which sets are there."""
-    from ..data.files import folders
+    from ..data.named_set import data_folders, find_files
     from ..data.sets import SETS
 
     try:
-        places = folders(data_dir)
+        places = data_folders(data_dir)
     except FedgroveError as error:
         return [("data", str(error))]
     rows = [("data looked for in", ", ".join(str(place) for place in places))]
     for name, known in SETS.items():
-        # A set without files is built in; one with several forms needs any of them.
-        is_there = not known.forms
-        for place in places:
-            for form in known.forms:
-                is_there = is_there or _has_files(place, form.files)
+        is_there = not known.needs_files or find_files(places, known.formats) is not None
         state = "there" if is_there else f"not there; {known.source}"
         # Variants of a set come from the same address: said once.
         is_same = rows[-1][0].partition(":")[0] == f"data {name.partition(':')[0]}"
         if is_there or not is_same or rows[-1][1] != state:
             rows.append((f"data {name}", state))
     return rows
-
-
-def _has_files(place: Path, files: tuple[str, ...]) -> bool:
-    for file in files:
-        unpacked = file.removesuffix(".gz")
-        if not (place / file).exists() and not (place / unpacked).exists():
-            return False
-    return True
 
 
 def _trial() -> str:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..core import AnyMethod
 from ..costs.estimate import EXAMPLES_TRAINED, cost, of_run
-from ..data.devices import read as read_devices
+from ..data.devices import read_devices
 from ..errors import InputError, check
 from ..parts.local import LocalTraining
 from .experiment import Experiment, Federations, with_settings
@@ -102,8 +102,8 @@ def cost_of_shape(
     examples = _given(words, "examples", EXAMPLES_TRAINED)
     check(examples >= 1, "--examples", examples, "1 or more")
     seed = _given(words, "seed", 0)
-    devices = read_devices(words.get("profile"), words.get("trace")).of_clients({})
-    devices.check_all_there(clients)
+    devices = read_devices(words.get("profile"), words.get("trace")).number_clients({})
+    devices.check_clients(clients)
     return cost(
         method,
         net=words["net"],
@@ -114,7 +114,7 @@ def cost_of_shape(
         rounds=_given(words, "rounds", 20),
         recipe=recipe,
         info=lambda client: devices.info(examples, client, seed),
-        trace=devices.trace,
+        trace=devices.numbered_trace,
         seed=seed,
         freeze=_given(words, "freeze", 0.0),
     )

@@ -13,8 +13,9 @@ from typing import Any
 
 from .. import methods, nets
 from ..core import AnyMethod
-from ..data import Federation, devices
+from ..data import Federation
 from ..data.build import Choices
+from ..data.devices import read_devices
 from ..errors import InputError, Refusals, check
 from ..nets.user_files import is_file_spec
 from ..parts.local import SGD, Adam, LocalTraining
@@ -155,7 +156,7 @@ def _look_at_dealing(experiment: Experiment, refusals: Refusals) -> bool:
             with wrong.collected():
                 Choices(**{word: getattr(experiment, word)})
     with wrong.collected():
-        devices.read(experiment.profile, experiment.trace)
+        read_devices(experiment.profile, experiment.trace)
     with refusals.collected():
         wrong.check()
     return not wrong.sentences

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, count_paper_bytes
 from ..data import ClientData, Defaults, Examples, Federation
-from ..data.devices import Trace
-from ..data.lazy import LazyClients
+from ..data.devices import BandwidthTraces
+from ..data.federation import LazyClients
 from ..engines.work import Computed, do_stages, pass_of
 from ..errors import check
 from ..parts.local import LocalTraining
@@ -51,7 +51,7 @@ def cost(
     rounds: int,
     recipe: LocalTraining | None = None,
     info: Callable[[int], ClientInfo] | None = None,
-    trace: Trace | None = None,
+    trace: BandwidthTraces | None = None,
     seed: int = 0,
     freeze: float = 0.0,
 ) -> dict[str, Any]:
@@ -241,7 +241,7 @@ class Done:
     computed: Computed
 
 
-def _play(run: Run, method: AnyMethod, trace: Trace | None) -> Played:
+def _play(run: Run, method: AnyMethod, trace: BandwidthTraces | None) -> Played:
     """All exchanges of a run, whose clients train as long as ``method`` would have them."""
     played = Played()
     state = run.initial_state

@@ -1,35 +1,91 @@
-"""Examples that are arrays already, a row each: checked, and their labels and owners numbered."""
+"""A user's own data as arrays, one example per row: check them and number labels and clients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, check
-from .dataset import Array, Dataset, Ints, ids, positions
+from .dataset import Array, Dataset, Ints, count_within_groups, number_values
 from .federation import Defaults
 
-LARGEST = 1e30
-"""Numbers beyond this are refused: float32, in which all is computed, ends at 3e38."""
-SMALLEST_SPREAD = 1e-15
-"""Targets that are closer together are refused: float32 has no squares of much smaller errors."""
-FINEST = 1e-5
-"""The least deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a number:
-of a deviation of this size they are a hundredth, and an error may come out as 0 where it is not."""
-
+MAX_NUMBER = 1e30
+"""Larger numbers are refused: float32, in which everything is computed, ends at 3e38."""
+MIN_DEVIATION = 1e-15
+"""Targets with a smaller deviation are refused: float32 has no squares of much smaller errors."""
+MIN_RELATIVE_DEVIATION = 1e-5
+"""The smallest deviation of targets, as a share of their mean. float32 has steps of 1e-7 of a
+number: these are a hundredth of such a deviation, and an error may become 0."""
+MAX_COLOURS = 4
+"""Grey, RGB and RGBA images have 1, 3 and 4 channels: a last axis of this size has the colours."""
 NO_BLOCKS = "windows without block: neighbouring windows may be on both sides of the split"
 
 
-MOST_COLOURS = 4
-"""Grey, RGB and RGBA images have 1, 3 and 4 channels: a last axis of this size holds them."""
+@dataclass(frozen=True)
+class OwnDataOptions:
+    """The options for a user's own data.
+
+    Args:
+        label: The column of the targets; for arrays, the targets themselves.
+        client: The column with the client of each row; for arrays, the clients themselves.
+        window: The number of rows of a window; None: every row is an example.
+        stride: Rows from one window to the next; by default half a window.
+        channels: The columns that are inputs; by default all other columns. For arrays, the names
+            of the channels or their number.
+        time: The column to sort each recording by; a gap in it ends a window.
+
+    Raises:
+        InputError: ``window`` or ``stride`` is not possible.
+    """
+
+    label: Any = None
+    client: Any = None
+    window: int | None = None
+    stride: int | None = None
+    channels: int | str | Sequence[str] | None = None
+    time: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            check(self.window >= 2, "window", self.window, "2 rows or more")
+        if self.stride is not None:
+            check(self.window is not None, "stride", self.stride, "given together with window")
+            check(self.stride >= 1, "stride", self.stride, "1 row or more")
+        channels = self.channels
+        if isinstance(channels, str):
+            channels = tuple(name.strip() for name in channels.split(","))
+        elif channels is not None and not isinstance(channels, int):
+            channels = tuple(str(name) for name in channels)
+        if isinstance(channels, tuple) and len(channels) == 1 and channels[0].isdecimal():
+            channels = int(channels[0])
+        # The class is frozen; a text of the command line becomes names or a number.
+        object.__setattr__(self, "channels", channels)
+
+    @property
+    def step(self) -> int:
+        """Rows from one window to the next."""
+        assert self.window is not None
+        return self.stride or max(1, self.window // 2)
+
+    def list_given(self) -> list[str]:
+        """Return the names of the options that were given."""
+        return [name for name, value in vars(self).items() if value is not None]
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Inputs x, targets y, and perhaps whose each row is and what belongs together in time."""
+class ArrayData:
+    """Inputs and targets as arrays.
+
+    Args:
+        x: Inputs (n, *shape).
+        y: Targets.
+        client: The client of each row, or None.
+        block: What belongs together in time, or None.
+        source: How messages call the arrays.
+    """
 
     x: Array
     y: Array
@@ -38,14 +94,20 @@ class Stack:
     source: str = "arrays"
 
 
-def dataset_of(stack: Stack, channels: int | Sequence[str] | None = None) -> Dataset:
-    """Check the arrays and number their labels, clients and blocks.
+def make_dataset(arrays: ArrayData, options: OwnDataOptions) -> Dataset:
+    """Check arrays and make a data set; a recording (n, C) is cut into windows.
 
-    ``channels`` are their names, or how many there are: the axis of that size then holds them.
+    Raises:
+        InputError: The arrays cannot be used.
     """
-    x, y, client, block = stack.x, stack.y, stack.client, stack.block
+    if options.window is not None:
+        # Imported here because pandas takes half a second, and arrays seldom need it.
+        from .tables import cut_recordings
+
+        return cut_recordings([("", arrays)], options)
+    x = arrays.x
     given = f"{x.dtype} {x.shape}"
-    # float, int, unsigned and bool; text, dates and objects are no inputs of a network.
+    # float, int, unsigned and bool; a network takes no text, dates or objects.
     is_numeric = x.dtype.kind in "fiub"
     allowed = "numbers (n, F), (n, C, L) or (n, C, H, W)"
     check(x.ndim in (2, 3, 4) and is_numeric, "x", given, allowed)
@@ -53,102 +115,100 @@ def dataset_of(stack: Stack, channels: int | Sequence[str] | None = None) -> Dat
     check(is_finite, "x", f"{given} with NaN or infinity", "finite; fill or drop such rows")
     _check_size("x", x)
 
-    x, turned = _channels_first(x, channels)
-    n = len(x)
-    targets = _own_targets(y, n)
-    user = None if client is None else _column("client", client, n)
-    unit = None if block is None else _column("block", block, n)
-    if unit is not None and user is not None:
-        # Clients may number their blocks each from 0: block 0 of two clients is two blocks.
-        unit = ids(unit * (user.max() + 1) + user)
-    start = None
-    if unit is not None:
-        # Rows of a block are one step apart and blocks at least three: with a reach of 2 the next
-        # row of the same block overlaps, and no row of another block.
-        start = unit * (n + 2) + positions(unit)
-    refusal = "the arrays came without block, which says which rows belong together in time"
-    # A series is most likely a window of a longer one; other shapes are taken as they come.
-    notes = (NO_BLOCKS,) if x.ndim == 3 and unit is None else ()
-    return Dataset(
-        x,
-        targets.y,
-        targets.labels,
-        user,
-        unit,
-        start,
+    channels = options.channels
+    assert not isinstance(channels, str)
+    x, notes = _bring_channels_first(x, channels)
+    targets = _read_targets(arrays.y, len(x))
+    user = None
+    names: tuple[str, ...] = ()
+    if arrays.client is not None:
+        user = _number_column("client", arrays.client, len(x))
+        # np.unique sorts as number_values does.
+        names = tuple(str(owner) for owner in np.unique(np.asarray(arrays.client)).tolist())
+    block, start = _number_blocks(arrays.block, user, len(x))
+    if x.ndim == 3 and block is None:
+        # A series is most likely a window of a longer one; other shapes get no note.
+        notes = (*notes, NO_BLOCKS)
+    return replace(
+        targets,
+        x=x,
+        user=user,
+        block=block,
+        start=start,
         reach=2,
-        notes=(*turned, *notes, *targets.notes),
-        kind=targets.kind,
-        targets=targets.columns,
-        refusal=refusal,
-        names=() if client is None else names_of(np.asarray(client)),
+        notes=(*notes, *targets.notes),
+        refusal="the arrays came without block, which tells which rows belong together in time",
+        names=names,
         channels=() if channels is None or isinstance(channels, int) else tuple(channels),
     )
 
 
-def names_of(owners: Array) -> tuple[str, ...]:
-    """What the owners are called, in the order in which :func:`ids` numbers them."""
-    return tuple(str(owner) for owner in np.unique(owners).tolist())
+def _number_blocks(block: Any, user: Ints | None, n: int) -> tuple[Ints | None, Ints | None]:
+    """Number the blocks, and place the rows of each block next to each other in time."""
+    if block is None:
+        return None, None
+    number = _number_column("block", block, n)
+    if user is not None:
+        # Clients may number their blocks each from 0: block 0 of two clients is two blocks.
+        number = number_values(number * (user.max() + 1) + user)
+    # Rows of a block are one step apart and blocks at least three: with a reach of 2 the next row
+    # of the same block overlaps, and no row of another block.
+    return number, number * (n + 2) + count_within_groups(number)
 
 
-def _channels_first(
+def _bring_channels_first(
     x: Array, channels: int | Sequence[str] | None
 ) -> tuple[Array, tuple[str, ...]]:
-    """The inputs with channels first, and a note where they came otherwise.
+    """Return the inputs with channels first, and a note if the axes were changed.
 
     A series of more channels than samples, and images whose last axis looks like colours, are
     refused: almost always the axes are in another order, and the network would learn next to
-    nothing without saying why. ``channels`` says how it is.
+    nothing. ``channels`` tells which axis has the channels.
     """
     shape = x.shape[1:]
-    last = len(shape)
     if channels is None:
-        is_series = last == 2 and shape[0] > shape[1]
-        is_image = last == 3 and shape[0] > MOST_COLOURS and shape[2] <= MOST_COLOURS
+        is_series = len(shape) == 2 and shape[0] > shape[1]
+        is_image = len(shape) == 3 and shape[0] > MAX_COLOURS and shape[2] <= MAX_COLOURS
         if is_series or is_image:
-            raise InputError(_otherwise(x.shape))
+            raise InputError(_explain_axes(x.shape))
         return x, ()
     count = channels if isinstance(channels, int) else len(channels)
     if shape[0] == count:
         return x, ()
-    allowed = f"the size of the first axis behind n or of the last, and x has the shape {x.shape}"
-    check(last > 1 and shape[-1] == count, "the number of channels", count, allowed)
-    note = f"x {x.shape} has its {count} channels on the last axis: taken to the front"
+    allowed = f"the size of the first axis after n or of the last, and x has the shape {x.shape}"
+    check(len(shape) > 1 and shape[-1] == count, "the number of channels", count, allowed)
+    note = f"x {x.shape} has its {count} channels on the last axis: moved to the front"
     return np.moveaxis(x, -1, 1), (note,)
 
 
-def _otherwise(shape: tuple[int, ...]) -> str:
-    """The refusal of inputs whose axes seem to be in another order."""
-    first, last = shape[1], shape[-1]
-    what = f"{first} channels of {last} samples"
-    other = f"{first} samples of {last} channels"
-    order = "(0, 2, 1)"
-    if len(shape) == 4:
-        what = f"{first} channels of {shape[2]} x {last} pixels"
-        other = f"{first} x {shape[2]} pixels of {last} channels"
+def _explain_axes(shape: tuple[int, ...]) -> str:
+    """Return the refusal of inputs whose axes seem to be in another order."""
+    first = shape[1]
+    last = shape[-1]
+    if len(shape) == 3:
+        as_given = f"{first} channels of {last} samples"
+        as_meant = f"{first} samples of {last} channels"
+        order = "(0, 2, 1)"
+    else:
+        as_given = f"{first} channels of {shape[2]} x {last} pixels"
+        as_meant = f"{first} x {shape[2]} pixels of {last} channels"
         order = "(0, 3, 1, 2)"
     return (
-        f"x has the shape {shape}, which would be read as {what}: channels come first. If it holds "
-        f"{other}, say channels={last} (--channels {last}) or give x.transpose{order}; if it is "
-        f"right as it is, say channels={first}."
+        f"x has the shape {shape}, which would be read as {as_given}: channels come first. If "
+        f"it has {as_meant}, give channels={last} (--channels {last}) or "
+        f"x.transpose{order}; if it is right as it is, give channels={first}."
     )
 
 
-@dataclass(frozen=True)
-class _Targets:
-    """What a user's y was taken for."""
-
-    kind: str
-    y: Ints
-    labels: tuple[str, ...]
-    columns: Array | None = None
-    notes: tuple[str, ...] = ()
+# ---- targets -------------------------------------------------------------------------------------
 
 
-def _own_targets(y: Array, n: int) -> _Targets:
-    """Classes, several labels or numbers, by the type and shape of y."""
+def _read_targets(y: Array, n: int) -> Dataset:
+    """Return a data set with targets only: classes, several labels or numbers, by type and shape.
+
+    Its inputs are a placeholder.
+    """
     given = f"{y.dtype} {y.shape}"
-    is_number = y.dtype.kind in "fiub"
     is_table = y.ndim == 2 and len(y) == n and y.shape[1] > 0
     if y.dtype.kind == "f":
         allowed = f"of shape ({n},) or ({n}, L)"
@@ -156,55 +216,58 @@ def _own_targets(y: Array, n: int) -> _Targets:
         is_finite = bool(np.isfinite(y).all())
         check(is_finite, "y", f"{given} with NaN or infinity", "finite; fill or drop such rows")
         _check_size("y", y)
-    if is_table and is_number:
+    if is_table and y.dtype.kind in "fiub":
         is_yes_or_no = bool(np.isin(y, (0, 1)).all())
         if is_yes_or_no and y.shape[1] > 1:
-            return _own_labels(y)
-        if y.dtype.kind != "f":
-            allowed = "0 or 1 for several labels, or float for numbers; for classes of shape (n,)"
-            check(False, "y", f"{given} of whole numbers", allowed)
+            return _read_labels(y)
+        allowed = "0 or 1 for several labels, or float for numbers; for classes of shape (n,)"
+        check(y.dtype.kind == "f", "y", f"{given} of whole numbers", allowed)
     if y.dtype.kind == "f":
-        return _own_numbers(y.reshape(n, -1))
-    label = _column("y", y, n)
+        return _read_numbers(y.reshape(n, -1))
+    label = _number_column("y", y, n)
     labels = tuple(str(value) for value in np.unique(y).tolist())
     check(len(labels) > 1, "y", f"{n} labels of {len(labels)} class", "of two classes or more")
-    return _Targets("classes", label, labels)
+    return Dataset(y, label, labels)
 
 
-def _own_labels(y: Array) -> _Targets:
+def _read_labels(y: Array) -> Dataset:
     notes: tuple[str, ...] = ()
     if y.dtype.kind == "f":
         notes = (
-            "y is float and all 0 or 1: taken for several labels; for numbers replace the "
+            "y is float and all 0 or 1: read as several labels; for numbers replace the "
             "federation's problem in Python by fedgrove.problems.numbers()",
         )
     labels = tuple(str(label) for label in range(y.shape[1]))
-    return _Targets("labels", np.zeros(len(y), dtype=np.int64), labels, y, notes)
+    zeros = np.zeros(len(y), dtype=np.int64)
+    return Dataset(y, zeros, labels, kind="labels", targets=y, notes=notes)
 
 
-def _own_numbers(y: Array) -> _Targets:
+def _read_numbers(y: Array) -> Dataset:
     check(len(y) > 1, "y", f"{len(y)} numbers", "two or more")
     for column in y.T:
-        _check_spread(column.astype(np.float64))
+        _check_deviation(column.astype(np.float64))
     notes: tuple[str, ...] = ()
     if bool((y == np.round(y)).all()):
         notes = (
-            "y is float and all whole: taken for numbers; for classes save it as whole numbers, "
+            "y is float and all whole: read as numbers; for classes save it as whole numbers, "
             "y.astype(int)",
         )
     labels = tuple(f"y{column}" for column in range(y.shape[1]))
-    return _Targets("numbers", np.zeros(len(y), dtype=np.int64), labels, y, notes)
+    zeros = np.zeros(len(y), dtype=np.int64)
+    return Dataset(y, zeros, labels, kind="numbers", targets=y, notes=notes)
 
 
 def _check_size(name: str, values: Array) -> None:
-    """Refuse numbers that float32 does not have."""
-    largest = float(np.abs(values).max(initial=0)) if values.dtype.kind == "f" else 0.0
+    """Refuse numbers that are too large for float32."""
+    if values.dtype.kind != "f":
+        return
+    largest = float(np.abs(values).max(initial=0))
     given = f"{values.dtype} {values.shape} with numbers up to {largest:.3g}"
-    check(largest <= LARGEST, name, given, f"at most {LARGEST:g}; divide it by a constant")
+    check(largest <= MAX_NUMBER, name, given, f"at most {MAX_NUMBER:g}; divide it by a constant")
 
 
-def _check_spread(column: Array) -> None:
-    """Refuse targets that float32 cannot tell apart, but for a constant."""
+def _check_deviation(column: Array) -> None:
+    """Refuse targets that differ too little for float32; a constant is allowed."""
     mean = float(column.mean())
     deviation = float(column.std())
     # The deviation of a constant may be a rounding error.
@@ -212,35 +275,35 @@ def _check_spread(column: Array) -> None:
         return
     given = f"numbers of mean {mean:.6g} and deviation {deviation:.3g}"
     check(
-        deviation >= SMALLEST_SPREAD,
+        deviation >= MIN_DEVIATION,
         "y",
         given,
-        f"of deviation {SMALLEST_SPREAD:g} or more; multiply them by a constant",
+        f"of deviation {MIN_DEVIATION:g} or more; multiply them by a constant",
     )
     check(
-        deviation >= FINEST * abs(mean),
+        deviation >= MIN_RELATIVE_DEVIATION * abs(mean),
         "y",
         given,
-        f"of deviation {FINEST:g} of their mean or more, as float32 cannot tell them apart; "
-        f"take a constant off first, such as y - {mean:.6g}",
+        f"of deviation {MIN_RELATIVE_DEVIATION:g} of their mean or more, since float32 cannot "
+        f"distinguish them; subtract a constant first, such as y - {mean:.6g}",
     )
 
 
-def _column(name: str, values: Any, n: int) -> Ints:
-    """One whole number or word per row, numbered 0, 1, ..."""
+def _number_column(name: str, values: Any, n: int) -> Ints:
+    """Number the values of a column with one whole number or text per row."""
     column = np.asarray(values)
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column.tolist()):
-        # What pandas makes of a column of words.
+        # What pandas makes of a column of texts.
         column = column.astype(str)
     is_discrete = column.dtype.kind in "iuUb"
     given = f"{column.dtype} {column.shape}"
     allowed = f"whole numbers or text of shape ({n},)"
     check(column.shape == (n,) and is_discrete, name, given, allowed)
-    return ids(column)
+    return number_values(column)
 
 
-def own_defaults(shape: tuple[int, ...]) -> Defaults:
-    """A network that fits the shape: features, series, grey images, colour images."""
+def choose_defaults(shape: tuple[int, ...]) -> Defaults:
+    """Return training defaults with a network for the shape: features, series, grey or colour."""
     if len(shape) == 1:
         net = "mlp"
     elif len(shape) == 2:

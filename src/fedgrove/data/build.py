@@ -1,8 +1,8 @@
-"""Build a federation from a dataset: partition, restrict, split, corrupt labels, standardise."""
+"""Build a federation from a data set: partition, restrict, split, corrupt labels, standardise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,18 +18,19 @@ from . import split as splits
 from .dataset import Dataset, Ints
 from .devices import Devices
 from .federation import ClientData, Defaults, Examples, Federation
-from .preparation import Preparation
-from .scale import Constants, Scaling, constants
-from .switch import switched
+from .preparation import Preparation, fit_preparation
 
 LEAK = "leaks: overlapping windows on both sides of a random split"
+MAX_LISTED = 5
+"""The most clients that a note lists by name."""
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The options of a federation, as the command line writes them; None means the set's own.
+    """The options of a federation, as the command line writes them; None is the set's default.
 
-    An unknown word or an impossible value is refused on construction.
+    Raises:
+        InputError: A name is unknown or a value is not possible.
     """
 
     partition: str | None = None
@@ -47,173 +48,150 @@ class Choices:
         if self.split is not None and self.split not in splits.KINDS:
             raise unknown("split", str(self.split), splits.KINDS)
         splits.check_validation(self.validation)
-        # Parsed here only for the refusal, so that a typo is reported before any file is read.
-        if self.partition:
-            partitions.parse(self.partition)
-        if self.scenario:
-            scenarios.parse(self.scenario)
+        # Parsed here so that a typo is reported before any file is read.
+        partitions.parse(self.partition or "natural")
+        scenarios.parse(self.scenario or "none")
+
+    @property
+    def parsed_partition(self) -> partitions.Partition:
+        """How examples are assigned to clients; natural by default."""
+        return partitions.parse(self.partition or "natural")
+
+    @property
+    def parsed_scenario(self) -> scenarios.Scenario:
+        """What is changed at some clients."""
+        return scenarios.parse(self.scenario or "none")
 
 
 def build(name: str, dataset: Dataset, choices: Choices, defaults: Defaults) -> Federation:
-    """Build every client's train, validation and test part; ``choices.partition`` must be set.
+    """Build every client's train, validation and test part.
 
-    Every step draws from a random stream of its own, derived from the seed.
+    Every step draws from its own random stream, derived from the seed.
+
+    Args:
+        name: The name of the federation.
+        dataset: All examples.
+        choices: The options; ``choices.partition`` must be set.
+        defaults: How the data are trained unless options say otherwise.
+
+    Raises:
+        InputError: The options do not fit the data set.
     """
     kind = choices.split
     if kind is None:
         kind = "random" if dataset.block is None else "blocks"
     if kind == "blocks" and dataset.block is None:
-        raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Take split random.")
-    scenario = scenarios.parse(choices.scenario or "none")
-    _check_needs_classes(name, dataset, choices)
-    scenarios.enough(scenario, len(dataset.labels))
+        raise InputError(f"{name} cannot be split by blocks: {dataset.refusal}. Use split random.")
+    scenario = choices.parsed_scenario
+    if dataset.kind != "classes":
+        _check_needs_no_classes(name, dataset, choices)
+    scenarios.check_class_count(scenario, len(dataset.labels))
 
-    partitioned = _partitioned(name, dataset, choices, kind)
+    owned = _assign_rows(name, dataset, choices, kind)
     # Classes are removed before the split, so that a client is tested on the classes it trains on.
-    partitioned = _restricted(dataset, partitioned, scenario, choices.seed)
+    for k, rows in enumerate(owned):
+        rng = numpy_rng(choices.seed, "restricted", k)
+        owned[k] = rows[scenarios.select_classes(scenario, dataset.y[rows], rng)]
     # A client that cannot be both trained and tested is left out; it may do without validation.
-    usable = []
+    parts = []
+    names = []
     left_out = []
-    rows_of_all = splits.split(dataset, partitioned, kind, choices.seed, choices.validation)
-    for owned, rows in zip(partitioned, rows_of_all, strict=True):
-        if len(rows.train) and len(rows.test):
-            usable.append(rows)
+    all_parts = splits.split(dataset, owned, kind, choices.seed, choices.validation)
+    for rows, part in zip(owned, all_parts, strict=True):
+        client_name = _find_name(dataset, choices, rows)
+        if len(part.train) and len(part.test):
+            parts.append(part)
+            names.append(client_name)
         else:
-            left_out.append(_name(dataset, choices, owned))
-    if not usable:
+            left_out.append(client_name)
+    if not parts:
         raise InputError(
-            f"no client of {name} has enough examples to hold some out; {_enough(dataset, kind)}"
+            f"no client of {name} has enough examples to hold some out; "
+            f"{_describe_need(dataset, kind)}"
         )
 
-    # The clients left are numbered anew from 0; scenarios and profiles go by the new numbers.
-    names = {k: _name(dataset, choices, rows.train) for k, rows in enumerate(usable)}
-    choices = replace(choices, devices=choices.devices.of_clients(_told(names)))
-    choices.devices.check_all_there(len(usable))
-    affected = scenarios.affected(scenario, len(usable), choices.seed)
+    # The remaining clients are numbered from 0; scenarios and profiles use the new numbers.
+    client_names = _drop_plain_numbers(names)
+    devices = choices.devices.number_clients(client_names)
+    devices.check_clients(len(parts))
+    choices = replace(choices, devices=devices)
+    affected = scenarios.draw_affected_clients(scenario, len(parts), choices.seed)
     clients = {}
-    for k, rows in enumerate(usable):
-        own_scenario = scenario if k in affected else None
-        clients[k] = _client(dataset, rows, choices, k, own_scenario)
+    for k, part in enumerate(parts):
+        clients[k] = _build_client(dataset, part, choices, k, k in affected)
 
     notes = list(dataset.notes)
     if kind == "random" and dataset.block is not None:
         notes.append(LEAK)
-    notes.extend(scenarios.notes(scenario))
-    if left_out:
-        named = [name for name in left_out if name]
-        who = f": {', '.join(named)}" if named else ""
-        notes.append(f"{len(left_out)} clients with too little data left out{who}")
-    one_class = _one_class(dataset, names, usable)
-    if one_class:
-        notes.append(one_class)
-    unvalidated = sum(len(rows.validation) == 0 for rows in usable)
+    notes.extend(scenarios.list_caveats(scenario))
+    notes.extend(_note_left_out(left_out))
+    notes.extend(_note_single_class(dataset, names, parts))
+    unvalidated = sum(len(part.validation) == 0 for part in parts)
     if choices.validation > 0 and unvalidated:
-        notes.append(f"{unvalidated} of {len(usable)} clients have no validation examples")
+        notes.append(f"{unvalidated} of {len(parts)} clients have no validation examples")
     federation = Federation(
         name,
         clients,
         classes=len(dataset.labels),
         labels=dataset.labels,
         shape=dataset.x.shape[1:],
-        defaults=replace(defaults, cohort=min(defaults.cohort, len(usable))),
+        defaults=replace(defaults, cohort=min(defaults.cohort, len(parts))),
         notes=tuple(notes),
         partition=choices.partition or "natural",
         scenario=choices.scenario or "none",
         split=kind,
         validation=choices.validation,
-        trace=choices.devices.trace,
-        files=choices.devices.files,
-        problem=_problem(dataset, usable, choices.standardise),
-        preparation=_common_preparation(dataset, choices),
-        names=_told(names),
+        trace=devices.numbered_trace,
+        files=devices.files,
+        problem=_find_problem(dataset, parts, choices.standardise),
+        preparation=fit_preparation(dataset, None, choices.standardise),
+        names=client_names,
     )
     if scenario.kind == "switch":
-        return switched(federation, scenario, federation.scenario, choices.seed)
+        return scenarios.apply_switch(federation, scenario, federation.scenario, choices.seed)
     return federation
 
 
-def _enough(dataset: Dataset, kind: str) -> str:
-    """What a client needs to be split, as the end of a sentence."""
+def _check_needs_no_classes(name: str, dataset: Dataset, choices: Choices) -> None:
+    """Refuse options that need classes if the targets are something else."""
+    if choices.parsed_partition.kind not in ("natural", "iid"):
+        raise InputError(
+            f"partition {choices.partition} needs classes, and the targets of {name} are "
+            f"{dataset.kind}; use natural or iid."
+        )
+    if choices.parsed_scenario.kind not in ("none", "switch"):
+        raise InputError(
+            f"scenario {choices.scenario} changes classes, and the targets of {name} are "
+            f"{dataset.kind}; use none, or switch:ROUND:PAIRS."
+        )
+
+
+def _describe_need(dataset: Dataset, kind: str) -> str:
+    """Return what a client needs to be split, as the end of a sentence."""
     if kind == "blocks" and dataset.window is not None:
-        # Two pieces, of which one is held out: five windows' length where they overlap much, two
-        # where they do not (data.windows.least_in_piece).
+        # Two pieces, of which one is held out: five windows' length if they overlap much, two if
+        # they do not (dataset.min_windows_in_piece).
         return (
-            "of some label every client needs two recordings, or one five windows long: take a "
-            "shorter window, or a stride as long as the window."
+            "for some label every client needs two recordings, or one that is five windows long: "
+            "use a shorter window, or a stride as long as the window."
         )
     return "every client needs two or more."
 
 
-def _one_class(dataset: Dataset, names: Mapping[int, str], rows: Sequence[splits.Rows]) -> str:
-    """A note on clients with one class only, which any model that names it serves; or nothing."""
-    if dataset.kind != "classes":
-        return ""
-    found = []
-    for k, each in enumerate(rows):
-        present = np.unique(dataset.y[np.concatenate([each.train, each.test])])
-        if names.get(k) and len(present) == 1:
-            found.append(f"{names[k]} ({dataset.labels[int(present[0])]})")
-    if not found:
-        return ""
-    shown = ", ".join(found[:5])
-    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    return f"{len(found)} of {len(rows)} clients have one class only: {shown}{more}"
+# ---- which rows a client has ---------------------------------------------------------------------
 
 
-def _check_needs_classes(name: str, dataset: Dataset, choices: Choices) -> None:
-    """Refuse what goes by classes where the targets are none."""
-    if dataset.kind == "classes":
-        return
-    partition = partitions.parse(choices.partition or "natural")
-    if partition.kind not in ("natural", "iid"):
-        raise InputError(
-            f"partition {choices.partition} deals by class, and the targets of {name} are "
-            f"{dataset.kind}; take natural or iid."
-        )
-    if scenarios.parse(choices.scenario or "none").kind not in ("none", "switch"):
-        raise InputError(
-            f"scenario {choices.scenario} changes classes, and the targets of {name} are "
-            f"{dataset.kind}; take none, or switch:ROUND:PAIRS."
-        )
-
-
-def _problem(dataset: Dataset, rows: Sequence[splits.Rows], standardise: bool) -> Problem:
-    """What the targets are; numbers are learnt in units of their spread."""
-    if dataset.kind == "classes":
-        return CLASSES
-    if dataset.kind == "labels":
-        return LABELS
-    assert dataset.targets is not None
-    columns = dataset.targets.shape[1]
-    as_they_are = Unit((0.0,) * columns, (1.0,) * columns)
-    if dataset.ahead:
-        # Samples that follow the input are scaled as it is, client by client: of one who forecasts
-        # the mean of each channel, the root of the mean square is near 1.
-        return numbers(as_they_are, "rmse")
-    if not standardise:
-        return numbers(as_they_are)
-    # Of the training rows of all clients: a common unit, so that one model serves all. It takes
-    # two sums of each client to find it.
-    train = dataset.targets[np.concatenate([each.train for each in rows])].astype(np.float64)
-    mean = train.mean(axis=0)
-    deviation = train.std(axis=0)
-    # Of a constant the deviation may be a rounding error. Small numbers are no constants.
-    varies = deviation > 1e-12 * np.abs(mean)
-    scale = np.where(varies, deviation, 1.0)
-    return numbers(Unit(tuple(mean.tolist()), tuple(scale.tolist())))
-
-
-def _partitioned(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
-    """The rows of every client, before any are discarded or held out."""
-    partition = partitions.parse(choices.partition or "natural")
+def _assign_rows(name: str, dataset: Dataset, choices: Choices, kind: str) -> list[Ints]:
+    """Return the rows of every client, before any are discarded or held out."""
+    partition = choices.parsed_partition
     if partition.kind == "natural":
-        return _by_user(name, dataset, choices)
+        return _assign_by_user(name, dataset, choices)
 
     clients = choices.clients
     if clients is None:
         clients = 10 if dataset.user is None else int(dataset.user.max()) + 1
     examples = len(dataset.y)
-    # Two examples are the least a client can be split into: one to train on, one to test on.
+    # A client needs two examples at least: one to train on, one to test on.
     most = examples // 2
     allowed = f"at most {most}, half of the {examples} examples of {name}"
     check(clients <= most, "clients", clients, allowed)
@@ -221,128 +199,156 @@ def _partitioned(name: str, dataset: Dataset, choices: Choices, kind: str) -> li
     rng = numpy_rng(choices.seed, "partition")
     if kind == "random" or dataset.block is None:
         size = np.ones_like(dataset.y)
-        return partitions.deal(partition, dataset.y, size, clients, rng)
+        return partitions.assign_units(partition, dataset.y, size, clients, rng)
     # A blocks split holds out whole blocks, so a block must belong to one client entirely: blocks
-    # are dealt as units, each with its size and its most frequent label.
+    # are assigned as units, each with its size and its most frequent label.
     size = np.bincount(dataset.block)
-    label = splits.majority(dataset.block, dataset.y, len(size))
-    dealt = partitions.deal(partition, label, size, clients, rng)
-    return [np.flatnonzero(np.isin(dataset.block, blocks)) for blocks in dealt]
+    label = splits.majority_label(dataset.block, dataset.y, len(size))
+    assigned = partitions.assign_units(partition, label, size, clients, rng)
+    return [np.flatnonzero(np.isin(dataset.block, blocks)) for blocks in assigned]
 
 
-def _by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
-    """The rows of each user; with fewer clients than users, of users drawn from the seed."""
+def _assign_by_user(name: str, dataset: Dataset, choices: Choices) -> list[Ints]:
+    """Return the rows of each user; with fewer clients than users, of users that are drawn."""
     if dataset.user is None:
         raise InputError(
-            f"{name} has no natural users; "
-            f"take partition iid, dirichlet:ALPHA, classes:K or shards."
+            f"{name} has no natural users; use partition iid, dirichlet:ALPHA, classes:K or shards."
         )
     users = np.unique(dataset.user)
-    clients = len(users) if choices.clients is None else choices.clients
+    clients = choices.clients or len(users)
     allowed = (
-        f"at most {len(users)}, the users of {name}; to deal their examples to more, say partition "
-        "iid or dirichlet:ALPHA"
+        f"at most {len(users)}, the users of {name}; to divide their examples among more clients, "
+        "use partition iid or dirichlet:ALPHA"
     )
     check(clients <= len(users), "clients", clients, allowed)
-    chosen = numpy_rng(choices.seed, "users").permutation(users)[:clients]
+    drawn = numpy_rng(choices.seed, "users").permutation(users)[:clients]
     # Clients are in the order of the users' numbers, whatever order they were drawn in.
-    return [np.flatnonzero(dataset.user == user) for user in np.sort(chosen)]
+    return [np.flatnonzero(dataset.user == user) for user in np.sort(drawn)]
 
 
-def _restricted(
-    dataset: Dataset, partitioned: Sequence[Ints], scenario: scenarios.Scenario, seed: int
-) -> list[Ints]:
-    """The rows each client keeps under ``restricted:K``; all of them under any other scenario."""
-    restricted = []
-    for k, rows in enumerate(partitioned):
-        rng = numpy_rng(seed, "restricted", k)
-        restricted.append(rows[scenarios.kept(scenario, dataset.y[rows], rng)])
-    return restricted
+# ---- one client ----------------------------------------------------------------------------------
 
 
-def _client(
-    dataset: Dataset,
-    rows: splits.Rows,
-    choices: Choices,
-    k: int,
-    scenario: scenarios.Scenario | None,
+def _build_client(
+    dataset: Dataset, part: splits.SplitRows, choices: Choices, k: int, is_affected: bool
 ) -> ClientData:
-    """The tensors of client ``k``; ``scenario`` is None where its labels stay true."""
+    """Build the tensors of client ``k``; a scenario corrupts its labels if it is affected."""
     # All three parts are scaled by the training rows alone: nothing of the test part leaks.
-    found = constants(dataset, rows.train, choices.standardise)
-    scale = found.scaling(dataset.x.ndim)
-    rows_of = {"train": rows.train, "validation": rows.validation, "test": rows.test}
-    parts = {}
-    for part, part_rows in rows_of.items():
-        y = dataset.y[part_rows]
-        if scenario is not None and (part != "test" or scenario.test):
+    preparation = fit_preparation(dataset, part.train, choices.standardise)
+    scenario = choices.parsed_scenario
+    examples = {}
+    for name in ("train", "validation", "test"):
+        rows = getattr(part, name)
+        y = dataset.y[rows]
+        if is_affected and (name != "test" or scenario.test):
             # One stream per part: sparing the test part does not change the training labels drawn.
-            rng = numpy_rng(choices.seed, "labels", k, part)
-            y = scenarios.corrupted(scenario, y, len(dataset.labels), rng)
-        targets = _targets(dataset, part_rows, y, scale)
-        parts[part] = Examples(scale(dataset.x[part_rows]), targets)
-    info = choices.devices.info(len(rows.train), k, choices.seed)
-    kind = _kind(dataset, rows)
-    # Constants of the whole set are said once, in the federation.
-    own = None if dataset.pixels is not None else _preparation(dataset, found)
+            rng = numpy_rng(choices.seed, "labels", k, name)
+            y = scenarios.corrupt_labels(scenario, y, len(dataset.labels), rng)
+        # Indexing makes a copy, which is scaled in place.
+        x = np.ascontiguousarray(dataset.x[rows], dtype=np.float32)
+        inputs = torch.from_numpy(preparation.scale(x))
+        examples[name] = Examples(inputs, _take_targets(dataset, rows, y, preparation))
     return ClientData(
-        parts["train"], parts["validation"], parts["test"], info, kind=kind, preparation=own
+        examples["train"],
+        examples["validation"],
+        examples["test"],
+        info=choices.devices.info(len(part.train), k, choices.seed),
+        kind=_find_kind(dataset, part),
+        # Constants of the whole set are stored once, in the federation.
+        preparation=None if dataset.pixels is not None else preparation,
     )
 
 
-def _common_preparation(dataset: Dataset, choices: Choices) -> Preparation:
-    """What all clients have in common: names, and the constants of images."""
-    found = None
-    if dataset.pixels is not None:
-        nobody = np.zeros(0, dtype=np.int64)
-        found = constants(dataset, nobody, choices.standardise)
-    return _preparation(dataset, found)
+def _take_targets(dataset: Dataset, rows: Ints, y: Ints, preparation: Preparation) -> Tensor:
+    """Return the classes ``y``, or the targets that the set has instead."""
+    if dataset.targets is None:
+        return torch.from_numpy(y)
+    targets = dataset.targets[rows].astype(np.float32)
+    if dataset.ahead:
+        # Channels on the second axis: samples that follow the input are scaled as it is.
+        samples = targets.reshape(len(rows), -1, dataset.ahead)
+        return torch.from_numpy(preparation.scale(samples)).flatten(1)
+    return torch.from_numpy(targets)
 
 
-def _preparation(dataset: Dataset, found: Constants | None) -> Preparation:
-    mean = None
-    std = None
-    if found is not None and not found.change_nothing:
-        mean = tuple(found.mean.tolist())
-        std = tuple(found.deviation.tolist())
-    return Preparation(
-        mean,
-        std,
-        labels=dataset.labels,
-        window=dataset.window,
-        channels=dataset.channels or None,
-        shape=dataset.x.shape[1:],
-        ahead=dataset.ahead or None,
-    )
+def _find_kind(dataset: Dataset, part: splits.SplitRows) -> str:
+    """Return the kind of user of a client; empty if it is unknown, or its rows are of several."""
+    if dataset.kinds is None:
+        return ""
+    found = np.unique(dataset.kinds[np.concatenate([part.train, part.test])])
+    if len(found) > 1:
+        return ""
+    return str(found[0])
 
 
-def _told(names: dict[int, str]) -> dict[int, str]:
-    """The names, if all clients have one and these say more than their numbers do."""
-    are_numbers = all(name == str(k) for k, name in names.items())
-    return {} if are_numbers or not all(names.values()) else names
-
-
-def _name(dataset: Dataset, choices: Choices, rows: Ints) -> str:
-    """What the client with these rows is called; dealt out artificially, it is nobody."""
-    is_natural = partitions.parse(choices.partition or "natural").kind == "natural"
+def _find_name(dataset: Dataset, choices: Choices, rows: Ints) -> str:
+    """Return the name of the client with these rows; empty if it is not a natural user."""
+    is_natural = choices.parsed_partition.kind == "natural"
     if not dataset.names or dataset.user is None or not is_natural or not len(rows):
         return ""
     return dataset.names[int(dataset.user[rows[0]])]
 
 
-def _kind(dataset: Dataset, rows: splits.Rows) -> str:
-    """The kind of user that a client is; empty where none is known, or its rows are of several."""
-    if dataset.kinds is None:
-        return ""
-    found = np.unique(dataset.kinds[np.concatenate([rows.train, rows.test])])
-    return str(found[0]) if len(found) == 1 else ""
+def _drop_plain_numbers(names: Sequence[str]) -> dict[int, str]:
+    """Return the names, if all clients have one and these are not just their numbers."""
+    are_numbers = all(name == str(k) for k, name in enumerate(names))
+    if are_numbers or not all(names):
+        return {}
+    return dict(enumerate(names))
 
 
-def _targets(dataset: Dataset, rows: Ints, y: Ints, scale: Scaling) -> Tensor:
-    """The classes ``y``, or what there is in their place."""
-    if dataset.targets is None:
-        return torch.from_numpy(y)
+# ---- all clients ---------------------------------------------------------------------------------
+
+
+def _find_problem(
+    dataset: Dataset, parts: Sequence[splits.SplitRows], standardise: bool
+) -> Problem:
+    """Return what the targets are; numbers are scaled by their mean and deviation."""
+    if dataset.kind == "classes":
+        return CLASSES
+    if dataset.kind == "labels":
+        return LABELS
+    assert dataset.targets is not None
+    columns = dataset.targets.shape[1]
+    unscaled = Unit((0.0,) * columns, (1.0,) * columns)
     if dataset.ahead:
-        samples = dataset.targets[rows].reshape(len(rows), -1, dataset.ahead)
-        return scale(samples).flatten(1)
-    return torch.from_numpy(dataset.targets[rows].astype(np.float32))
+        # Samples that follow the input are scaled as it is, client by client: if a client forecasts
+        # the mean of each channel, its root mean square error is near 1.
+        return numbers(unscaled, "rmse")
+    if not standardise:
+        return numbers(unscaled)
+    # Over the training rows of all clients: a common unit, so that one model serves all. To find
+    # it, each client has to report two sums.
+    train = dataset.targets[np.concatenate([part.train for part in parts])].astype(np.float64)
+    mean = train.mean(axis=0)
+    deviation = train.std(axis=0)
+    # The deviation of a constant may be a rounding error. Small numbers are not constant.
+    varies = deviation > 1e-12 * np.abs(mean)
+    scale = np.where(varies, deviation, 1.0)
+    return numbers(Unit(tuple(mean.tolist()), tuple(scale.tolist())))
+
+
+def _note_left_out(left_out: Sequence[str]) -> list[str]:
+    if not left_out:
+        return []
+    names = [name for name in left_out if name]
+    listed = f": {', '.join(names)}" if names else ""
+    return [f"{len(left_out)} clients with too little data left out{listed}"]
+
+
+def _note_single_class(
+    dataset: Dataset, names: Sequence[str], parts: Sequence[splits.SplitRows]
+) -> list[str]:
+    """Note the named clients with a single class, for which any model that predicts it is right."""
+    if dataset.kind != "classes":
+        return []
+    found = []
+    for name, part in zip(names, parts, strict=True):
+        present = np.unique(dataset.y[np.concatenate([part.train, part.test])])
+        if name and len(present) == 1:
+            found.append(f"{name} ({dataset.labels[int(present[0])]})")
+    if not found:
+        return []
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    listed = ", ".join(found[:MAX_LISTED])
+    return [f"{len(found)} of {len(parts)} clients have one class only: {listed}{more}"]

@@ -1,45 +1,70 @@
-"""The data types: examples, what a client holds, and the federation of all clients."""
+"""The data types: examples, the data of a client, and the federation of all clients."""
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..core import ClientInfo
-from ..errors import InputError, check, shown, unknown
+from ..errors import InputError, shown, unknown
 from ..problems import CLASSES, AnyProblem
-from .devices import Trace
-from .lazy import LazyClients, LazyInfos
 from .preparation import IDENTITY, Preparation
 from .split import VALIDATION
+
+if TYPE_CHECKING:
+    from .devices import BandwidthTraces
+
+MAX_CACHED_BYTES = 64 << 20
+"""Bytes of client data that are kept for the next task of the same client."""
+MAX_CACHED_INFOS = 4096
+"""Clients whose :class:`ClientInfo` the server keeps."""
+
+
+# ---- one client ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and their targets: ``x`` float (n, *shape), channels first.
+    """Inputs and their targets.
 
-    ``y`` is int64 (n,) for classes, float (n, L) for several labels or numbers.
+    Args:
+        x: Inputs (n, *shape), float, channels first.
+        y: Targets: int64 (n,) for classes, float (n, L) for several labels or numbers.
     """
 
     x: Tensor
     y: Tensor
 
     def __len__(self) -> int:
-        # Not `len`, which takes a tensor three microseconds: this is asked a lot.
+        # Not `len`, which takes three microseconds for a tensor: this is called a lot.
         return self.y.shape[0]
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """The examples of one client and what the server knows of it.
+    """The examples of one client and what the server knows about it.
 
-    Automatic choices look at ``validation``, tables report ``test``; ``info.examples`` is
-    len(train). ``labels`` are the classes that the client knows of: it never predicts another one.
+    Automatic choices look at ``validation``, tables report ``test``.
+
+    Args:
+        train: The examples to train on.
+        validation: The examples for choices; may be empty.
+        test: The examples for scores.
+        info: What the server knows; ``info.examples`` is ``len(train)``.
+        labels: The classes that the client knows: it never predicts another one. None for all.
+        kind: The kind of user, if the data are generated. No method sees it
+            (:mod:`fedgrove.runs.summary`).
+        preparation: How its raw inputs became ``x``; None: as in ``Federation.preparation``.
+
+    Raises:
+        InputError: An example has a label that is not in ``labels``.
     """
 
     train: Examples
@@ -48,21 +73,22 @@ class ClientData:
     info: ClientInfo
     labels: tuple[int, ...] | None = None
     kind: str = ""
-    """Which kind of user generated data were made for; no method sees it (:mod:`runs.summary`)."""
     preparation: Preparation | None = None
-    """How its raw inputs became ``x``; None: as the federation's common one says."""
 
     def __post_init__(self) -> None:
-        if self.labels is not None:
-            # The class is frozen; a list, a set or a tensor of labels is brought to its own type.
-            object.__setattr__(self, "labels", _whole_numbers(self.labels))
-        # In a mixed federation, targets of different kinds stand in the same columns; its clients
-        # were checked before they were mixed.
-        if self.labels is None or self.info.task:
+        if self.labels is None:
+            return
+        # The class is frozen; labels may be given as a list, a set or a tensor.
+        object.__setattr__(self, "labels", _as_whole_numbers(self.labels))
+        # In a mixed federation, columns of targets have different meanings; its clients were
+        # checked before they were mixed.
+        if self.info.task:
             return
         for part in (self.train, self.validation, self.test):
-            # Of several labels those that an example has, else the one.
-            present = part.y if part.y.dim() == 1 else (part.y > 0).any(0).nonzero().flatten()
+            present = part.y
+            if part.y.dim() > 1:
+                # Several labels: those that any example has.
+                present = (part.y > 0).any(0).nonzero().flatten()
             others = set(present.tolist()) - set(self.labels)
             if others:
                 raise InputError(
@@ -70,36 +96,187 @@ class ClientData:
                     "add the label, or leave the example out."
                 )
 
+    def map_parts(self, f: Callable[[Examples], Examples]) -> ClientData:
+        """Return the client with ``f`` applied to each of its three parts."""
+        train = f(self.train)
+        return replace(self, train=train, validation=f(self.validation), test=f(self.test))
 
-def _whole_numbers(labels: Any) -> tuple[int, ...]:
-    """Labels as a tuple, of whatever they were given as."""
+
+def _as_whole_numbers(labels: Any) -> tuple[int, ...]:
+    """Return labels as a tuple, whatever container they are in."""
     try:
-        listed = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+        if hasattr(labels, "tolist"):
+            labels = labels.tolist()
+        listed = list(labels)
         numbers = tuple(int(label) for label in listed)
-        are_whole = all(label == number for label, number in zip(listed, numbers, strict=True))
+        are_whole = listed == list(numbers)
     except (TypeError, ValueError):
         are_whole = False
     if not are_whole:
         raise InputError(
-            f"a client's labels are {shown(labels)}; they must be the numbers of its classes, as "
-            "(3, 5)."
+            f"a client's labels are {shown(labels)}; they must be the numbers of its classes, such "
+            "as (3, 5)."
         )
     return numbers
 
 
+# ---- clients that are created when needed --------------------------------------------------------
+
+
+def takes_round(f: Callable[..., Any]) -> bool:
+    """Whether a function has a parameter called round."""
+    try:
+        return "round" in inspect.signature(f).parameters
+    except (TypeError, ValueError):
+        # Some functions written in C have no signature.
+        return False
+
+
+class LazyClients(Mapping[int, ClientData]):
+    """Clients 0..count-1 that a function creates when they are needed.
+
+    The same arguments must give the same data in every process. The most recent clients are kept,
+    so that a client that trains and is then scored is created once.
+
+    Args:
+        make: ``make(k)`` returns the data of client k; ``make(k, round=...)`` with ``by_round``.
+        count: The number of clients.
+        info: ``info(k)`` or ``info(k, round=...)`` returns what the server knows about a client.
+            None: the data are created to find out.
+        by_round: Whether the data change from round to round.
+        kept: The most bytes of client data to keep.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., ClientData],
+        count: int,
+        info: Callable[..., ClientInfo] | None = None,
+        by_round: bool = False,
+        kept: int = MAX_CACHED_BYTES,
+    ) -> None:
+        self.make = make
+        self.count = count
+        self.info = info
+        self.by_round = by_round
+        self.kept = kept
+        self._clear_cache()
+
+    def _clear_cache(self) -> None:
+        # The least recently used comes first.
+        self._cached: OrderedDict[tuple[int, int], ClientData] = OrderedDict()
+        self._cached_bytes = 0
+        self._cached_info = lru_cache(MAX_CACHED_INFOS)(self._make_info)
+        self._info_by_round = self.info is not None and takes_round(self.info)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle how to create clients, and none of those that were created."""
+        names = ("make", "count", "info", "by_round", "kept")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._clear_cache()
+
+    # A mapping would compare all its items, and so create every client.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+    def __contains__(self, k: object) -> bool:
+        return k in range(self.count)
+
+    def __getitem__(self, k: int) -> ClientData:
+        """Return the client at the beginning of a run."""
+        return self.at(k, 0)
+
+    def at(self, k: int, round: int) -> ClientData:
+        """Return the client in a round."""
+        if k not in self:
+            raise KeyError(k)
+        if not self.by_round:
+            round = 0
+        key = (k, round)
+        if key in self._cached:
+            self._cached.move_to_end(key)
+            return self._cached[key]
+        data = self.make(k, round=round) if self.by_round else self.make(k)
+        self._cached[key] = data
+        self._cached_bytes += _count_bytes(data)
+        # The newest stays, however large it is.
+        while self._cached_bytes > self.kept and len(self._cached) > 1:
+            _, oldest = self._cached.popitem(last=False)
+            self._cached_bytes -= _count_bytes(oldest)
+        return data
+
+    def info_of(self, k: int, round: int = 0) -> ClientInfo:
+        """Return what the server knows about a client in a round."""
+        if self.info is None:
+            return self.at(k, round).info
+        if not self._info_by_round:
+            round = 0
+        return self._cached_info(k, round)
+
+    def _make_info(self, k: int, round: int) -> ClientInfo:
+        assert self.info is not None
+        if self._info_by_round:
+            return self.info(k, round=round)
+        return self.info(k)
+
+
+class LazyInfos(Mapping[int, ClientInfo]):
+    """What the server knows about each client, looked up when needed."""
+
+    def __init__(self, clients: Mapping[int, ClientData]) -> None:
+        self.clients = clients
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.clients)
+
+    def __contains__(self, k: object) -> bool:
+        return k in self.clients
+
+    def __getitem__(self, k: int) -> ClientInfo:
+        if k not in self.clients:
+            raise KeyError(k)
+        if isinstance(self.clients, LazyClients):
+            return self.clients.info_of(k)
+        return self.clients[k].info
+
+
+def _count_bytes(data: ClientData) -> int:
+    parts = (data.train, data.validation, data.test)
+    return sum(part.x.nbytes + part.y.nbytes for part in parts)
+
+
+# ---- all clients ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Defaults:
-    """How a data set is trained unless told otherwise: the setting of the paper that uses it.
+    """How a data set is trained unless options say otherwise: the setup of the paper that uses it.
 
-    net: the name of the network.
-    cohort: clients that train in each round; at most the number of clients of the federation.
-    rounds: rounds of the whole run.
-    epochs: passes of a client over its training examples in each round.
-    batch: examples per local step.
-    optimiser: the client's optimiser, "SGD" or "Adam".
-    lr: its learning rate.
-    momentum: its momentum; only SGD has one.
-    weight_decay: its weight decay.
+    Args:
+        net: The name of the network.
+        cohort: Clients that train in each round; at most the number of clients of the federation.
+        rounds: Rounds of the whole run.
+        epochs: Passes of a client over its training examples in each round.
+        batch: Examples per local step.
+        optimiser: The client's optimiser, "SGD" or "Adam".
+        lr: Its learning rate.
+        momentum: Its momentum; only SGD has one.
+        weight_decay: Its weight decay.
     """
 
     net: str
@@ -115,16 +292,34 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Federation:
-    """All clients of a data set, numbered 0..K-1, and what the server knows of them.
+    """All clients of a data set, numbered 0..K-1, and what the server knows about them.
 
-    The server looks at ``infos`` and ``ids``; a client's data come from :meth:`client` when it has
-    something to do. ``clients`` is a dictionary, or a mapping that makes clients when asked
-    (:func:`fedgrove.data.from_clients`).
+    The server looks at ``infos`` and ``ids``. A client's data come from :meth:`client` when it has
+    a task.
 
-    ``notes`` are caveats that belong in every table of results. ``partition``, ``scenario``,
-    ``split`` and ``validation`` say how the data were dealt out, with the set's own choices filled
-    in. ``problem`` says what the targets are; ``classes`` is how many outputs they take: classes,
-    labels or numbers, which ``labels`` names.
+    Args:
+        name: The name of the data.
+        clients: A dictionary, or a mapping that creates clients when needed
+            (:func:`fedgrove.data.from_clients`).
+        classes: The number of outputs: classes, labels or numbers, which ``labels`` names.
+        labels: The names of the outputs.
+        shape: The shape of one input, channels first.
+        defaults: How the data are trained unless options say otherwise.
+        notes: Caveats that belong in every table of results.
+        partition: How examples were assigned to clients.
+        scenario: What was changed at some clients.
+        split: How the test part was held out.
+        validation: The share of the remaining examples that was held out for validation.
+        problem: What the targets are.
+        trace: How the bandwidths of clients really change, which no method sees. The bandwidth of
+            a client without a trace stays as in ``infos``.
+        files: The SHA-256 of each file of devices and of each file of the user's own data.
+        later: Data that replace a client's data: pairs of a round and the data from then on.
+        elsewhere: Whether clients are other machines: then they have no examples here, only what
+            they reported, and their memory stays with them.
+        preparation: How raw inputs became the clients' inputs, as far as it is common to all of
+            them. If clients standardise by their own data, :meth:`preparation_of` has mean and std.
+        names: The names of the clients, if their data have them: from file names or a column.
     """
 
     name: str
@@ -139,71 +334,64 @@ class Federation:
     split: str = "random"
     validation: float = VALIDATION
     problem: AnyProblem = CLASSES
-    trace: Trace | None = None
-    """How clients' bandwidths really change, which no method sees; without one, or for a client
-    that it lacks, they stay as ``infos`` says."""
+    trace: BandwidthTraces | None = None
     files: Mapping[str, str] = field(default_factory=dict)
-    """The SHA-256 of each file of devices, and of each file of a person's own data."""
     later: Mapping[int, tuple[tuple[int, ClientData], ...]] = field(default_factory=dict)
-    """What some clients hold later: pairs of a round and the data from then on, in order."""
     elsewhere: bool = False
-    """Whether clients are machines of their own: here they have no examples, only what they said of
-    themselves, and what they remember stays with them."""
     preparation: Preparation = IDENTITY
-    """How raw inputs became what clients hold, as far as it is the same for all of them; where
-    clients standardise each by its own data, :meth:`preparation_of` has mean and std."""
     names: Mapping[int, str] = field(default_factory=dict)
-    """What the clients are called, where their data say so: by their files, or a column."""
 
     def preparation_of(self, k: int, round: int = 0) -> Preparation:
-        """How the raw inputs of one client became what it holds."""
-        own = self.client(k, round).preparation
-        return self.preparation if own is None else own
+        """Return how the raw inputs of one client became its inputs."""
+        return self.client(k, round).preparation or self.preparation
 
     def name_of(self, k: int) -> str:
-        """What a client is called; its number where it has no name."""
+        """Return the name of a client; its number if it has no name."""
         return self.names.get(k, str(k))
 
     def number_of(self, client: int | str) -> int:
-        """The number of a client, from its name or its number (a name comes first).
+        """Return the number of a client, from its name or its number (a name comes first).
+
+        Raises:
+            InputError: There is no such client.
 
         >>> from fedgrove import data
         >>> data.load("digits", clients=3).number_of("2")
         2
         """
-        named = {name: k for k, name in self.names.items()}
-        if isinstance(client, str) and client in named:
-            return named[client]
+        numbers = {name: k for k, name in self.names.items()}
+        if isinstance(client, str) and client in numbers:
+            return numbers[client]
         text = str(client)
         if text.isdecimal() and int(text) < len(self.clients):
             return int(text)
-        if named:
-            raise unknown(f"client of {self.name}", text, named)
-        last = len(self.clients) - 1
-        allowed = f"one of the {len(self.clients)} clients of {self.name}, from 0 to {last}"
-        check(False, "client", client, allowed)
-        raise AssertionError("refused above")
+        if numbers:
+            raise unknown(f"client of {self.name}", text, numbers)
+        raise InputError(
+            f"client is {shown(client)}; it must be one of the {len(self.clients)} clients of "
+            f"{self.name}, from 0 to {len(self.clients) - 1}."
+        )
 
     def to(self, dtype: torch.dtype) -> Federation:
-        """The same federation with all inputs and numbers in ``dtype`` (classes stay int64)."""
+        """Return the federation with all inputs and numbers in ``dtype`` (classes stay int64)."""
         if isinstance(self.clients, LazyClients):
             lazy = self.clients
-            cast = Cast(lazy.make, dtype)
+            cast = CastClient(lazy.make, dtype)
             clients = LazyClients(cast, lazy.count, lazy.info, lazy.by_round, lazy.kept)
             return replace(self, clients=clients)
         later = {}
         for k, versions in self.later.items():
             later[k] = tuple((begin, _cast(data, dtype)) for begin, data in versions)
-        clients_now = {k: _cast(c, dtype) for k, c in self.clients.items()}
-        return replace(self, clients=clients_now, later=later)
+        first = {k: _cast(data, dtype) for k, data in self.clients.items()}
+        return replace(self, clients=first, later=later)
 
     @property
     def is_lazy(self) -> bool:
-        """Whether clients are made when they are asked for, and must not be held all at once."""
+        """Whether clients are created when needed, and must not be kept all at once."""
         return not isinstance(self.clients, dict)
 
     def client(self, k: int, round: int = 0) -> ClientData:
-        """The data of one client, in a round where they change from round to round."""
+        """Return the data of one client, in a round if they change from round to round."""
         if isinstance(self.clients, LazyClients):
             return self.clients.at(k, round)
         current = self.clients[k]
@@ -213,53 +401,50 @@ class Federation:
         return current
 
     def all_data(self) -> Iterator[ClientData]:
-        """What every client holds at any time, of a federation in memory."""
+        """Yield the data of every client at any time, of a federation in memory."""
         yield from self.clients.values()
         for versions in self.later.values():
             for _, data in versions:
                 yield data
 
     def info(self, k: int, round: int = 0) -> ClientInfo:
-        """What the server knows of one client, in a round."""
+        """Return what the server knows about one client in a round."""
         if isinstance(self.clients, LazyClients):
             return self.clients.info_of(k, round)
         return self.client(k, round).info
 
     @cached_property
     def infos(self) -> Mapping[int, ClientInfo]:
-        """What the server knows of each client."""
+        """What the server knows about each client."""
         if self.is_lazy:
             return LazyInfos(self.clients)
         return {k: client.info for k, client in self.clients.items()}
 
     @cached_property
     def ids(self) -> Sequence[int]:
-        """The clients' numbers in order."""
+        """The numbers of the clients, in order."""
         if isinstance(self.clients, LazyClients):
             return range(len(self.clients))
         return sorted(self.clients)
 
 
 @dataclass(frozen=True)
-class Cast:
-    """Makes a client's data, with inputs in ``dtype``."""
+class CastClient:
+    """Creates a client's data with inputs in ``dtype``."""
 
     make: Callable[..., ClientData]
     dtype: torch.dtype
 
     def __call__(self, k: int, **when: int) -> ClientData:
-        """The client, perhaps of a round."""
+        """Return the client, perhaps in a round."""
         return _cast(self.make(k, **when), self.dtype)
 
 
 def _cast(client: ClientData, dtype: torch.dtype) -> ClientData:
     def cast(part: Examples) -> Examples:
-        y = part.y.to(dtype) if part.y.is_floating_point() else part.y
+        y = part.y
+        if y.is_floating_point():
+            y = y.to(dtype)
         return Examples(part.x.to(dtype), y)
 
-    return replace(
-        client,
-        train=cast(client.train),
-        validation=cast(client.validation),
-        test=cast(client.test),
-    )
+    return client.map_parts(cast)

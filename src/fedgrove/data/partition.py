@@ -1,4 +1,4 @@
-"""Partitions: the ways a set is dealt to clients."""
+"""Partitions: the ways in which the examples of a data set are assigned to clients."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ KINDS = (
     "shards:K:grouped",
 )
 GROUPED = ":grouped"
-"""Ends a partition in which clients of one set hold the same classes; N may stand before it."""
-DRAWS = 500
+"""Ends a partition in which the clients of one set have the same classes."""
+MAX_DRAWS = 500
 """How often an unlucky draw is repeated before the partition is refused."""
 
 
@@ -34,13 +34,14 @@ DRAWS = 500
 class Partition:
     """A parsed partition.
 
-    kind: natural, iid, dirichlet, classes or shards.
-    alpha: the parameter of dirichlet.
-    k: classes per client, of classes and shards.
-    cap: with classes, how many examples of each class a client holds at most; with the others, how
-        many examples of each class are dealt in all; 0 is no limit.
-    grouped: whether the classes are divided into sets of k, so that clients of one set hold the
-        same classes; of classes and shards.
+    Args:
+        kind: natural, iid, dirichlet, classes or shards.
+        alpha: The parameter of dirichlet.
+        k: Classes per client, for classes and shards.
+        cap: With classes, the most examples of each class that a client has; with the others, the
+            most examples of each class that are assigned at all. 0 is no limit.
+        grouped: Whether the classes are divided into sets of k, so that the clients of one set
+            have the same classes; for classes and shards.
     """
 
     kind: str
@@ -61,7 +62,7 @@ def parse(text: str) -> Partition:
     grouped = text.endswith(GROUPED)
     kind, *values = text.removesuffix(GROUPED).split(":")
     partition = None
-    # A value that is not a number leaves None, to be refused like any other unknown word.
+    # A value that is not a number leaves None, to be refused like any unknown partition.
     with contextlib.suppress(ValueError):
         match kind, values:
             case (("natural" | "iid"), []):
@@ -85,7 +86,7 @@ def parse(text: str) -> Partition:
     if kind == "iid":
         check(partition.cap > 0 or not values, "partition", text, "iid:N with N above 0")
     elif kind == "dirichlet":
-        # Refuses NaN as well, which no comparison holds for.
+        # Refuses NaN as well, for which every comparison is false.
         alpha_is_valid = 0 < partition.alpha < float("inf")
         check(alpha_is_valid, "partition", text, "dirichlet:ALPHA with ALPHA above 0")
         cap_is_valid = partition.cap > 0 or len(values) < 2
@@ -98,43 +99,53 @@ def parse(text: str) -> Partition:
     return replace(partition, grouped=grouped)
 
 
-def deal(
+def assign_units(
     partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
 ) -> list[Ints]:
-    """The units each client gets: rows, or blocks of ``size`` rows with label ``y``.
+    """Assign units to clients: rows, or blocks of ``size`` rows with label ``y``.
 
     A unit goes to one client at most. Draws that leave a client with too few examples (10, or a
     quarter of an even share) are repeated.
+
+    Args:
+        partition: How to assign them.
+        y: The label of each unit.
+        size: The number of examples of each unit.
+        clients: The number of clients.
+        rng: Draws the partition.
+
+    Returns:
+        The units of each client.
+
+    Raises:
+        InputError: No draw gives every client enough examples.
     """
-    draw = {"iid": _iid, "dirichlet": _dirichlet, "classes": _by_class, "shards": _by_class}[
-        partition.kind
-    ]
-    draws_from_all = partition.kind in ("iid", "dirichlet")
-    if draws_from_all and partition.cap:
-        some = _some_of_each(y, size, partition.cap, rng)
-        own = deal(replace(partition, cap=0), y[some], size[some], clients, rng)
-        return [some[units] for units in own]
+    draw = {"iid": _draw_iid, "dirichlet": _draw_dirichlet}.get(partition.kind, _draw_by_class)
+    if partition.kind in ("iid", "dirichlet") and partition.cap:
+        some = _draw_from_each_class(y, size, partition.cap, rng)
+        assigned = assign_units(replace(partition, cap=0), y[some], size[some], clients, rng)
+        return [some[units] for units in assigned]
     examples = int(size.sum())
     least = max(2, min(10, examples // (4 * clients)))
-    # A small cap cannot give a client more than K times itself.
+    # With a small cap a client cannot have more than K times the cap.
     reachable = partition.cap * partition.k or least
-    for _ in range(DRAWS):
+    for _ in range(MAX_DRAWS):
         owner = draw(partition, y, size, clients, rng)
-        dealt = owner >= 0
-        held = np.bincount(owner[dealt], weights=size[dealt], minlength=clients)
-        if held.min() >= min(least, reachable):
+        is_assigned = owner >= 0
+        owned = np.bincount(owner[is_assigned], weights=size[is_assigned], minlength=clients)
+        if owned.min() >= min(least, reachable):
             return [np.flatnonzero(owner == client) for client in range(clients)]
-    advice = "take fewer clients"
+    advice = "use fewer clients"
     if partition.kind == "dirichlet":
         advice += ", or a larger ALPHA"
     raise InputError(
-        f"partition {_described(partition)} leaves one of {clients} clients with fewer than "
-        f"{least} of {examples} examples in each of {DRAWS} draws; {advice}."
+        f"partition {_describe(partition)} leaves one of {clients} clients with fewer than "
+        f"{least} of {examples} examples in each of {MAX_DRAWS} draws; {advice}."
     )
 
 
-def _some_of_each(y: Ints, size: Ints, cap: int, rng: np.random.Generator) -> Ints:
-    """Units drawn from every class, as long as they hold at most ``cap`` examples of it."""
+def _draw_from_each_class(y: Ints, size: Ints, cap: int, rng: np.random.Generator) -> Ints:
+    """Draw units of every class, as long as they have at most ``cap`` examples of it."""
     some = []
     for label in np.unique(y):
         units = rng.permutation(np.flatnonzero(y == label))
@@ -142,7 +153,7 @@ def _some_of_each(y: Ints, size: Ints, cap: int, rng: np.random.Generator) -> In
     return np.sort(np.concatenate(some))
 
 
-def _described(partition: Partition) -> str:
+def _describe(partition: Partition) -> str:
     if partition.kind == "dirichlet":
         return f"dirichlet:{partition.alpha:g}"
     if partition.k:
@@ -151,95 +162,95 @@ def _described(partition: Partition) -> str:
     return partition.kind
 
 
-# ---- one draw each: the client of every unit, -1 for a unit that goes to nobody ------------------
+# ---- one draw each: the client of every unit, -1 for a unit that no client gets ------------------
 
 
-def _iid(partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator) -> Ints:
-    """Equal shares of all units, whatever their labels."""
-    return _share(np.arange(len(y)), size, np.full(clients, 1 / clients), rng)
-
-
-def _dirichlet(
+def _draw_iid(
     partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
 ) -> Ints:
-    """Shares of every class ~ Dirichlet(alpha, ..., alpha) over the clients."""
+    """Assign equal shares of all units, whatever their labels."""
+    return _draw_shares(np.arange(len(y)), size, np.full(clients, 1 / clients), rng)
+
+
+def _draw_dirichlet(
+    partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
+) -> Ints:
+    """Assign shares of every class ~ Dirichlet(alpha, ..., alpha) over the clients."""
     owner = np.full(len(y), -1)
     for label in np.unique(y):
         units = np.flatnonzero(y == label)
         shares = rng.dirichlet(np.full(clients, partition.alpha))
-        owner[units] = _share(units, size, shares, rng)
+        owner[units] = _draw_shares(units, size, shares, rng)
     return owner
 
 
-def _by_class(
+def _draw_by_class(
     partition: Partition, y: Ints, size: Ints, clients: int, rng: np.random.Generator
 ) -> Ints:
-    """Give each client ``k`` classes and share every class among the clients that hold it.
+    """Give each client ``k`` classes and divide every class among the clients that have it.
 
-    `classes` shares evenly. `shards` is unbalanced: shares are log-normal with sigma 1, so the
+    `classes` divides evenly. `shards` is unbalanced: shares are log-normal with sigma 1, so the
     largest is several times the least.
     """
     labels = np.unique(y)
-    allowed = f"of at most {len(labels)} classes, which is all"
-    check(partition.k <= len(labels), "partition", _described(partition), allowed)
+    allowed = f"{partition.kind}:K with K at most {len(labels)}, the number of classes"
+    check(partition.k <= len(labels), "partition", _describe(partition), allowed)
     if partition.grouped:
-        allowed = (
-            f"of a K that divides the {len(labels)} classes into whole sets, or without :grouped"
-        )
-        check(len(labels) % partition.k == 0, "partition", _described(partition), allowed)
-        hand = grouped_hands(len(labels), partition.k, clients, rng)
+        allowed = f"grouped with a K that divides the {len(labels)} classes, or without :grouped"
+        check(len(labels) % partition.k == 0, "partition", _describe(partition), allowed)
+        classes = draw_class_sets(len(labels), partition.k, clients, rng)
     else:
-        hand = hands(len(labels), partition.k, clients, rng)
+        classes = draw_classes(len(labels), partition.k, clients, rng)
     owner = np.full(len(y), -1)
     for i, label in enumerate(labels):
-        holders = np.flatnonzero((hand == i).any(axis=1))
+        holders = np.flatnonzero((classes == i).any(axis=1))
         units = np.flatnonzero(y == label)
         # Discarding before the shares are cut keeps them as unequal as they were drawn.
         if partition.kind == "shards" and partition.cap:
             units = np.sort(rng.permutation(units)[: partition.cap])
-        # With few clients a class may have no holder; its units go to nobody.
+        # With few clients a class may have no holder; no client gets its units.
         if len(holders) == 0:
             continue
+        weights = np.ones(len(holders))
         if partition.kind == "shards":
             weights = rng.lognormal(0.0, 1.0, len(holders))
-        else:
-            weights = np.ones(len(holders))
         shares = weights / weights.sum()
-        owner[units] = holders[_share(units, size, shares, rng)]
+        owner[units] = holders[_draw_shares(units, size, shares, rng)]
         if partition.cap:
-            owner[units] = _capped(owner[units], size[units], partition.cap)
+            owner[units] = _limit_examples(owner[units], size[units], partition.cap)
     return owner
 
 
-def hands(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
-    """The ``k`` different classes of every client (clients, k).
+def draw_classes(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
+    """Draw ``k`` different classes for every client (clients, k).
 
-    Clients, in random order, take the classes held least so far, ties at random; so the numbers of
-    holders of two classes differ by one at most.
+    Clients, in random order, take the classes that the fewest clients have so far, ties at random.
+    So the numbers of clients of two classes differ by one at most.
     """
-    held = np.zeros(classes)
-    hand = np.empty((clients, k), dtype=np.int64)
+    holders = np.zeros(classes)
+    drawn = np.empty((clients, k), dtype=np.int64)
     for client in rng.permutation(clients):
-        # lexsort's last key is the first one to sort by: how often held, then chance.
-        hand[client] = np.lexsort((rng.random(classes), held))[:k]
-        held[hand[client]] += 1
-    return hand
+        # lexsort sorts by its last key first: the number of holders, then chance.
+        drawn[client] = np.lexsort((rng.random(classes), holders))[:k]
+        holders[drawn[client]] += 1
+    return drawn
 
 
-def grouped_hands(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
-    """The ``k`` classes of every client (clients, k), where clients of one set hold the same.
+def draw_class_sets(classes: int, k: int, clients: int, rng: np.random.Generator) -> Ints:
+    """Draw the ``k`` classes of every client (clients, k) from disjoint sets of classes.
 
-    The classes, in random order, are cut into sets of ``k``, which are dealt to clients in turn: of
+    The classes, in random order, are cut into sets of ``k``, and clients take the sets in turn: of
     S sets the first goes to clients 0, S, 2 S, and so on. ``k`` must divide ``classes``.
     """
     sets = rng.permutation(classes).reshape(-1, k)
     return sets[np.arange(clients) % len(sets)]
 
 
-def _share(units: Ints, size: Ints, shares: Array, rng: np.random.Generator) -> Ints:
-    """The share each unit falls into: shuffle the units, lay them end to end, cut by the shares.
+def _draw_shares(units: Ints, size: Ints, shares: Array, rng: np.random.Generator) -> Ints:
+    """Return the share that each unit belongs to.
 
-    A unit that lies across a cut goes to the side that its middle is on.
+    The units are shuffled, put end to end and cut by the shares. A unit that lies across a cut
+    goes to the side with its middle.
     """
     order = rng.permutation(len(units))
     sizes = size[units][order]
@@ -250,10 +261,10 @@ def _share(units: Ints, size: Ints, shares: Array, rng: np.random.Generator) -> 
     return share
 
 
-def _capped(owner: Ints, size: Ints, cap: int) -> Ints:
-    """Discard (-1) what a client holds of one class beyond ``cap`` examples."""
+def _limit_examples(owner: Ints, size: Ints, cap: int) -> Ints:
+    """Discard (-1) what a client has of one class beyond ``cap`` examples."""
     total = np.zeros(len(owner), dtype=np.int64)
     for client in np.unique(owner):
-        mine = owner == client
-        total[mine] = np.cumsum(size[mine])
+        is_owned = owner == client
+        total[is_owned] = np.cumsum(size[is_owned])
     return np.where(total <= cap, owner, -1)

@@ -1,32 +1,41 @@
-"""How raw input becomes what a network was trained on, so that it can be done again elsewhere."""
+"""How raw inputs become the inputs of a network, so that a device can repeat it.
+
+Pixels are standardised by constants of the whole set, all other channels by the mean and standard
+deviation of a client's own training data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, check
+from .dataset import Array, Dataset, Ints
+
+Floats32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What was done to the inputs, and what the outputs mean; an empty one changes nothing.
+    """What is done to raw inputs, and what the outputs mean; an empty one changes nothing.
 
-    A client that standardises by its own training data has one of its own: take
-    :meth:`Federation.preparation_of`, which knows both these and the common one.
+    A client that standardises by its own training data has its own preparation:
+    :meth:`Federation.preparation_of` returns that or the common one.
 
-    mean, std: of each channel; an input becomes (raw - mean) / std. None: it stays as it is.
-    labels: the names of the outputs, in their order.
-    window: how many samples a window has, where windows were cut from recordings.
-    channels: the names of the channels, in their order.
-    shape: of one input, channels first; None: not known, and one input is told from several by
-        nothing but the number of channels.
-    ahead: where targets are so many samples of every channel that follow the input, which are
-        standardised as the input is.
+    Args:
+        mean: The mean of each channel; an input becomes (raw - mean) / std. None: no change.
+        std: The standard deviation of each channel.
+        labels: The names of the outputs, in order.
+        window: The number of samples of a window, if windows were cut from recordings.
+        channels: The names of the channels, in order.
+        shape: The shape of one input, channels first. None: not known; only the number of channels
+            then distinguishes one input from several.
+        ahead: If the targets are the samples that follow the input, their number per channel; they
+            are standardised as the input is.
     """
 
     mean: tuple[float, ...] | None = None
@@ -38,13 +47,13 @@ class Preparation:
     ahead: int | None = None
 
     def __post_init__(self) -> None:
-        for word in ("mean", "std", "labels", "channels", "shape"):
-            value = getattr(self, word)
+        for name in ("mean", "std", "labels", "channels", "shape"):
+            value = getattr(self, name)
             if value is not None:
                 # The class is frozen; JSON has lists where the fields are tuples.
-                object.__setattr__(self, word, tuple(value))
-        both = (self.mean is None) == (self.std is None)
-        check(both, "std", self.std, "given together with mean, or None together with it")
+                object.__setattr__(self, name, tuple(value))
+        both_or_none = (self.mean is None) == (self.std is None)
+        check(both_or_none, "std", self.std, "given together with mean, or None together with it")
         if self.mean is None or self.std is None:
             return
         check(len(self.mean) == len(self.std), "std", len(self.std), f"{len(self.mean)} numbers")
@@ -55,64 +64,85 @@ class Preparation:
         """Whether inputs stay as they are."""
         return self.mean is None
 
-    def apply(self, raw: Any) -> NDArray[np.float32]:
-        """Raw input as the network takes it, to the bit: one example or several, in float32.
+    def apply(self, raw: Any) -> Floats32:
+        """Prepare raw input, one example or several, exactly as in training.
 
-        Where windows were cut from recordings, one may also come as it is recorded, a row for each
-        moment: (window, channels).
+        A window of a recording may also be given as it was recorded, one row per moment:
+        (window, channels).
+
+        Args:
+            raw: One example in the shape of one input, or several (n, *shape).
+
+        Returns:
+            The inputs of the network in float32.
+
+        Raises:
+            InputError: The shape is another one.
 
         >>> Preparation(mean=(1.0, 0.0), std=(2.0, 1.0), shape=(2,)).apply([3.0, 4.0]).tolist()
         [1.0, 4.0]
         """
-        x = np.array(raw, dtype=np.float32)
-        x = self._channels_first(x)
+        x = self._bring_channels_first(np.array(raw, dtype=np.float32))
+        if self.mean is None:
+            return x
+        return self.scale(x, self._channel_axis(x))
+
+    def scale(self, x: Floats32, axis: int = 1) -> Floats32:
+        """Standardise the channels on ``axis`` in place."""
         if self.mean is None or self.std is None:
             return x
-        axis = self._channel_axis(x)
         shape = [1] * x.ndim
         shape[axis] = -1
-        # The inverse first, then float32: the same roundings as in training (data.scale).
+        # The inverse in float64 first, then float32: training and devices round alike.
         shift = np.asarray(self.mean, dtype=np.float64).astype(np.float32).reshape(shape)
         factor = (1 / np.asarray(self.std, dtype=np.float64)).astype(np.float32).reshape(shape)
         x -= shift
         x *= factor
         return x
 
-    def _channels_first(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The input in the shape that the network takes; another shape is refused."""
-        if self.shape is None or _ends(x, self.shape):
+    def _bring_channels_first(self, x: Floats32) -> Floats32:
+        """Return the input in the shape that the network takes; refuse any other shape."""
+        if self.shape is None or _ends_with(x, self.shape):
             return x
         is_window = self.window is not None and len(self.shape) == 2
-        if is_window and _ends(x, self.shape[::-1]):
+        as_recorded = self.shape[::-1]
+        if is_window and _ends_with(x, as_recorded):
             return np.ascontiguousarray(np.swapaxes(x, -1, -2))
-        or_so = f" or {self.shape[::-1]}" if is_window else ""
+        allowed = str(self.shape)
+        if is_window:
+            allowed += f" or {as_recorded}"
+        sizes = ", ".join(str(size) for size in self.shape)
         raise InputError(
-            f"the input has the shape {x.shape}; one example is {self.shape}{or_so}, several are "
-            f"(n, {', '.join(str(size) for size in self.shape)})."
+            f"the input has the shape {x.shape}; one example is {allowed}, several are "
+            f"(n, {sizes})."
         )
 
-    def _channel_axis(self, x: NDArray[np.float32]) -> int:
-        """The axis of the channels: the first of one input, the second of several."""
+    def _channel_axis(self, x: Floats32) -> int:
+        """Return the axis of the channels: the first of one input, the second of several."""
         assert self.mean is not None
         if self.shape is not None:
             return x.ndim - len(self.shape)
-        axis = 1 if x.ndim > 1 and x.shape[1] == len(self.mean) else 0
+        axis = 0
+        if x.ndim > 1 and x.shape[1] == len(self.mean):
+            axis = 1
         allowed = f"with {len(self.mean)} channels on the first axis, or the second of several"
         is_there = x.ndim > axis and x.shape[axis] == len(self.mean)
         check(is_there, "the shape of the input", x.shape, allowed)
         return axis
 
     def to_json(self) -> dict[str, Any]:
-        """Plain numbers, words and lists; no bit of a number is lost."""
+        """Return plain numbers, texts and lists; numbers keep every bit."""
         found = {}
-        for word, value in asdict(self).items():
+        for name, value in asdict(self).items():
+            if isinstance(value, tuple):
+                value = list(value)
             if value is not None:
-                found[word] = list(value) if isinstance(value, tuple) else value
+                found[name] = value
         return found
 
     @classmethod
     def from_json(cls, document: Any) -> Preparation:
-        """What :meth:`to_json` gave.
+        """Read what :meth:`to_json` returned.
 
         >>> Preparation.from_json(Preparation(labels=("walk", "sit")).to_json()).labels
         ('walk', 'sit')
@@ -123,8 +153,8 @@ class Preparation:
                 "labels, window, channels, shape and ahead."
             )
         known = cls.__dataclass_fields__
-        others = sorted(str(word) for word in document if word not in known)
-        check(not others, "a preparation's words", others, f"of {', '.join(known)}")
+        others = sorted(str(name) for name in document if name not in known)
+        check(not others, "the entries of a preparation", others, f"of {', '.join(known)}")
         try:
             return cls(**document)
         except TypeError as error:
@@ -132,9 +162,65 @@ class Preparation:
 
 
 IDENTITY = Preparation()
-"""Leaves everything as it is."""
+"""Changes nothing."""
 
 
-def _ends(x: NDArray[np.float32], shape: tuple[int, ...]) -> bool:
+def _ends_with(x: Floats32, shape: tuple[int, ...]) -> bool:
     """Whether an array is one input of this shape, or several."""
     return x.shape == shape or (x.ndim == len(shape) + 1 and x.shape[1:] == shape)
+
+
+# ---- from data to a preparation ------------------------------------------------------------------
+
+
+def channel_statistics(x: Array) -> tuple[Array, Array]:
+    """Return the mean and the standard deviation of each channel of x (n, C, ...).
+
+    A constant channel has the deviation 1, so that it is only centred.
+    """
+    # Sums in float64: in float32 the sums of many windows lose digits.
+    axes = (0, *range(2, x.ndim))
+    mean = x.mean(axis=axes, dtype=np.float64)
+    deviation = x.std(axis=axes, dtype=np.float64)
+    # The deviation of a constant channel may be a rounding error; dividing by it would blow the
+    # error up to the size of a signal.
+    varies = deviation > 1e-6 * (1 + np.abs(mean))
+    return mean, np.where(varies, deviation, 1.0)
+
+
+def fit_preparation(dataset: Dataset, rows: Ints | None, standardise: bool) -> Preparation:
+    """Return the preparation of the inputs of a data set.
+
+    Images become x / top, then (x - mean) / deviation with the constants of the set. All other
+    inputs are standardised by the channel statistics of ``rows``.
+
+    Args:
+        dataset: The data set.
+        rows: A client's training rows, never its test rows. None: only what all clients share.
+        standardise: False leaves inputs as they are; images are only divided by ``top``.
+    """
+    mean = None
+    std = None
+    if dataset.pixels is not None:
+        pixels = dataset.pixels
+        mean = np.zeros(len(pixels.mean))
+        std = np.full(len(pixels.mean), pixels.top)
+        if standardise:
+            # (x / top - mean) / deviation, as one shift and one factor on the raw values.
+            mean = np.array(pixels.mean) * pixels.top
+            std = np.array(pixels.deviation) * pixels.top
+    elif standardise and rows is not None:
+        mean, std = channel_statistics(dataset.x[rows])
+    preparation = Preparation(
+        labels=dataset.labels,
+        window=dataset.window,
+        channels=dataset.channels or None,
+        shape=dataset.x.shape[1:],
+        ahead=dataset.ahead or None,
+    )
+    if mean is None or std is None:
+        return preparation
+    changes_nothing = bool((mean == 0).all()) and bool((std == 1).all())
+    if changes_nothing:
+        return preparation
+    return replace(preparation, mean=tuple(mean.tolist()), std=tuple(std.tolist()))

@@ -25,11 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data.dataset import Dataset
 from ..data.federation import Federation
-from ..data.mix import shaped
-from ..data.preparation import IDENTITY, Preparation
-from ..data.scale import constants
+from ..data.mix import resize_inputs
+from ..data.preparation import IDENTITY, Preparation, channel_statistics
 from ..errors import InputError, check
 from ..problems import MixedProblem, Problem, SquaredError, Unit
 
@@ -139,10 +137,8 @@ class Model:
             raise InputError(
                 "you gave one example; a device's mean and deviation are those of two or more."
             )
-        labels = np.zeros(len(rows), dtype=np.int64)
-        found = constants(Dataset(rows, labels, ()), np.arange(len(rows)), True)
-        mean = tuple(found.mean.tolist())
-        own = replace(self.preparation, mean=mean, std=tuple(found.deviation.tolist()))
+        mean, deviation = channel_statistics(rows)
+        own = replace(self.preparation, mean=tuple(mean.tolist()), std=tuple(deviation.tolist()))
         return replace(self, preparation=own)
 
     # ---- what is between -------------------------------------------------------------------------
@@ -156,7 +152,7 @@ class Model:
             for start in range(0, len(rows), AT_ONCE):
                 inputs = torch.from_numpy(self.preparation.apply(rows[start : start + AT_ONCE]))
                 if tuple(inputs.shape[1:]) != self.net_shape:
-                    inputs = shaped(inputs, self.net_shape)
+                    inputs = resize_inputs(inputs, self.net_shape)
                 outputs = self.module(inputs).float()
                 found.append(outputs[:, self.first : self.first + count])
         outputs = torch.cat(found)

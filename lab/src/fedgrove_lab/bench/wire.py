@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from fedgrove import api, nets, trees
 from fedgrove.core import Packet
 from fedgrove.data import load
-from fedgrove.data.files import folders
+from fedgrove.data.named_set import data_folders, find_files
 from fedgrove.data.sets import SETS
 from fedgrove.errors import EngineError, check
 from fedgrove.nets.layout import named_tensors
@@ -125,15 +125,10 @@ def train_resnet(steps: int, data_dir: DataDir = None) -> TrainedWeights:
 
 def is_available(name: str, data_dir: DataDir = None) -> bool:
     """Return whether a data set can be read without a download."""
-    forms = SETS[name].forms
-    # A set without files is generated, or comes with a package.
-    if not forms:
+    named_set = SETS[name]
+    if not named_set.needs_files:
         return True
-    for folder in folders(data_dir):
-        for form in forms:
-            if all((folder / file).exists() for file in form.files):
-                return True
-    return False
+    return find_files(data_folders(data_dir), named_set.formats) is not None
 
 
 def _images(name: str, n: int, data_dir: DataDir) -> tuple[Tensor, Tensor]:

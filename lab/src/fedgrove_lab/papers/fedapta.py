@@ -12,7 +12,7 @@ from torch import Tensor
 from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.submodel import extract_submodel
 from fedgrove.data import Federation
-from fedgrove.data.several import is_several, tasks_of
+from fedgrove.data.mix import names_several, split_names
 from fedgrove.methods.fedapta.channel_rules import LayerwiseL1, kept_weights
 from fedgrove.methods.fedapta.layer_ratios import CONV_DIMENSIONS, candidates, weight_counts
 from fedgrove.methods.fedapta.task_groups import distances
@@ -70,7 +70,7 @@ def values(scope: Scope) -> dict[str, Any]:
 def _tasks(scope: Scope) -> list[str]:
     """The tasks by name; one where the data are one set."""
     data = scope["data"]
-    return list(tasks_of(data)) if is_several(data) else [data]
+    return list(split_names(data)) if names_several(data) else [data]
 
 
 def list_replaced(scope: Scope) -> list[str]:

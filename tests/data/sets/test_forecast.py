@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fedgrove import data
-from fedgrove.data.generated import motion_forecast_dataset
-from fedgrove.data.har import uci_dataset, uci_forecast_dataset
+from fedgrove.data.sets.generated import make_motion_forecast
+from fedgrove.data.sets.har import make_uci_har, make_uci_har_forecast
 
 
 def test_targets_follow_their_window() -> None:
     """Windows are 32 samples apart: a target of 8 stands in the next window at 64 - 32."""
-    dataset = motion_forecast_dataset(1)
+    dataset = make_motion_forecast(1)
     assert dataset.targets is not None
     assert dataset.x.shape[1:] == (3, 64)
     assert dataset.targets.shape == (len(dataset.x), 24)
@@ -51,7 +51,7 @@ def test_uci_windows_are_followed_by_the_next_of_their_chain() -> None:
         "user": np.array([5, 7, 5, 7, 5]),
         "chain": np.array([0, 1, 0, 1, 0]),
     }
-    made = uci_forecast_dataset(arrays)
+    made = make_uci_har_forecast(arrays)
     assert made.targets is not None
     assert made.x[:, 0, 0].tolist() == [0, 64, 1000]
     assert made.x.shape == (3, 9, 128)
@@ -61,6 +61,6 @@ def test_uci_windows_are_followed_by_the_next_of_their_chain() -> None:
         list(range(1128, 1136)),
     ]
     assert made.y.tolist() == [2, 2, 4]
-    assert made.reach == uci_dataset(arrays).reach + 8
+    assert made.reach == make_uci_har(arrays).reach + 8
     assert made.user is not None
     assert made.user.tolist() == [0, 0, 1]

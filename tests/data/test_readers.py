@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,9 +20,9 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import fedgrove as fg
 from fedgrove import data
 from fedgrove.data import tables
-from fedgrove.data.arrays import own_defaults
+from fedgrove.data.arrays import OwnDataOptions, choose_defaults
 from fedgrove.data.build import Choices, build
-from fedgrove.data.tables import Table, Words
+from fedgrove.data.tables import InputTable
 from fedgrove.errors import InputError, InputErrors, Refusals
 
 USERS = ("watch-01", "watch-07", "watch-12")
@@ -145,17 +146,17 @@ def test_no_raw_sample_is_on_both_sides(window: int, stride: int, seed: int, row
         "b": clock[::-1].copy(),
         "y": np.repeat([0, 1, 2], rows),
     }
-    table = Table("mine", frame, "anna")
-    words = Words(label="y", window=window, stride=stride, channels=("a", "b"))
-    dataset = tables.dataset_of([table], words)
+    table = InputTable("mine", pd.DataFrame(frame), "anna")
+    options = OwnDataOptions(label="y", window=window, stride=stride, channels=("a", "b"))
+    dataset = tables.make_dataset([table], options)
     choices = Choices(seed=seed, standardise=False, partition="natural")
     assert dataset.block is not None
     if len(np.unique(dataset.block)) == len(np.unique(dataset.y)):
         # One piece of each label: nothing can be held out.
         with pytest.raises(InputError, match="five windows long"):
-            build("mine", dataset, choices, own_defaults((2, window)))
+            build("mine", dataset, choices, choose_defaults((2, window)))
         return
-    federation = build("mine", dataset, choices, own_defaults((2, window)))
+    federation = build("mine", dataset, choices, choose_defaults((2, window)))
     client = federation.client(0)
     parts = [
         set(part.x[:, 0].flatten().tolist())
@@ -183,7 +184,7 @@ def test_without_a_column_of_clients_they_are_made_up_and_that_is_said(tmp_path:
     federation = data.load(tmp_path / "all.csv", label="activity", channels=CHANNELS, clients=4)
     assert len(federation.clients) == 4
     assert federation.names == {}
-    assert federation.notes[0] == tables.NOBODY
+    assert federation.notes[0] == tables.NO_CLIENT_COLUMN
 
 
 def test_rows_of_several_people_may_be_interleaved(folder: Path, tmp_path: Path) -> None:
@@ -301,11 +302,11 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         data.load(folder, **CUT)
     text = str(caught.value)
     wanted = [
-        "watch-01.csv (client watch-01), column 'ay' holds 'oops' in 1 of 360 rows, first in line 12",
+        "watch-01.csv (client watch-01), column 'ay' contains 'oops' in 1 of 360 rows, first in line 12",
         "watch-01.csv (client watch-01), column 'ay' is empty in 1 of 360 rows, first in line 14",
         "watch-01.csv (client watch-01), column 'activity' has no label in 1 of 360 rows, first in line 13",
         "watch-07.csv (client watch-07) has no column 'az', and has 'gz' instead",
-        "watch-12.csv (client watch-12) has no 16 rows of one label one after another",
+        "watch-12.csv (client watch-12) has no 16 rows of one label in a row",
     ]
     for sentence in wanted:
         assert sentence in text
@@ -324,8 +325,8 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("y\nwalk\nsit\n", "one or more to learn from"),
         ("ax,y\n1,walk\n2,walk\n", "one class only"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
-        ("ax,y\n1e300,walk\n2,sit\n", "holds '1e300'"),
-        ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, as '1,5' in line 2"),
+        ("ax,y\n1e300,walk\n2,sit\n", r"contains '1e\+300'"),
+        ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, such as '1,5' in line 2"),
         (",ax,y\n0,1,walk\n1,2,sit\n", r"no name for column 1, .*index=False"),
         ("ax,y\n1,walk\n2,null\n", "'null' counts as an empty cell; rename it"),
     ],
@@ -342,7 +343,7 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="UTF-8"):
         data.load(tmp_path / "mine.csv", label="y")
     (tmp_path / "none").mkdir()
-    with pytest.raises(InputError, match="holds no file that ends in"):
+    with pytest.raises(InputError, match="has no file that ends in"):
         data.load(tmp_path / "none", label="y")
     with pytest.raises(InputError, match="there is no file or folder"):
         data.load(tmp_path / "nowhere", label="y")
@@ -380,8 +381,8 @@ def test_the_same_in_many_files_is_said_once(folder: Path) -> None:
     with pytest.raises(InputError) as caught:
         data.load(folder, **CUT)
     assert str(caught.value) == (
-        "watch-01.csv (client watch-01), column 'when it was' holds dates, as "
-        "'2026-03-01T10:00:00Z' in line 2; if they say in what order rows come, say so (--time "
+        "watch-01.csv (client watch-01), column 'when it was' contains dates, such as "
+        "'2026-03-01T10:00:00Z' in line 2; if they give the order of rows, use them for it (--time "
         "'when it was'), or leave it out by naming the columns that are inputs (--channels). The "
         "same in watch-07.csv, watch-12.csv."
     )
@@ -430,7 +431,7 @@ def test_notes_on_classes_and_clients(folder: Path) -> None:
     path = folder / "watch-07.csv"
     path.write_text(path.read_text().replace("walk", "Walk"))
     federation = data.load(folder, **CUT)
-    note = "classes that differ by capitals or blanks only are told apart: 'Walk' and 'walk'"
+    note = "classes that differ only by capitals or blanks are different classes: 'Walk' and 'walk'"
     assert federation.notes == (note,)
     path.unlink()
     assert "there is one client only, watch-12" in data.load(folder, **CUT).notes[0]
@@ -456,7 +457,7 @@ def test_words_of_ones_own_data_with_a_data_set_that_knows_them() -> None:
 )
 def test_bad_windows(words: dict[str, int], wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
-        Words(**words)
+        OwnDataOptions(**words)
 
 
 def test_a_client_with_one_class_is_noted(folder: Path) -> None:
@@ -678,7 +679,7 @@ def test_channels_last_is_refused_or_said() -> None:
         data.from_arrays(x, y)
     turned = data.from_arrays(x, y, channels=6)
     assert turned.shape == (6, 128)
-    assert "taken to the front" in turned.notes[0]
+    assert "moved to the front" in turned.notes[0]
     named = data.from_arrays(x, y, channels=["a", "b", "c", "d", "e", "f"])
     assert named.preparation.channels == ("a", "b", "c", "d", "e", "f")
     assert torch.equal(

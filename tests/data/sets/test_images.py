@@ -9,8 +9,8 @@ import scipy.io
 import torch
 
 from fedgrove import data
-from fedgrove.data import images
-from fedgrove.data.files import cache_folder
+from fedgrove.data.named_set import cache_folder
+from fedgrove.data.sets import images
 from fedgrove.errors import InputError
 from fedgrove.runs.files import fresh_name
 
@@ -97,7 +97,7 @@ def test_the_label_of_a_picture_stays_with_it(tmp_path):
     for part, _ in PARTS:
         paths.append(tmp_path / f"emnist-balanced-{part}-images-idx3-ubyte")
         paths.append(tmp_path / f"emnist-balanced-{part}-labels-idx1-ubyte")
-    arrays = images.emnist_set(paths)
+    arrays = images.read_emnist(paths)
     assert arrays["x"].shape == (360, 1, 28, 28)
     assert np.array_equal(arrays["x"][:, 0, 0, 0], arrays["y"])
 
@@ -182,13 +182,13 @@ def test_a_file_of_no_examples_is_named(tmp_path):
     at = tmp_path / "emnist" / "emnist-balanced-test-images-idx3-ubyte"
     at.write_bytes(idx(np.zeros((0, 28, 28))))
     (tmp_path / "emnist" / "emnist-balanced-test-labels-idx1-ubyte").write_bytes(idx(np.zeros(0)))
-    with pytest.raises(InputError, match=r"^'.*-test-images-idx3-ubyte' holds no examples; "):
+    with pytest.raises(InputError, match=r"^'.*-test-images-idx3-ubyte' has no examples; "):
         data.load("emnist", clients=3, data_dir=tmp_path)
     (tmp_path / "svhn").mkdir()
     nothing = {"X": np.zeros((32, 32, 3, 0), np.uint8), "y": np.zeros((0, 1), np.uint8)}
     for part in ("train", "test"):
         scipy.io.savemat(tmp_path / "svhn" / f"{part}_32x32.mat", nothing)
-    with pytest.raises(InputError, match=r"^'.*train_32x32.mat' holds no examples; "):
+    with pytest.raises(InputError, match=r"^'.*train_32x32.mat' has no examples; "):
         data.load("svhn", clients=3, data_dir=tmp_path)
 
 

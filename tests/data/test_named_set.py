@@ -6,12 +6,14 @@ import io
 import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedgrove import data
-from fedgrove.data import files, har, images
+from fedgrove.data import named_set
+from fedgrove.data.sets import SETS, har, images
 from fedgrove.errors import InputError
 
 
@@ -118,10 +120,10 @@ def test_cifar10_binary_folder_and_archive_agree(tmp_path):
 
 def test_cifar100_takes_the_fine_label_and_the_whole_set_needs_no_note():
     ((_, blob),) = cifar_batches(2, ["train.bin"], n=60)
-    arrays = images.records(blob, 2, "train.bin")
+    arrays = images.read_records(blob, 2, "train.bin")
     assert arrays["y"].tolist() == [i % 10 for i in range(60)]
     with pytest.raises(InputError, match="truncated"):
-        images.records(blob[:-1], 2, "train.bin")
+        images.read_records(blob[:-1], 2, "train.bin")
 
 
 def test_unpack_undoes_the_packing():
@@ -149,7 +151,7 @@ def test_wisdm_text_with_its_defects(tmp_path):
     # Line 2 holds two records, line 3 none, line 4 lacks its semicolon, line 5 its last value
     # (skipped), line 7 an unknown activity (skipped), line 8 has a comma too many.
     (tmp_path / "a.txt").write_text(RAW)
-    d = har.text_wisdm([tmp_path / "a.txt"])
+    d = har.read_text_wisdm([tmp_path / "a.txt"])
     assert d["user"].tolist() == [33, 33, 33, 33, 17, 17]
     assert d["y"].tolist() == [1, 1, 1, 1, 5, 5]
     assert d["xyz"][:, 0].tolist() == pytest.approx(
@@ -194,7 +196,7 @@ def uci_folder(root):
 
 def test_uci_har_text_folder_and_zip(tmp_path):
     uci_folder(tmp_path / "UCI HAR Dataset")
-    d = har.text_uci([tmp_path / "UCI HAR Dataset"])
+    d = har.read_text_uci([tmp_path / "UCI HAR Dataset"])
     assert d["x"].shape == (40, 9, 128)
     assert d["chain"].tolist() == np.repeat(np.arange(8), 5).tolist()
     assert sorted(set(d["y"].tolist())) == [0, 4]
@@ -222,15 +224,15 @@ def test_unpacked_copy_is_used_until_the_file_changes(tmp_path):
         return {"x": np.arange(3)}
 
     for _ in range(2):
-        assert files.unpacked("a", [source], read)["x"].tolist() == [0, 1, 2]
+        assert named_set.read_unpacked("a", [source], read)["x"].tolist() == [0, 1, 2]
     assert len(calls) == 1
     source.write_bytes(b"22")
-    files.unpacked("a", [source], read)
+    named_set.read_unpacked("a", [source], read)
     assert len(calls) == 2
     for copy in (tmp_path / "cache" / "unpacked").iterdir():
         assert not copy.name.startswith(".part-")
         copy.write_bytes(b"damaged")
-    assert files.unpacked("a", [source], read)["x"].tolist() == [0, 1, 2]
+    assert named_set.read_unpacked("a", [source], read)["x"].tolist() == [0, 1, 2]
     assert len(calls) == 3
 
 
@@ -238,7 +240,7 @@ def test_no_cache_no_copy_no_complaint(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     # A file: nothing can be written below it.
     monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "file"))
-    arrays = files.unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})
+    arrays = named_set.read_unpacked("a", [tmp_path / "file"], lambda: {"x": np.arange(2)})
     assert arrays["x"].tolist() == [0, 1]
 
 
@@ -264,13 +266,13 @@ def server(tmp_path):
 
 
 def sources(url, folder, wrong=False):
-    for file in images.IDX:
+    for file in images.IDX_FILES:
         md5 = hashlib.md5((folder / f"{file}.gz").read_bytes()).hexdigest()
-        yield files.Download(f"{url}{file}.gz", "0" * 32 if wrong else md5, f"mnist/{file}.gz")
+        yield named_set.Download(f"{url}{file}.gz", "0" * 32 if wrong else md5, f"mnist/{file}.gz")
 
 
 def test_download_with_its_checksum_then_from_the_cache(server, monkeypatch):
-    monkeypatch.setitem(images.DOWNLOADS, "mnist", tuple(sources(*server)))
+    monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], downloads=tuple(sources(*server))))
     assert total(data.load("mnist", clients=3)) == 360
     for file in server[1].iterdir():
         file.unlink()
@@ -278,15 +280,17 @@ def test_download_with_its_checksum_then_from_the_cache(server, monkeypatch):
 
 
 def test_a_wrong_checksum_is_refused_and_nothing_is_kept(server, monkeypatch, tmp_path):
-    monkeypatch.setitem(images.DOWNLOADS, "mnist", tuple(sources(*server, wrong=True)))
+    monkeypatch.setitem(
+        SETS, "mnist", replace(SETS["mnist"], downloads=tuple(sources(*server, wrong=True)))
+    )
     with pytest.raises(InputError, match="could it be downloaded"):
         data.load("mnist")
     assert not list((tmp_path / "cache" / "mnist").glob("*.gz"))
 
 
 def test_no_network_says_where_it_looked_and_what_to_do(monkeypatch, tmp_path):
-    nowhere = files.Download("http://127.0.0.1:9/x.gz", "0" * 32, "mnist/x.gz")
-    monkeypatch.setitem(images.DOWNLOADS, "mnist", (nowhere,))
+    nowhere = named_set.Download("http://127.0.0.1:9/x.gz", "0" * 32, "mnist/x.gz")
+    monkeypatch.setitem(SETS, "mnist", replace(SETS["mnist"], downloads=(nowhere,)))
     with pytest.raises(InputError) as caught:
         data.load("mnist", data_dir=tmp_path)
     for words in (str(tmp_path), "127.0.0.1:9", "FEDGROVE_DATA", "--data-dir"):

@@ -15,7 +15,7 @@ import fedgrove as fg
 from fedgrove import data, problems
 from fedgrove.core import ClientInfo
 from fedgrove.data import ClientData, Examples, Federation
-from fedgrove.data.lazy import LazyClients
+from fedgrove.data.federation import LazyClients
 from fedgrove.errors import InputError
 
 
@@ -148,13 +148,19 @@ def test_what_was_made_is_not_pickled() -> None:
         ({"clients": 0}, "clients is 0"),
         ({"classes": 1}, "classes is 1"),
         ({"client": lambda k: of_numpy()}, r"client\(0\).train must be Examples.* of two tensors"),
-        ({"client": lambda k: (k, k)}, r"client\(0\) gives a tuple; it must give a ClientData"),
-        ({"info": lambda k: ClientInfo(5)}, r"info\(0\).examples is 5; it must be what .*: 4"),
+        ({"client": lambda k: (k, k)}, r"client\(0\) returns a tuple; it must return a ClientData"),
+        (
+            {"info": lambda k: ClientInfo(5)},
+            r"info\(0\).examples is 5; it must be the number of training examples .* 4",
+        ),
         (
             {"info": lambda k: None},
-            r"info\(0\) gives a NoneType; it must give a fedgrove.ClientInfo",
+            r"info\(0\) returns a NoneType; it must return a fedgrove.ClientInfo",
         ),
-        ({"info": lambda k: 1 / 0}, r"info\(0\) raised ZeroDivisionError: .* test_lazy.py, line"),
+        (
+            {"info": lambda k: 1 / 0},
+            r"info\(0\) raised ZeroDivisionError: .* test_custom_clients.py, line",
+        ),
         ({"info": ClientInfo(4)}, "info is ClientInfo.*; it must be a function"),
         ({"client": 3}, "client is 3; it must be a function"),
         (
@@ -185,12 +191,15 @@ WRONG: list[tuple[Any, str]] = [
     (with_y(torch.tensor([0, 1, 2, 0])), "classes from 0 to 2; with classes=2 they go from 0 to 1"),
     (with_y(torch.tensor([0, 1, -100, 0])), "classes from -100 to 1"),
     (with_y(torch.tensor([[0], [1], [1], [0]])), r"y of shape \(4, 1\); the first client has"),
-    (with_y(torch.tensor([0, 1])), "info says 4 examples and there are 2 to train on"),
-    (with_y(torch.empty(0, dtype=torch.int64), 20), "info says 20 examples and there are 0"),
-    (None, "gives a NoneType; it must give a ClientData"),
-    (replace(made(0), info=None), "info gives a NoneType; it must give a fedgrove.ClientInfo"),
+    (with_y(torch.tensor([0, 1])), "info has 4 examples and there are 2 to train on"),
+    (with_y(torch.empty(0, dtype=torch.int64), 20), "info has 20 examples and there are 0"),
+    (None, "returns a NoneType; it must return a ClientData"),
+    (replace(made(0), info=None), "info returns a NoneType; it must return a fedgrove.ClientInfo"),
     (replace(made(0), test=Examples(torch.ones(3, 2), torch.zeros(2).long())), "test has x of"),
-    (replace(made(0), test=Examples(torch.ones(2, 3), torch.zeros(2).long())), "inputs are"),
+    (
+        replace(made(0), test=Examples(torch.ones(2, 3), torch.zeros(2).long())),
+        "inputs have the shape",
+    ),
     (replace(made(0), validation=(1, 2)), "validation must be Examples"),
     (replace(made(0), validation=Examples(np.ones((1, 2)), np.ones(1))), "torch.from_numpy"),
     (replace(made(0), labels=(0, 1, 2)), r"labels is \(0, 1, 2\); it must be numbers from 0 to 1"),
@@ -234,7 +243,7 @@ def test_numbers_and_labels_have_a_column_for_each_output() -> None:
     yes_or_no = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])
     federation = data.from_clients(lambda k: with_y(yes_or_no), classes=2, **words)
     assert federation.client(1).train.y.dtype == torch.float32
-    with pytest.raises(InputError, match="other values than 0 and 1"):
+    with pytest.raises(InputError, match="other values in y than 0 and 1"):
         data.from_clients(lambda k: with_y(yes_or_no + 1), classes=2, **words)
     # A problem of one's own takes what it likes, the same of every client.
     own = problems.Problem("own", lambda o, y: o[:, 0] * y[:, 0], problems.numbers().metric)

@@ -1,0 +1,335 @@
+"""A named data set: what defines it, and how its files are found, downloaded and read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pooch
+
+from ..errors import InputError, MissingError
+from .dataset import Array, Dataset
+from .federation import Defaults, Federation
+
+if TYPE_CHECKING:
+    from .build import Choices
+
+Arrays = dict[str, Array]
+SUFFIXES = (".csv", ".tsv", ".parquet", ".npz")
+"""The endings of files with a user's own data."""
+CACHE_VERSION = "1"
+"""Version of the unpacked copies. Change it if a reader returns other arrays than before."""
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """One form in which a data set is published.
+
+    Args:
+        files: The files it needs, as paths in a folder.
+        read: Reads the files into arrays.
+    """
+
+    files: tuple[str, ...]
+    read: Callable[[Sequence[Path]], Arrays]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file of the original source; ``to`` is its path in the cache, ``md5`` its checksum."""
+
+    url: str
+    md5: str
+    to: str
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    """The definition of a data set: all that lists, docs and :func:`fedgrove.data.load` know of it.
+
+    A set is either read from files (``formats`` and ``dataset``), or made without files (``make``).
+
+    Args:
+        about: One line that describes it.
+        defaults: How it is trained unless options say otherwise.
+        partition: How its examples are assigned to clients by default.
+        clients: The default number of clients; None for one per user.
+        formats: The files it is read from, in any of these forms, the preferred one first.
+        dataset: Turns the arrays read from the files into a data set.
+        source: Where to get the files.
+        downloads: Files that fedgrove downloads if they are not found. Only files with a known
+            checksum are downloaded.
+        make: ``make(users)`` makes a set that needs no files; None for the default number of users.
+        federation: Makes a federation whose clients are created when needed, without a data set.
+    """
+
+    about: str
+    defaults: Defaults
+    partition: str
+    clients: int | None = None
+    formats: tuple[FileFormat, ...] = ()
+    dataset: Callable[[Arrays], Dataset] | None = None
+    source: str = ""
+    downloads: tuple[Download, ...] = ()
+    make: Callable[[int | None], Dataset] | None = None
+    federation: Callable[[Choices, Defaults], Federation] | None = None
+
+    @property
+    def needs_files(self) -> bool:
+        """Whether the set is read from files."""
+        return bool(self.formats)
+
+
+def is_path(data: object) -> bool:
+    """Whether ``data`` names files, not a data set.
+
+    >>> is_path("users/"), is_path("mine.csv"), is_path("digits")
+    (True, True, False)
+    """
+    if isinstance(data, Path):
+        return True
+    if not isinstance(data, str):
+        return False
+    has_suffix = data.lower().endswith(SUFFIXES)
+    # Not Path.is_dir, which raises if a name is too long for the file system.
+    return has_suffix or "/" in data or "\\" in data or os.path.isdir(data)
+
+
+def read_dataset(
+    name: str, named_set: NamedSet, users: int | None, data_dir: str | Path | None
+) -> Dataset:
+    """Read or make a named data set.
+
+    Args:
+        name: The name of the set.
+        named_set: Its definition.
+        users: The number of users of a set that is made; None for its default.
+        data_dir: The folder with the files; None for ``FEDGROVE_DATA`` and the cache.
+
+    Raises:
+        MissingError: The files were not found and could not be downloaded.
+        InputError: A file is not what it should be.
+    """
+    if named_set.make is not None:
+        return named_set.make(users)
+    assert named_set.dataset is not None
+    dataset = named_set.dataset(_read_arrays(name, named_set, data_dir))
+
+    examples = len(dataset.x)
+    labels = len(dataset.y)
+    # ``initial`` because an empty array has neither a minimum nor a maximum.
+    lowest = dataset.y.min(initial=0)
+    highest = dataset.y.max(initial=0)
+    labels_are_known = lowest >= 0 and highest < len(dataset.labels)
+    if examples != labels or not labels_are_known:
+        raise InputError(
+            f"the files of {name} do not agree: {examples} examples, {labels} labels up to "
+            f"{highest}; download them again."
+        )
+    return dataset
+
+
+# ---- finding and downloading files ---------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Return the folder of ``FEDGROVE_CACHE``, or the user's own cache."""
+    return Path(os.environ.get("FEDGROVE_CACHE") or pooch.os_cache("fedgrove"))
+
+
+def data_folders(data_dir: str | Path | None) -> list[Path]:
+    """Return where to look, in order: the folder given (or ``FEDGROVE_DATA``), then the cache."""
+    option = "data_dir"
+    folder = data_dir
+    if folder is None:
+        option = "FEDGROVE_DATA"
+        folder = os.environ.get("FEDGROVE_DATA")
+    # A variable that is set but empty counts as not set.
+    if not folder:
+        return [cache_folder()]
+    if not Path(folder).is_dir():
+        raise InputError(
+            f"{option} is '{folder}', which is not a folder; "
+            f"give the folder that contains the data files."
+        )
+    return [Path(folder), cache_folder()]
+
+
+def _read_arrays(name: str, named_set: NamedSet, data_dir: str | Path | None) -> Arrays:
+    """Find a set in any of its forms, download it if necessary, and read it."""
+    places = data_folders(data_dir)
+    found = find_files(places, named_set.formats)
+    if found is None and named_set.downloads:
+        _download(name, named_set, places)
+        found = find_files(places, named_set.formats)
+    if found is None:
+        files = " or ".join(f"'{each.files[0]}'" for each in named_set.formats)
+        raise MissingError(
+            f"{name} was not found: looked for {files} in {_list_folders(places)}"
+            f"{_describe_incomplete(places, named_set.formats)}. {_advise(named_set)}; "
+            f"digits, motion, rooms, tags and diabetes need no files."
+        )
+    paths, file_format = found
+    return read_unpacked(name, paths, lambda: file_format.read(paths))
+
+
+def find_files(
+    places: Sequence[Path], formats: Sequence[FileFormat]
+) -> tuple[list[Path], FileFormat] | None:
+    """Return the first form whose files are all in one folder: by folder, then by form."""
+    for place in places:
+        for file_format in formats:
+            paths = [_plain_or_gzipped(place / file) for file in file_format.files]
+            if all(path.exists() for path in paths):
+                return paths, file_format
+    return None
+
+
+def _describe_incomplete(places: Sequence[Path], formats: Sequence[FileFormat]) -> str:
+    """Return which files of an incomplete set are missing, as the end of a sentence."""
+    for place in places:
+        for file_format in formats:
+            missing = []
+            for file in file_format.files:
+                if not _plain_or_gzipped(place / file).exists():
+                    missing.append(f"'{file}'")
+            if len(missing) < len(file_format.files):
+                return f", where of {len(file_format.files)} files {', '.join(missing)} is missing"
+    return ""
+
+
+def _plain_or_gzipped(path: Path) -> Path:
+    """Return the path of a ``.gz`` file, or of its decompressed version if there is one."""
+    # A .tar.gz is read as it is; the readers do not expect the .tar next to it.
+    may_be_decompressed = path.suffix == ".gz" and not path.name.endswith(".tar.gz")
+    if may_be_decompressed:
+        decompressed = path.with_name(path.name.removesuffix(".gz"))
+        if decompressed.exists():
+            return decompressed
+    return path
+
+
+def _list_folders(places: Sequence[Path]) -> str:
+    return " and ".join(f"'{place}'" for place in places)
+
+
+def _advise(named_set: NamedSet) -> str:
+    return (
+        f"Get it from {named_set.source}, put it in a folder and give that folder as FEDGROVE_DATA "
+        "or --data-dir"
+    )
+
+
+def _download(name: str, named_set: NamedSet, places: Sequence[Path]) -> None:
+    for download in named_set.downloads:
+        target = cache_folder() / download.to
+        try:
+            pooch.retrieve(
+                download.url, f"md5:{download.md5}", fname=target.name, path=target.parent
+            )
+        # Network, TLS, checksum or disk, from any of the libraries below pooch: whatever went
+        # wrong, the user needs the same advice.
+        except Exception as error:
+            reason = type(error).__name__
+            if str(error):
+                reason = str(error).splitlines()[0][:160]
+            raise MissingError(
+                f"{name} is neither in {_list_folders(places)} nor could it be downloaded from "
+                f"{download.url} ({reason}). {_advise(named_set)}."
+            ) from error
+
+
+# ---- unpacked copies: decompressing and parsing are slow, loading plain arrays is not ------------
+
+
+def read_unpacked(name: str, paths: Sequence[Path], read: Callable[[], Arrays]) -> Arrays:
+    """Return what ``read`` returns, kept uncompressed in the cache.
+
+    The copy is used until a file changes in size or time. Without a writable cache no copy is kept
+    and nothing fails.
+    """
+    # A colon ("emnist:letters") is not allowed in file names on every system.
+    target = cache_folder() / "unpacked" / f"{name.replace(':', '-')}-{_digest(paths)}.npz"
+    # A copy that is missing or damaged, in any of the ways np.load reports it, is made again.
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
+        np.load(target) as copy,
+    ):
+        return {key: copy[key] for key in copy.files}
+    fresh = read()
+    with contextlib.suppress(OSError):
+        _write(target, fresh)
+    return fresh
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """Return a digest of every source file's path, size and modification time."""
+    marks = []
+    for path in paths:
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            status = file.stat()
+            marks.append((str(file.absolute()), status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(repr((CACHE_VERSION, marks)).encode()).hexdigest()[:16]
+
+
+def _write(target: Path, fresh: Arrays) -> None:
+    """Write next to the target, then rename: a reader sees all of it or nothing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, **fresh)  # type: ignore[arg-type]
+        os.replace(name, target)
+    finally:
+        # After a successful rename there is nothing left to remove.
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+# ---- npz files -----------------------------------------------------------------------------------
+
+
+def read_npz(path: Path, names: Sequence[str] = (), source: str = "") -> Arrays:
+    """Read all arrays of an npz file.
+
+    Args:
+        path: The file.
+        names: Arrays that it must have.
+        source: How messages call the file; by default its path.
+
+    Raises:
+        InputError: It cannot be read, holds pickled objects (loading one can run code), or lacks
+            an array.
+    """
+    source = source or str(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if isinstance(file, np.ndarray):
+                raise ValueError("it holds one bare array")
+            contents = {key: file[key] for key in file.files}
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no file '{path}'; give an existing npz file with arrays x, y and client."
+        ) from None
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"'{path}' cannot be read as npz ({error}); "
+            f"write it with numpy.savez from plain number or text arrays."
+        ) from error
+    missing = [name for name in names if name not in contents]
+    if missing:
+        present = ", ".join(sorted(contents)) or "none"
+        raise InputError(
+            f"'{source}' has no array {', '.join(missing)} (it has {present}); "
+            f"add it and save the file again."
+        )
+    return contents
