@@ -93,7 +93,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
             "run fedavg --data digits+motion",
             "inputs of digits (1, 8, 8), motion (3, 64) cannot be brought to one shape: ",
         ),
-        ("run fedavg --data crowd+digits", "the clients of crowd are made when they are needed; "),
+        ("run fedavg --data crowd+digits", "the clients of crowd are created when needed; "),
         (
             "run fedavg --data rooms+tags --clients 1",
             "clients is 1; it must be at least 2, one for each data set.",
@@ -108,7 +108,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         ),
         (
             "run fedavg --data rooms+tags --partition dirichlet:.5",
-            "partition dirichlet:.5 deals by class, and the targets of rooms are numbers; ",
+            "partition dirichlet:.5 needs classes, and the targets of rooms are numbers; ",
         ),
         ("run fedavg --data digits:grey", "digits:grey has no colours to leave out; "),
         ("run fedavg --partition iid:0", "partition is 'iid:0'; it must be iid:N with N above 0."),

@@ -113,7 +113,7 @@ TIMES = "client,second,up,down\n"
         (HEAD + "0,1,1,1,1\n0,2,2,2,2\n", "line 3: client 0 has a line already; give it one."),
         (HEAD + "0,1,1,1\n", "own.csv has 4 cells in line 2 and 5 names of columns in the first"),
         (HEAD, "own.csv has only its first line; it must have a line for each client."),
-        ("", "own.csv has the columns none; a profile has client, up, down, speed, memory and a"),
+        ("", "own.csv is empty; its first line must have the names of the columns."),
         ("client,bandwidth\n0,1\n", "has the columns client, bandwidth; a profile has"),
         (TIMES[:-1] + ",speed\n0,0,1,1,1\n", "has the columns client, second, up, down, speed; a"),
         (TIMES + "0,1,1,1\n", "line 2: client 0 begins at second 1; its first line must have s"),

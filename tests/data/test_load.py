@@ -272,7 +272,7 @@ def test_a_pickle_is_never_opened(tmp_path):
         with pytest.raises(InputError, match="cannot be read as npz"):
             data.load(tmp_path / name)
     np.savez(tmp_path / "half.npz", x=np.zeros((3, 1)))
-    with pytest.raises(InputError, match="no array y"):
+    with pytest.raises(InputError, match="has no y"):
         data.load(tmp_path / "half.npz")
 
 

@@ -323,7 +323,7 @@ def test_everything_that_is_wrong_is_said_at_once(folder: Path) -> None:
         ("ax,ax,y\n1,2,3\n", "more than one column 'ax'"),
         ("ax,y\n1,2,3\n", "3 cells in line 2 and 2 names"),
         ("y\nwalk\nsit\n", "one or more to learn from"),
-        ("ax,y\n1,walk\n2,walk\n", "one class only"),
+        ("ax,y\n1,walk\n2,walk\n", "column 'y' is 'walk'; it must be of two classes or more"),
         ("ax,device,y\n1,phone,walk\n2,phone,sit\n", "leave it out by naming"),
         ("ax,y\n1e300,walk\n2,sit\n", r"contains '1e\+300'"),
         ("ax;y\n1,5;walk\n2,5;sit\n", "numbers with a decimal comma, such as '1,5' in line 2"),
@@ -581,7 +581,7 @@ def test_bad_torch_datasets() -> None:
 
     for made, wanted in (
         (Endless(), "without a length"),
-        (Odd(), "different shapes"),
+        (Odd(), "cannot be stacked .* of the same shape"),
         (Alone(), "must be \\(x, y\\)"),
     ):
         with pytest.raises(InputError, match=wanted):
@@ -655,7 +655,9 @@ def test_what_is_none_of_these() -> None:
         data.load(7)
     with pytest.raises(InputError, match="without targets"):
         data.load(np.zeros((5, 3)))
-    with pytest.raises(InputError, match="empty dictionary"):
+    with pytest.raises(
+        InputError, match="data is {}; it must be a dictionary with one client or more"
+    ):
         data.load({})
 
 

@@ -255,7 +255,7 @@ def _read_file(path: str) -> pd.DataFrame:
     from .readers import read_csv
 
     try:
-        frame = read_csv(Path(path), path, all_text=True)
+        frame = read_csv(Path(path), path).fillna("").apply(lambda column: column.str.strip())
     except OSError as error:
         raise InputError(
             f"the devices in {path} cannot be read: {error.strerror or error}; give the path of a "

@@ -36,8 +36,6 @@ MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
 """Texts of empty cells, in small letters."""
 MAX_FINDINGS = 20
 """The most findings that are listed; the others are counted."""
-MAX_PLACES = 5
-"""The most tables that are listed for a finding they share; the others are counted."""
 MAX_COLUMNS = 12
 """The most columns that a message lists."""
 MIN_CLOCK_ROWS = 10
@@ -48,9 +46,7 @@ MAX_EXACT = 2.0**53
 """Below this every whole number is exact as a float."""
 GAP = 3.0
 """A step of the clock is a gap if it is larger than the usual step by this factor."""
-NO_CLIENT_COLUMN = (
-    "no column gives the client of a row (client): rows are assigned to artificial clients"
-)
+NO_CLIENT_COLUMN = "no column gives the client of a row: rows are assigned to artificial clients"
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -62,27 +58,24 @@ class InputTable:
 
     Args:
         source: How messages call the table, such as the name of its file.
-        frame: Its columns.
+        frame: Its columns. If its index is called "line", it has the line of each row in a file.
         client: The client of all rows, if the name of the file gives it.
-        first_line: The line of the first row in its file; 0 if there is no file: rows are then
-            counted from 0.
     """
 
     source: str
     frame: pd.DataFrame
     client: str = ""
-    first_line: int = 0
 
     @property
     def place(self) -> str:
         """The table, for a message."""
         return describe_place(self.source, self.client)
 
-    def describe_row(self, row: int) -> str:
-        """Return the position of a row, for a message."""
-        if self.first_line:
-            return f"line {row + self.first_line}"
-        return f"row {row}"
+    def describe_first(self, is_found: Flags) -> str:
+        """Return the number of rows found and the position of the first, for a message."""
+        name = self.frame.index.name or "row"
+        first = f"first in {name} {self.frame.index[is_found.argmax()]}"
+        return f"in {is_found.sum()} of {len(is_found)} rows, {first}"
 
 
 def describe_place(source: str, client: str) -> str:
@@ -90,6 +83,18 @@ def describe_place(source: str, client: str) -> str:
     if client and client not in source.split():
         return f"{source} (client {client})"
     return source
+
+
+def list_some(names: Sequence[str], most: int = 5) -> str:
+    """List the first names, and count the others."""
+    listed = ", ".join(names[:most])
+    if len(names) > most:
+        listed += f" and {len(names) - most} more"
+    return listed
+
+
+def _quote(names: Sequence[str]) -> str:
+    return list_some([f"'{name}'" for name in names], MAX_COLUMNS)
 
 
 @dataclass
@@ -106,17 +111,15 @@ class Findings:
 
     def add_repeated(self, kind: str, sentence: str, table: str) -> None:
         """Add a finding that is reported once for all tables in which it is of the same kind."""
-        if kind in self.repeated:
-            self.repeated[kind].append(table)
-        else:
-            self.repeated[kind] = [sentence]
+        found = self.repeated.setdefault(kind, [])
+        found.append(table if found else sentence)
 
     def refuse(self) -> None:
         """Raise an error with all findings, if there are any."""
         found = []
         for sentence, *others in self.repeated.values():
             if others:
-                sentence += f" The same in {_list_some(others, MAX_PLACES)}."
+                sentence += f" The same in {list_some(others)}."
             found.append(sentence)
         found.extend(self.sentences)
         if len(found) > MAX_FINDINGS:
@@ -125,42 +128,27 @@ class Findings:
             raise together(found)
 
 
-def _list_some(names: Sequence[str], most: int) -> str:
-    """List the first names, and count the others."""
-    listed = ", ".join(names[:most])
-    if len(names) > most:
-        listed += f" and {len(names) - most} more"
-    return listed
-
-
-def _quote(names: Sequence[str]) -> str:
-    return _list_some([f"'{name}'" for name in names], MAX_COLUMNS)
-
-
 # ---- from tables to a data set -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Rows:
-    """The rows of one or more tables, by table, client and time.
+class _Recordings:
+    """The rows of one or more tables, sorted by table, client and time.
 
-    A recording is the rows of one client in one table. A piece is a part of it without gaps.
+    signal: The inputs (n, channels).
+    target: Numbers, or texts.
+    rows: For each row the table (source), the name of the client, which may be empty, the number of
+        the recording, which is the rows of one client in one table, and of the piece of it that has
+        no gaps.
     """
 
     signal: Floats
-    """(n, channels)."""
     target: Array
-    """Numbers, or texts."""
-    client: Array
-    """The names of the clients; empty if they have none."""
-    recording: Ints
-    piece: Ints
-    source: Array
-    """The name of the table."""
+    rows: pd.DataFrame
 
-    def place(self, row: int) -> str:
+    def describe(self, row: int) -> str:
         """Return the table and the client of a row, for a message."""
-        return describe_place(self.source[row], self.client[row])
+        return describe_place(self.rows["source"].iloc[row], self.rows["client"].iloc[row])
 
 
 def make_dataset(
@@ -178,60 +166,58 @@ def make_dataset(
     """
     label = options.label
     if not isinstance(label, str):
-        columns = ", ".join(tables[0].frame.columns)
+        columns = ", ".join(tables[0].frame)
         raise InputError(
             f"label is not given, and {tables[0].source} has the columns {columns}; say which one "
             f"is to be predicted (--label NAME, in Python label=NAME)."
         )
-    _check_columns_exist(tables, options)
     findings = Findings()
+    _find_wrong_options(tables, options, findings)
+    findings.refuse()
     channels = _find_channels(tables, options, findings)
     parts = []
     for table in tables:
-        part = _read_rows(table, options, channels, findings)
-        if part is not None:
-            parts.append(part)
+        parts.extend(_read_table(table, options, channels, findings))
     if parts:
-        rows = _join_rows(parts)
-        if not isinstance(options.channels, tuple):
-            _find_clocks(rows, channels, findings)
         _find_mixed_targets(parts, label, findings)
-        numeric = any(is_numbers(part.target) for part in parts)
+        recordings = _join(parts)
+        if not isinstance(options.channels, tuple):
+            _find_clocks(recordings, channels, findings)
         if options.window is not None:
-            _find_short_clients(rows, options.window, numeric, findings)
+            _find_short_clients(recordings, options.window, findings)
     findings.refuse()
     if not channels:
         raise InputError(
             f"{tables[0].source} has no input column, only '{label}' and the columns of client and "
             "time; there must be one or more to learn from."
         )
-    return _build_dataset(rows, options, channels, tuple(notes))
+    return _build_dataset(recordings, options, channels, notes)
 
 
-def _check_columns_exist(tables: Sequence[InputTable], options: OwnDataOptions) -> None:
-    """Refuse columns that no table has: then the option is wrong, not every table."""
-    findings = Findings()
+def _find_wrong_options(
+    tables: Sequence[InputTable], options: OwnDataOptions, findings: Findings
+) -> None:
+    """Report columns that no table has: then the option is wrong, not every table."""
     present = list(dict.fromkeys(name for table in tables for name in table.frame))
+    places = tables[0].source if len(tables) == 1 else f"any of the {len(tables)} tables"
     for option in ("label", "client", "time"):
         column = getattr(options, option)
         if column is None or str(column) in present:
             continue
         near = nearest(str(column), present)
         hint = f"; did you mean '{near}'?" if near else "."
-        places = tables[0].source if len(tables) == 1 else f"any of the {len(tables)} tables"
         findings.add(
             f"{option} is '{column}', which is not a column of {places}{hint} There are: "
             f"{_quote(present)}."
         )
-    findings.refuse()
 
 
 def _find_channels(
     tables: Sequence[InputTable], options: OwnDataOptions, findings: Findings
 ) -> tuple[str, ...]:
     """Return the columns that are inputs; report columns that are missing or not expected."""
-    special = []
-    for column in (options.label, options.client, options.time):
+    special = [str(options.label)]
+    for column in (options.client, options.time):
         if column is not None:
             special.append(str(column))
     are_named = isinstance(options.channels, tuple)
@@ -241,9 +227,8 @@ def _find_channels(
         check(not both, "channels", list(channels), f"without {', '.join(both)}")
     else:
         # The columns of most tables: then messages name the tables that differ.
-        columns = Counter(tuple(sorted(table.frame)) for table in tables)
-        usual = columns.most_common(1)[0][0]
-        model = next(table for table in tables if tuple(sorted(table.frame)) == usual)
+        usual = Counter(frozenset(table.frame) for table in tables).most_common(1)[0][0]
+        model = next(table for table in tables if set(table.frame) == usual)
         channels = tuple(name for name in model.frame if name not in special)
         if isinstance(options.channels, int):
             allowed = f"the {len(channels)} columns other than {', '.join(special)}, or their names"
@@ -270,86 +255,75 @@ def _find_channels(
 # ---- one table -----------------------------------------------------------------------------------
 
 
-def _read_rows(
+def _read_table(
     table: InputTable, options: OwnDataOptions, channels: Sequence[str], findings: Findings
-) -> _Rows | None:
-    """Read the rows of a table, sorted by client and time; report what is wrong in its cells."""
-    n = len(table.frame)
-    if n == 0:
+) -> list[_Recordings]:
+    """Read a table, sorted by client and time; report what is wrong in its cells.
+
+    Returns:
+        The recordings; none if the table has no rows, no label or no client.
+    """
+    frame = table.frame
+    if not len(frame):
         findings.add(f"{table.place} has no rows.")
-        return None
+        return []
     signal = _read_signal(table, channels, findings)
-    target = _read_target(table, str(options.label), findings)
-    client = _read_clients(table, options.client, findings)
-    clock = np.zeros(n)
-    if options.time is not None and options.time in table.frame:
+    for name in (options.label, options.client, options.time):
+        if name is not None and str(name) not in frame:
+            # Reported with the channels.
+            return []
+    target = _read_target(table, options.label, findings)
+    client = pd.Series(table.client, frame.index, dtype=object)
+    if options.client is not None:
+        client = _read_clients(table, str(options.client), findings)
+    clock = np.zeros(len(frame))
+    if options.time is not None:
         clock = _read_clock(table, options.time, findings)
-    if target is None or client is None:
-        return None
-    number = pd.factorize(client, sort=True)[0]
+    code = pd.factorize(client, sort=True)[0]
     # Sorts by the last key first. Stable: rows of one moment stay in the order of the file.
-    order = np.lexsort((clock, number))
-    recording = number_runs(number[order])
-    return _Rows(
-        signal[order],
-        target[order],
-        client[order],
-        recording,
-        number_pieces(clock[order], recording),
-        np.full(n, table.source, dtype=object),
+    order = np.lexsort((clock, code))
+    recording = number_runs(code[order])
+    rows = pd.DataFrame(
+        {
+            "source": table.source,
+            "client": client.to_numpy()[order],
+            "recording": recording,
+            "piece": number_pieces(clock[order], recording),
+        }
     )
+    return [_Recordings(signal[order], target[order], rows)]
 
 
-def parse_cells(column: pd.Series) -> tuple[Floats, Flags, Flags]:
+def parse_numbers(column: pd.Series) -> tuple[Floats, Flags, Flags]:
     """Read a column as numbers.
 
     Returns:
         The numbers, NaN in other cells; which cells are empty; and which contain anything else.
     """
+    missing = column.isna().to_numpy()
     if column.dtype.kind in "biuf":
         values = column.to_numpy(np.float64, na_value=np.nan)
-        # NaN compares as false, so an empty cell is not wrong as well.
-        return values, np.isnan(values), np.abs(values) > MAX_NUMBER
-    code, cells = _factorize(column)
-    # Empty cells have the code -1, which is the last entry.
-    numbers = np.array([*(_parse_number(cell) for cell in cells), np.nan])
-    empty = np.array([*(is_missing(cell) for cell in cells), True])
-    values = numbers[code]
-    missing = empty[code]
-    is_no_number = np.isnan(values) & ~missing
-    return values, missing, is_no_number | (np.abs(values) > MAX_NUMBER)
+    elif column.dtype.kind == "M":
+        values = np.full(len(column), np.nan)
+    else:
+        code, cells = _factorize(column)
+        missing = missing | cells.str.strip().str.lower().isin(MISSING).to_numpy()[code]
+        values = pd.to_numeric(cells, errors="coerce").to_numpy(np.float64)[code]
+    is_number = np.abs(values) <= MAX_NUMBER
+    return values, missing, ~is_number & ~missing
 
 
-def _factorize(column: pd.Series) -> tuple[Ints, Array]:
-    """Number the distinct cells of a column, so that each is looked at once; -1 for NaN."""
-    try:
-        code, cells = pd.factorize(column.astype(object))
-    except TypeError:
-        # Cells that cannot be hashed, such as arrays.
-        code, cells = pd.factorize(column.astype(str).astype(object))
-    return code, np.asarray(cells, dtype=object)
-
-
-def _parse_number(cell: Any) -> float:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return np.nan
-
-
-def is_missing(cell: Any) -> bool:
-    """Whether a cell is empty.
-
-    >>> is_missing(" N/A "), is_missing("walk"), is_missing(0)
-    (True, False, False)
-    """
-    return isinstance(cell, str) and cell.strip().lower() in MISSING
+def _factorize(column: pd.Series) -> tuple[Ints, pd.Series]:
+    """Return the number of each cell, and the distinct texts: of labels there are only a few."""
+    code, cells = pd.factorize(column.astype(str), use_na_sentinel=False)
+    return code, pd.Series(cells)
 
 
 def _show(cell: Any) -> str:
     """Return a cell for a message, cut if it is long; empty cells are ''."""
-    text = "" if pd.api.types.is_scalar(cell) and pd.isna(cell) else str(cell)
-    text = " ".join(text.split())
+    text = " ".join(str(cell).split())
+    if text == "nan":
+        text = ""
     if len(text) > 40:
         text = f"{text[:40]}..."
     return f"'{text}'"
@@ -359,41 +333,37 @@ def _read_signal(table: InputTable, channels: Sequence[str], findings: Findings)
     """Read the input columns, NaN if a cell is not a number."""
     frame = table.frame
     signal = np.full((len(frame), len(channels)), np.nan)
-    present = [(position, name) for position, name in enumerate(channels) if name in frame]
-    for position, name in present:
-        if frame[name].dtype.kind in "biuf":
+    for position, name in enumerate(channels):
+        if name in frame and frame[name].dtype.kind in "biuf":
             signal[:, position] = frame[name].to_numpy(np.float64, na_value=np.nan)
     # Checked together: column by column, ten thousand columns take seconds. NaN compares as false.
     is_valid = (np.abs(signal) <= MAX_NUMBER).all(axis=0)
-    for position, name in present:
-        if not is_valid[position]:
+    for position, name in enumerate(channels):
+        if name in frame and not is_valid[position]:
             signal[:, position] = _read_channel(table, name, findings)
     return signal
 
 
 def _read_channel(table: InputTable, name: str, findings: Findings) -> Floats:
     """Read an input column and report cells that are not numbers."""
-    column = table.frame[name]
-    values, missing, wrong = parse_cells(column)
-    n = len(values)
+    values, missing, wrong = parse_numbers(table.frame[name])
     where = f"{table.place}, column '{name}'"
+    cell = table.frame[name].iloc[wrong.argmax()]
+    if wrong.any() and (wrong | missing).all():
+        kind, advice = _explain_no_numbers(name, cell)
+        first = table.describe_first(wrong).partition("first ")[2]
+        sentence = f"{where} contains {kind}, such as {_show(cell)} {first}; {advice}."
+        findings.add_repeated(f"{name} {kind}", sentence, table.source)
+        return values
     if wrong.any():
-        first = int(wrong.argmax())
-        cell = column.iloc[first]
-        if wrong.sum() + missing.sum() == n:
-            kind, advice = _explain_no_numbers(name, cell)
-            row = table.describe_row(first)
-            sentence = f"{where} contains {kind}, such as {_show(cell)} in {row}; {advice}."
-            findings.add_repeated(f"{name} {kind}", sentence, table.source)
-            return values
         findings.add(
-            f"{where} contains {_show(cell)} in {wrong.sum()} of {n} rows, first in "
-            f"{table.describe_row(first)}; every cell of an input must be a number."
+            f"{where} contains {_show(cell)} {table.describe_first(wrong)}; every cell of an input "
+            "must be a number."
         )
     if missing.any():
         findings.add(
-            f"{where} is empty in {missing.sum()} of {n} rows, first in "
-            f"{table.describe_row(int(missing.argmax()))}; fill these cells or leave the rows out."
+            f"{where} is empty {table.describe_first(missing)}; fill these cells or leave the rows "
+            "out."
         )
     return values
 
@@ -401,7 +371,7 @@ def _read_channel(table: InputTable, name: str, findings: Findings) -> Floats:
 def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
     """Return what a column without a single number contains, by one of its cells, and advice."""
     leave_out = "leave it out by naming the columns that are inputs (--channels)"
-    if isinstance(cell, str) and re.fullmatch(r"-?[0-9]+,[0-9]+", cell.strip()):
+    if re.fullmatch(r"-?[0-9]+,[0-9]+", str(cell).strip()):
         return "numbers with a decimal comma", "write them with a point"
     if not np.isnan(_parse_times(pd.Series([cell]))[0]):
         order = f"if they give the order of rows, use them for it (--time {shlex.quote(name)})"
@@ -409,66 +379,50 @@ def _explain_no_numbers(name: str, cell: Any) -> tuple[str, str]:
     return "values that are not numbers", leave_out
 
 
-def _read_target(table: InputTable, label: str, findings: Findings) -> Array | None:
+def _read_target(table: InputTable, label: str, findings: Findings) -> Array:
     """Read the targets of a table: numbers if all cells are numbers, else texts."""
-    if label not in table.frame:
-        return None
     column = table.frame[label]
+    code, cells = _factorize(column)
+    texts = cells.str.strip().to_numpy(object)[code]
     if column.dtype.kind == "b":
-        return np.asarray(column.astype(str), dtype=object)
-    values, missing, wrong = parse_cells(column)
+        return texts
+    values, missing, wrong = parse_numbers(column)
     if missing.any():
-        first = int(missing.argmax())
-        cell = _show(column.iloc[first])
+        cell = _show(column.iloc[missing.argmax()])
         advice = "fill these cells or leave the rows out"
         if cell != "''":
             # In some data sets a class is called null or none.
             advice = f"{cell} counts as an empty cell; rename it if it is a class"
-        findings.add(
-            f"{table.place}, column '{label}' has no label in {missing.sum()} of {len(column)} "
-            f"rows, first in {table.describe_row(first)}; {advice}."
-        )
+        where = f"{table.place}, column '{label}'"
+        findings.add(f"{where} has no label {table.describe_first(missing)}; {advice}.")
     # Larger whole numbers are not exact as floats: then the texts are the classes.
-    are_exact = bool((np.abs(values[~missing]) < MAX_EXACT).all())
-    if not wrong.any() and (are_exact or is_numbers(values[~missing])):
+    known = values[~missing]
+    are_exact = bool((np.abs(known) < MAX_EXACT).all())
+    if not wrong.any() and (are_exact or is_numbers(known)):
         return values
-    code, cells = _factorize(column)
-    return np.array([*(str(cell).strip() for cell in cells), ""], dtype=object)[code]
+    return texts
 
 
-def _read_clients(table: InputTable, name: Any, findings: Findings) -> Array | None:
-    """Read the client of each row as text; empty if there is no column of clients."""
-    if name is None:
-        return np.full(len(table.frame), table.client, dtype=object)
-    if str(name) not in table.frame:
-        return None
-    column = table.frame[str(name)]
-    code, cells = _factorize(column)
-    names = np.array([*(_read_name(cell) for cell in cells), ""], dtype=object)[code]
-    missing = names == ""
+def _read_clients(table: InputTable, name: str, findings: Findings) -> pd.Series:
+    """Read the names of the clients: 7 and 7.0 are the same."""
+    column = table.frame[name]
+    if column.dtype.kind == "f" and bool((column.dropna() % 1 == 0).all()):
+        column = column.astype("Int64")
+    _, missing, _ = parse_numbers(column)
     if missing.any():
         findings.add(
-            f"{table.place}, column '{name}' has no client in {missing.sum()} of {len(column)} "
-            f"rows, first in {table.describe_row(int(missing.argmax()))}; fill these cells or "
-            "leave the rows out."
+            f"{table.place}, column '{name}' has no client {table.describe_first(missing)}; fill "
+            "these cells or leave the rows out."
         )
-    return names
-
-
-def _read_name(cell: Any) -> str:
-    """Return the name of a client: 7 and 7.0 are the same; empty for an empty cell."""
-    if is_missing(cell):
-        return ""
-    if isinstance(cell, float) and cell.is_integer():
-        return str(int(cell))
+    code, cells = _factorize(column)
     # A line break in a name would break printed tables.
-    return " ".join(str(cell).split())
+    return cells.str.split().str.join(" ").astype(object)[code]
 
 
 def _read_clock(table: InputTable, name: str, findings: Findings) -> Floats:
     """Read a column of times: numbers, or dates such as 2024-05-17T10:00:00."""
     column = table.frame[name]
-    values, missing, wrong = parse_cells(column)
+    values, missing, wrong = parse_numbers(column)
     bad = missing | wrong
     if wrong.any():
         seconds = _parse_times(column)
@@ -477,11 +431,10 @@ def _read_clock(table: InputTable, name: str, findings: Findings) -> Floats:
             values = seconds
             bad = np.isnan(seconds)
     if bad.any():
-        first = int(bad.argmax())
+        cell = _show(column.iloc[bad.argmax()])
         findings.add(
-            f"{table.place}, column '{name}' contains {_show(column.iloc[first])} in "
-            f"{table.describe_row(first)}, and {bad.sum()} such cells of {len(column)}; times are "
-            "numbers, or dates such as 2024-05-17T10:00:00."
+            f"{table.place}, column '{name}' contains {cell} or similar "
+            f"{table.describe_first(bad)}; times are numbers, or dates such as 2024-05-17T10:00:00."
         )
     return values
 
@@ -510,29 +463,35 @@ def number_pieces(clock: Floats, recording: Ints) -> Ints:
 # ---- all tables together -------------------------------------------------------------------------
 
 
-def _join_rows(parts: Sequence[_Rows]) -> _Rows:
-    """Join the rows of all tables; recordings of different tables stay apart."""
-    recordings: list[Ints] = []
-    for part in parts:
-        first = recordings[-1][-1] + 1 if recordings else 0
-        recordings.append(part.recording + first)
-    return _Rows(
-        np.concatenate([part.signal for part in parts]),
-        np.concatenate([part.target for part in parts]),
-        np.concatenate([part.client for part in parts]),
-        np.concatenate(recordings),
-        np.concatenate([part.piece for part in parts]),
-        np.concatenate([part.source for part in parts]),
-    )
+def _join(parts: Sequence[_Recordings]) -> _Recordings:
+    """Join the recordings of all tables."""
+    rows = pd.concat([part.rows for part in parts], keys=range(len(parts)), names=["table", None])
+    # A table numbers its recordings from 0.
+    tables = rows.index.get_level_values("table").to_numpy()
+    rows["recording"] = number_runs(tables, rows["recording"].to_numpy())
+    signal = np.concatenate([part.signal for part in parts])
+    return _Recordings(signal, np.concatenate([part.target for part in parts]), rows)
 
 
-def _find_clocks(rows: _Rows, channels: Sequence[str], findings: Findings) -> None:
+def _find_mixed_targets(parts: Sequence[_Recordings], label: str, findings: Findings) -> None:
+    """Report a table whose labels are numbers if those of another are texts."""
+    places = {part.target.dtype.kind: part.describe(0) for part in reversed(parts)}
+    if len(places) > 1:
+        findings.add(
+            f"{places['f']}, column '{label}' contains numbers and in {places['O']} texts; use one "
+            "or the other in all tables."
+        )
+
+
+def _find_clocks(recordings: _Recordings, channels: Sequence[str], findings: Findings) -> None:
     """Report columns that grow with every row: a network would learn when, not what."""
-    if np.bincount(rows.recording).max() < MIN_CLOCK_ROWS:
+    number = recordings.rows["recording"].to_numpy()
+    if np.bincount(number).max() < MIN_CLOCK_ROWS:
         return
-    is_inside = np.diff(rows.recording) == 0
+    is_inside = np.diff(number) == 0
+    signal = recordings.signal
     # NaN is not larger than anything, so a column with empty cells is not a clock.
-    grows = (rows.signal[1:] > rows.signal[:-1])[is_inside].all(axis=0)
+    grows = (signal[1:] > signal[:-1])[is_inside].all(axis=0)
     for position in np.flatnonzero(grows).tolist():
         name = channels[position]
         findings.add(
@@ -542,81 +501,72 @@ def _find_clocks(rows: _Rows, channels: Sequence[str], findings: Findings) -> No
         )
 
 
-def _find_mixed_targets(parts: Sequence[_Rows], label: str, findings: Findings) -> None:
-    """Report a table whose labels are numbers if those of another are texts."""
-    texts = [part for part in parts if part.target.dtype.kind != "f"]
-    numbers = [part for part in parts if part.target.dtype.kind == "f"]
-    if texts and numbers:
-        findings.add(
-            f"{numbers[0].place(0)}, column '{label}' contains numbers and in {texts[0].place(0)} "
-            "texts; use one or the other in all tables."
-        )
-
-
-def _find_short_clients(rows: _Rows, window: int, numeric: bool, findings: Findings) -> None:
-    """Report clients without a stretch that is as long as a window."""
-    stretch = number_runs(rows.recording, rows.piece)
-    what = "without a gap"
-    if not numeric:
-        # Numbers to predict change all the time; a window has the number of its last row.
-        stretch = number_runs(stretch, pd.factorize(rows.target)[0])
-        what = "of one label"
-    by_client = pd.DataFrame({"client": rows.client, "stretch": stretch, "of": rows.recording})
-    longest = by_client.groupby(["client", "stretch"]).size().groupby("client").max()
-    recorded = by_client.groupby(["client", "of"]).size().groupby("client").max()
-    is_first = ~by_client["client"].duplicated()
-    for row in np.flatnonzero(is_first).tolist():
-        client = rows.client[row]
-        if longest[client] < window:
-            findings.add(
-                f"{rows.place(row)} has no {window} rows {what} in a row, which is one window: its "
-                f"longest stretch has {longest[client]} rows, its longest recording "
-                f"{recorded[client]}; use a shorter window (--window), or leave the client out."
-            )
-
-
 def is_numbers(target: Array) -> bool:
     """Whether targets are numbers to predict, not classes: floats, and not all whole."""
     return target.dtype.kind == "f" and not bool((target == np.round(target)).all())
 
 
-def _build_dataset(
-    rows: _Rows, options: OwnDataOptions, channels: tuple[str, ...], notes: tuple[str, ...]
-) -> Dataset:
-    """Make the data set of rows that nothing is wrong with."""
-    numeric = is_numbers(rows.target)
-    classes, y = _number_classes(rows.target)
-    names, user = _number_users(rows.client)
-    notes = (*notes, *_note_users(names, user), *_note_similar_classes(classes))
-    # Nothing that a window must not cross changes in a stretch.
-    stretch = number_runs(rows.recording, rows.piece)
-    targets = None
-    if numeric:
-        y = np.zeros(len(y), dtype=np.int64)
-        classes = (str(options.label),)
-        targets = rows.target[:, None]
-    else:
-        stretch = number_runs(stretch, y)
-        if len(classes) < 2:
-            raise InputError(
-                f"column '{options.label}' has one class only ({', '.join(classes)}); there must "
-                "be two or more."
+def _number_stretches(recordings: _Recordings) -> Ints:
+    """Number the stretches of rows in which nothing changes that a window must not cross."""
+    columns = [recordings.rows[name].to_numpy() for name in ("recording", "piece")]
+    # Numbers to predict change all the time; a window has the number of its last row.
+    if not is_numbers(recordings.target):
+        columns.append(pd.factorize(recordings.target)[0])
+    return number_runs(*columns)
+
+
+def _find_short_clients(recordings: _Recordings, window: int, findings: Findings) -> None:
+    """Report clients without a stretch that is as long as a window."""
+    what = "without a gap" if is_numbers(recordings.target) else "of one label"
+    rows = recordings.rows.assign(stretch=_number_stretches(recordings))
+    longest = rows.groupby(["client", "stretch"]).size().groupby("client").max()
+    recorded = rows.groupby(["client", "recording"]).size().groupby("client").max()
+    for row in np.flatnonzero(~rows["client"].duplicated()).tolist():
+        client = rows["client"].iloc[row]
+        if longest[client] < window:
+            findings.add(
+                f"{recordings.describe(row)} has no {window} rows {what} in a row, which is one "
+                f"window: its longest stretch has {longest[client]} rows, its longest recording "
+                f"{recorded[client]}; use a shorter window (--window), or leave the client out."
             )
-    examples = Dataset(
-        rows.signal.astype(np.float32),
-        y,
-        classes,
+
+
+def _build_dataset(
+    recordings: _Recordings,
+    options: OwnDataOptions,
+    channels: tuple[str, ...],
+    notes: Sequence[str],
+) -> Dataset:
+    """Make the data set of recordings that nothing is wrong with."""
+    target = recordings.target
+    numeric = is_numbers(target)
+    y = np.zeros(len(target), dtype=np.int64)
+    labels: tuple[str, ...] = (str(options.label),)
+    if not numeric:
+        # As numbers, 9 comes before 10.
+        if target.dtype.kind == "f":
+            target = target.astype(np.int64)
+        y, found = pd.factorize(target, sort=True)
+        labels = tuple(str(value) for value in found.tolist())
+        given = ", ".join(labels)
+        check(len(labels) > 1, f"column '{options.label}'", given, "of two classes or more")
+    names, user = _number_users(recordings.rows["client"])
+    dataset = Dataset(
+        recordings.signal.astype(np.float32),
+        y.astype(np.int64),
+        labels,
         user,
-        notes=notes,
+        notes=(*notes, *_note_users(names), *_note_similar_classes(labels)),
         kind="numbers" if numeric else "classes",
-        targets=targets,
+        targets=target[:, None] if numeric else None,
+        refusal="rows without window are single examples",
         names=names,
         channels=channels,
     )
+    stretch = _number_stretches(recordings)
     if options.window is None:
-        notes = (*notes, *_note_recorded(stretch))
-        return replace(examples, notes=notes, refusal="rows without window are single examples")
-    return _cut_windows(examples, stretch, options.window, options.step)
+        return replace(dataset, notes=(*dataset.notes, *_note_recorded(stretch)))
+    return _cut_windows(dataset, stretch, options.window, options.step)
 
 
 def _cut_windows(rows: Dataset, stretch: Ints, length: int, step: int) -> Dataset:
@@ -626,15 +576,8 @@ def _cut_windows(rows: Dataset, stretch: Ints, length: int, step: int) -> Datase
     short = int((sizes < length).sum())
     notes = rows.notes
     if short:
-        notes = (
-            *notes,
-            f"{short} of {len(sizes)} stretches of one label are shorter than a window of {length} "
-            "rows and left out",
-        )
-    targets = rows.targets
-    if targets is not None:
-        # A number to predict is that of the last row.
-        targets = targets[start + length - 1]
+        note = f"{short} of {len(sizes)} stretches of one label are shorter than a window of"
+        notes = (*notes, f"{note} {length} rows and left out")
     return replace(
         rows,
         x=take_windows(rows.x, start, length),
@@ -644,33 +587,24 @@ def _cut_windows(rows: Dataset, stretch: Ints, length: int, step: int) -> Datase
         start=start,
         reach=length,
         notes=notes,
-        targets=targets,
+        # A number to predict is that of the last row.
+        targets=None if rows.targets is None else rows.targets[start + length - 1],
         window=length,
     )
 
 
-def _number_classes(target: Array) -> tuple[tuple[str, ...], Ints]:
-    """Return the names of the classes, and the class of each row; whole numbers are in order."""
-    if target.dtype.kind == "f" and not is_numbers(target):
-        target = target.astype(np.int64)
-    y, found = pd.factorize(target, sort=True)
-    return tuple(str(value) for value in found.tolist()), y.astype(np.int64)
-
-
-def _number_users(client: Array) -> tuple[tuple[str, ...], Ints | None]:
+def _number_users(client: pd.Series) -> tuple[tuple[str, ...], Ints | None]:
     """Return the names of the clients, and the client of each row; whole numbers are in order."""
-    names = pd.unique(client).tolist()
+    names = sorted(client.unique())
     if names == [""]:
         return (), None
     if all(name.isdecimal() for name in names):
         names.sort(key=int)
-    else:
-        names.sort()
     return tuple(names), pd.Index(names).get_indexer(client).astype(np.int64)
 
 
-def _note_users(names: Sequence[str], user: Ints | None) -> tuple[str, ...]:
-    if user is None:
+def _note_users(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
         return (NO_CLIENT_COLUMN,)
     if len(names) == 1:
         return (f"there is one client only, {names[0]}: there is nothing to federate",)
@@ -721,21 +655,15 @@ def cut_recordings(
     tables = []
     for client, arrays in recordings:
         tables.append(InputTable(arrays.source, _make_frame(arrays, options), client))
-    has_clients = recordings[0][1].client is not None
+    has_clients = "client" in tables[0].frame
     options = replace(
         options,
         label="y",
         client="client" if has_clients else None,
-        channels=_name_channels(recordings[0][1].x, options),
+        channels=tuple(name for name in tables[0].frame if name not in ("y", "client")),
         time=None,
     )
     return make_dataset(tables, options, notes)
-
-
-def _name_channels(x: Array, options: OwnDataOptions) -> tuple[str, ...]:
-    if isinstance(options.channels, tuple):
-        return options.channels
-    return tuple(f"x{position}" for position in range(x.shape[1]))
 
 
 def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
@@ -746,19 +674,16 @@ def _make_frame(arrays: ArrayData, options: OwnDataOptions) -> pd.DataFrame:
             f"window is {options.window}, and x has the shape {x.shape}, which is windows already; "
             "leave window out, or give the recording (n, channels)."
         )
-    names = _name_channels(x, options)
-    if len(names) != x.shape[1]:
-        raise InputError(
-            f"channels has {len(names)} names, and x of the shape {x.shape} has {x.shape[1]} "
-            "columns; name each of them."
-        )
+    names = [f"x{position}" for position in range(x.shape[1])]
+    if isinstance(options.channels, tuple):
+        names = list(options.channels)
+        allowed = f"a name for each of the {x.shape[1]} columns of x, and neither y nor client"
+        are_valid = len(names) == x.shape[1] and not {"y", "client"} & set(names)
+        check(are_valid, "channels", names, allowed)
     columns = {"y": arrays.y}
     if arrays.client is not None:
         columns["client"] = np.asarray(arrays.client)
     for name, values in columns.items():
-        if values.shape != (len(x),):
-            raise InputError(
-                f"{arrays.source} has {len(x)} inputs and {name} of the shape {values.shape}; "
-                "there must be one for each input."
-            )
-    return pd.DataFrame(x, columns=list(names)).assign(**columns)
+        allowed = f"of shape ({len(x)},), one for each row of x"
+        check(values.shape == (len(x),), name, values, allowed)
+    return pd.DataFrame(x, columns=names).assign(**columns)
