@@ -128,7 +128,10 @@ def test_a_grouped_partition_goes_through_the_command_line_and_config(
     assert config["run"]["partition"] == "classes:2:grouped"
     capsys.readouterr()
     assert main([*words[:-1], "classes:3:grouped", "--dry-run"]) == 2
-    assert "partition is 'classes:3:grouped'; it must be grouped with a K that" in capsys.readouterr().err
+    assert (
+        "partition is 'classes:3:grouped'; it must be grouped with a K that"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_interrupted_run_is_resumed_to_the_same_result(

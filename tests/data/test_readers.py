@@ -656,7 +656,7 @@ def test_what_is_none_of_these() -> None:
     with pytest.raises(InputError, match="without targets"):
         data.load(np.zeros((5, 3)))
     with pytest.raises(
-        InputError, match="data is {}; it must be a dictionary with one client or more"
+        InputError, match=r"data is {}; it must be a dictionary with one client or more"
     ):
         data.load({})
 

@@ -17,12 +17,13 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..core import REFERENCE_GMACS, ClientInfo
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 from ..seeds import numpy_rng
 
 if TYPE_CHECKING:
@@ -371,3 +372,7 @@ def _check_times(client: str, path: str, second: pd.Series) -> None:
             f"{path}, line {line}: {client} is at second {second[line]:g} after second "
             f"{before:g}; put its lines in order of time, each second once."
         )
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..errors import InputError, check
 from ..problems import MixedProblem, Problem, TaskProblem
+from ..renamed import find_renamed
 from . import scenario as scenarios
 from .devices import Devices, Steps
 from .federation import ClientData, Examples, Federation
@@ -333,3 +335,7 @@ def mix_by_name(
     if switch is None:
         return mixed
     return scenarios.apply_switch(mixed, scenarios.parse(switch), switch, seed)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..errors import InputError, check, unknown
+from ..renamed import find_renamed
 from .dataset import Array, Ints
 
 KINDS = (
@@ -268,3 +270,7 @@ def _limit_examples(owner: Ints, size: Ints, cap: int) -> Ints:
         is_owned = owner == client
         total[is_owned] = np.cumsum(size[is_owned])
     return np.where(total <= cap, owner, -1)
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

@@ -383,7 +383,7 @@ def _read_target(table: InputTable, label: str, findings: Findings) -> Array:
     """Read the targets of a table: numbers if all cells are numbers, else texts."""
     column = table.frame[label]
     code, cells = _factorize(column)
-    texts = cells.str.strip().to_numpy(object)[code]
+    texts: Array = cells.str.strip().to_numpy(object)[code]
     if column.dtype.kind == "b":
         return texts
     values, missing, wrong = parse_numbers(column)

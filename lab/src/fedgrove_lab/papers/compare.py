@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedgrove.data import Federation
-from fedgrove.data.devices import read
+from fedgrove.data.devices import read_devices
 from fedgrove.report.seed_averages import paired_difference
 from fedgrove.report.tables import Summary
 from fedgrove.report.time_to_target import Curve, common_target, read_curve
@@ -231,7 +231,7 @@ def _in_band(row: StudyRow, seed: int, clients: Iterable[str]) -> list[str]:
     if row.band is None:
         return []
     low, high = row.band
-    devices = read(row.experiment.profile)
+    devices = read_devices(row.experiment.profile)
     members = []
     for client in clients:
         uplink = devices.info(1, int(client), seed).up
