@@ -194,7 +194,7 @@ def tensors(state: Any) -> dict[str, torch.Tensor]:
 def started(*words: str) -> subprocess.Popen[str]:
     """`fedgrove WORDS` as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "fedgrove.cli", *words],
+        [sys.executable, "-m", "fedgrove", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

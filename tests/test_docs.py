@@ -21,11 +21,10 @@ import typer
 import fedgrove as fg
 from fedgrove import data, engines, methods, nets
 from fedgrove.cli.app import app
-from fedgrove.cli.options import WRONG
+from fedgrove.cli.parameters import read_typed
 from fedgrove.config.grid import Variant, variants
 from fedgrove.config.settings import assign
 from fedgrove.data.sets import SETS
-from fedgrove.errors import together
 from fedgrove.parts.local import LocalTraining
 from fedgrove.runs.run import make_recipe
 
@@ -161,9 +160,9 @@ def parsed(words: list[str]) -> dict[str, Any]:
             context, [*context._protected_args, *context.args]
         )
         with command.make_context(name, rest, parent=context) as inner:
-            if inner.meta.get(WRONG):
-                # `run` gathers what is wrong, to tell all of it at once.
-                raise together(inner.meta[WRONG])
+            options = getattr(command.callback, "options", None)
+            if options is not None:
+                read_typed(options, name, inner.params).check()
             told = command.get_help(inner)
             flags = [word.partition("=")[0] for word in rest if word.startswith("--")]
             assert [flag for flag in flags if not re.search(rf"{flag}\b", told)] == []
@@ -212,7 +211,10 @@ def test_commands_parse_and_name_what_there_is(words: list[str]) -> None:
     if len(several) > 1:
         # Not those in files that the reader writes.
         chosen = [Variant(name, methods.make(name)) for name in several if ".py:" not in name]
-        assert variants(chosen, found.get("set") or found.get("vary") or (), recipe)
+        assert variants(chosen, found.get("set") or (), recipe)
+        return
+    if found["command"] == "sweep":
+        assert variants([Variant(word, method)], found.get("set") or (), recipe)
         return
     for text in found.get("set") or ():
         # One after another, as on the command line: a part may come first and then its fields.

@@ -40,3 +40,22 @@ def test_errors_are_fedgroves_and_pythons(kind: type[Exception], also: type[Exce
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind
     assert str(again) == "a sentence."
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "allowed", "meant"),
+    [
+        ("setting of ditto", "lambda", ["codec", "pull.mu"], "pull.mu"),
+        ("setting of x", "learning_rate", ["local.optimiser.lr", "mean"], "local.optimiser.lr"),
+        ("setting of x", "momentm", ["local.optimiser.momentum"], "local.optimiser.momentum"),
+        ("setting of x", "sparsity", ["density", "phases"], "density"),
+        ("option", "--batch-size", ["--batch", "--data"], "--batch"),
+        ("option", "--learning-rate", ["--lr", "--rounds"], "--lr"),
+        ("command", "train", ["run", "resume"], "run"),
+        ("command", "ls", ["list", "run"], "list"),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(
+    kind: str, given: str, allowed: list[str], meant: str
+) -> None:
+    assert f"; did you mean '{meant}'?" in str(unknown(kind, given, allowed))

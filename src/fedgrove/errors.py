@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,21 @@ def check(ok: bool, name: str, given: object, allowed: str) -> None:
     """
     if not ok:
         raise InputError(f"{name} is {shown(given)}; it must be {allowed}.")
+
+
+COMMAND: ContextVar[type | None] = ContextVar("COMMAND", default=None)
+"""The options of the command that was typed; None: messages are for somebody who writes Python."""
+
+
+def spell_option(name: str, value: str = "") -> str:
+    """Return an option as the reader of a message writes it.
+
+    >>> spell_option("data_dir"), spell_option("out", "DIR")
+    ('data_dir', 'out=DIR')
+    """
+    if COMMAND.get() is not None:
+        return f"--{name.replace('_', '-')} {value}".strip()
+    return f"{name}={value}" if value else name
 
 
 LONGEST_SHOWN = 200

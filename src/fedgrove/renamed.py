@@ -19,6 +19,7 @@ MODULES: dict[str, str | tuple[str, ...]] = {
     "fedgrove.channels.find": "fedgrove.channels.find_groups",
     "fedgrove.channels.thin": "fedgrove.channels.small_net",
     "fedgrove.nets.custom": "fedgrove.nets.user_files",
+    "fedgrove.costs.estimate": "fedgrove.config.cost",
     "fedgrove.data.crowd": "fedgrove.data.sets.generated",
     "fedgrove.data.files": "fedgrove.data.named_set",
     "fedgrove.data.generated": "fedgrove.data.sets.generated",
@@ -131,6 +132,7 @@ NAMES = {
         "width_for": "choose_width",
         "widths": "measure_widths",
     },
+    "fedgrove.config.cost": {"cost": "estimate_cost", "of_run": "estimate_run_cost"},
     "fedgrove.core": {
         "Form": "ExpectedPacket",
         "Holds": "ExpectedReport",
@@ -266,12 +268,16 @@ class _OldModules(MetaPathFinder, Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a spec for an old name, None for any other."""
-        if fullname not in MODULES:
+        is_parent = any(old.startswith(f"{fullname}.") for old in MODULES)
+        if fullname not in MODULES and not is_parent:
             return None
-        return ModuleSpec(fullname, self)
+        return ModuleSpec(fullname, self, is_package=is_parent)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Return the stand-in; the new module itself must keep its own ``__spec__``."""
+        if spec.name not in MODULES:
+            # A package that is gone, with modules that have new names.
+            return ModuleType(spec.name)
         names = MODULES[spec.name]
         if isinstance(names, str):
             names = (names,)

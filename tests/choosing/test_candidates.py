@@ -9,25 +9,24 @@ import pytest
 import fedgrove as fg
 from fedgrove import data, methods
 from fedgrove.choosing.candidates import CANDIDATES, size
-from fedgrove.choosing.choose import wished
+from fedgrove.choosing.choose import ChoicePlan, plan_choice
 from fedgrove.errors import InputError
+from fedgrove.options import ChooseOptions
+from fedgrove.options.definition import make_options
 
 WORDS = {"data": "digits", "clients": 4, "cohort": 2, "finetune": (0,)}
+
+
+def planned(**given: object) -> ChoicePlan:
+    values = {**WORDS, "rounds": 10, "seeds": 1, **given}
+    return plan_choice(make_options(ChooseOptions, values, "choose"))
 
 
 def tried(
     budget: str | None = None, names: list[str] | None = None, **words: object
 ) -> tuple[list[str], dict[str, str]]:
-    wish = wished(
-        {**WORDS, **words},
-        budget=budget,
-        names=names,
-        rounds=10,
-        seeds=1,
-        trial=None,
-        data_dir=None,
-    )
-    return [fit.method for fit in wish.chosen], dict(wish.left_out)
+    plan = planned(budget=budget, methods=names, **words)
+    return [fit.method for fit in plan.chosen], dict(plan.left_out)
 
 
 def profile(path: Path, memory: int) -> str:
@@ -75,11 +74,9 @@ def test_a_budget_leaves_out_who_cannot_keep_to_it() -> None:
 
 def test_grove_spends_what_its_own_shares_would_not_fit_in() -> None:
     def grove(budget: str) -> object:
-        wish = wished(
-            WORDS, budget=budget, names=["grove"], rounds=10, seeds=1, trial=None, data_dir=None
-        )
-        recipe = wish.federations.recipe(wish.base)
-        return wish.chosen[0].made((), recipe, wish.budget, share=0.5)
+        plan = planned(budget=budget, methods=["grove"])
+        recipe = plan.federations.recipe(plan.base)
+        return plan.chosen[0].made((), recipe, plan.budget, share=0.5)
 
     assert grove("1MB") == methods.Grove()
     # 9 tenths of 5 kB, and half of that in half of the rounds.
@@ -125,9 +122,8 @@ def test_a_method_says_itself_what_it_cannot() -> None:
 def test_tasks() -> None:
     mixed = fg.load("digits", clients=2), fg.load("digits:turned", clients=2)
     both = data.mix({"straight": mixed[0], "turned": mixed[1]})
-    words = {"data": both, "finetune": (0,)}
-    wish = wished(words, budget=None, names=None, rounds=4, seeds=1, trial=None, data_dir=None)
-    assert "fedapta" in [fit.method for fit in wish.chosen]
+    plan = planned(data=both, clients=None, cohort=None, rounds=4)
+    assert "fedapta" in [fit.method for fit in plan.chosen]
 
 
 def test_metrics_that_have_no_mean() -> None:

@@ -156,7 +156,7 @@ def test_costs_of_several_methods_at_once(capsys: pytest.CaptureFixture[str]) ->
         ),
         ("run fedavg --deadline 0", "deadline is 0.0; it must be above 0 virtual seconds."),
         ("run fedavg --deadline soon", "--deadline is 'soon'; it must be a number."),
-        ("cost fedavg --examples 5", "--examples is 5; it must be left out where the data say how"),
+        ("cost fedavg --examples 5", "--examples is 5; it must be left out where there are data"),
         ("compare mine --to 0.9", "--to is 0.9; it must be given together with --time."),
         ("compare mine --plot p.html", "--plot is 'p.html'; it must be given together with --time"),
         ("compare mine --time --bytes", "--time is True; it must be given without --bytes."),

@@ -13,8 +13,8 @@ import pytest
 
 import fedgrove
 from fedgrove import data, methods, nets
-from fedgrove.cli import about, index, main
-from fedgrove.cli.index import fingerprint
+from fedgrove.cli import catalogue, main
+from fedgrove.cli.catalogue import Index, fingerprint, read_index
 from fedgrove.config.experiment import Experiment, Federations
 
 HEAVY = ("torch", "sklearn", "scipy", "numpy")
@@ -33,20 +33,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDGROVE_CACHE", str(folder))
-        index.index()
+        read_index()
     return folder
 
 
 @pytest.fixture
-def remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> index.Index:
+def remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
     """The index as it is read from its file."""
     monkeypatch.setenv("FEDGROVE_CACHE", str(cache))
 
     def fail() -> None:
         raise AssertionError("found out again")
 
-    monkeypatch.setattr(about, "find_out", fail)
-    return index.index()
+    monkeypatch.setattr(catalogue, "make_index", fail)
+    return read_index()
 
 
 def started(cache: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -60,7 +60,7 @@ def started(cache: Path, *words: str, **variables: str) -> subprocess.CompletedP
     )
 
 
-def test_every_method_net_and_data_set_is_there_as_imported(remembered: index.Index) -> None:
+def test_every_method_net_and_data_set_is_there_as_imported(remembered: Index) -> None:
     lists = remembered.lists
     presets = [f"{name}:{preset}" for name in methods.names() for preset in methods.presets(name)]
     assert sorted(name for name, _ in lists["methods"]) == sorted([*methods.names(), *presets])
@@ -70,11 +70,11 @@ def test_every_method_net_and_data_set_is_there_as_imported(remembered: index.In
 
 
 @pytest.mark.parametrize("on", ["digits", "uci-har", "cifar10"])
-def test_settings_are_those_of_the_methods(remembered: index.Index, on: str) -> None:
+def test_settings_are_those_of_the_methods(remembered: Index, on: str) -> None:
     for name, _ in remembered.lists["methods"]:
         method = methods.make(name)
         recipe = Federations().recipe(Experiment(method, on))
-        assert remembered.settings_with(name, on) == about.setting_rows(method, recipe)
+        assert remembered.settings_with(name, on) == catalogue.setting_rows(method, recipe)
         module = sys.modules[type(method).__module__]
         assert remembered.docstrings[name] == (module.__doc__ or "").strip()
 
@@ -100,7 +100,7 @@ def test_a_file_that_changes_makes_the_index_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.py").write_text("1")
-    monkeypatch.setattr(index, "PACKAGE", tmp_path)
+    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path)
     before = fingerprint()
     assert fingerprint() == before
     (tmp_path / "a.py").write_text("12")
@@ -116,12 +116,12 @@ def test_a_damaged_index_is_made_anew(
     (file,) = cache.iterdir()
     monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path))
     (tmp_path / file.name).write_bytes(damage)
-    found = index.Index({"methods": [("a", "b")]}, {}, {}, {})
-    monkeypatch.setattr(about, "find_out", lambda: found)
-    assert index.index() == found
+    found = Index({"methods": [("a", "b")]}, {}, {}, {})
+    monkeypatch.setattr(catalogue, "make_index", lambda: found)
+    assert read_index() == found
     assert json.loads((tmp_path / file.name).read_text())["lists"] == {"methods": [["a", "b"]]}
-    monkeypatch.delattr(about, "find_out")
-    assert index.index() == found
+    monkeypatch.delattr(catalogue, "make_index")
+    assert read_index() == found
 
 
 def test_without_a_cache_all_works_as_well(
@@ -129,7 +129,7 @@ def test_without_a_cache_all_works_as_well(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("FEDGROVE_CACHE", str(tmp_path / "file"))
-    found: Any = index.Index({"methods": [("a", "b")]}, {}, {}, {})
-    monkeypatch.setattr(about, "find_out", lambda: found)
+    found: Any = Index({"methods": [("a", "b")]}, {}, {}, {})
+    monkeypatch.setattr(catalogue, "make_index", lambda: found)
     assert main(["list", "methods"]) == 0
     assert capsys.readouterr().out.split() == ["a", "b"]

@@ -41,7 +41,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def training(here: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that trains for a long time in runs/long, after its first round."""
     words = ["run", "fedavg", *SMALL, "--rounds", "100000", "--out", "runs/long"]
-    command = [sys.executable, "-m", "fedgrove.cli", *words]
+    command = [sys.executable, "-m", "fedgrove", *words]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     metrics = Path("runs/long/metrics.jsonl")
     begun = time.monotonic()
@@ -76,7 +76,7 @@ def test_a_run_that_trains_is_watched_and_then_killed(
     assert int(str(after["round"])) > int(str(before["round"]))
     assert int(str(after["bytes"])) > int(str(before["bytes"]))
 
-    command = [sys.executable, "-m", "fedgrove.cli", "watch"]
+    command = [sys.executable, "-m", "fedgrove", "watch"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout is not None
         first = watcher.stdout.readline()
@@ -92,7 +92,7 @@ def test_a_run_that_trains_is_watched_and_then_killed(
 
 def look_at_the_page(path: str) -> None:
     """Start the server, ask it as a browser does, and as others might, and end it with Ctrl-C."""
-    command = [sys.executable, "-m", "fedgrove.cli", "watch", path, "--browser"]
+    command = [sys.executable, "-m", "fedgrove", "watch", path, "--browser"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -179,7 +179,7 @@ def test_in_a_terminal_a_table_is_live_and_the_last_sentence_stays() -> None:
     folder = made_up(2)
     inside, outside = os.openpty()
     termios.tcsetwinsize(outside, (24, 100))
-    command = [sys.executable, "-m", "fedgrove.cli", "watch", "runs/a"]
+    command = [sys.executable, "-m", "fedgrove", "watch", "runs/a"]
     with locked(folder):
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
         watcher = subprocess.Popen(command, stdout=outside, env=environment)

@@ -16,16 +16,15 @@ from fedgrove.config.settings import (
     assign,
     coerce,
     fitting,
-    is_leaf,
-    members,
     part_types,
     settable,
     walk,
 )
-from fedgrove.config.toml import from_toml, read_words, same, to_toml
+from fedgrove.config.toml import from_toml, read_run_table, same, to_toml
 from fedgrove.data import from_arrays
 from fedgrove.errors import InputError
 from fedgrove.methods import Ditto, FedAvg, FedProx, LGFedAvg
+from fedgrove.options.definition import is_plain, members
 from fedgrove.parts import allocate, quantise
 from fedgrove.parts.local import SGD, Adam, LocalTraining, Optimiser
 from fedgrove.parts.objective import CrossEntropy, Objective, Proximal
@@ -92,7 +91,7 @@ def test_sums_and_chains_are_nested_tables() -> None:
 
 
 def test_the_run_words_are_there_for_people() -> None:
-    words = read_words(to_toml(Experiment(LGFedAvg(), "motion", "mlp", rounds=7)))
+    words = read_run_table(to_toml(Experiment(LGFedAvg(), "motion", "mlp", rounds=7)))
     assert words == {
         "method": "lg-fedavg", "data": "motion", "net": "mlp", "rounds": 7,
         "validation": 0.1, "finetune": [0], "standardise": True, "seed": 0, "evaluate": 1,
@@ -130,8 +129,8 @@ def test_arrays_and_modules_are_marked_and_must_be_given() -> None:
     federation = from_arrays(torch.randn(40, 3).numpy(), [0, 1] * 20, name="mine", clients=2)
     net = nn.Linear(3, 2)
     text = to_toml(Experiment(FedAvg(), federation, net))
-    assert read_words(text)["data"] == "<arrays: mine>"
-    assert read_words(text)["net"] == "<module: Linear>"
+    assert read_run_table(text)["data"] == "<arrays: mine>"
+    assert read_run_table(text)["net"] == "<module: Linear>"
     with pytest.raises(
         InputError, match=r"data was made in Python \(<arrays: mine>\).*resume\(path, data=...\)"
     ):
@@ -151,7 +150,7 @@ def test_arrays_and_modules_are_marked_and_must_be_given() -> None:
         ("[rum]\nx = 1", "no table of config.toml 'rum'; did you mean 'run'"),
         (
             '[run]\nmethod = "fedavg"\nround = 3',
-            r"no word of \[run\] 'round'; did you mean 'rounds'",
+            r"no option of \[run\] 'round'; did you mean 'rounds'",
         ),
         ('[run]\nmethod = "fedavg"\nrounds = "ten"', "rounds is 'ten'; it must be a whole number"),
         ('[method]\ntype = "FedAvgg"', "no type for method 'FedAvgg'; did you mean 'FedAvg'"),
@@ -288,7 +287,7 @@ def test_no_field_takes_two_parts_of_one_name(name: str) -> None:
 
 
 def _accepted(cls: type, hint: object) -> bool:
-    return any(_accepts(m, cls) for m in members(hint) if not is_leaf(m))
+    return any(_accepts(m, cls) for m in members(hint) if not is_plain(m))
 
 
 def test_parts_of_one_name_are_told_apart_by_their_field() -> None:

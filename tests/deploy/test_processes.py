@@ -131,7 +131,7 @@ def test_a_channel_method_with_ones_own_files_and_net_is_serial(site: Site, tmp_
     (tmp_path / "net.py").write_text(NET)
     cut = ["--label", "activity", "--time", "t", "--window", "8", "--stride", "4"]
     words = ["--data", "users", *cut, "--net", "net.py:Net", "--rounds", "4", "--evaluate", "0"]
-    fedgrove = ["python", "-m", "fedgrove.cli"]
+    fedgrove = ["python", "-m", "fedgrove"]
     print(site.done(*fedgrove, "app", "heterofl", "app", *words, cwd=tmp_path))
     out = tmp_path / "flower"
     run = site.start_run(tmp_path / "app", "heterofl", out=str(out))

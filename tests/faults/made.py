@@ -27,7 +27,7 @@ def killed_after(rounds: int, folder: Path) -> None:
 
 
 def resume(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedgrove.cli", "resume", str(folder), "--json", *more]
+    command = [sys.executable, "-m", "fedgrove", "resume", str(folder), "--json", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 

@@ -43,7 +43,7 @@ def nothing_is_torn(folder: Path) -> None:
 def limited(limit: int, *words: str) -> subprocess.CompletedProcess[str]:
     """A command none of whose files may become larger than ``limit`` bytes."""
     return subprocess.run(
-        [sys.executable, "-m", "fedgrove.cli", *words],
+        [sys.executable, "-m", "fedgrove", *words],
         capture_output=True,
         text=True,
         timeout=120,

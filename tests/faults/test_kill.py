@@ -20,7 +20,7 @@ from fedgrove import api
 def workers_of(pid: int) -> list[int]:
     """The processes that a run has forked: they carry its own command line."""
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(c) for c in found if b"fedgrove.cli" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    return [int(c) for c in found if b"fedgrove" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
 
 @pytest.mark.parametrize(("engine", "other"), [("serial", "pool"), ("pool", "serial")])

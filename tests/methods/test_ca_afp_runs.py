@@ -12,7 +12,7 @@ from tests.methods.exchanges import exchanges, tiny, verbs
 
 import fedgrove
 from fedgrove import methods, nets, trees
-from fedgrove.costs.estimate import cost
+from fedgrove.config.cost import estimate_cost
 from fedgrove.engines import Pool, Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.methods import CAAFP
@@ -105,7 +105,7 @@ def test_cost_says_the_same_mebibytes() -> None:
     method, mib, _ = TABLE["phased"]
     shape, clients = WISDM
     words = {"net": "har-cnn", "classes": 6, "cohort": 10, "rounds": 50}
-    assert cost(method, shape=shape, clients=clients, **words)["mib_paper"] == mib
+    assert estimate_cost(method, shape=shape, clients=clients, **words)["mib_paper"] == mib
 
 
 def test_nominal_bytes_of_a_falling_density_by_hand(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_real_runs_nominal_bytes_are_those_of_cost(made: CAAFP, tmp_path: Path
     real = fedgrove.run(
         made, data="digits", engine="serial", out=tmp_path / "run", evaluate=0, **words
     ).summary
-    estimate = cost(made, net="mlp", shape=(1, 8, 8), classes=10, **words)
+    estimate = estimate_cost(made, net="mlp", shape=(1, 8, 8), classes=10, **words)
     assert real["bytes_paper"] == estimate["bytes_paper"]
     assert real["density"] == pytest.approx(0.3, abs=1e-4)
 

@@ -17,8 +17,8 @@ import fedgrove
 from fedgrove import data, methods, trees
 from fedgrove.channels.find_groups import find_groups
 from fedgrove.channels.submodel import read_packet_channels
+from fedgrove.config.cost import estimate_cost
 from fedgrove.core import ClientInfo, Packet, Report, Setup
-from fedgrove.costs.estimate import cost
 from fedgrove.engines import Serial
 from fedgrove.engines.batched.engine import Batched
 from fedgrove.engines.faulty import Faulty
@@ -479,7 +479,7 @@ def test_what_is_refused_before_a_folder_is_made(
 def test_what_it_will_cost_can_be_asked() -> None:
     """The estimate's codec leaves no zeros out: shares are chosen by the one that will be used."""
     size = {"clients": 6, "cohort": 2, "rounds": 2, "shape": (12,), "classes": 3, "net": "mlp"}
-    figures = cost(Grove(bytes="5%"), **size)
+    figures = estimate_cost(Grove(bytes="5%"), **size)
     # 5187 numbers down and up.
     assert figures["bytes_paper"] == round(0.05 * 8 * 5187 * 2 * 2)
 

@@ -14,6 +14,7 @@ from tests.conftest import admitted, answers, federation, make_run, play, report
 from torch import nn
 
 from fedgrove import methods, trees
+from fedgrove.config.cost import estimate_cost
 from fedgrove.core import (
     Batch,
     Carry,
@@ -27,7 +28,6 @@ from fedgrove.core import (
     Train,
     expected_no_packets,
 )
-from fedgrove.costs.estimate import cost
 from fedgrove.data.federation import Defaults
 from fedgrove.engines import Pool, Serial
 from fedgrove.errors import EngineError, InputError
@@ -387,4 +387,4 @@ def test_a_method_that_never_completes_a_round_ends_with_a_sentence(
     with pytest.raises(EngineError, match=sentence):
         play(run, Serial())
     with pytest.raises(EngineError, match=sentence):
-        cost(method, net="mlp", shape=(4,), classes=2, clients=2, cohort=1, rounds=3)
+        estimate_cost(method, net="mlp", shape=(4,), classes=2, clients=2, cohort=1, rounds=3)

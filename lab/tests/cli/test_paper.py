@@ -273,10 +273,10 @@ def test_damaged_data_are_not_replaced(
     assert "emnist-balanced-train-images-idx3-ubyte.gz' " in line
     assert main([*words, "nowhere"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedgrove: data_dir is 'nowhere', which is not a folder; ")
+    assert line.startswith("fedgrove: --data-dir is 'nowhere', which is not a folder; ")
     assert main(["paper", "adfedwcp", "--table", "12", "--data-dir", "nowhere"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedgrove: data_dir is 'nowhere', which is not a folder; ")
+    assert line.startswith("fedgrove: --data-dir is 'nowhere', which is not a folder; ")
     assert not (only_fashion / "runs").exists()
 
 

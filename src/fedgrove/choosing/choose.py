@@ -29,22 +29,20 @@ from typing import Any
 
 from torch import nn
 
-from .. import engines, methods
+from .. import methods
+from ..api import open_engine
 from ..config import sweep as sweeps
-from ..config.experiment import (
-    SHORTHANDS,
-    Experiment,
-    Federations,
-    shorthand_settings,
-    with_own_data,
-)
+from ..config.experiment import Experiment, Federations, load_own_data, shorthand_settings
+from ..config.grid import list_seeds
 from ..config.plan import plan
-from ..config.settings import coerce, hints
 from ..core import Engine
 from ..data import Federation
-from ..errors import EngineError, InputError, check, unknown
+from ..errors import EngineError, InputError, check
 from ..export.size import model_bytes
 from ..nets import Net
+from ..options import ChooseOptions, ExperimentOptions
+from ..options.definition import names_of, takes
+from ..options.groups import DataDirOption, EngineOptions, TrainingOptions
 from ..problems import MixedProblem
 from ..runs.files import cannot_write, fresh_name, write_bytes
 from ..runs.folder import RunFolder
@@ -56,17 +54,10 @@ from .candidates import Chosen, budget_of, count, fitting, size
 from .decision import Trial, go_on, ranked
 
 FILE = "choice.json"
-FINETUNE = (0, 3)
-"""As delivered, and after a little fine-tuning: one model for all is rarely used as delivered."""
-VALIDATION = 0.2
-"""More than a run holds out: what is trained here is thrown away, and a choice needs examples."""
 SHARE = 0.5
 """Of the full run's rounds, in a trial."""
 LEAST_ROUNDS = 2
 """A trial scores clients in the middle and at the end."""
-SEEDS = 3
-NOT_HERE = ("method", "seed", "evaluate")
-"""Words of an experiment that mean nothing here."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Wish:
+class ChoicePlan:
     """What a person asked for, with nothing left open."""
 
     base: Experiment
@@ -161,137 +152,84 @@ class Wish:
         return experiments
 
 
-def choose(
-    data: Any = "digits",
-    *,
-    budget: str | None = None,
-    profile: str | None = None,
-    methods: Sequence[str] | None = None,
-    rounds: int | None = None,
-    seeds: int | Sequence[int] = SEEDS,
-    trial: int | None = None,
-    finetune: Sequence[int] = FINETUNE,
-    hindsight: bool = False,
-    dry_run: bool = False,
-    out: str | Path | None = None,
-    engine: str | Engine = "auto",
-    device: str = "auto",
-    precision: str = "fp32",
-    timeout: float | None = None,
-    data_dir: str | Path | None = None,
-    progress: bool = True,
-    **words: Any,
-) -> Choice:
-    """Try the methods that fit for a few rounds, and say which to take, from validation data.
+@takes(ChooseOptions)
+def choose(options: ChooseOptions) -> Choice:
+    """Try the methods that fit for a few rounds, and recommend one by validation data.
 
-    budget: what one client may send and receive in the whole full run, on average, as "8MB"; the
-        same as ``budget`` of Grove. None: bytes are only shown.
-    profile: what devices the clients have; of methods that give every device the whole net, none
-        is tried where some cannot hold it.
-    methods: the names to try, in place of those that fedgrove would.
-    rounds: those of the full run; None: the data set's own. Trials are shorter.
-    seeds: how many, from 0 on, or the seeds themselves. All methods are tried on the first, those
-        that go on also on the others.
-    trial: rounds of a trial; None: half of ``rounds``.
-    finetune: epochs of fine-tuning on the device; each method is taken at the best of them.
-    hindsight: train all of them in full as well, and say on test data how good the choice was.
-    dry_run: nothing is trained: who would be tried, and who not.
-    out: a folder for all of it, in which the same call goes on; None: a new one under runs/.
-    words: others of :func:`fedgrove.run`, as cohort, net, partition, privacy or epochs.
+    Methods that cannot keep to the budget, or give every device the whole net where some cannot
+    hold it, are not tried. Arguments that are not explained here are those of :func:`fedgrove.run`.
     """
-    wish = wished(
-        {"data": data, "profile": profile, "finetune": finetune, **words},
-        budget=budget,
-        names=methods,
-        rounds=rounds,
-        seeds=seeds,
-        trial=trial,
-        data_dir=data_dir,
-    )
-    if dry_run:
-        return Choice(said.plan_of(wish), None)
-    running = {
-        "engine": None if engine == "auto" else engine,
-        "device": None if device == "auto" else device,
-        "precision": None if precision == "fp32" else precision,
-        "timeout": timeout,
-        "data_dir": data_dir,
-    }
-    given = {word: value for word, value in running.items() if value is not None}
-    wish = replace(wish, running=given)
-    folder = _folder(wish, out)
-    with _engine(engine, device, precision, timeout) as chosen:
-        _begin(folder, wish)
+    return choose_method(options)
+
+
+def choose_method(options: ChooseOptions) -> Choice:
+    """Do what :func:`choose` does."""
+    planned = plan_choice(options)
+    if options.dry_run:
+        return Choice(said.plan_of(planned), None)
+    folder = _folder(planned, options.out)
+    with open_engine(options) as engine:
+        _begin(folder, planned)
         with _said_what_to_do(folder):
-            return _find(wish, folder, chosen, progress, hindsight)
+            return _find(planned, folder, engine, options.progress, options.hindsight)
 
 
 # ---- what was asked for --------------------------------------------------------------------------
 
 
-def wished(
-    words: Mapping[str, Any],
-    *,
-    budget: str | None,
-    names: Sequence[str] | None,
-    rounds: int | None,
-    seeds: int | Sequence[int],
-    trial: int | None,
-    data_dir: str | Path | None,
-) -> Wish:
+def plan_choice(options: ChooseOptions) -> ChoicePlan:
     """Everything checked, nothing written."""
-    given = {word: value for word, value in words.items() if value is not None}
-    kinds = [kind for kind in hints(Experiment) if kind not in NOT_HERE]
-    for word in given:
-        if word not in (*kinds, *SHORTHANDS):
-            raise unknown("word of choose", word, [*kinds, *SHORTHANDS])
-    settings = shorthand_settings(given)
-    wanted = budget_of(budget)
+    options.check()
+    given = options.given
+    settings = shorthand_settings(vars(options))
+    wanted = budget_of(options.budget)
+    names = options.methods
     if isinstance(names, str):
         names = [names]
     check(names is None or bool(names), "methods", names, "one name or more, or left out")
     if names is not None:
         labels = {methods.label_of(name) for name in names}
         check(len(labels) == len(names), "methods", ",".join(names), "each of them once")
-    chosen_seeds = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    check(bool(chosen_seeds), "seeds", seeds, "one seed or more")
-    check(len(set(chosen_seeds)) == len(chosen_seeds), "seeds", seeds, "each of them once")
-    for_data = {word: value for word, value in given.items() if word not in SHORTHANDS}
-    for_data["finetune"] = coerce("finetune", for_data["finetune"], tuple[int, ...])
-    check(given.get("validation") != 0, "validation", 0, "above 0: the choice is made on it")
-    check(given.get("score_on") != 0, "score_on", 0, "1 or more: clients are compared")
-    # A federation is dealt out already; arrays are dealt out here.
-    if not isinstance(for_data["data"], Federation):
-        for_data.setdefault("validation", VALIDATION)
-    made = with_own_data(for_data)
-    base = Experiment(method=methods.make("local"), **made)
-    federations = Federations(data_dir)
+    seeds = list_seeds(options.seeds)
+    check(len(set(seeds)) == len(seeds), "seeds", options.seeds, "each of them once")
+    check(options.score_on != 0, "score_on", 0, "1 or more: clients are compared")
+    values = {name: getattr(options, name) for name in names_of(ExperimentOptions)}
+    # A federation is divided already, and has its own share.
+    if isinstance(options.data, Federation) and "validation" not in given:
+        del values["validation"]
+    base = Experiment(method=methods.make("local"), **load_own_data(values))
+    federations = Federations(options.data_dir)
+    rounds = options.rounds
     if rounds is None:
         rounds = federations.defaults(base).rounds
     base = replace(base, rounds=rounds)
-    planned = plan(base, Path(), federations)
-    _check_can_be_judged(planned.run)
+    base_plan = plan(base, Path(), federations)
+    _check_can_be_judged(base_plan.run)
     chosen, left_out = fitting(base, names, settings, wanted, federations)
     if not chosen:
         reasons = " ".join(f"{name}: {why}" for name, why in left_out.items())
         raise InputError(
             f"none of the methods fits what was asked for. {reasons} Give more budget, fewer "
-            "rounds, a smaller net or other --methods."
+            "rounds, a smaller net or other methods."
         )
-    return Wish(
+    of_a_run = names_of(ExperimentOptions, TrainingOptions)
+    words = {name: value for name, value in given.items() if name in of_a_run and name != "rounds"}
+    running = names_of(EngineOptions, DataDirOption)
+    return ChoicePlan(
         base=base,
-        words=given,
+        words={"data": options.data, "finetune": options.finetune, **words},
         settings=settings,
         budget=wanted,
-        budget_text=budget,
-        seeds=chosen_seeds,
+        budget_text=options.budget,
+        seeds=tuple(seeds),
         rounds=rounds,
-        trial=_length(trial, rounds),
+        trial=_length(options.trial, rounds),
         chosen=chosen,
         left_out=left_out,
         federations=federations,
-        net=planned.run.net,
-        clients=len(planned.run.infos),
+        net=base_plan.run.net,
+        clients=len(base_plan.run.infos),
+        running={name: value for name, value in given.items() if name in running},
     )
 
 
@@ -330,29 +268,29 @@ def _check_can_be_judged(run: Any) -> None:
 # ---- the folder ----------------------------------------------------------------------------------
 
 
-def _asked(wish: Wish) -> dict[str, Any]:
+def _asked(planned: ChoicePlan) -> dict[str, Any]:
     """What decides the outcome, as choice.json keeps it."""
-    words = {word: said.plain(value) for word, value in wish.words.items()}
+    words = {word: said.plain(value) for word, value in planned.words.items()}
     prints = {}
-    if isinstance(wish.base.data, Federation):
-        prints["data"] = fingerprint.of_data(wish.base.data)
-    if isinstance(wish.base.net, nn.Module):
-        prints["net"] = fingerprint.of_net(wish.base.net)
+    if isinstance(planned.base.data, Federation):
+        prints["data"] = fingerprint.of_data(planned.base.data)
+    if isinstance(planned.base.net, nn.Module):
+        prints["net"] = fingerprint.of_net(planned.base.net)
     return {
         **words,
         **({"fingerprints": prints} if prints else {}),
-        "budget": wish.budget_text,
-        "methods": [fit.method for fit in wish.chosen],
-        "rounds": wish.rounds,
-        "trial": wish.trial,
-        "seeds": list(wish.seeds),
+        "budget": planned.budget_text,
+        "methods": [fit.method for fit in planned.chosen],
+        "rounds": planned.rounds,
+        "trial": planned.trial,
+        "seeds": list(planned.seeds),
     }
 
 
-def _folder(wish: Wish, out: str | Path | None) -> Path:
+def _folder(planned: ChoicePlan, out: str | Path | None) -> Path:
     """The folder, if it is free or holds the same choice."""
     if out is None:
-        data = wish.base.data
+        data = planned.base.data
         name = data.name if isinstance(data, Federation) else Path(data).stem
         return fresh_name(Path("runs"), f"choose-{name}")
     folder = Path(out)
@@ -367,7 +305,7 @@ def _folder(wish: Wish, out: str | Path | None) -> Path:
         asked = json.loads((folder / FILE).read_text())["asked"]
     except (ValueError, KeyError, OSError):
         raise InputError(f"{folder / FILE} cannot be read; give another folder.") from None
-    wanted = _asked(wish)
+    wanted = _asked(planned)
     if _without_fingerprints(asked) == _without_fingerprints(wanted) and asked != wanted:
         raise InputError(
             f"{folder} holds a choice for another data set or net that was made in Python, and "
@@ -385,9 +323,9 @@ def _without_fingerprints(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {word: value for word, value in asked.items() if word != "fingerprints"}
 
 
-def _begin(folder: Path, wish: Wish) -> None:
+def _begin(folder: Path, planned: ChoicePlan) -> None:
     if not (folder / FILE).is_file():
-        _write(folder, {"asked": _asked(wish), "state": "unfinished"})
+        _write(folder, {"asked": _asked(planned), "state": "unfinished"})
 
 
 def _write(folder: Path, content: Mapping[str, Any]) -> None:
@@ -396,20 +334,6 @@ def _write(folder: Path, content: Mapping[str, Any]) -> None:
         write_bytes(folder / FILE, json.dumps(content, indent=1).encode(), sync=True)
     except OSError as error:
         raise cannot_write(folder, error) from None
-
-
-@contextmanager
-def _engine(
-    engine: str | Engine, device: str, precision: str, timeout: float | None
-) -> Iterator[Engine]:
-    if not isinstance(engine, str):
-        yield engine
-        return
-    chosen = engines.choose(engine, device, precision, timeout)
-    try:
-        yield chosen
-    finally:
-        chosen.close()
 
 
 @contextmanager
@@ -427,20 +351,24 @@ def _said_what_to_do(folder: Path) -> Iterator[None]:
 # ---- trials --------------------------------------------------------------------------------------
 
 
-def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsight: bool) -> Choice:
+def _find(
+    planned: ChoicePlan, folder: Path, engine: Engine, progress: bool, with_hindsight: bool
+) -> Choice:
     """Both trials, the choice, and perhaps what it is worth in hindsight."""
-    names = [fit.method for fit in wish.chosen]
-    left_out = dict(wish.left_out)
-    first, *others = wish.seeds
-    ends = _train(wish.trials(names, [first]), folder / "first", wish, engine, progress)
-    early = _judged(wish, names, [first], ends, left_out)
+    names = [fit.method for fit in planned.chosen]
+    left_out = dict(planned.left_out)
+    first, *others = planned.seeds
+    ends = _train(planned.trials(names, [first]), folder / "first", planned, engine, progress)
+    early = _judged(planned, names, [first], ends, left_out)
     going_on = names
     if others:
-        going_on = go_on(list(early.values()), wish.rounds)
-        runs = wish.trials(going_on, others)
+        going_on = go_on(list(early.values()), planned.rounds)
+        runs = planned.trials(going_on, others)
         if runs:
-            ends |= _train(runs, folder / "second", wish, engine, progress)
-    later = _judged(wish, [name for name in going_on if name in early], wish.seeds, ends, left_out)
+            ends |= _train(runs, folder / "second", planned, engine, progress)
+    later = _judged(
+        planned, [name for name in going_on if name in early], planned.seeds, ends, left_out
+    )
     if not later:
         # All that went on failed, or took too much: what one seed says of the rest.
         later = {name: each for name, each in early.items() if name not in left_out}
@@ -450,22 +378,22 @@ def _find(wish: Wish, folder: Path, engine: Engine, progress: bool, with_hindsig
     behind = [each for name, each in early.items() if name not in {*later, *left_out}]
     trials = [*ranked(list(later.values())), *ranked(behind)]
     cost = {
-        "rounds": wish.trial * len(ends),
-        "rounds_in_full": wish.rounds * len(names) * len(wish.seeds),
+        "rounds": planned.trial * len(ends),
+        "rounds_in_full": planned.rounds * len(names) * len(planned.seeds),
         "seconds": round(sum(_seconds(end) for end in ends.values()), 1),
     }
-    found = said.found_of(wish, trials, len(later), left_out, cost)
+    found = said.found_of(planned, trials, len(later), left_out, cost)
     page = said.write_page(ends, trials[: len(later)], found, folder)
-    found = {"asked": _asked(wish), "state": "done", "page": page, **found}
+    found = {"asked": _asked(planned), "state": "done", "page": page, **found}
     before = _hindsight_before(folder, found)
     if before is not None:
         # Full runs are dear: what they said stays until they are looked at again.
         found["hindsight"] = before
     _write(folder, found)
     if with_hindsight:
-        whole = _train(wish.in_full(), folder / "full", wish, engine, progress)
+        whole = _train(planned.in_full(), folder / "full", planned, engine, progress)
         found["hindsight"] = looking_back.hindsight(
-            whole, found, wish.budget, wish.clients, trials[0].more_is_better
+            whole, found, planned.budget, planned.clients, trials[0].more_is_better
         )
         _write(folder, found)
     return Choice(found, folder, trials)
@@ -486,7 +414,7 @@ def _hindsight_before(folder: Path, found: Mapping[str, Any]) -> dict[str, Any] 
 def _train(
     experiments: Mapping[str, Experiment],
     folder: Path,
-    wish: Wish,
+    planned: ChoicePlan,
     engine: Engine,
     progress: bool,
 ) -> dict[str, Result | Failure]:
@@ -498,12 +426,12 @@ def _train(
         print(
             f"{what}: {count(len(experiments), 'run')} of {count(rounds, 'round')}", file=sys.stderr
         )
-    run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=wish.federations)
+    run = partial(sweeps.sweep, experiments, folder, engine=engine, federations=planned.federations)
     return sweeps.watched(folder, experiments, total, run, not progress)
 
 
 def _judged(
-    wish: Wish,
+    planned: ChoicePlan,
     names: Sequence[str],
     seeds: Sequence[int],
     ends: Mapping[str, Result | Failure],
@@ -518,11 +446,12 @@ def _judged(
             left_out[name] = f"a run failed: {failed[0].why}"
             continue
         results = [end for end in own if isinstance(end, Result)]
-        trial = trial_of(name, results, wish.trial, wish.rounds, wish.net)
-        if wish.budget is not None and trial.bytes_each > wish.budget:
+        trial = trial_of(name, results, planned.trial, planned.rounds, planned.net)
+        if planned.budget is not None and trial.bytes_each > planned.budget:
             left_out[name] = (
-                f"by its trial of {count(wish.trial, 'round')} a client would send and receive "
-                f"{size(trial.bytes_each)} in {wish.rounds}; the budget is {size(wish.budget)}."
+                f"by its trial of {count(planned.trial, 'round')} a client would send and receive "
+                f"{size(trial.bytes_each)} in {planned.rounds}; the budget is "
+                f"{size(planned.budget)}."
             )
             continue
         trials[name] = trial

@@ -22,14 +22,14 @@ from .candidates import RESERVE, count, size
 from .decision import Margin, Trial, heading, margin
 
 if TYPE_CHECKING:
-    from .choose import Wish
+    from .choose import ChoicePlan
 
 
 # ---- what was found ------------------------------------------------------------------------------
 
 
 def found_of(
-    wish: Wish,
+    planned: ChoicePlan,
     trials: Sequence[Trial],
     judged: int,
     left_out: Mapping[str, str],
@@ -37,7 +37,7 @@ def found_of(
 ) -> dict[str, Any]:
     """What choice.json holds of a choice; the first ``judged`` trials are of all seeds."""
     pick = trials[0]
-    metric, is_share = _metric(wish)
+    metric, is_share = _metric(planned)
     final = trials[:judged]
     return {
         "pick": pick.method,
@@ -45,36 +45,36 @@ def found_of(
         "epochs": pick.epochs,
         "metric": metric,
         "share": is_share,
-        "budget": wish.budget,
-        "full_rounds": wish.rounds,
-        "trial_rounds": wish.trial,
-        "sentence": sentence(wish, final, is_share),
-        "command": command(wish, pick),
-        "rows": [_row(trial, i < judged, wish) for i, trial in enumerate(trials)],
+        "budget": planned.budget,
+        "full_rounds": planned.rounds,
+        "trial_rounds": planned.trial,
+        "sentence": sentence(planned, final, is_share),
+        "command": command(planned, pick),
+        "rows": [_row(trial, i < judged, planned) for i, trial in enumerate(trials)],
         "left_out": dict(left_out),
         "cost": dict(cost),
     }
 
 
-def plan_of(wish: Wish) -> dict[str, Any]:
+def plan_of(planned: ChoicePlan) -> dict[str, Any]:
     """Who would be tried."""
     return {
-        "would_try": [fit.method for fit in wish.chosen],
-        "trial_rounds": wish.trial,
-        "seeds": list(wish.seeds),
-        "full_rounds": wish.rounds,
-        "left_out": dict(wish.left_out),
+        "would_try": [fit.method for fit in planned.chosen],
+        "trial_rounds": planned.trial,
+        "seeds": list(planned.seeds),
+        "full_rounds": planned.rounds,
+        "left_out": dict(planned.left_out),
     }
 
 
-def _metric(wish: Wish) -> tuple[str, bool]:
-    problem: Any = wish.federations.of(wish.base).problem
+def _metric(planned: ChoicePlan) -> tuple[str, bool]:
+    problem: Any = planned.federations.of(planned.base).problem
     tasks = getattr(problem, "tasks", None)
     metric = problem.metric if tasks is None else tasks[0].problem.metric
     return metric.name, bool(metric.describe()["share"])
 
 
-def _row(trial: Trial, is_judged: bool, wish: Wish) -> dict[str, Any]:
+def _row(trial: Trial, is_judged: bool, planned: ChoicePlan) -> dict[str, Any]:
     return {
         "method": trial.method,
         "went_on": is_judged,
@@ -82,14 +82,14 @@ def _row(trial: Trial, is_judged: bool, wish: Wish) -> dict[str, Any]:
         "epochs": trial.epochs,
         "score": round(trial.score, 6),
         "worst_tenth": round(trial.worst_tenth, 6),
-        "heading": round(heading(trial, wish.rounds), 6),
+        "heading": round(heading(trial, planned.rounds), 6),
         "bytes_each": round(trial.bytes_each),
         "model_bytes": None if trial.model_bytes is None else round(trial.model_bytes),
         "seconds": round(trial.seconds, 1),
     }
 
 
-def sentence(wish: Wish, final: Sequence[Trial], is_share: bool) -> str:
+def sentence(planned: ChoicePlan, final: Sequence[Trial], is_share: bool) -> str:
     """Whom to take and why, by how much, and how sure that is."""
     pick = final[0]
 
@@ -100,13 +100,13 @@ def sentence(wish: Wish, final: Sequence[Trial], is_share: bool) -> str:
     if pick.epochs:
         tuning = f" with {count(pick.epochs, 'epoch')} of fine-tuning on the device"
     spent = (
-        f"; a client sends and receives {size(pick.bytes_each)} in {count(wish.rounds, 'round')}"
+        f"; a client sends and receives {size(pick.bytes_each)} in {count(planned.rounds, 'round')}"
     )
-    if wish.budget is not None:
-        spent += f", of a budget of {size(wish.budget)}"
+    if planned.budget is not None:
+        spent += f", of a budget of {size(planned.budget)}"
     parts = [
         f"Take {pick.method}{tuning}: {shown(pick.score)} on validation data after {pick.rounds} "
-        f"of {count(wish.rounds, 'round')}{spent}."
+        f"of {count(planned.rounds, 'round')}{spent}."
     ]
     if len(final) > 1:
         parts.append(_lead(margin(pick, final[1]), final[1].method, is_share))
@@ -116,7 +116,7 @@ def sentence(wish: Wish, final: Sequence[Trial], is_share: bool) -> str:
             f"{cheaper.method} is within the noise of it and takes {size(cheaper.bytes_each)}: "
             "take that if bytes are dear."
         )
-    rising = _rising(final, wish.rounds)
+    rising = _rising(final, planned.rounds)
     if rising is not None:
         parts.append(
             f"{rising.method} was still gaining when its trial ended, and may overtake in the full "
@@ -177,17 +177,17 @@ def plain(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def command(wish: Wish, pick: Trial) -> str:
+def command(planned: ChoicePlan, pick: Trial) -> str:
     """What runs the choice in full, to be pasted."""
-    fit = next(fit for fit in wish.chosen if fit.method == pick.method)
+    fit = next(fit for fit in planned.chosen if fit.method == pick.method)
     settings = list(fit.settings)
     if fit.spends_budget:
-        assert wish.budget is not None
-        settings.append(f"budget={RESERVE * wish.budget:.0f}B")
-    given = {**wish.words, "rounds": wish.rounds, "finetune": (pick.epochs,)}
+        assert planned.budget is not None
+        settings.append(f"budget={RESERVE * planned.budget:.0f}B")
+    given = {**planned.words, "rounds": planned.rounds, "finetune": (pick.epochs,)}
     if not pick.epochs:
         given.pop("finetune")
-    given |= wish.running
+    given |= planned.running
     # Data, a net or an engine that were made in Python have no word on a command line.
     if any(_is_object(value) for value in given.values()):
         return _in_python(pick.method, given, settings)

@@ -1,4 +1,4 @@
-"""The command line: thin over the library, the same verbs, the same words.
+"""The command line: the functions of :mod:`fedgrove.api` as commands, with the same options.
 
 Whatever is refused ends with a sentence on stderr, one for each thing that is wrong: code 2 for
 wrong input, 1 for work that could not be finished, 130 for an interruption, 143 and 129 for SIGTERM
@@ -14,11 +14,13 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import typer
 
 from ..errors import (
+    COMMAND,
     EngineError,
     FedgroveError,
     FolderWarning,
@@ -26,6 +28,7 @@ from ..errors import (
     InputErrors,
     unknown,
 )
+from ..options.definition import options_of
 
 __all__ = ["main"]
 
@@ -35,21 +38,31 @@ ClickError: Any = typer.BadParameter.__mro__[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments (by default those of the process) say; returns the exit code."""
+    """Run the command that the arguments (by default those of the process) name.
+
+    Returns:
+        The exit code.
+    """
     from ..report.terminal import write_ascii_where_needed
     from .app import app
 
     write_ascii_where_needed()
     command = typer.main.get_command(app)
-    words = None if argv is None else list(argv)
-    with warnings.catch_warnings(), _signals_interrupt() as received:
-        _show_warnings_as_sentences()
-        return _code(command, words, received)
-
-
-def _code(command: Any, words: list[str] | None, received: Sequence[int]) -> int:
+    arguments = None if argv is None else list(argv)
+    # Which command it is follows when its options have been parsed.
+    token = COMMAND.set(object)
     try:
-        code = command.main(words, prog_name="fedgrove", standalone_mode=False)
+        with warnings.catch_warnings(), _signals_interrupt() as received:
+            _show_warnings_as_sentences()
+            return _exit_code(command, arguments, received)
+    finally:
+        # Tests and notebooks call this function, and Python again after it.
+        COMMAND.reset(token)
+
+
+def _exit_code(command: Any, arguments: list[str] | None, received: Sequence[int]) -> int:
+    try:
+        code = command.main(arguments, prog_name="fedgrove", standalone_mode=False)
     except EngineError as error:
         if not isinstance(error.__cause__, KeyboardInterrupt):
             return _fail(error, 1)
@@ -75,11 +88,11 @@ _DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def _show_warnings_as_sentences() -> None:
     others = warnings.showwarning
 
-    def show(message: Any, category: type[Warning], *rest: Any, **words: Any) -> None:
+    def show(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
         if issubclass(category, FolderWarning):
             print(f"fedgrove: {message}", file=sys.stderr)
         else:
-            others(message, category, *rest, **words)
+            others(message, category, *rest, **named)
 
     warnings.showwarning = show
 
@@ -112,15 +125,31 @@ def _signals_interrupt() -> Iterator[list[int]]:
 
 
 def _fail(reason: object, code: int) -> int:
-    # One line for each thing that is wrong; nobody's own line breaks make more of them.
-    lines = reason.lines() if isinstance(reason, InputErrors) else [reason]
-    text = "\n".join(" ".join(str(line).split()) for line in lines)
+    sentences = [reason]
+    if isinstance(reason, InputErrors):
+        sentences = list(reason.lines())
+    # One line for each thing that is wrong; line breaks in a sentence make no more of them.
+    lines = [" ".join(_spell_flag(str(sentence)).split()) for sentence in sentences]
+    text = "\n".join(lines)
     print(f"fedgrove: {text}", file=sys.stderr)
     return code
 
 
+def _spell_flag(sentence: str) -> str:
+    """A sentence about an option of the command, with its name as it is typed."""
+    mark = "- " if sentence.startswith("- ") else ""
+    name, verb, rest = sentence.removeprefix("- ").partition(" is ")
+    command = COMMAND.get()
+    if not verb or not is_dataclass(command):
+        return sentence
+    field = options_of(command).get(name)
+    if field is None or field.option.is_argument:
+        return sentence
+    return f"{mark}{field.flag} is {rest}"
+
+
 def _sentence(error: Any) -> object:
-    """What a parser's error means, in our words."""
+    """The sentence for a parser's error."""
     parameter = getattr(error, "param", None)
     # By name: the classes are typer's or click's, see above.
     match type(error).__name__:

@@ -7,52 +7,52 @@ from pathlib import Path
 
 import typer
 
-from .index import Rows, index
+from .catalogue import Rows, read_index
 
 Completions = list[tuple[str, str]]
-"""Words and what they mean, which some shells show beside them."""
+"""Completions, with descriptions that some shells show next to them."""
 
 
 def methods(incomplete: str) -> Completions:
     """Methods and their presets."""
-    return _beginning(index().lists["methods"], incomplete)
+    return _starting_with(read_index().lists["methods"], incomplete)
 
 
 def data(incomplete: str) -> Completions:
     """Data sets."""
-    return _beginning(index().lists["data"], incomplete)
+    return _starting_with(read_index().lists["data"], incomplete)
 
 
 def nets(incomplete: str) -> Completions:
     """Networks that are built in."""
-    return _beginning(index().lists["nets"], incomplete)
+    return _starting_with(read_index().lists["nets"], incomplete)
 
 
 def engines(incomplete: str) -> Completions:
     """Engines."""
-    return _beginning(index().lists["engines"], incomplete)
+    return _starting_with(read_index().lists["engines"], incomplete)
 
 
 def kinds(incomplete: str) -> Completions:
     """What ``fedgrove list`` lists."""
-    return _beginning([(kind, "") for kind in index().lists], incomplete)
+    return _starting_with([(kind, "") for kind in read_index().lists], incomplete)
 
 
 def settings(ctx: typer.Context, incomplete: str) -> Completions:
     """What can be set in the method that the command names, or in any method."""
-    known = index()
-    words = ctx.params
+    known = read_index()
+    typed = ctx.params
     # While an option lacks its value, the parser leaves all arguments where they are.
-    named = [words.get("method"), *(words.get("methods") or ()), *ctx.args]
+    named = [typed.get("method"), *(typed.get("methods") or ()), *ctx.args]
     chosen = [name for name in named if name in known.settings] or list(known.settings)
     # With any recipe: all have nearly the same fields.
-    data_set = words.get("data")
+    data_set = typed.get("data")
     recipe = data_set if data_set in known.recipes else next(iter(known.recipes))
     paths: dict[str, str] = {}
     for name in chosen:
         for path, text in known.settings_with(name, recipe):
             paths.setdefault(f"{path}=", text)
-    return _beginning(list(paths.items()), incomplete)
+    return _starting_with(list(paths.items()), incomplete)
 
 
 def runs(incomplete: str) -> Completions:
@@ -66,8 +66,8 @@ def runs(incomplete: str) -> Completions:
             rows.append((str(path), "finished" if is_finished else ""))
         elif any(path.glob("*/config.toml")):
             rows.append((f"{path}/", "runs"))
-    return _beginning(rows, incomplete)
+    return _starting_with(rows, incomplete)
 
 
-def _beginning(rows: Rows | Iterable[tuple[str, str]], incomplete: str) -> Completions:
-    return [(word, text) for word, text in rows if word.startswith(incomplete)]
+def _starting_with(rows: Rows | Iterable[tuple[str, str]], incomplete: str) -> Completions:
+    return [(name, text) for name, text in rows if name.startswith(incomplete)]

@@ -3,97 +3,48 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from ..options import OneRunOptions
+from ..options.definition import Options, argument, option, option_class
+from ..options.groups import METHOD, TimeoutOption
 from ..report.terminal import show_status
-from . import complete
-from . import options as o
 
 if TYPE_CHECKING:
     from ..deploy.keys import Keys
 
-Method = Annotated[
-    str,
-    typer.Argument(
-        metavar="METHOD",
-        help="NAME or NAME:PRESET, see: fedgrove list methods; or FILE.py:Class",
-        show_default=False,
-        autocompletion=complete.methods,
-    ),
-]
-Folder = Annotated[
-    str,
-    typer.Argument(
-        metavar="DIR", help="A folder that is empty or not there yet.", show_default=False
-    ),
-]
-Nodes = Annotated[
-    int, typer.Option("--nodes", help="How many nodes get a key.", metavar="N", parser=o.whole)
-]
-Hosts = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--host",
-        help="A name or address of the server, beside localhost; may be repeated.",
-        metavar="HOST",
-    ),
-]
+
+FOLDER = argument("A folder that is empty or does not exist yet.", "DIR")
 
 
-def app(
-    ctx: typer.Context,
-    method: Method,
-    folder: Folder,
-    data: o.Data = None,
-    label: o.Label = None,
-    client: o.ClientColumn = None,
-    window: o.Window = None,
-    stride: o.Stride = None,
-    channels: o.Channels = None,
-    time: o.TimeColumn = None,
-    net: o.Net = None,
-    partition: o.Partition = None,
-    scenario: o.Scenario = None,
-    split: o.Split = None,
-    validation: o.Validation = None,
-    clients: o.Clients = None,
-    cohort: o.Cohort = None,
-    rounds: o.Rounds = None,
-    epochs: o.Epochs = None,
-    batch: o.BatchSize = None,
-    lr: o.Lr = None,
-    finetune: o.Finetune = None,
-    profile: o.Profile = None,
-    seed: o.Seed = None,
-    data_dir: o.DataDir = None,
-    set: o.Set = None,
-    evaluate: o.Evaluate = None,
-    quorum: o.Quorum = None,
-    deadline: o.Deadline = None,
-    timeout: o.Timeout = None,
-    norm_bound: o.NormBound = None,
-    privacy: o.Privacy = None,
-    freeze: o.Freeze = None,
-    no_standardise: o.NoStandardise = False,
-) -> None:
+@option_class
+class AppOptions(TimeoutOption, OneRunOptions):
+    """Options of ``fedgrove app``."""
+
+    not_typed = ("init", "trace", "faults", "per_task")
+    method: str = field(metadata=argument(METHOD, "METHOD", complete="methods"))
+    folder: str = field(metadata=FOLDER, kw_only=True)
+
+
+def app_(options: AppOptions) -> None:
     """Write a Flower app of a method, for machines that keep their own data.
 
-    flwr run takes it as it is. Where a node's data come from is one function, in data.py.
+    flwr run takes it as it is. One function, in data.py, reads a node's data.
     """
-    wrong = ctx.meta[o.WRONG]
     with show_status("loading torch") as say:
+        from ..config.assemble import make_experiment
         from ..config.experiment import Federations
         from ..deploy.app import write_app
-        from . import arguments
 
         say("reading the data")
-        federations = Federations(data_dir)
-        words = {**ctx.params, "engine": "serial", "device": "cpu", "precision": "fp32"}
-        experiment = arguments.experiment(words, federations, wrong)
-        written = write_app(experiment, folder, federations=federations, timeout=timeout)
+        federations = Federations(options.data_dir)
+        experiment = make_experiment(options, federations)
+        written = write_app(
+            experiment, options.folder, federations=federations, timeout=options.timeout
+        )
     print(f"A Flower app for {written.clients} clients: {written.folder}")
     print(f"A node's data come from own_data in {written.folder / 'fedgrove_app' / 'data.py'}")
     print(f"The commands are in {written.folder / 'README.md'}; in short:")
@@ -106,11 +57,28 @@ def app(
     print(f"  flwr run {app} try --stream     (after [superlink.try] is in ~/.flwr/config.toml)")
 
 
-def keys(folder: Folder, nodes: Nodes = 3, host: Hosts = None) -> None:
-    """Make a CA, a certificate for the server and a key for each node; nothing is overwritten."""
+@option_class
+class KeysOptions(Options):
+    """Options of ``fedgrove keys``."""
+
+    folder: str = field(metadata=FOLDER)
+    _: KW_ONLY
+    nodes: int = option(3, "Number of nodes that get a key.", "N")
+    host: Sequence[str] = option(
+        (),
+        "A name or address of the server, besides localhost; can be repeated.",
+        "HOST",
+        checked_as=Any,
+        is_repeated=True,
+    )
+
+
+def keys(options: KeysOptions) -> None:
+    """Make a CA, a certificate for the server and a key per node; nothing is overwritten."""
     from ..deploy.keys import make_keys
 
-    made = make_keys(folder, nodes, host or ())
+    options.check()
+    made = make_keys(options.folder, options.nodes, options.host)
     for line in registration(made):
         print(line)
 

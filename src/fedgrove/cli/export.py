@@ -2,91 +2,63 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+import json
+from dataclasses import KW_ONLY, field
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from . import options as o
+from ..options.definition import Options, argument, option, option_class
+from ..options.groups import DataDirOption, JsonOption, TrustOption
 
 if TYPE_CHECKING:
     from ..export.figures import Exported
 
-Which = Annotated[
-    str | None,
-    typer.Option("--client", help="Whose model: a number or a name.", metavar="K"),
-]
-Every = Annotated[bool, typer.Option("--all", help="The model of every client.")]
-To = Annotated[str, typer.Option("--to", help="onnx or executorch.", metavar="FORMAT")]
-Int8 = Annotated[
-    bool, typer.Option("--int8", help="An int8 file too, fitted to the client's training data.")
-]
-Standardised = Annotated[
-    bool,
-    typer.Option(
-        "--standardised", help="The file takes standardised inputs; else it standardises raw ones."
-    ),
-]
-Align = Annotated[
-    int,
-    typer.Option(
-        "--align",
-        help="Channels in multiples of N: larger, often faster, as 16.",
-        metavar="N",
-        parser=o.whole,
-    ),
-]
-Folder = Annotated[
-    str | None,
-    typer.Option(
-        "--out", help="The folder to write to; else export in the run folder.", metavar="DIR"
-    ),
-]
+
+@option_class
+class ExportOptions(Options, JsonOption, TrustOption, DataDirOption):
+    """Options of ``fedgrove export``."""
+
+    run: str = field(metadata=argument("A run folder.", "RUN", complete="runs"))
+    _: KW_ONLY
+    client: str | None = option(None, "The client whose model to write: a number or a name.", "K")
+    all: bool = option(False, "Write the model of every client.")
+    to: str = option("onnx", "The format: onnx or executorch.", "FORMAT")
+    int8: bool = option(False, "Also write an int8 file, calibrated on the client's training data.")
+    standardised: bool = option(
+        False, "The file takes standardised inputs; by default it standardises raw ones."
+    )
+    align: int = option(
+        1, "Round channels up to multiples of N: larger, often faster, as with 16.", "N"
+    )
+    out: str | None = option(
+        None, "The folder to write to.", "DIR", without="export in the run folder"
+    )
 
 
-def export(
-    run: o.Run,
-    client: Which = None,
-    all: Every = False,
-    to: To = "onnx",
-    int8: Int8 = False,
-    standardised: Standardised = False,
-    align: Align = 1,
-    out: Folder = None,
-    data_dir: o.DataDir = None,
-    trust: o.Trust = False,
-    json: o.Json = False,
-) -> None:
-    """Write a client's own model, really shrunk, for a device, with a model card.
+def export(options: ExportOptions) -> None:
+    """Write a client's own model for a device, with pruned channels removed, and a model card.
 
     The file is checked against torch before anything is written.
     """
     from ..export import make
 
-    one_is_given = client is not None
-    if all == one_is_given:
+    options.check()
+    one_is_given = options.client is not None
+    if options.all == one_is_given:
         raise InputError(
-            "whose model? Give --client K for one of the run's clients, "
-            "or --all for every one of them."
+            "no client is named; give --client K for one of the run's clients, or --all for every "
+            "one of them."
         )
-    arguments: Any = {
-        "to": to,
-        "int8": int8,
-        "standardised": standardised,
-        "align": align,
-        "out": out,
-        "data_dir": data_dir,
-        "trust": trust,
-    }
-    if client is None:
-        exports = list(make.export_all(run, **arguments))
+    names = ("to", "int8", "standardised", "align", "out", "data_dir", "trust")
+    arguments: Any = {name: getattr(options, name) for name in names}
+    if options.client is None:
+        exports = list(make.export_all(options.run, **arguments))
     else:
-        exports = [make.export_model(run, client=client, **arguments)]
-    if json:
+        exports = [make.export_model(options.run, client=options.client, **arguments)]
+    if options.json:
         entries = [exported.json() for exported in exports]
         # A list for --all even where the run has one client, so that scripts can rely on it.
-        print(jsonlib.dumps(entries if all else entries[0], indent=1))
+        print(json.dumps(entries if options.all else entries[0], indent=1))
     else:
         _show(exports)
 

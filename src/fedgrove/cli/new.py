@@ -1,14 +1,13 @@
-"""``fedgrove new``: a small project of one's own that runs, to be changed file by file."""
+"""``fedgrove new``: a small project that runs, to be changed file by file."""
 
 from __future__ import annotations
 
+from dataclasses import field
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..errors import InputError
+from ..options.definition import Options, argument, option_class
 
 FILES = {
     "README.md": "README.md.txt",
@@ -19,22 +18,25 @@ FILES = {
     "test_project.py": "test_project.py.txt",
     ".gitignore": "gitignore.txt",
 }
-"""The files of a project, and where their texts are in the folder ``project`` beside this file.
+"""The files of a project, and where their texts are in the folder ``project`` next to this file.
 
-They end in .txt there, as they are no modules of fedgrove's.
+They end in .txt there, because they are not modules of fedgrove.
 """
 
-Place = Annotated[
-    str, typer.Argument(metavar="DIR", help="The folder to make.", show_default=False)
-]
+
+@option_class
+class NewOptions(Options):
+    """Options of ``fedgrove new``."""
+
+    folder: str = field(metadata=argument("The folder to create.", "DIR"))
 
 
-def new(folder: Place) -> None:
-    """Make a project with data, a net, a method and a test of its own, which runs as it is."""
-    place = Path(folder)
+def new(options: NewOptions) -> None:
+    """Create a project with its own data, net, method and test, which runs as it is."""
+    place = Path(options.folder)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise InputError(
-            f"{place} exists, and nothing is overwritten; name a folder that is not there."
+            f"{place} exists, and nothing is overwritten; name a folder that does not exist."
         )
     texts = files(__package__) / "project"
     try:
@@ -47,7 +49,7 @@ def new(folder: Place) -> None:
     print()
     print(f"    cd {place}")
     print("    python make_data.py    # six made-up users, until you have your own")
-    print("    python run.py          # your method beside FedAvg and training alone")
-    print("    python -m pytest       # what must be so")
+    print("    python run.py          # your method, FedAvg and training alone")
+    print("    python -m pytest       # the tests")
     print()
     print("README.md says what to change.")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import KW_ONLY, asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ..errors import InputError, check
-from . import complete
-from . import options as o
+from ..options.definition import Options, option, option_class
 
 if TYPE_CHECKING:
+    from http.server import BaseHTTPRequestHandler
+
     from ..report.progress import RunStatus
     from ..runs.follow import Following
 
@@ -32,48 +32,50 @@ LINGER = 60.0
 HOST = "127.0.0.1"
 """The address of this machine for itself: nobody else can reach it."""
 
-Watched = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]",
-        help="A run folder or a sweep's; else the one under runs that was written to last.",
-        show_default=False,
-        autocompletion=complete.runs,
-    ),
-]
-Browser = Annotated[
-    bool,
-    typer.Option("--browser", help="Serve a page for a browser on this machine, until Ctrl-C."),
-]
-Port = Annotated[int | None, o.option("--port", "With --browser: its port; else a free one.", "N")]
-Track = Annotated[
-    str | None,
-    o.option("--track", "Send every number to tensorboard or mlflow too.", "NAME"),
-]
-Once = Annotated[bool, typer.Option("--json", help="Print how it stands now as JSON, and end.")]
+
+@option_class
+class WatchOptions(Options):
+    """Options of ``fedgrove watch``."""
+
+    run: str | None = option(
+        None,
+        "The folder of a run or a sweep; by default the newest under runs.",
+        "[RUN]",
+        complete="runs",
+        is_argument=True,
+    )
+    _: KW_ONLY
+    browser: bool = option(False, "Serve a page for a browser on this machine, until Ctrl-C.")
+    port: int | None = option(
+        None,
+        "With --browser: the port of the page.",
+        "N",
+        without="a free one",
+        allowed="between 1 and 65535",
+        check=lambda port: 0 < port < 65536,
+    )
+    track: str | None = option(None, "Also send every number to tensorboard or mlflow.", "NAME")
+    json: bool = option(False, "Print the current state as JSON, and end.")
 
 
-def watch(
-    run: Watched = None,
-    browser: Browser = False,
-    port: Port = None,
-    track: Track = None,
-    json: Once = False,
-) -> None:
-    """Show how far a run or a sweep is until it ends; it is only read, and may be anyone's."""
-    check(port is None or browser, "--port", port, "given together with --browser")
-    check(port is None or 0 < port < 65536, "--port", port, "between 1 and 65535")
-    path = newest(Path("runs")) if run is None else Path(run)
+def watch(options: WatchOptions) -> None:
+    """Show the progress of a run or a sweep until it ends; the folder is only read."""
+    options.check()
+    check(
+        options.port is None or options.browser,
+        "port",
+        options.port,
+        "given together with --browser",
+    )
+    path = newest(Path("runs")) if options.run is None else Path(options.run)
     try:
-        with _fed(path, track) as following:
-            if json:
+        with _fed(path, options.track) as following:
+            if options.json:
                 print(
-                    jsonlib.dumps(
-                        [asdict(status) for status in following.read_statuses()], indent=1
-                    )
+                    json.dumps([asdict(status) for status in following.read_statuses()], indent=1)
                 )
                 return
-            statuses = _serve(following, port or 0) if browser else _show(following)
+            statuses = _serve(following, options.port or 0) if options.browser else _show(following)
     except KeyboardInterrupt:
         print("fedgrove: no longer watching; the run goes on.", file=sys.stderr)
         return
@@ -84,9 +86,9 @@ def watch(
 
 def newest(place: Path) -> Path:
     """The run or sweep under a folder that was written to last."""
-    from .everyday import last_written, runs_in
+    from .run import find_runs, last_written
 
-    found = runs_in(place)
+    found = find_runs(place)
     if not found:
         raise InputError(
             f"there is no run under {place}; name the folder of one: fedgrove watch RUN"
@@ -176,6 +178,15 @@ def _say_the_end(statuses: list[RunStatus]) -> None:
 
 def _serve(following: Following, port: int) -> list[RunStatus]:
     """Serve a page until Ctrl-C, or until a while after the run is over."""
+    # Imported late: it takes a while, and all other commands do without.
+    from http.server import ThreadingHTTPServer
+
+    class Server(ThreadingHTTPServer):
+        """Ends without waiting for browsers that keep their connections open."""
+
+        daemon_threads = True
+        block_on_close = False
+
     latest = following.read_statuses()
     # Requests come in threads of their own and share what was seen last.
     seen = {"statuses": latest}
@@ -204,15 +215,10 @@ def _serve(following: Following, port: int) -> list[RunStatus]:
         thread.join()
 
 
-class Server(ThreadingHTTPServer):
-    """Ends without waiting for browsers that keep their connections open."""
-
-    daemon_threads = True
-    block_on_close = False
-
-
 def handler_of(title: str, statuses: Callable[[], list[RunStatus]]) -> type[BaseHTTPRequestHandler]:
-    """What answers: the page, and nothing else."""
+    """What answers requests: the page, and nothing else."""
+    from http.server import BaseHTTPRequestHandler
+
     from ..report.progress import status_page
 
     class Handler(BaseHTTPRequestHandler):

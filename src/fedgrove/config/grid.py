@@ -1,9 +1,9 @@
-"""From lists of methods, settings and seeds to the experiments of a sweep, under readable names."""
+"""The experiments of a sweep, under readable names: methods x settings x seeds."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -13,9 +13,18 @@ from .. import methods
 from ..core import AnyMethod
 from ..errors import InputError, check
 from ..nets.user_files import is_file_spec
+from ..options import SweepOptions
+from ..options.definition import members, names_of
+from ..options.groups import Settings
 from ..parts.local import LocalTraining
-from .experiment import Experiment
-from .settings import Draft, assign, members, walk, with_default_recipe
+from .experiment import (
+    SHORTHANDS,
+    Experiment,
+    Federations,
+    load_own_data,
+    shorthand_settings,
+)
+from .settings import Draft, assign, walk, with_default_recipe
 
 PER_TASK = "-per-task"
 """How the name of a run ends, before its seed, where true tasks are kept apart."""
@@ -26,6 +35,80 @@ class Variant(NamedTuple):
 
     label: str
     method: AnyMethod
+
+
+def make_grid(options: SweepOptions, federations: Federations) -> dict[str, Experiment]:
+    """The experiments of a sweep by name."""
+    options.check()
+    names = list_methods(options.methods, "sweep")
+    values = {name: getattr(options, name) for name in names_of(Experiment) if name != "seed"}
+    base = Experiment(methods.make(names[0]), **load_own_data(values))
+    texts = [*write_settings(options.set, is_varied=True), *shorthand_settings(vars(options))]
+    return grid(names, base, list_seeds(options.seeds), texts, federations.recipe(base))
+
+
+def describe_grid(options: SweepOptions, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
+    """What sweep.json keeps of a sweep; folders and engines are left out: they decide no result."""
+    kept = (*names_of(Experiment), *SHORTHANDS)
+    given = {name: plain(value) for name, value in options.given.items() if name in kept}
+    seeds = dict.fromkeys(experiment.seed for experiment in experiments.values())
+    return {
+        **given,
+        "methods": list_methods(options.methods, "sweep"),
+        "seeds": list(seeds),
+        "set": write_settings(options.set, is_varied=True),
+    }
+
+
+def list_methods(methods: Any, name: str) -> list[Any]:
+    """One or several methods as a list; none is refused. ``name`` is the function, for errors."""
+    is_several = isinstance(methods, Sequence) and not isinstance(methods, str)
+    listed = list(methods) if is_several else [methods]
+    if not listed:
+        raise InputError(f"{name} got no method; give a name, as fedavg, or a list of names.")
+    return listed
+
+
+def list_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """The seeds themselves, where their number may be given."""
+    return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; of an object made in Python, its type."""
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, Path):
+        return str(value)
+    return f"<{type(value).__name__}>"
+
+
+def write_settings(settings: Settings, is_varied: bool) -> list[str]:
+    """Settings as they are typed; where they are varied, a list holds values to try.
+
+    >>> write_settings({"mu": [0.1, 1], "densities": [(0.5, 0.2)]}, is_varied=True)
+    ['mu=0.1|1', 'densities=0.5,0.2']
+    """
+    if not isinstance(settings, Mapping):
+        if isinstance(settings, str):
+            raise InputError(
+                f"set is {settings!r}; it must be a list of texts as mu=0.1, or a dictionary of "
+                "values."
+            )
+        return list(settings)
+    texts = []
+    for key, value in settings.items():
+        values = value if is_varied and isinstance(value, list) else [value]
+        texts.append(f"{key}={'|'.join(_write_value(each) for each in values)}")
+    return texts
+
+
+def _write_value(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join(str(item) for item in value)
+    return str(value)
 
 
 def grid(

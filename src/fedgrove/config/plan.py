@@ -17,9 +17,9 @@ from ..runs.lockstep import Member, Watch, ignore
 from ..runs.memory import Memory
 from ..runs.result import Failure, Result
 from ..runs.run import Run
+from .assemble import look_further
 from .experiment import Experiment, Federations
 from .toml import to_toml
-from .wrong import look_further
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import math
 import pkgutil
 import sys
 import types
@@ -15,34 +14,22 @@ from importlib import import_module
 from typing import (
     Any,
     Generic,
-    Literal,
     NamedTuple,
     Protocol,
     TypeVar,
-    Union,
     get_args,
-    get_origin,
     get_type_hints,
 )
-
-from pydantic import TypeAdapter, ValidationError
 
 from .. import methods, parts
 from ..channels import selection as choice
 from ..errors import InputError, Refusals, shown, together, unknown
+from ..options.definition import describe_type, find_value, is_plain, members
 from ..parts.local import LocalTraining
 from ..parts.objective import Objective
 from ..wire import codec
 
 M = TypeVar("M")
-WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    type(None): "none",
-}
-"""The types of fields that hold no part, in words."""
 
 
 class Setting(NamedTuple):
@@ -162,7 +149,7 @@ def fitting(hint: Any, home: str = "") -> dict[str, type]:
 def find_part(name: str, hint: Any, home: str = "") -> type | None:
     """The part of this name that a field takes, of any method if need be; None: there is none."""
     near = fitting(hint, home)
-    takes_parts = any(not is_leaf(member) for member in members(hint))
+    takes_parts = any(not is_plain(member) for member in members(hint))
     # All methods are imported to find it: not for a word that no class would be called.
     if name in near or not takes_parts or not name[:1].isupper():
         return near.get(name)
@@ -173,7 +160,7 @@ def find_part(name: str, hint: Any, home: str = "") -> type | None:
 
 
 def _takes(hint: Any, cls: type) -> bool:
-    wanted = [member for member in members(hint) if not is_leaf(member)]
+    wanted = [member for member in members(hint) if not is_plain(member)]
     return hint is Any or any(_accepts(member, cls) for member in wanted)
 
 
@@ -236,52 +223,20 @@ def own_fields_first(cls: Any) -> list[dataclasses.Field[Any]]:
     return sorted(dataclasses.fields(cls), key=lambda field: declared.index(field.name))
 
 
-def members(hint: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; any other type is its own only one."""
-    is_union = get_origin(hint) in (Union, types.UnionType)
-    return get_args(hint) if is_union else (hint,)
-
-
-def is_leaf(hint: Any) -> bool:
-    """Whether a type holds numbers and words only, no parts."""
-    if get_origin(hint) is tuple:
-        return all(is_leaf(item) for item in get_args(hint) if item is not ...)
-    return hint in WORDS or hint is Any or get_origin(hint) is Literal
-
-
 def coerce(key: str, given: Any, hint: Any, home: str = "") -> Any:
-    """A number, word or tuple of the field's type, from what was typed or read.
+    """A number, text or tuple of the field's type, from what was typed or read.
 
     >>> coerce("phases", "0,0,50", tuple[int, ...]), coerce("clip", "none", float | None)
     ((0, 0, 50), None)
     """
-    leaves = [member for member in members(hint) if is_leaf(member)]
-    # Everything is text, so text is tried last.
-    leaves.sort(key=lambda member: member is str)
-    for member in leaves:
-        try:
-            value = TypeAdapter(member).validate_python(_spelled(given, member))
-        except ValidationError:
-            continue
-        # Typed "nan" or "inf" is a number to Python and a slip to people.
-        typed_not_finite = (
-            isinstance(given, str) and isinstance(value, float) and not math.isfinite(value)
-        )
-        if not typed_not_finite:
-            return value
-    raise InputError(f"{key} is {shown(given)}; it must be {allowed(hint, home)}.")
-
-
-def _spelled(given: Any, member: Any) -> Any:
-    """What was typed, in the form that pydantic reads: "0,3" is a list, "none" is None."""
-    if isinstance(given, str) and get_origin(member) is tuple:
-        if not given.strip():
-            return []
-        return [word.strip() for word in given.split(",")]
-    # By type first: an array compared with a word gives an array.
-    if member is type(None) and isinstance(given, str) and given == "none":
+    # By type first: an array compared with text gives an array.
+    is_none = isinstance(given, str) and given == "none"
+    if is_none and type(None) in members(hint):
         return None
-    return given
+    try:
+        return find_value(given, hint)
+    except ValueError:
+        raise InputError(f"{key} is {shown(given)}; it must be {allowed(hint, home)}.") from None
 
 
 def allowed(hint: Any, home: str = "") -> str:
@@ -300,8 +255,8 @@ def allowed(hint: Any, home: str = "") -> str:
     elif names:
         alternatives.append(f"one of {', '.join(names)}")
     for member in members(hint):
-        if is_leaf(member):
-            alternatives.append(_leaf_in_words(member))
+        if is_plain(member):
+            alternatives.append(describe_type(member))
     return " or ".join(alternatives) or "made in Python"
 
 
@@ -320,18 +275,6 @@ def _needs_only_a_name(cls: Any) -> bool:
 def _is_whole(cls: Any) -> bool:
     """Whether an objective can be all of a method's loss, in any method."""
     return cls.is_loss and not cls.only_in
-
-
-def _leaf_in_words(leaf: Any) -> str:
-    if get_origin(leaf) is Literal:
-        return " or ".join(str(value) for value in get_args(leaf))
-    if get_origin(leaf) is tuple:
-        items = [item for item in get_args(leaf) if item is not ...]
-        plural = {int: "whole numbers", float: "numbers", str: "words"}.get(items[0], "values")
-        any_length = ... in get_args(leaf)
-        count = "" if any_length else f"{len(items)} "
-        return f"{count}{plural} with commas between"
-    return WORDS.get(leaf, "a value")
 
 
 # ---- finding and setting -------------------------------------------------------------------------

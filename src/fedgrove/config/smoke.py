@@ -15,11 +15,11 @@ import torch
 from ..core import AnyMethod
 from ..data import ClientData, Federation
 from ..data.federation import Examples
-from ..data.split import VALIDATION
 from ..errors import InputError
+from ..options.definition import options_of
 from ..parts.local import LocalTraining
 from ..runs.run import make_recipe, replace_recipe
-from .experiment import Experiment, Federations
+from .experiment import DATA_NAMES, Experiment, Federations
 from .plan import plan
 
 CLIENTS = 4
@@ -39,26 +39,14 @@ def smoke(experiment: Experiment, federations: Federations) -> Experiment:
     if recipe is None:
         recipe = make_recipe(federation.defaults)
     lengths = (0, 1) if max(experiment.finetune) > 0 else (0,)
+    net = federation.defaults.net if experiment.net is None else experiment.net
+    # These options say how data are read and divided, and the small federation is divided already.
+    defaults = {name: options_of(Experiment)[name].default for name in DATA_NAMES}
     small_experiment = dataclasses.replace(
         experiment,
+        **{**defaults, "data": small},
         method=shorter(experiment.method, recipe),
-        data=small,
-        net=federation.defaults.net if experiment.net is None else experiment.net,
-        # What follows says how data are read and dealt out, and these are dealt out already.
-        label=None,
-        client=None,
-        window=None,
-        stride=None,
-        channels=None,
-        time=None,
-        partition=None,
-        scenario=None,
-        split=None,
-        validation=VALIDATION,
-        clients=None,
-        profile=None,
-        trace=None,
-        standardise=True,
+        net=net,
         rounds=ROUNDS[0],
         # Not all of them, so that clients are drawn too.
         cohort=max(1, len(small.clients) - 1),

@@ -55,6 +55,7 @@ from ..data import Federation
 from ..errors import InputError, Refusals, unknown
 from ..nets.initial_weights import remove_suffix
 from ..nets.user_files import find_user_file, import_file, is_file_spec
+from ..options.definition import is_plain, members, options_of
 from ..problems import Metric, MixedProblem
 from .experiment import Experiment
 from .settings import (
@@ -64,8 +65,6 @@ from .settings import (
     fitting,
     hints,
     is_built_in,
-    is_leaf,
-    members,
     own_fields_first,
 )
 
@@ -172,7 +171,7 @@ def _value(value: Any, key: str, code: dict[str, str]) -> Any:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def read_words(text: str) -> dict[str, Any]:
+def read_run_table(text: str) -> dict[str, Any]:
     """The table [run] of a config.toml of any format."""
     run = _parsed(text).get("run", {})
     return run if isinstance(run, dict) else {}
@@ -194,7 +193,7 @@ def from_toml(
         if name not in ("format", "run", "method", "data", "code", "files"):
             raise unknown("table of config.toml", name, ["run", "method", "data", "code", "files"])
 
-    words = read_words(text)
+    words = read_run_table(text)
     given: dict[str, Any] = {}
     if data is not None:
         _check_same_data(document.get("data", {}), data)
@@ -203,7 +202,7 @@ def from_toml(
         given["net"] = net
     refusals = Refusals()
     left = {word: value for word, value in words.items() if word not in given}
-    given.update(rebuilt_words(left, refusals))
+    given.update(read_options(left, refusals))
     if method is None:
         with refusals.collected():
             method = method_of(text)
@@ -212,22 +211,33 @@ def from_toml(
     return Experiment(method=method, **given)
 
 
-def rebuilt_words(words: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
-    """The words of [run] as an experiment takes them, but for the method."""
-    kinds = hints(Experiment)
-    rebuilt = {}
-    for word, value in words.items():
+def read_options(values: Mapping[str, Any], refusals: Refusals) -> dict[str, Any]:
+    """The values of [run] as an experiment takes them, but for the method."""
+    known = options_of(Experiment)
+    found = {}
+    for name, value in values.items():
         with refusals.collected():
-            if word not in kinds:
-                raise unknown("word of [run]", word, kinds)
-            if word != "method":
-                rebuilt[word] = _rebuilt_word(word, value, kinds[word])
-    return rebuilt
+            if name == "method":
+                continue
+            if name not in known:
+                raise unknown("option of [run]", name, ["method", *known])
+            _check_named(name, value)
+            found[name] = known[name].convert(value)
+    return found
+
+
+def _check_named(name: str, value: Any) -> None:
+    """Refuse data or a net that were made in Python, which a file cannot hold."""
+    if name in ("data", "net") and isinstance(value, str) and value.startswith("<"):
+        raise InputError(
+            f"the run's {name} was made in Python ({value}); resume it from Python with: "
+            f"fedgrove.resume(path, {name}=...)"
+        )
 
 
 def method_of(text: str) -> Any:
     """The method of a config.toml. A file of code that it names is run."""
-    return _method(_parsed(text), read_words(text))
+    return _method(_parsed(text), read_run_table(text))
 
 
 def _check_same_data(known: Any, data: Federation) -> None:
@@ -253,7 +263,7 @@ def _check_same_data(known: Any, data: Federation) -> None:
 
 def check_named_data(text: str, data: Federation | None) -> None:
     """Refuse a federation for a run whose data are read by their name."""
-    named = str(read_words(text).get("data", ""))
+    named = str(read_run_table(text).get("data", ""))
     if data is not None and named and not named.startswith("<"):
         raise InputError(
             f"the run's data are {named}, which is read again by its name; leave data= out."
@@ -305,7 +315,7 @@ def check_files(text: str, replaced: Collection[str] = ()) -> None:
     Files of the words in ``replaced`` are not used, and not looked at.
     """
     files = _parsed(text).get("files", {})
-    words = read_words(text)
+    words = read_run_table(text)
     weights = remove_suffix(str(words.get("init", "")))
     unused = [remove_suffix(str(words[word])) for word in replaced if word in words]
     of_devices = [str(words[word]) for word in ("profile", "trace") if word in words]
@@ -344,7 +354,7 @@ def named_code(text: str) -> dict[str, str]:
     >>> named_code('[run]\\nnet = "x.py:Net"\\ndata = "own.npz"')
     {'net': 'x.py:Net'}
     """
-    words = dict(read_words(text))
+    words = dict(read_run_table(text))
     words.update(_types(_parsed(text).get("method"), "method"))
     return {
         word: value
@@ -355,7 +365,7 @@ def named_code(text: str) -> dict[str, str]:
 
 def made_in_python(text: str) -> list[str]:
     """What of a run must be given again to resume it: of "data", "net" and "method"."""
-    words = read_words(text)
+    words = read_run_table(text)
     needed = [word for word in ("data", "net") if str(words.get(word, "")).startswith("<")]
     for _, name in _types(_parsed(text).get("method"), "method"):
         # A class of the user's that is in no file of its own, as __main__:Mine.
@@ -424,16 +434,6 @@ def _parsed(text: str) -> dict[str, Any]:
         raise InputError(
             f"config.toml is not TOML ({error}); restore the file as fedgrove wrote it."
         ) from None
-
-
-def _rebuilt_word(key: str, value: Any, hint: Any) -> Any:
-    made_in_python = key in ("data", "net") and isinstance(value, str) and value.startswith("<")
-    if made_in_python:
-        raise InputError(
-            f"the run's {key} was made in Python ({value}); resume it from Python with: "
-            f"fedgrove.resume(path, {key}=...)"
-        )
-    return coerce(key, value, hint)
 
 
 def _method(document: Mapping[str, Any], words: Mapping[str, Any]) -> Any:
@@ -515,7 +515,7 @@ def _rebuilt(value: Any, hint: Any, path: str, code: Any) -> Any:
     if isinstance(value, list):
         # A tuple of parts is rebuilt part by part; one of numbers or words at once.
         containers = [member for member in members(hint) if get_args(member)]
-        if containers and not is_leaf(containers[0]):
+        if containers and not is_plain(containers[0]):
             item_hint = get_args(containers[0])[0]
             items = enumerate(value)
             return tuple(_rebuilt(item, item_hint, f"{path}.{i}", code) for i, item in items)

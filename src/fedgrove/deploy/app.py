@@ -25,13 +25,14 @@ from typing import Any
 import tomli_w
 
 from .. import __version__, methods
-from ..config.experiment import DEALING_WORDS, OWN_WORDS, Experiment, Federations
+from ..config.experiment import DATA_NAMES, Experiment, Federations
 from ..config.plan import Plan, plan
 from ..config.toml import named_code, to_toml
 from ..data import Federation
 from ..data.sets import SETS
 from ..errors import InputError, check
 from ..nets.user_files import import_file, is_file_spec
+from ..options.definition import options_of
 from .facts import facts_of
 
 PACKAGE = "fedgrove_app"
@@ -192,7 +193,7 @@ def _config(planned: Plan, code: Path) -> str:
             file, _, rest = experiment.net.rpartition(":")
             experiment = replace(experiment, net=f"{Path(file).name}:{rest}")
         document = tomllib.loads(to_toml(experiment))
-    for word in ("data", *OWN_WORDS, *DEALING_WORDS, "standardise"):
+    for word in DATA_NAMES:
         document["run"].pop(word, None)
     return tomli_w.dumps(document)
 
@@ -207,13 +208,10 @@ def _is_own(experiment: Experiment) -> bool:
 
 def _data_file(experiment: Experiment, federation: Federation) -> str:
     words: dict[str, Any] = {}
-    for word in (*OWN_WORDS, *DEALING_WORDS):
+    for word in DATA_NAMES:
         value = getattr(experiment, word)
-        default = Experiment.__dataclass_fields__[word].default
-        if value is not None and value != default:
+        if word != "data" and value != options_of(Experiment)[word].default:
             words[word] = value
-    if not experiment.standardise:
-        words["standardise"] = False
     words["seed"] = experiment.seed
     if not _is_own(experiment):
         # Everybody deals the same set to as many clients, and takes its own part.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.experiment import Experiment
-from ..config.toml import check_files, from_toml, named_code, read_words, to_toml
+from ..config.toml import check_files, from_toml, named_code, read_run_table, to_toml
 from ..data import Federation
 from ..engines.flower import messages
 from ..engines.flower import node as worker
@@ -157,7 +157,7 @@ def _check_inside(config: str) -> None:
     The config comes from the server: it may name what was brought here, and no other file.
     """
     named = dict(named_code(config))
-    init = read_words(config).get("init")
+    init = read_run_table(config).get("init")
     if init is not None:
         named["init"] = str(init)
     for word, spec in named.items():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import nets
 from ..channels.shrink import cut_channels, find_small_net
 from ..config.experiment import Experiment
-from ..config.toml import check_trust, from_toml, how_to_resume, read_words
+from ..config.toml import check_trust, from_toml, how_to_resume, read_run_table
 from ..data import ClientData, Federation
 from ..data.preparation import Preparation
 from ..errors import InputError, check
@@ -127,7 +127,7 @@ def opened(
             "holds a part only: it cannot be exported; load the weights in Python instead."
         )
     for key, given in (("data", data), ("net", net)):
-        recorded = str(read_words(folder.config).get(key, ""))
+        recorded = str(read_run_table(folder.config).get(key, ""))
         # config.toml holds a placeholder in angle brackets for what has no name.
         if given is None and recorded.startswith("<"):
             raise InputError(

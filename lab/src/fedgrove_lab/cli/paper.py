@@ -5,16 +5,18 @@ from __future__ import annotations
 import json as jsonlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from click import get_current_context
 
-from fedgrove.cli import options as o
-from fedgrove.cli.sweep import Seeds, watched
+from fedgrove.options import SEEDS
+from fedgrove.options.definition import Options, argument, option, option_class, option_group
+from fedgrove.options.groups import DataDirOption, EngineOptions, JsonOption
 
 if TYPE_CHECKING:
     from fedgrove.config.experiment import Experiment
@@ -28,73 +30,61 @@ if TYPE_CHECKING:
     from ..papers.compare import Comparison, Measured, Summaries
 
 
-def option(flag: str, help: str, metavar: str | None = None, parser: Any = None) -> Any:
-    """Return an option of a command of the lab."""
-    return typer.Option(flag, help=help, metavar=metavar, parser=parser)
+@option_group
+class StoreOption:
+    """Output: a stored result."""
+
+    store: str | None = option(None, "Store the result in lab/results, for the docs.", "NAME")
 
 
-Name = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="The paper: adfedwcp, ca-afp, fedapta, fedlayerprune, safl, or ours, grove.",
-        show_default=False,
-    ),
-]
-Table = Annotated[int | None, option("--table", "One of its tables.", "N", o.whole)]
-Figure = Annotated[int | None, option("--figure", "One of its figures.", "N", o.whole)]
-Rows = Annotated[
-    str | None,
-    option("--rows", "Only these rows, by name or pattern, as 'hermes-*,safl-k5-0.3'.", "NAMES"),
-]
-Rounds = Annotated[
-    int | None,
-    option("--rounds", "Number of rounds, where a paper allows it.", "N", o.whole),
-]
-Examples = Annotated[
-    int | None,
-    option("--examples", "Examples of each class, where a paper allows it.", "N", o.whole),
-]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="A quick run: built-in data, few rounds and clients.")
-]
-Data = Annotated[str | None, option("--data", "One data set; else all of the paper's.", "NAME")]
-Out = Annotated[
-    str | None, option("--out", "The folder; runs that are in it already are resumed.", "DIR")
-]
-Store = Annotated[
-    str | None, option("--store", "Store the result in lab/results, for the docs.", "NAME")
-]
+@option_class
+class PaperOptions(Options, JsonOption, StoreOption, DataDirOption, EngineOptions):
+    """Options of ``fedgrove paper``."""
+
+    name: str = field(
+        metadata=argument(
+            "The paper: adfedwcp, ca-afp, fedapta, fedlayerprune, safl, or ours, grove.", "NAME"
+        )
+    )
+    _: KW_ONLY
+    table: int | None = option(None, "One of its tables.", "N")
+    figure: int | None = option(None, "One of its figures.", "N")
+    quick: bool = option(False, "A quick run: built-in data, few rounds and clients.")
+    rows: str | None = option(
+        None, "Only these rows, by name or pattern, as in 'hermes-*,safl-k5-0.3'.", "NAMES"
+    )
+    rounds: int | None = option(
+        None, "Number of rounds, for papers that allow it.", "N", without="the paper's"
+    )
+    examples: int | None = option(
+        None, "Number of examples of each class, for papers that allow it.", "N"
+    )
+    init: str | None = option(
+        None, "Initial weights, as in RUN/models/client-00000.safetensors.", "FILE[:body]"
+    )
+    seeds: int | tuple[int, ...] | None = option(
+        None,
+        "Number of seeds, from 0 on, or the seeds themselves, as in 3,5,7.",
+        "N|S,S",
+        without="the study's",
+        **SEEDS,
+    )
+    data: str | None = option(None, "One data set.", "NAME", without="all of the paper's")
+    split: str | None = option(None, "How test data are held out: blocks or random.", "KIND")
+    out: str | None = option(None, "The folder; runs that are in it already are resumed.", "DIR")
 
 
-def paper(
-    ctx: typer.Context,
-    name: Name,
-    table: Table = None,
-    figure: Figure = None,
-    quick: Quick = False,
-    rows: Rows = None,
-    rounds: Rounds = None,
-    examples: Examples = None,
-    init: o.Init = None,
-    seeds: Seeds = None,
-    data: Data = None,
-    split: o.Split = None,
-    engine: o.Engine = "auto",
-    device: o.Device = "auto",
-    precision: o.Precision = "fp32",
-    data_dir: o.DataDir = None,
-    out: Out = None,
-    store: Store = None,
-    json: o.Json = False,
-) -> None:
+def paper(options: PaperOptions) -> None:
     """Run a paper's table or figure again and compare it; the same command resumes it."""
-    from fedgrove.cli import arguments
+    from fedgrove.api import open_engine
 
     from .. import papers
 
-    parts = papers.parts(name, table, figure)
-    folders = _folders(name, parts, out, quick)
+    options.check()
+    name = options.name
+    values = vars(options)
+    parts = papers.parts(name, options.table, options.figure)
+    folders = _folders(name, parts, options.out, options.quick)
     comparisons: list[Mapping[str, Any]] = []
     # All data are looked for before anything is trained: a missing file shows in seconds.
     data_tables = {}
@@ -103,39 +93,40 @@ def paper(
         if isinstance(part, papers.DataTable):
             data_tables[part_name] = part
         else:
-            studies_of[part_name] = find_studies(part, ctx.params)
+            studies_of[part_name] = find_studies(part, values)
     if not studies_of:
-        _check_nothing_to_train(ctx.params)
+        _check_nothing_to_train(values)
     any_failed = False
     # Before anything is written, as an engine that is not there is refused here.
-    with arguments.engine(ctx.params) as chosen:
-        for part_name, table_ in data_tables.items():
-            found = _write_data_table(name, part_name, table_, folders[part_name], ctx.params)
+    with open_engine(options) as chosen:
+        for part_name, data_table in data_tables.items():
+            found = _write_data_table(name, part_name, data_table, folders[part_name], values)
             comparisons.append(found)
         for part_name, studies in studies_of.items():
             measured = []
             for folder, study in studies.items():
-                summaries = _run(study, folders[part_name] / folder, ctx.params, chosen)
+                summaries = _run(study, folders[part_name] / folder, values, chosen)
                 any_failed |= None in summaries.values()
                 measured.append((study, summaries))
             # Written part by part, so that the first can be read while the second trains.
-            comparisons.append(_write(name, part_name, measured, folders[part_name], ctx.params))
-    if json:
+            comparisons.append(_write(name, part_name, measured, folders[part_name], values))
+    if options.json:
         print(jsonlib.dumps(comparisons, indent=1))
     if any_failed:
         raise typer.Exit(1)
-    if store:
-        print(_store(store, ctx, comparisons), file=sys.stderr)
+    if options.store:
+        print(_store(options.store, comparisons), file=sys.stderr)
 
 
-def _store(name: str, ctx: typer.Context, comparisons: Sequence[Comparison]) -> Path:
+def _store(name: str, comparisons: Sequence[Comparison]) -> Path:
     """Write what was measured to lab/results; of a run that failed there is nothing to store."""
     from ..results import describe_measurement, find_command, rows_of_comparisons, write_result
 
     rows = rows_of_comparisons(comparisons)
+    command = find_command(get_current_context())
     seeds = max((row.get("seeds", []) for row in rows), key=len)
     seconds = sum(comparison.get("seconds", 0.0) for comparison in comparisons)
-    return write_result(name, describe_measurement(find_command(ctx)), rows, seeds, seconds=seconds)
+    return write_result(name, describe_measurement(command), rows, seeds, seconds=seconds)
 
 
 def _check_nothing_to_train(options: Mapping[str, Any]) -> None:
@@ -283,15 +274,16 @@ def _folder_of(chosen: StudyOptions) -> str:
 def _run(study: Study, folder: Path, options: Mapping[str, Any], engine: Engine) -> Summaries:
     """The summaries of a study's runs by name, None where one failed."""
     from fedgrove.config import sweep as library
+    from fedgrove.config.grid import list_seeds
     from fedgrove.runs.result import Failure
 
     from .. import papers
 
-    wanted = papers.experiments(study, options["seeds"] or range(study.seeds))
+    wanted = papers.experiments(study, list_seeds(options["seeds"] or study.seeds))
     total = sum(experiment.rounds or 0 for experiment in wanted.values())
     run = partial(library.sweep, wanted, folder, engine=engine, data_dir=options["data_dir"])
     try:
-        ends = watched(folder, wanted, total, run, options["json"])
+        ends = library.watched(folder, wanted, total, run, options["json"])
     except KeyboardInterrupt:
         # The sweep's own advice, fedgrove resume, would not write the table.
         raise KeyboardInterrupt("interrupted; resume with the same command.") from None

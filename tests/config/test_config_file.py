@@ -11,7 +11,7 @@ import pytest
 import fedgrove as fg
 from fedgrove import data
 from fedgrove.cli import main
-from fedgrove.config.repeat import read_config
+from fedgrove.config.assemble import read_config
 from fedgrove.errors import InputError, InputErrors, Refusals
 from fedgrove.methods import FedProx
 
@@ -78,7 +78,7 @@ def test_python_reruns_with_changes(tmp_path: Path) -> None:
     with pytest.raises(InputErrors) as caught:
         fg.rerun("a", round=3, seed=-1, **words)
     assert caught.value.sentences[0].startswith(
-        "there is no word of rerun 'round'; did you mean 'rounds'?"
+        "there is no argument of rerun 'round'; did you mean 'rounds'?"
     )
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_is_a_sentence(text: str, sentence: str) -> N
 
 
 def test_a_file_that_is_not_there_is_a_sentence() -> None:
-    with pytest.raises(InputError, match=r"^--config is no\.toml, and there is no such file or"):
+    with pytest.raises(InputError, match=r"^there is no file or folder no\.toml; give a file"):
         fg.rerun("no.toml")
 
 

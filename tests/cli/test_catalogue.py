@@ -1,12 +1,15 @@
 """list, show, doctor, help."""
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fedgrove import __version__, data, methods, nets
-from fedgrove.cli import main
+from fedgrove.cli import catalogue, main
 from fedgrove.config.settings import Draft
+
+ROOT = Path(__file__).parents[2]
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
@@ -103,3 +106,27 @@ def test_help_names_the_commands_and_their_words(capsys: pytest.CaptureFixture[s
         for word in [*words.split(), "device", "out", "set", "dry-run", "json", "data-dir"]
     )
     assert said(capsys, "--version").strip() == __version__
+
+
+def test_doctor_names_only_extras_that_there_are_and_are_used() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    source = "".join(
+        path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "catalogue.py"
+    )
+    for name, (_, modules) in catalogue.EXTRAS.items():
+        brought = " ".join(extras[name])
+        for module in modules:
+            assert module in brought
+            assert (
+                f"import {module}" in source
+                or f"from {module}" in source
+                or f"from torch.utils.{module}" in source
+                or f'import_module("{module}.' in source
+                or module == "onnxscript"
+            )
+
+
+def test_nothing_is_suggested_that_is_not_near(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict"]) == 2
+    assert "did you mean" not in capsys.readouterr().err

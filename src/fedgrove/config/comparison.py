@@ -1,4 +1,4 @@
-"""Runs side by side: what ``fedgrove compare`` shows, as rows."""
+"""Several runs in one table: what ``fedgrove compare`` shows, as rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..runs.report_html import REPORT_FILE as RUN_PAGE
 from ..runs.result import frame
 from ..wire.ledger import sum_by_cause
 from . import sweep
-from .toml import read_words
+from .toml import read_run_table
 
 PAGE = "compare.html"
 
@@ -84,26 +84,26 @@ class Comparison:
         return frame(self.rows)
 
 
-def compared(runs: Sequence[str], by_cause: bool = False) -> Comparison:
+def compare_runs(runs: Sequence[str], by_cause: bool = False) -> Comparison:
     """The figures of run folders; a sweep stands for all its runs."""
     rows = []
     for run in runs:
         for path in sweep.members_of(run):
-            rows.append(summary_of(path, by_cause))
+            rows.append(read_summary(path, by_cause))
     return Comparison(rows, of_sweeps=len(rows) > len(runs), by_cause=by_cause)
 
 
-def summary_of(path: str, by_cause: bool = False) -> dict[str, Any]:
-    """A run's figures, or how far it got; with the words of its config that the figures lack."""
+def read_summary(path: str, by_cause: bool = False) -> dict[str, Any]:
+    """A run's numbers, or how far it got; with the options of its config that the numbers lack."""
     folder = RunFolder.open(Path(path))
-    words = {}
-    for word, value in read_words(folder.config).items():
-        if word in OPTIONS_SHOWN:
-            words[word] = value
+    options = {}
+    for name, value in read_run_table(folder.config).items():
+        if name in OPTIONS_SHOWN:
+            options[name] = value
     if by_cause:
-        words["bytes_causes"] = sum_by_cause(folder.metrics())
+        options["bytes_causes"] = sum_by_cause(folder.metrics())
     summary = folder.summary
     if summary is not None:
-        return {"run": path, "finished": True, **words, **summary}
+        return {"run": path, "finished": True, **options, **summary}
     folder.check()
-    return {"run": path, "finished": False, **words, "rounds_done": folder.rounds_saved()}
+    return {"run": path, "finished": False, **options, "rounds_done": folder.rounds_saved()}

@@ -9,10 +9,10 @@ from tests.conftest import small
 import fedgrove
 from fedgrove import methods
 from fedgrove.api import train
+from fedgrove.config.cost import estimate_cost, estimate_run_cost
 from fedgrove.config.experiment import Experiment, Federations
 from fedgrove.config.plan import plan
 from fedgrove.core import ClientInfo, Give, Outcome, Packet, Report, Task
-from fedgrove.costs.estimate import cost, of_run
 from fedgrove.data.devices import Steps
 from fedgrove.errors import InputError
 from fedgrove.methods import FedAvg, LGFedAvg, Local
@@ -45,27 +45,27 @@ def test_dense_mebibytes_are_those_of_the_ca_afp_table(
     setting: dict, params: int, mib: float
 ) -> None:
     # 8 bytes * 124,198 * 10 clients * 50 rounds = 496,792,000 bytes = 473.78 MiB; 8 * 89,254 * 500 / 2^20 = 340.48
-    found = cost(FedAvg(), **setting)
+    found = estimate_cost(FedAvg(), **setting)
     assert (found["params"], found["mib_paper"], found["reduction_paper"]) == (params, mib, 0.0)
     assert found["bytes_paper"] == 8 * params * 500
 
 
 def test_real_bytes_are_the_parameters_and_a_small_head() -> None:
-    found = cost(FedAvg(), **WISDM)
+    found = estimate_cost(FedAvg(), **WISDM)
     for way in ("bytes_up", "bytes_down"):
         assert 4 * 124_198 * 500 < found[way] < 4 * 124_198 * 500 * 1.001
 
 
 def test_the_paper_counts_nothing_for_local_and_the_head_for_lg_fedavg() -> None:
-    assert cost(Local(), **WISDM)["reduction_paper"] == 1.0
+    assert estimate_cost(Local(), **WISDM)["reduction_paper"] == 1.0
     # the last two layers: 3200*32 + 32 + 32*6 + 6 = 102,630 of 124,198 parameters
-    assert cost(LGFedAvg(), **WISDM)["reduction_paper"] == round(1 - 102_630 / 124_198, 6)
+    assert estimate_cost(LGFedAvg(), **WISDM)["reduction_paper"] == round(1 - 102_630 / 124_198, 6)
 
 
 @pytest.mark.parametrize("name", methods.names())
 def test_a_real_run_sends_no_more_and_hardly_less(name: str, tmp_path: Path) -> None:
     method = small(name)
-    found, real = cost(method, **DIGITS), trained(method, tmp_path)
+    found, real = estimate_cost(method, **DIGITS), trained(method, tmp_path)
     for way in ("bytes_up", "bytes_down"):
         assert real[way] <= found[way]
         # Where only heads of sixty bytes travel, a digit more or less is much; other codecs are merely bounded.
@@ -78,10 +78,10 @@ def test_a_real_run_sends_no_more_and_hardly_less(name: str, tmp_path: Path) -> 
 
 def test_an_adaptive_codec_is_bounded_by_the_static_one(tmp_path: Path) -> None:
     method = FedAvg(codec=Smallest())
-    found, real = cost(method, **DIGITS), trained(method, tmp_path)
+    found, real = estimate_cost(method, **DIGITS), trained(method, tmp_path)
     assert real["bytes_up"] <= found["bytes_up"]
     assert real["bytes_down"] <= found["bytes_down"]
-    assert abs(found["bytes_up"] / cost(FedAvg(), **DIGITS)["bytes_up"] - 1) < 0.01
+    assert abs(found["bytes_up"] / estimate_cost(FedAvg(), **DIGITS)["bytes_up"] - 1) < 0.01
 
 
 def test_memory_follows_batch_and_optimiser() -> None:
@@ -89,11 +89,14 @@ def test_memory_follows_batch_and_optimiser() -> None:
 
     From plain SGD (no slot) to Adam (two): 2 d more, d = 124,198, and the activations of 31 more examples.
     """
-    small = cost(FedAvg(local=LocalTraining(batch=1, optimiser=SGD())), **WISDM)["memory"]
-    large = cost(FedAvg(local=LocalTraining(batch=32, optimiser=Adam())), **WISDM)["memory"]
+    small = estimate_cost(FedAvg(local=LocalTraining(batch=1, optimiser=SGD())), **WISDM)["memory"]
+    large = estimate_cost(FedAvg(local=LocalTraining(batch=32, optimiser=Adam())), **WISDM)[
+        "memory"
+    ]
     assert large - small == 4 * (2 * 124_198 + 31 * (64 * 200 + 64 * 100 + 32 + 6))
     assert (
-        cost(FedAvg(), **WISDM, recipe=LocalTraining(batch=1, optimiser=SGD()))["memory"] == small
+        estimate_cost(FedAvg(), **WISDM, recipe=LocalTraining(batch=1, optimiser=SGD()))["memory"]
+        == small
     )
 
 
@@ -125,7 +128,7 @@ class MeetsFirst(FedAvg):
 
 
 def test_an_exchange_that_is_not_a_round_counts_once() -> None:
-    one, two = (cost(MeetsFirst(), **{**DIGITS, "rounds": n})["bytes_up"] for n in (1, 2))
+    one, two = (estimate_cost(MeetsFirst(), **{**DIGITS, "rounds": n})["bytes_up"] for n in (1, 2))
     assert one == 2 * (two - one)
     # per client: 4 bytes of length, and a head with the number at 25 characters
     head = '{"of":4,"examples":9999999,"metrics":{"x":' + "9" * 25 + '},"packets":[]}'
@@ -134,7 +137,7 @@ def test_an_exchange_that_is_not_a_round_counts_once() -> None:
 
 def test_nobody_to_send_to_is_refused() -> None:
     with pytest.raises(InputError, match=r"^clients is 0; it must be 1 or more"):
-        cost(FedAvg(), **{**DIGITS, "clients": 0})
+        estimate_cost(FedAvg(), **{**DIGITS, "clients": 0})
 
 
 # ---- on devices ----------------------------------------------------------------------------------
@@ -149,7 +152,7 @@ def test_time_and_bytes_of_two_devices_by_hand() -> None:
     devices = [ClientInfo(100, 1.0, speed=0.5, downlink=4.0), ClientInfo(100, 40.0, speed=2.0)]
     words = {**DIGITS, "clients": 2, "cohort": 2, "rounds": 3}
     local = LocalTraining(2, 8, SGD(0.1))
-    found = cost(FedAvg(local=local), **words, info=devices.__getitem__)
+    found = estimate_cost(FedAvg(local=local), **words, info=devices.__getitem__)
     macs = 3 * 100 * 2 * found["macs"]
     # All clients send and get as much in every round.
     up = found["bytes_up"] / 6
@@ -171,8 +174,10 @@ def test_a_trace_is_followed_from_round_to_round() -> None:
     steps = Steps((0.0, 1e-6, 5.0), (8.0, 0.0, 8.0), (8.0, 0.0, 8.0))
     words = {**DIGITS, "clients": 1, "cohort": 1, "rounds": 3}
     info = ClientInfo(10, bandwidth=8.0)
-    plain = cost(FedAvg(), **words, info=lambda k: info)["virtual_seconds"]
-    traced = cost(FedAvg(), **words, info=lambda k: info, trace={0: steps})["virtual_seconds"]
+    plain = estimate_cost(FedAvg(), **words, info=lambda k: info)["virtual_seconds"]
+    traced = estimate_cost(FedAvg(), **words, info=lambda k: info, trace={0: steps})[
+        "virtual_seconds"
+    ]
     assert traced == pytest.approx(plain + 5.0 - 1e-6, abs=1e-8)
 
 
@@ -184,7 +189,7 @@ def planned_cost(method: Any, **words: Any) -> tuple[dict[str, Any], dict[str, A
     planned = plan(experiment, Path(), Federations())
     net = planned.experiment.net
     assert net is not None
-    return of_run(planned.run, net), train(experiment, engine="serial").summary
+    return estimate_run_cost(planned.run, net), train(experiment, engine="serial").summary
 
 
 @pytest.mark.parametrize("name", ["fedavg", "ditto", "ifca", "clusterfl", "lg-fedavg", "local"])
@@ -201,7 +206,7 @@ def test_devices_of_different_widths_are_counted_as_they_are() -> None:
     for name in ("bytes_up", "bytes_down", "macs"):
         assert device[name]["min"] < 0.5 * device[name]["max"]
     assert 0.8 * found["virtual_seconds"] < real["virtual_seconds"] <= found["virtual_seconds"]
-    equal = cost(methods.HeteroFL(), **DIGITS)["per_device"]
+    equal = estimate_cost(methods.HeteroFL(), **DIGITS)["per_device"]
     assert equal["bytes_up"]["min"] == equal["bytes_up"]["max"]
 
 
@@ -211,8 +216,8 @@ def test_an_exchange_before_the_rounds_is_no_round_of_a_device() -> None:
     One client of one round sends what FedWCP's does, which asks nobody, and what it was asked.
     """
     words = {**DIGITS, "rounds": 1}
-    asks = cost(methods.AdFedWCP(), **words)
-    plain = cost(methods.FedWCP(), **words)["per_device"]
+    asks = estimate_cost(methods.AdFedWCP(), **words)
+    plain = estimate_cost(methods.FedWCP(), **words)["per_device"]
     device = asks["per_device"]
     assert device["bytes_up"]["min"] >= plain["bytes_up"]["min"]
     assert device["bytes_up"]["max"] < 1.1 * plain["bytes_up"]["max"]

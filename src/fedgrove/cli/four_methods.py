@@ -1,21 +1,22 @@
-"""``fedgrove run`` alone: something worth seeing on a fresh machine, four methods side by side."""
+"""``fedgrove run`` alone: a first result on a new machine, four methods compared."""
 
 from __future__ import annotations
 
-import json as jsonlib
+import json
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from .sweep import grid_of, print_plans, watched
+from ..errors import InputError, check
+from ..options import RunOptions, SweepOptions
+from ..options.definition import make_options, options_of
 
 if TYPE_CHECKING:
     from ..config.experiment import Experiment, Federations
+    from ..config.sweep import Sweep
     from ..report.tables import Summary
-    from ..runs.result import Failure, Result
 
 METHODS = ("local", "fedavg", "ca-afp", "grove")
 DATA = "motion"
@@ -30,52 +31,45 @@ LR = 5e-3
 FINETUNE = (0, 3)
 
 
-def side_by_side(words: Mapping[str, Any]) -> None:
+def run_four_methods(options: RunOptions, is_plan: bool, as_json: bool) -> None:
     """Train all on the same clients from the same start, and show them in one table and a page."""
-    from ..config import sweep as library
+    from .. import api
     from ..config.experiment import Federations
     from ..config.plan import plan
     from ..export.size import model_bytes
     from ..report.terminal import print_text
     from ..runs.result import Failure
-    from . import arguments
+    from .sweep import print_plans
 
-    federations = Federations(words["data_dir"])
-    experiments = _experiments(words, federations)
-    if words["dry_run"]:
-        return print_plans(experiments, federations, words["json"])
+    federations = Federations(options.data_dir)
+    swept = _make_sweep(options)
+    experiments = _make_grid(swept, federations)
+    if is_plan:
+        return print_plans(experiments, federations, as_json)
     first = next(iter(experiments.values()))
-    folder = _folder(first, words["out"])
-    total = sum(experiment.rounds or 0 for experiment in experiments.values())
-    with arguments.engine(words) as chosen:
-        run = partial(library.sweep, experiments, folder, engine=chosen, federations=federations)
-        ends = watched(folder, experiments, total, run, words["json"])
+    folder = _choose_folder(first, options.out)
+    trained = api.train_grid(experiments, federations, swept, folder)
     summaries: dict[str, Summary] = {}
     sizes: dict[str, list[float]] = {}
     net = plan(first, folder, federations).run.net
-    failed = False
-    for name, end in ends.items():
+    for name, end in trained.items():
         if isinstance(end, Failure):
-            failed = True
             print_text(f"{name} failed after {end.folder.rounds_saved()} rounds: {end.why}")
-        else:
-            summaries[name] = end.summary
-            size = model_bytes(end.folder, net)
-            if size is not None:
-                sizes.setdefault(end.summary["method"], []).append(size)
+            continue
+        summaries[name] = end.summary
+        size = model_bytes(end.folder, net)
+        if size is not None:
+            sizes.setdefault(end.summary["method"], []).append(size)
     mean_sizes = {method: sum(known) / len(known) for method, known in sizes.items()}
-    _show(summaries, mean_sizes, folder, ends, words["json"])
-    if failed:
+    _show(summaries, mean_sizes, trained, as_json)
+    if trained.has_failures:
         raise typer.Exit(1)
 
 
-def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str, Experiment]:
-    """The experiments by name; what was not given is chosen so that there is something to see."""
-    from ..errors import InputError, check
-
-    is_scored = words.get("score_on") != 0
-    check(is_scored, "--score-on", 0, "1 or more without a METHOD, where accuracies are compared")
-    seeds = SEEDS if words["seed"] is None else (words["seed"],)
+def _make_sweep(options: RunOptions) -> SweepOptions:
+    """The options of the sweep; those not given are chosen so that there is something to see."""
+    is_scored = options.score_on != 0
+    check(is_scored, "score_on", 0, "1 or more without a METHOD, where accuracies are compared")
     defaults: dict[str, Any] = {
         "data": DATA,
         "rounds": ROUNDS,
@@ -84,22 +78,23 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
         "evaluate": 0,
     }
     # Other data are trained by their own recipe.
-    if words["data"] is None:
+    if "data" not in options.given:
         defaults |= {"epochs": EPOCHS, "batch": BATCH, "lr": LR}
-    grid_words = {
-        **words,
-        "methods": METHODS,
-        "seeds": seeds,
-        "vary": list(words["set"] or ()),
-    }
-    # A word may also be given as a setting: --set lr=0.1, --set local.epochs=2.
-    settings = {text.partition("=")[0].rpartition(".")[2] for text in words["set"] or ()}
-    for word, default in defaults.items():
-        # Not `or`: 0 rounds were given, and are refused later.
-        if words[word] is None and word not in settings:
-            grid_words[word] = default
-    experiments = grid_of(grid_words, federations)
-    if len(experiments) > len(METHODS) * len(seeds):
+    # An option may also be given as a setting: --set lr=0.1, --set local.epochs=2.
+    for text in options.set:
+        defaults.pop(text.partition("=")[0].rpartition(".")[2], None)
+    known = options_of(SweepOptions)
+    given = {name: value for name, value in options.given.items() if name in known}
+    seeds = (options.seed,) if "seed" in options.given else SEEDS
+    values = {**defaults, **given, "methods": METHODS, "seeds": seeds}
+    return make_options(SweepOptions, values, "run")
+
+
+def _make_grid(swept: SweepOptions, federations: Federations) -> dict[str, Experiment]:
+    from ..config.grid import list_seeds, make_grid
+
+    experiments = make_grid(swept, federations)
+    if len(experiments) > len(METHODS) * len(list_seeds(swept.seeds)):
         raise InputError(
             f"--set takes one value here; for several: fedgrove sweep {' '.join(METHODS)} "
             "--set KEY=V,V"
@@ -107,7 +102,7 @@ def _experiments(words: Mapping[str, Any], federations: Federations) -> dict[str
     return experiments
 
 
-def _folder(first: Experiment, out: str | None) -> Path:
+def _choose_folder(first: Experiment, out: str | Path | None) -> Path:
     """A folder that does not exist yet."""
     from ..runs.files import folder_exists, fresh_name
 
@@ -120,20 +115,16 @@ def _folder(first: Experiment, out: str | None) -> Path:
 
 
 def _show(
-    summaries: Mapping[str, Summary],
-    sizes: Mapping[str, float],
-    folder: Path,
-    ends: Mapping[str, Result | Failure],
-    json: bool,
+    summaries: Mapping[str, Summary], sizes: Mapping[str, float], trained: Sweep, as_json: bool
 ) -> None:
-    """One table, one sentence of what was gained, and the page."""
+    """Show one table, one sentence on what was gained, and the page."""
     from ..config.sweep import write_sweep_page
     from ..report.seed_averages import compare_methods, print_method_rows
     from ..report.terminal import print_text
 
-    rows = [{"run": str(folder / name), **summary} for name, summary in summaries.items()]
-    if json:
-        print(jsonlib.dumps(rows, indent=1))
+    rows = [{"run": str(trained.path / name), **summary} for name, summary in summaries.items()]
+    if as_json:
+        print(json.dumps(rows, indent=1))
     if not rows:
         return
     by_method: dict[str, list[Summary]] = {}
@@ -143,9 +134,9 @@ def _show(
     sentence = ""
     # A method of which every seed failed cannot be compared with.
     if set(by_method) == set(METHODS):
-        sentence = gained(by_method)
-    page = write_sweep_page(folder, ends, sentence)
-    if json:
+        sentence = describe_gain(by_method)
+    page = write_sweep_page(trained.path, trained, sentence)
+    if as_json:
         return
     print_method_rows(lines)
     print()
@@ -155,7 +146,7 @@ def _show(
         print(f"Page: {page}")
 
 
-def gained(runs: Mapping[str, Sequence[Summary]]) -> str:
+def describe_gain(runs: Mapping[str, Sequence[Summary]]) -> str:
     """One sentence: grove against fedavg, ca-afp and training alone."""
 
     def mean(method: str, value: str) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedgrove.cli import main
-from fedgrove.cli.first import gained
+from fedgrove.cli.four_methods import describe_gain
 from fedgrove.runs.folder import RunFolder
 
 SMALL = ["--clients", "4", "--cohort", "2", "--rounds", "5", "--epochs", "1", "--engine", "serial"]
@@ -69,7 +69,7 @@ def test_the_sentence_by_hand() -> None:
     }
     # grove: (90 + 70) / 2 = 80, bytes (4 + 2) / 2 = 3 of 200; ca-afp: (90 + 80) / 2 = 85, bytes
     # (120 + 80) / 2 = 100 of 200
-    assert gained(runs) == (
+    assert describe_gain(runs) == (
         "As delivered, grove gives clients 80.0 % where fedavg gives 60.0 %, ca-afp 85.0 % and "
         "training alone 50.0 %, with 1.5 % of fedavg's bytes (ca-afp: 50 %); sizes of the groups "
         "it found: 8/8, 16."

@@ -10,7 +10,7 @@ from ..report.terminal import Column, name_columns, print_pairs, print_table
 
 
 def print_cost(cost: Mapping[str, Any], file: IO[str] | None = None) -> None:
-    """Print the cost of a run, as :func:`fedgrove.costs.estimate.cost` returns it."""
+    """Print the cost of a run, as :func:`fedgrove.config.cost.estimate_cost` returns it."""
     paper = "none"
     if cost["bytes_paper"] is not None:
         share = cost["reduction_paper"]

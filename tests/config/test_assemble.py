@@ -14,18 +14,18 @@ from fedgrove.methods import Ditto, FedAvg, FedProx
 from fedgrove.parts.local import LocalTraining
 
 
-def test_words_of_an_experiment_are_refused_together() -> None:
+def test_options_of_an_experiment_are_refused_together() -> None:
     with pytest.raises(InputErrors) as caught:
         Experiment(FedAvg(), seed=-1, clients=0, rounds=0, quorum=2, faults="x=1")
     words = [sentence.split()[0] for sentence in caught.value.sentences]
-    assert words == ["seed", "rounds", "clients", "quorum", "there"]
+    assert words == ["clients", "rounds", "quorum", "seed", "there"]
     # Of the wrong type: not compared with their limits.
     with pytest.raises(InputErrors) as caught:
         Experiment(FedAvg(), seed="x", rounds="many")  # type: ignore[arg-type]
     assert [sentence.split()[0] for sentence in caught.value.sentences] == ["rounds", "seed"]
 
 
-def test_one_wrong_word_is_an_error_of_one_sentence() -> None:
+def test_one_wrong_option_is_an_error_of_one_sentence() -> None:
     with pytest.raises(InputError, match=r"^seed is -1; it must be 0 or more, and below 2\^63\.$"):
         Experiment(FedAvg(), seed=-1)
 
@@ -63,9 +63,9 @@ def test_the_command_line_says_all_of_it(
     assert first == "fedgrove: 8 things are wrong:"
     assert [line.split(";")[0] for line in lines] == [
         "- --rounds is 'abc'",
+        "- --seed is -1",
         "- --lr is 'x'",
         "- there is no method 'fedavgg'",
-        "- seed is -1",
         "- there is no engine 'poool'",
         "- there is no partition 'iidd'",
         "- there is no data set 'digitts'",
@@ -81,7 +81,7 @@ def test_commands_that_look_no_further_say_all_wrong_values(
     assert main(["sweep", "fedavg", "--rounds", "abc", "--seeds", "x", "--lr=y"]) == 2
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "fedgrove: 3 things are wrong:"
-    assert [line.split()[1] for line in lines] == ["--rounds", "--seeds", "--lr"]
+    assert [line.split()[1] for line in lines] == ["--rounds", "--lr", "--seeds"]
 
 
 def test_python_says_all_of_it_too() -> None:

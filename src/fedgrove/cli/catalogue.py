@@ -1,35 +1,41 @@
-"""What there is and whether it works: ``list``, ``show``, ``doctor``."""
+"""``fedgrove list``, ``show`` and ``doctor``: what there is, and whether it works.
+
+Methods, nets, data sets and parts are what their files define; to know them, all files must be
+imported, which takes two seconds. That is done once: a file in the user's cache folder keeps the
+answer, with a fingerprint of all source files, so that ``list``, ``show`` and completion need no
+torch. When a source file is added or changed, the fingerprint changes and the index is made anew.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
+import json
+import os
 import platform
 import re
+import sys
 import tempfile
+from contextlib import suppress
+from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import FedgroveError, MethodError, unknown
-from . import complete
-from . import options as o
-from .index import Index, Rows, index
+from ..options.definition import Options, argument, option_class
+from ..options.groups import METHOD, DataDirOption, DataOptions
 
 if TYPE_CHECKING:
     from ..core import AnyMethod
     from ..parts.local import LocalTraining
 
-Kind = Annotated[
-    str,
-    typer.Argument(
-        metavar="methods|data|nets|parts|engines|faults",
-        show_default=False,
-        autocompletion=complete.kinds,
-    ),
-]
+PACKAGE = Path(__file__).parents[1]
+INDEX_FORMAT = 1
+"""Raised when the form of the index file changes."""
+Rows = list[tuple[str, str]]
+"""Names, each with a description."""
 EXTRAS = {
     "export": ("models as ONNX files", ("onnx", "onnxscript", "onnxruntime")),
     "edge": ("models as ExecuTorch files", ("executorch",)),
@@ -40,42 +46,66 @@ EXTRAS = {
 """What each extra of pyproject.toml is for, and the modules it brings."""
 
 
-def list_(kind: Kind) -> None:
-    """List what there is: methods, data, nets, parts, engines or faults."""
+# ---- commands ------------------------------------------------------------------------------------
+
+
+@option_class
+class ListOptions(Options):
+    """Options of ``fedgrove list``."""
+
+    kind: str = field(
+        metadata=argument(
+            "What to list.", "methods|data|nets|parts|engines|faults", complete="kinds"
+        )
+    )
+
+
+def list_(options: ListOptions) -> None:
+    """List the methods, data sets, nets, parts, engines or faults."""
     from ..report.terminal import print_pairs
 
-    lists = index().lists
-    if kind not in lists:
-        raise unknown("list", kind, lists)
-    print_pairs(lists[kind])
+    lists = read_index().lists
+    if options.kind not in lists:
+        raise unknown("list", options.kind, lists)
+    print_pairs(lists[options.kind])
 
 
-def show(method: o.Method, data: o.Data = "digits", data_dir: o.DataDir = None) -> None:
+@option_class
+class ShowOptions(Options, DataDirOption, DataOptions):
+    """Options of ``fedgrove show``."""
+
+    method: str = field(metadata=argument(METHOD, "METHOD", complete="methods"), kw_only=True)
+
+
+def show(options: ShowOptions) -> None:
     """Print a method's equations, and everything in it that --set can change."""
     from ..report.terminal import make_console, print_pairs, print_text, wrap_docstring
 
-    docstring, rows = _shown(method, str(data), data_dir)
+    options.check()
+    docstring, rows = _find_settings(options)
     print(wrap_docstring(docstring, make_console().width))
     print()
-    print_text(f"--set takes, with the recipe of {data}:")
+    print_text(f"--set takes, with the recipe of {options.data}:")
     print()
     print_pairs(rows)
 
 
-def _shown(method: str, data: str, data_dir: str | None) -> tuple[str, Rows]:
-    """A method's docstring and settings: remembered, unless the method or the data are a user's."""
-    known = index()
-    if method in known.settings and data in known.recipes:
-        return known.docstrings[method], known.settings_with(method, data)
+def _find_settings(options: ShowOptions) -> tuple[str, Rows]:
+    """A method's docstring and settings, from the index unless method or data are the user's."""
+    known = read_index()
+    if options.method in known.settings and options.data in known.recipes:
+        settings = known.settings_with(options.method, options.data)
+        return known.docstrings[options.method], settings
     from .. import methods
-    from ..config.experiment import Experiment, Federations
+    from ..config.experiment import DATA_NAMES, Experiment, Federations
 
-    instance = methods.make(method)
-    recipe = Federations(data_dir).recipe(Experiment(instance, data))
+    instance = methods.make(options.method)
+    given = {name: value for name, value in options.given.items() if name in DATA_NAMES}
+    recipe = Federations(options.data_dir).recipe(Experiment(instance, **given))
     return _docstring(type(instance)), setting_rows(instance, recipe)
 
 
-def find_out() -> Index:
+def make_index() -> Index:
     """What there is, from the files that define it; everything is imported."""
     from .. import methods
     from ..data.sets import SETS
@@ -138,7 +168,12 @@ def setting_rows(method: AnyMethod, recipe: LocalTraining) -> Rows:
     return rows
 
 
-def doctor(data_dir: o.DataDir = None) -> None:
+@option_class
+class DoctorOptions(Options, DataDirOption):
+    """Options of ``fedgrove doctor``."""
+
+
+def doctor(options: DoctorOptions) -> None:
     """Report what is installed, which data are available, and whether a small run works."""
     import torch
 
@@ -152,11 +187,11 @@ def doctor(data_dir: o.DataDir = None) -> None:
     ]
     for name, (purpose, modules) in EXTRAS.items():
         rows.append((f"extra {name}", f"{purpose}: {_extra(modules)}"))
-    rows.extend(_data_rows(data_dir))
-    rows.append(("a small run", _trial()))
+    rows.extend(_data_rows(options.data_dir))
+    rows.append(("a small run", _try_run()))
     print_pairs(rows)
     # Now that all is imported anyway, so that the next `list` comes at once.
-    index()
+    read_index()
 
 
 def _methods() -> list[tuple[str, str]]:
@@ -186,10 +221,10 @@ def _changes(preset: AnyMethod) -> str:
 def _words(default: Any, changed: Any, path: str) -> list[str]:
     """``path=value`` for all that differs; given one after the other they make ``changed``."""
     words = []
-    for field in dataclasses.fields(changed):
-        before = getattr(default, field.name)
-        value = getattr(changed, field.name)
-        where = f"{path}{field.name}"
+    for each in dataclasses.fields(changed):
+        before = getattr(default, each.name)
+        value = getattr(changed, each.name)
+        where = f"{path}{each.name}"
         if value == before:
             continue
         if not dataclasses.is_dataclass(value):
@@ -285,7 +320,7 @@ def _extra(modules: tuple[str, ...]) -> str:
     return "there"
 
 
-def _data_rows(data_dir: str | None) -> list[tuple[str, str]]:
+def _data_rows(data_dir: str | Path | None) -> list[tuple[str, str]]:
     """Where data are looked for, and which sets are there."""
     from ..data.named_set import data_folders, find_files
     from ..data.sets import SETS
@@ -305,7 +340,7 @@ def _data_rows(data_dir: str | None) -> list[tuple[str, str]]:
     return rows
 
 
-def _trial() -> str:
+def _try_run() -> str:
     from ..api import run
     from ..methods import FedAvg
 
@@ -325,3 +360,87 @@ def _trial() -> str:
     accuracy = 100 * result.summary["accuracy_mean"]
     seconds = result.summary["seconds"]
     return f"works: {accuracy:.1f} % on digits after one round, {seconds:.1f} s"
+
+
+# ---- the index file ------------------------------------------------------------------------------
+
+
+class Index(NamedTuple):
+    """Names and descriptions of what there is."""
+
+    lists: dict[str, Rows]
+    """What ``fedgrove list KIND`` prints, by kind."""
+    docstrings: dict[str, str]
+    """Of each method, by name; and by NAME:PRESET."""
+    settings: dict[str, Rows]
+    """What ``--set`` takes for each of them. A row with an empty name stands for the recipe."""
+    recipes: dict[str, Rows]
+    """The settings of local training, by data set."""
+
+    def settings_with(self, method: str, data: str) -> Rows:
+        """What ``--set`` takes for a method on a data set."""
+        rows = []
+        for path, text in self.settings[method]:
+            rows.extend([(path, text)] if path else self.recipes[data])
+        return rows
+
+
+def read_index() -> Index:
+    """The index from its file, or made now and written there."""
+    now = fingerprint()
+    place = _index_file()
+    known = _load_index(place, now)
+    if known is None:
+        known = make_index()
+        _save_index(place, now, known)
+    return known
+
+
+def fingerprint() -> str:
+    """A fingerprint of all that the index depends on: source files and the version of Python."""
+    hashed = hashlib.sha256(f"{INDEX_FORMAT} {sys.version}".encode())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        facts = path.stat()
+        hashed.update(f"{path} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return hashed.hexdigest()
+
+
+def _index_file() -> Path:
+    """The file of this installation in the user's cache folder."""
+    here = hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:8]
+    root = os.environ.get("FEDGROVE_CACHE")
+    if not root:
+        # Not pooch's folder, which is the same on Linux: to import pooch takes a while.
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        root = str(Path(caches) / "fedgrove")
+    return Path(root) / f"index-{here}.json"
+
+
+def _load_index(place: Path, now: str) -> Index | None:
+    """The index in a file; None if there is none, or it is of other source files, or damaged."""
+    try:
+        content = json.loads(place.read_bytes())
+        if content["fingerprint"] != now:
+            return None
+        return Index(
+            lists=_all_pairs(content["lists"]),
+            docstrings=dict(content["docstrings"]),
+            settings=_all_pairs(content["settings"]),
+            recipes=_all_pairs(content["recipes"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _all_pairs(tables: dict[str, Any]) -> dict[str, Rows]:
+    return {name: [(key, text) for key, text in rows] for name, rows in tables.items()}
+
+
+def _save_index(place: Path, now: str, found: Index) -> None:
+    """Write the index; where that is not possible, the next command makes it again."""
+    with suppress(OSError):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may read it just now: it finds the old file or the new one, whole.
+        with tempfile.NamedTemporaryFile("w", dir=place.parent, delete=False) as file:
+            json.dump({"fingerprint": now, **found._asdict()}, file)
+        os.replace(file.name, place)

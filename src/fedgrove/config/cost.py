@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -13,21 +13,36 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import methods
 from ..core import AnyMethod, ClientInfo, Measure, Report, Task, Train, count_paper_bytes
 from ..data import ClientData, Defaults, Examples, Federation
-from ..data.devices import BandwidthTraces
+from ..data.devices import BandwidthTraces, read_devices
 from ..data.federation import LazyClients
 from ..engines.work import Computed, do_stages, pass_of
-from ..errors import check
+from ..errors import InputError, check, spell_option
+from ..options import CostOptions, FederationOptions
+from ..options.definition import names_of
+from ..options.groups import SeedOption
 from ..parts.local import LocalTraining
+from ..renamed import find_renamed
 from ..runs.clock import DIGITS, Times, times
 from ..runs.files import SHORT
 from ..runs.memory import Memory, make_version
-from ..runs.rounds import count_exchanges, plan
+from ..runs.rounds import count_exchanges
+from ..runs.rounds import plan as plan_tasks
 from ..runs.run import Run, build, make_recipe, replace_recipe
 from ..wire.codec import Bitmap, Dense
 from ..wire.ledger import Ledger
 from ..wire.message_costs import BroadcastCosts, count_report, count_task
+from .experiment import (
+    Experiment,
+    Federations,
+    load_own_data,
+    shorthand_settings,
+    with_settings,
+)
+from .grid import Variant, has_setting, list_methods, variants, write_settings
+from .plan import Plan, plan
 
 EXAMPLES = 9_999_999
 """What a stand-in client's report says it holds: as many digits as any client will ever need."""
@@ -40,7 +55,111 @@ MessageCosts = dict[str, dict[str, int]]
 """Direction -> part of the cost -> bytes."""
 
 
-def cost(
+# ---- by options ----------------------------------------------------------------------------------
+
+
+def estimate_costs(options: CostOptions, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """What each method would cost, on its data or on a shape that stands in for them.
+
+    Of several methods each takes the settings that it has; ``warn`` is called with a sentence for
+    each setting that some of them lack.
+    """
+    options.check()
+    chosen = []
+    for method in list_methods(options.methods, "cost"):
+        if isinstance(method, str):
+            chosen.append(Variant(method, methods.make(method)))
+        else:
+            chosen.append(Variant(methods.name_of(method), method))
+    # Named twice, a method is counted once.
+    chosen = list({variant.label: variant for variant in chosen}.values())
+    settings = [*write_settings(options.set, is_varied=False), *shorthand_settings(vars(options))]
+    rows = []
+    if options.input is not None:
+        recipe = LocalTraining()
+        for name, method in _with_settings(chosen, settings, recipe, warn).items():
+            rows.append({"method": name, **_estimate_shape_cost(options, method, recipe)})
+        return rows
+    check(options.examples is None, "examples", options.examples, "left out where there are data")
+    federations = Federations(options.data_dir)
+    values = {name: getattr(options, name) for name in names_of(FederationOptions, SeedOption)}
+    experiment = Experiment(chosen[0].method, **load_own_data(values))
+    recipe = federations.recipe(experiment)
+    for name, method in _with_settings(chosen, settings, recipe, warn).items():
+        planned = plan(replace(experiment, method=method), Path(), federations)
+        rows.append({"method": name, **estimate_plan_cost(planned)})
+    return rows
+
+
+def _with_settings(
+    chosen: Sequence[Variant],
+    settings: Sequence[str],
+    recipe: LocalTraining,
+    warn: Callable[[str], None],
+) -> dict[str, AnyMethod]:
+    """The methods with their settings, by name.
+
+    Of several, each takes the settings that it has a field for, and every value of them, as in a
+    sweep.
+    """
+    if len(chosen) == 1:
+        only = chosen[0]
+        return {only.label: with_settings(only.method, settings, recipe)}
+    varied = variants(chosen, settings, recipe)
+    for text in settings:
+        # As they became: a part that another setting chose may have brought the field.
+        having = {type(each.method) for each in varied if has_setting(each.method, text, recipe)}
+        lacking = [each.label for each in chosen if type(each.method) not in having]
+        if lacking:
+            warn(f"{text} is no setting of {', '.join(lacking)}.")
+    return {variant.label: variant.method for variant in varied}
+
+
+def estimate_plan_cost(planned: Plan) -> dict[str, Any]:
+    """What a run that was planned would cost."""
+    net = planned.experiment.net
+    assert net is not None, "a plan has nothing left open"
+    return estimate_run_cost(planned.run, net)
+
+
+def _estimate_shape_cost(
+    options: CostOptions, method: AnyMethod, recipe: LocalTraining
+) -> dict[str, Any]:
+    """The cost where the shape of an input, a net and a number of classes stand in for data."""
+    if options.net is None or options.classes is None:
+        needed = {"net": options.net, "classes": options.classes}
+        missing = [spell_option(name) for name, value in needed.items() if value is None]
+        raise InputError(
+            f"{spell_option('input')} came without {' and '.join(missing)}; give them too, or "
+            f"{spell_option('data')} in their place."
+        )
+    assert options.input is not None
+    is_alone = "data" not in options.given
+    check(is_alone, "data", options.data, f"left out where {spell_option('input')} is given")
+    clients = 10 if options.clients is None else options.clients
+    examples = EXAMPLES_TRAINED if options.examples is None else options.examples
+    devices = read_devices(options.profile, options.trace).number_clients({})
+    devices.check_clients(clients)
+    return estimate_cost(
+        method,
+        net=options.net,
+        shape=tuple(options.input),
+        classes=options.classes,
+        clients=clients,
+        cohort=min(10, clients) if options.cohort is None else options.cohort,
+        rounds=20 if options.rounds is None else options.rounds,
+        recipe=recipe,
+        info=lambda client: devices.info(examples, client, options.seed),
+        trace=devices.numbered_trace,
+        seed=options.seed,
+        freeze=options.freeze,
+    )
+
+
+# ---- of one method -------------------------------------------------------------------------------
+
+
+def estimate_cost(
     method: AnyMethod,
     *,
     net: str | nn.Module,
@@ -75,8 +194,8 @@ def cost(
 
     >>> from fedgrove.methods import FedAvg
     >>> size = {"clients": 30, "cohort": 10, "rounds": 50}
-    >>> figures = cost(FedAvg(), net="har-cnn", shape=(9, 128), classes=6, **size)
-    >>> figures["params"], figures["mib_paper"], figures["reduction_paper"]
+    >>> numbers = estimate_cost(FedAvg(), net="har-cnn", shape=(9, 128), classes=6, **size)
+    >>> numbers["params"], numbers["mib_paper"], numbers["reduction_paper"]
     (89254, 340.5, 0.0)
     """
     check(clients >= 1, "clients", clients, "1 or more")
@@ -118,9 +237,9 @@ def cost(
     }
 
 
-def of_run(run: Run, net: str | nn.Module) -> dict[str, Any]:
+def estimate_run_cost(run: Run, net: str | nn.Module) -> dict[str, Any]:
     """The cost of a run that was built and not started."""
-    return cost(
+    return estimate_cost(
         run.method,
         net=net,
         shape=run.federation.shape,
@@ -251,7 +370,7 @@ def _play(run: Run, method: AnyMethod, trace: BandwidthTraces | None) -> Played:
     while state.round < run.rounds:
         answers = []
         slowest = 0.0
-        for task in plan(run, state):
+        for task in plan_tasks(run, state):
             info = run.federation.info(task.to)
             # A client may look at its own device; how many examples it has changes no length.
             key = (_kind(task), replace(info, examples=0))
@@ -340,3 +459,7 @@ def _slack(numbers: Mapping[str, Any]) -> int:
         for item in items:
             slack += max(0, LONGEST_NUMBER - len(json.dumps(item)))
     return slack
+
+
+def __getattr__(name: str) -> Any:
+    return find_renamed(__name__, name)

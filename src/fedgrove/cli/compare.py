@@ -1,0 +1,194 @@
+"""``fedgrove compare`` and ``fedgrove report``: tables and pages of runs that exist."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import check
+from ..options.definition import Options, argument, option, option_class
+from ..options.groups import JsonOption
+
+if TYPE_CHECKING:
+    from ..config.comparison import Comparison
+
+
+@option_class
+class CompareOptions(Options, JsonOption):
+    """Options of ``fedgrove compare``."""
+
+    runs: Sequence[str] = field(
+        metadata=argument(
+            "Run folders, or folders of sweeps.",
+            "RUN...",
+            complete="runs",
+            is_repeated=True,
+            checked_as=Any,
+        )
+    )
+    _: KW_ONLY
+    bytes: bool = option(
+        False, "What the bytes were spent on, compared with the paper's own count."
+    )
+    time: bool = option(False, "Virtual time to an accuracy: the highest that all runs reach.")
+    to: float | None = option(None, "The accuracy for --time, as in 0.9.", "SHARE")
+    plot: str | None = option(None, "With --time, also write a page with a plot.", "FILE.html")
+    page: str | None = option(
+        None,
+        "Where to write the page.",
+        "FILE.html",
+        without="next to the runs, or in this folder",
+    )
+    table: str | None = option(None, "Also write a table for a paper: .md, .tex or .csv.", "FILE")
+
+
+def compare(options: CompareOptions) -> None:
+    """Show runs in one table; a sweep stands for all its runs, and is also compared over seeds."""
+    options.check()
+    time = options.time
+    check(time or options.to is None, "to", options.to, "given together with --time")
+    check(time or options.plot is None, "plot", options.plot, "given together with --time")
+    check(not (time and options.bytes), "time", time, "given without --bytes")
+    for name, path in (("page", options.page), ("table", options.table)):
+        is_plain = not (time or options.bytes)
+        check(path is None or is_plain, name, path, "given without --time or --bytes")
+    if time:
+        return _compare_times(options)
+    from ..config.comparison import compare_runs
+
+    found = compare_runs(options.runs, options.bytes)
+    if options.json:
+        print(json.dumps(found.rows, indent=1))
+    else:
+        found.table()
+    if not options.bytes:
+        _write_files(found, options)
+
+
+def _compare_times(options: CompareOptions) -> None:
+    """Show virtual time to an accuracy, as a table and as a page."""
+    from ..config.comparison import read_summary
+    from ..config.sweep import members_of
+    from ..report.page import check_place
+    from ..report.time_to_target import find_times, print_times, read_curve, write_time_report
+    from ..runs.files import cannot_write
+    from ..runs.folder import RunFolder
+
+    plot = None if options.plot is None else Path(options.plot)
+    if plot is not None:
+        check_place(plot)
+    curves = []
+    for run in options.runs:
+        for path in members_of(run):
+            summary = read_summary(path)
+            lines = RunFolder.open(Path(path)).metrics()
+            method = summary.get("method", "")
+            curves.append(read_curve(path, method, lines, summary["finished"]))
+    found = find_times(curves, options.to)
+    if plot is not None:
+        try:
+            write_time_report(curves, found, plot)
+        except OSError as error:
+            raise cannot_write(plot, error) from None
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return
+    print_times(curves, found)
+    if plot is not None:
+        print(f"Page: {plot}")
+
+
+def _write_files(found: Comparison, options: CompareOptions) -> None:
+    """Write the page of a comparison, and its table if one is requested.
+
+    With --json only what is requested by name is written.
+    """
+    from ..report.page import check_place
+    from ..report.seed_averages import check_table_format, write_paper_table
+    from ..runs.files import cannot_write
+
+    # With --json stdout belongs to the JSON alone.
+    stream = sys.stderr if options.json else sys.stdout
+    if options.table is not None:
+        place = Path(options.table)
+        check_table_format(place)
+        check_place(place, "--table")
+        try:
+            write_paper_table(found.groups(), place)
+        except OSError as error:
+            raise cannot_write(place, error) from None
+        print(f"Table: {place}", file=stream)
+    is_requested = options.page is not None
+    if not is_requested and (options.json or len(found) < 2):
+        return
+    path = found.place_of_page() if options.page is None else Path(options.page)
+    if is_requested:
+        check_place(path, "--page")
+    try:
+        found.page().write(path)
+    except OSError as error:
+        # The table was shown; a page that was not requested is no reason to fail.
+        if is_requested:
+            raise cannot_write(path, error) from None
+        print(f"fedgrove: no page: {cannot_write(path, error)}", file=sys.stderr)
+        return
+    print(f"Page: {path}", file=stream)
+
+
+# ---- report --------------------------------------------------------------------------------------
+
+
+@option_class
+class ReportOptions(Options):
+    """Options of ``fedgrove report``."""
+
+    run: str = field(metadata=argument("A run folder.", "RUN", complete="runs"))
+    _: KW_ONLY
+    out: str | None = option(
+        None, "Where to write the page.", "FILE.html", without="RUN/report.html"
+    )
+
+
+def report(options: ReportOptions) -> None:
+    """Write the page of a run or a sweep again, finished or not.
+
+    Every run writes its page at its end; use this for older folders and for runs in progress.
+    """
+    from ..config import sweep
+    from ..config.comparison import compare_runs
+    from ..report.page import check_place
+    from ..report.run_report import make_run_report
+    from ..runs.files import cannot_write
+    from ..runs.folder import RunFolder
+    from ..runs.report_html import REPORT_FILE, read_run_record
+
+    run = Path(options.run)
+    path = run / REPORT_FILE
+    if options.out is not None:
+        path = Path(options.out)
+        check_place(path, "--out")
+    if (run / sweep.FILE).is_file():
+        page = compare_runs([options.run]).page()
+    else:
+        page = make_run_report(read_run_record(RunFolder.open(run), _why_failed(run)))
+    try:
+        page.write(path)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    print(f"Page: {path}")
+
+
+def _why_failed(run: Path) -> str:
+    """Why a run of a sweep failed, as its sweep.json has it."""
+    from ..config import sweep
+    from ..errors import FedgroveError
+
+    try:
+        member = sweep.read(run.resolve().parent)["members"].get(run.resolve().name, {})
+    except FedgroveError:
+        return ""
+    return str(member.get("why", ""))

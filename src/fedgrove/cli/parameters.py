@@ -1,0 +1,107 @@
+"""Commands from option classes: flags, help and completion follow from the options' fields."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar, cast
+
+import typer
+
+from ..errors import COMMAND
+from ..options.definition import Field, Options, make_options, options_of
+from . import complete
+
+OptionsT = TypeVar("OptionsT", bound=Options)
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    options: Callable[..., OptionsT],
+    function: Callable[[OptionsT], None],
+) -> None:
+    """Add a function as a command that takes the options of a class.
+
+    What is wrong with the options is in their ``mistakes``: the function refuses it, alone or
+    together with all else that it finds.
+    """
+    cls = cast(type, options)
+
+    def call(**typed: Any) -> None:
+        COMMAND.set(cls)
+        function(read_typed(options, name, typed))
+
+    parameters = [_parameter(field) for field in typed_options(cls)]
+    # Typer builds a command from the signature and the annotations of its function.
+    described: Any = call
+    described.__signature__ = inspect.Signature(parameters)
+    described.__annotations__ = {each.name: each.annotation for each in parameters}
+    described.__doc__ = inspect.getdoc(function)
+    described.options = cls
+    app.command(name)(call)
+
+
+def read_typed(options: Callable[..., OptionsT], name: str, typed: Mapping[str, Any]) -> OptionsT:
+    """Make options from what was typed; what is None, False or empty was not."""
+    given = {}
+    for key, value in typed.items():
+        # Not `if value`: an empty text was given.
+        if value is not None and value is not False and value != []:
+            given[key] = value
+    if "json" in given and "progress" in options_of(cast(type, options)):
+        # Switched off like any switch that is on by default.
+        given["progress"] = True
+    return make_options(options, given, name, is_typed=True)
+
+
+def typed_options(cls: type) -> list[Field]:
+    """The options of a class that can be typed."""
+    left_out = getattr(cls, "not_typed", ())
+    found = []
+    for field in options_of(cls).values():
+        if field.option.only != "python" and field.name not in left_out:
+            found.append(field)
+    return found
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    kind: Any = list[str] if field.option.is_repeated else str
+    default: Any = None
+    if isinstance(field.default, bool):
+        kind = bool
+        default = False
+    elif field.is_required:
+        default = inspect.Parameter.empty
+    else:
+        kind = kind | None
+    details = _argument(field) if field.option.is_argument else _option(field)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, details],
+    )
+
+
+def _argument(field: Field) -> Any:
+    return typer.Argument(
+        metavar=field.option.metavar,
+        help=field.option.help,
+        show_default=False,
+        autocompletion=_completion(field),
+    )
+
+
+def _option(field: Field) -> Any:
+    return typer.Option(
+        field.flag,
+        help=field.describe(),
+        metavar=field.option.metavar or None,
+        show_default=False,
+        autocompletion=_completion(field),
+    )
+
+
+def _completion(field: Field) -> Any:
+    return getattr(complete, field.option.complete) if field.option.complete else None

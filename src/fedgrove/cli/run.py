@@ -1,0 +1,298 @@
+"""``fedgrove run``, ``rerun``, ``resume`` and ``cost``: one run, and what it would cost.
+
+What needs torch is imported when a command runs, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from ..options import CostOptions, RerunOptions, RunOptions
+from ..options.definition import Options, argument, option, option_class
+from ..options.groups import (
+    DataDirOption,
+    DryRunOption,
+    EngineOptions,
+    JsonOption,
+    TrustOption,
+)
+from ..report.terminal import load_torch, show_status
+from .catalogue import read_index
+from .four_methods import run_four_methods
+from .sweep import resume_sweep
+
+if TYPE_CHECKING:
+    from ..config.experiment import Experiment, Federations
+    from ..config.plan import Plan
+    from ..runs.result import Result
+
+
+@option_class
+class RunCommand(JsonOption, DryRunOption, TrustOption, RunOptions):
+    """Options of the command."""
+
+    config: str | None = option(
+        None,
+        "Options and settings from a file or an earlier run; options given here replace them.",
+        "FILE.toml|RUN",
+        complete="runs",
+        only="command line",
+    )
+
+
+def run(options: RunCommand) -> None:
+    """Train a federation, and report how well every client is served and what it cost.
+
+    Without a method: compare grove and ca-afp with fedavg and with training alone.
+    """
+    has_method = "method" in options.given or options.config is not None
+    if has_method or options.smoke:
+        run_one(options, options.config, options.trust)
+        return
+    options.check()
+    load_torch(quiet=options.json)
+    run_four_methods(options, options.dry_run, options.json)
+    # The first command on a new machine: from here on `list` and completion come at once.
+    read_index()
+
+
+@option_class
+class RerunCommand(JsonOption, DryRunOption, RerunOptions):
+    """Options of the command."""
+
+
+def rerun(options: RerunCommand) -> None:
+    """Repeat a run from its folder, in a new folder; options given here replace its own."""
+    run_one(options, options.path, options.trust)
+
+
+def run_one(options: RunCommand | RerunCommand, config: str | Path | None, trust: bool) -> None:
+    """Train one run, or only plan it or test it quickly, and show what came of it."""
+    with show_status("loading torch", quiet=options.json) as say:
+        from .. import api, methods
+        from ..config.assemble import make_experiment
+        from ..config.experiment import Federations
+        from ..config.plan import plan
+
+        say("reading the data")
+        federations = Federations(options.data_dir)
+        experiment = make_experiment(options, federations, config, trust, options)
+    if options.smoke:
+        return _run_quickly(experiment, federations, options)
+    method = options.given.get("method") or methods.name_of(experiment.method)
+    folder = _name_folder(experiment, method) if options.out is None else Path(options.out)
+    if options.dry_run:
+        return _print_plan(plan(experiment, folder, federations), options.json)
+    result = api.train_experiment(experiment, folder, federations, options, options.progress)
+    _show(result, options.json)
+
+
+def _name_folder(experiment: Experiment, method: str) -> Path:
+    """A folder under runs that does not exist yet, named by method, data and seed."""
+    from .. import methods
+    from ..config.grid import PER_TASK
+    from ..runs.files import fresh_name
+
+    label = methods.label_of(method)
+    if experiment.per_task:
+        label += PER_TASK
+    data = Path(str(experiment.data)).stem
+    return fresh_name(Path("runs"), f"{label}-{data}-s{experiment.seed}")
+
+
+def _run_quickly(
+    experiment: Experiment, federations: Federations, options: RunCommand | RerunCommand
+) -> None:
+    """Go through every stage once on a few examples; nothing is kept without --out."""
+    from .. import api, methods
+    from ..config.smoke import smoke
+    from ..report.terminal import print_pairs
+    from ..runs.files import read_checksums
+
+    name = methods.name_of(experiment.method)
+    begun = time.monotonic()
+    small = smoke(experiment, federations)
+    planned_at = time.monotonic()
+    ends: list[float] = []
+
+    def note(line: Mapping[str, Any]) -> None:
+        ends.append(time.monotonic())
+
+    result = api.train_experiment(small, options.out, federations, options, watch=note)
+    trained_at = time.monotonic()
+    # Every file, compared with its checksum: what was saved can be read.
+    for file in read_checksums(result.folder.path):
+        result.folder.read(file)
+    seconds = {
+        "data, net, method": planned_at - begun,
+        "first round": ends[0] - planned_at,
+        "other rounds": ends[-1] - ends[0],
+        "fine-tuning, scoring, saving": trained_at - ends[-1],
+        "reading back": time.monotonic() - trained_at,
+    }
+    if options.json:
+        rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
+        print(json.dumps({"method": name, "works": True, "seconds": rounded}, indent=1))
+        return
+    print_pairs([(stage, f"{spent:.1f} s") for stage, spent in seconds.items()])
+    kept = "nothing was kept" if options.out is None else f"in {options.out}"
+    print(f"{name} works: {small.rounds} rounds, {len(small.data.clients)} clients, {kept}.")
+
+
+def _print_plan(planned: Plan, as_json: bool) -> None:
+    """Print the complete configuration and the cost."""
+    import tomllib
+
+    from ..config.cost import estimate_plan_cost
+    from ..config.cost_tables import print_cost
+
+    cost = estimate_plan_cost(planned)
+    if as_json:
+        print(json.dumps({"config": tomllib.loads(planned.config), "cost": cost}, indent=1))
+    else:
+        print(planned.config)
+        print_cost(cost)
+
+
+def _show(result: Result, as_json: bool) -> None:
+    from ..runs.report_html import REPORT_FILE as PAGE
+
+    if as_json:
+        print(json.dumps(result.summary, indent=1))
+        return
+    result.table()
+    print(result.folder.path)
+    page = result.folder.path / PAGE
+    if page.is_file():
+        print(f"Page: {page}")
+
+
+# ---- resume --------------------------------------------------------------------------------------
+
+
+@option_class
+class ResumeCommand(Options, JsonOption, TrustOption, DataDirOption, EngineOptions):
+    """Options of the command."""
+
+    run: str | None = option(
+        None,
+        "A run folder; by default the newest unfinished one under runs.",
+        "[RUN]",
+        complete="runs",
+        is_argument=True,
+    )
+
+
+def resume(options: ResumeCommand) -> None:
+    """Resume an interrupted run or sweep; the result is the one it would have had."""
+    options.check()
+    path = options.run
+    if path is None:
+        path = str(find_unfinished(Path("runs")))
+        print(f"fedgrove: resuming {path}", file=sys.stderr)
+    load_torch(quiet=options.json)
+    if (Path(path) / "sweep.json").is_file():
+        return resume_sweep(path, options, options.trust, options.data_dir, options.json)
+    if (Path(path) / "choice.json").is_file():
+        raise InputError(
+            f"{path} holds a choice between methods; to continue it give its command again: "
+            f"fedgrove choose ... --out {path}"
+        )
+    from .. import api
+
+    given = {name: value for name, value in options.given.items() if name not in ("run", "json")}
+    result = api.resume(path, **given, progress=not options.json)
+    _show(result, options.json)
+
+
+def find_unfinished(place: Path) -> Path:
+    """The run or sweep under a folder that was written to last and is not finished.
+
+    One that another process is training is left out.
+    """
+    unfinished = [path for path in find_runs(place) if not _is_finished(path)]
+    free = [path for path in unfinished if _is_free(path)]
+    if not free:
+        busy = f" ({len(unfinished)} are being trained now)" if unfinished else ""
+        raise InputError(
+            f"there is no unfinished run under {place}{busy}; name the folder of one: "
+            "fedgrove resume RUN"
+        )
+    return max(free, key=last_written)
+
+
+def find_runs(place: Path) -> list[Path]:
+    """The run folders and sweeps in a folder."""
+    found = []
+    for path in sorted(place.glob("*")):
+        if (path / "config.toml").is_file() or (path / "sweep.json").is_file():
+            found.append(path)
+    return found
+
+
+def _is_finished(path: Path) -> bool:
+    if (path / "sweep.json").is_file():
+        return all(_is_finished(member.parent) for member in path.glob("*/config.toml"))
+    return (path / "summary.json").is_file()
+
+
+def _is_free(path: Path) -> bool:
+    from ..runs.lock import check_free
+
+    try:
+        check_free(path)
+    except InputError:
+        return False
+    return True
+
+
+def last_written(path: Path) -> float:
+    """When anything in a folder was last written."""
+    times = [path.stat().st_mtime]
+    for pattern in ("*", "*/*"):
+        times.extend(each.stat().st_mtime for each in path.glob(pattern))
+    return max(times)
+
+
+# ---- cost ----------------------------------------------------------------------------------------
+
+
+@option_class
+class CostCommand(JsonOption, CostOptions):
+    """Options of the command."""
+
+    methods: Any = field(
+        metadata=argument(
+            "NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class.",
+            "METHOD...",
+            complete="methods",
+            is_repeated=True,
+        )
+    )
+
+
+def cost(options: CostCommand) -> None:
+    """Print what methods would send and need, and how long devices would take; train nothing."""
+    options.check()
+    load_torch(quiet=options.json)
+    from ..config.cost import estimate_costs
+    from ..config.cost_tables import print_cost, print_costs
+
+    def warn(sentence: str) -> None:
+        print(f"fedgrove: {sentence}", file=sys.stderr)
+
+    rows = estimate_costs(options, warn)
+    # One method is an object, several are a list.
+    if options.json:
+        print(json.dumps(rows[0] if len(rows) == 1 else rows, indent=1))
+    elif len(rows) == 1:
+        print_cost(rows[0])
+    else:
+        print_costs(rows)

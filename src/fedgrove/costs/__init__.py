@@ -1,1 +1,0 @@
-"""What a method will cost, before anything is trained."""

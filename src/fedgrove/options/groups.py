@@ -1,0 +1,497 @@
+"""The options in groups: what they are called, what they mean, and which values they take.
+
+Each group is a dataclass; its docstring begins with the heading that the group has in the docs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .definition import option, option_class, option_group
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..core import AnyMethod, Engine
+    from ..runs.lockstep import Watch
+
+Settings = Mapping[str, Any] | Sequence[str]
+"""Settings of a method: ``{"mu": 0.1}``, or ``["mu=0.1"]`` as the command line has them."""
+
+VALIDATION = 0.1
+"""Share held out for validation by default."""
+NORM_BOUND = 100.0
+"""How many times longer than the recent median an update may be by default."""
+
+
+# ---- reading what is typed -----------------------------------------------------------------------
+
+
+def parse_seeds(text: str) -> int | tuple[int, ...]:
+    """The number of seeds, or the seeds themselves with commas between.
+
+    >>> parse_seeds("3"), parse_seeds("3,5,7"), parse_seeds("4,")
+    (3, (3, 5, 7), (4,))
+    """
+    items = text.removesuffix(",").split(",")
+    if not all(item.strip().isdecimal() for item in items):
+        raise ValueError(text)
+    if "," in text:
+        return tuple(int(item) for item in items)
+    return int(text)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """A shape.
+
+    >>> parse_shape("1x28x28")
+    (1, 28, 28)
+    """
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise ValueError(text)
+    return tuple(int(size) for size in text.split("x"))
+
+
+def parse_names(text: str) -> list[str]:
+    """Names with commas between.
+
+    >>> parse_names("fedavg, ditto")
+    ['fedavg', 'ditto']
+    """
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_bound(text: str) -> float:
+    """A number, or off."""
+    return 0.0 if text.lower() == "off" else float(text)
+
+
+def _is_share(value: float) -> bool:
+    return 0 <= value <= 1
+
+
+def _is_above_zero(value: float) -> bool:
+    return 0 < value < math.inf
+
+
+def has_seeds(seeds: int | Sequence[int]) -> bool:
+    """Whether there is one seed or more."""
+    return seeds > 0 if isinstance(seeds, int) else len(seeds) > 0
+
+
+def are_lengths(lengths: Sequence[int]) -> bool:
+    """Whether these are numbers of epochs, one or more."""
+    return bool(lengths) and min(lengths) >= 0
+
+
+AT_LEAST_ONE: dict[str, Any] = {"allowed": "1 or more", "check": lambda value: value >= 1}
+METHOD = "NAME or NAME:PRESET (fedgrove list methods), or FILE.py:Class."
+
+
+# ---- groups: what an experiment is ---------------------------------------------------------------
+
+
+@option_class
+class MethodArgument:
+    """Method: the federated algorithm."""
+
+    method: AnyMethod | str = option(
+        "ca-afp",
+        METHOD,
+        "[METHOD]",
+        python=f"{METHOD[:-1]}, or a method made in Python.",
+        complete="methods",
+        is_argument=True,
+        checked_as=Any,
+    )
+
+
+@option_class
+class DataOptions:
+    """Data: which examples, and how your own files are read."""
+
+    data: Any = option(
+        "digits",
+        "A data set (fedgrove list data), or your own file or folder (.csv, .parquet, .npz); "
+        "several are joined with +, as in mnist+digits.",
+        "NAME|PATH",
+        python="A data set (fedgrove list data), a federation, or your own data: a file or folder "
+        "of CSV, parquet or .npz, a DataFrame, arrays (x, y) or (x, y, client), a torch or Hugging "
+        "Face Dataset, a partitioner of flwr-datasets, or a dictionary of these by client.",
+        complete="data",
+    )
+    _: KW_ONLY
+    label: Any = option(None, "Your own data: the column to predict.", "COLUMN")
+    client: Any = option(
+        None,
+        "Your own data: the column with the client id.",
+        "COLUMN",
+        without="one client per file or folder",
+    )
+    window: int | None = option(None, "Your own data: cut recordings into windows of N rows.", "N")
+    stride: int | None = option(
+        None, "Rows from one window to the next.", "N", without="half a window"
+    )
+    channels: int | str | Sequence[str] | None = option(
+        None,
+        "Your own data: the input columns, as in ax,ay,az.",
+        "COLUMN,...",
+        without="all other columns",
+        checked_as=Any,
+    )
+    time: str | None = option(None, "Your own data: the column to sort recordings by.", "COLUMN")
+
+
+@option_group
+class SplitOptions:
+    """Clients: how examples are divided among them and held out."""
+
+    partition: str | None = option(
+        None,
+        "How examples are divided among clients: natural, iid, dirichlet:ALPHA, classes:K or "
+        "shards:K; the last two also with :grouped.",
+        "KIND",
+        without="the data set's",
+    )
+    scenario: str | None = option(
+        None,
+        "What makes clients differ: none, noisy, drift, flipped:SHARE, restricted:K or "
+        "switch:ROUND:PAIRS.",
+        "KIND",
+        without="none",
+    )
+    split: str | None = option(
+        None,
+        "How test data are held out: blocks or random.",
+        "KIND",
+        without="blocks where the data have some",
+    )
+    validation: float = option(
+        VALIDATION,
+        "Share held out for validation, of what is left after the test data: 0 (none) to 0.5.",
+        "SHARE",
+        allowed="from 0, which means none, to 0.5",
+        check=lambda share: 0 <= share <= 0.5,
+    )
+    clients: int | None = option(
+        None, "Number of clients.", "K", without="the data set's", **AT_LEAST_ONE
+    )
+    standardise: bool = option(
+        True,
+        "Do not standardise each client's channels.",
+        python="Whether each client standardises its channels.",
+    )
+
+
+@option_group
+class DeviceOptions:
+    """Devices: speed, memory and bandwidth of the clients."""
+
+    profile: str | None = option(
+        None,
+        "Devices of the clients: uniform, phones, adfedwcp, or FILE.csv.",
+        "NAME",
+        without="uniform",
+    )
+    trace: str | None = option(
+        None,
+        "Bandwidths over time: a CSV file with the columns client, second, up, down.",
+        "FILE.csv",
+    )
+
+
+@option_class
+class NetOptions:
+    """Network: what is trained, and from which weights."""
+
+    net: str | nn.Module | None = option(
+        None,
+        "A network (fedgrove list nets), or FILE.py:Class.",
+        "NAME",
+        without="the data set's",
+        python="A network (fedgrove list nets), FILE.py:Class, or a torch module.",
+        complete="nets",
+        checked_as=Any,
+    )
+    _: KW_ONLY
+    init: str | Path | None = option(
+        None,
+        "Initial weights, as in RUN/models/client-00000.safetensors; with :body at the end the "
+        "head keeps its random ones.",
+        "FILE[:body]",
+        checked_as=str | None,
+    )
+    freeze: float = option(
+        0.0,
+        "Share of the layers, from the first on, that are not trained, sent or pruned.",
+        "SHARE",
+        allowed="a share of the layers: 0 or more, and below 1",
+        check=lambda share: 0 <= share < 1,
+    )
+
+
+@option_group
+class RoundOptions:
+    """Rounds: how many, and how many clients train in each."""
+
+    cohort: int | None = option(
+        None, "Number of clients that train in a round.", "M", without="the data set's"
+    )
+    rounds: int | None = option(
+        None, "Number of rounds.", "N", without="the data set's", **AT_LEAST_ONE
+    )
+    per_task: bool = option(
+        False, "Data with several tasks: run the method once for each true task."
+    )
+
+
+@option_group
+class ScoringOptions:
+    """Scoring: which clients, after how much fine-tuning."""
+
+    finetune: Sequence[int] = option(
+        (0,),
+        "Epochs of fine-tuning to report, as in 0,3,25; the last number gives the headline.",
+        "N,N",
+        allowed="lengths of 0 or more epochs",
+        check=are_lengths,
+        checked_as=tuple[int, ...],
+    )
+    score_on: int | None = option(
+        None,
+        "Number of clients that are scored, drawn from the seed; 0: none.",
+        "N",
+        without="all, or 1000 of more than 10,000",
+        allowed="0 or more clients",
+        check=lambda count: count >= 0,
+    )
+
+
+@option_group
+class EvaluateOption:
+    """Scoring: how often."""
+
+    evaluate: int = option(
+        1,
+        "Score clients every N rounds; 0: only at the end.",
+        "N",
+        allowed="0 or more rounds",
+        check=lambda rounds: rounds >= 0,
+    )
+
+
+@option_group
+class ExchangeOptions:
+    """Reliability and privacy: clients that fail, lie or are late."""
+
+    quorum: float = option(
+        0.0,
+        "Share of the clients in an exchange that must report, or the exchange is repeated; at "
+        "least one must.",
+        "SHARE",
+        allowed="a share between 0 and 1",
+        check=_is_share,
+    )
+    deadline: float | None = option(
+        None,
+        "Virtual seconds after which an exchange ends; late clients are dropped.",
+        "S",
+        without="wait for the slowest client",
+        allowed="above 0 virtual seconds",
+        check=_is_above_zero,
+    )
+    norm_bound: float = option(
+        NORM_BOUND,
+        "Refuse updates that are longer than N times the recent median; off: no limit.",
+        "N|off",
+        python="Refuse updates that are longer than this many times the recent median; 0: no "
+        "limit.",
+        allowed="0 (off) or 1 and more",
+        check=lambda bound: bound == 0 or bound >= 1,
+        parse=parse_bound,
+    )
+    faults: str | None = option(
+        None,
+        "Make clients fail or send false updates, as in crash=0.1,late=0.2 (fedgrove list faults).",
+        "KIND=P,...",
+    )
+    privacy: str | None = option(
+        None,
+        "Clip what leaves a client and add noise, as in clip=1.0,noise=0.8; the run reports "
+        "epsilon. Needs opacus.",
+        "clip=C,noise=Z",
+    )
+
+
+@option_group
+class SeedOption:
+    """Seeds: the source of all randomness."""
+
+    seed: int = option(
+        0,
+        "Seed of all randomness.",
+        "S",
+        allowed="0 or more, and below 2^63",
+        check=lambda seed: 0 <= seed < 2**63,
+    )
+
+
+# ---- groups: how a method is set, and how a run is done ------------------------------------------
+
+
+@option_group
+class TrainingOptions:
+    """Local training: how a client trains in a round."""
+
+    epochs: int | None = option(
+        None,
+        "Local epochs; short for --set local.epochs=E.",
+        "E",
+        without="the data set's",
+        setting="local.epochs",
+    )
+    batch: int | None = option(
+        None,
+        "Batch size; short for --set local.batch=B.",
+        "B",
+        without="the data set's",
+        setting="local.batch",
+    )
+    lr: float | None = option(
+        None,
+        "Learning rate; short for --set local.optimiser.lr=L.",
+        "L",
+        without="the data set's",
+        setting="local.optimiser.lr",
+    )
+
+
+@option_group
+class SetOption:
+    """Settings of the method: its fields and those of its parts."""
+
+    set: Settings = option(
+        (),
+        "A field of the method or of its parts, as in mu=0.1 (fedgrove show METHOD).",
+        "KEY=VALUE",
+        python='Fields of the method or of its parts: {"mu": 0.1} or ["mu=0.1"].',
+        complete="settings",
+        is_repeated=True,
+        checked_as=Any,
+    )
+
+
+@option_group
+class TimeoutOption:
+    """Engine: clients that do not answer."""
+
+    timeout: float | None = option(
+        None, "Seconds after which a client that has not answered is dropped.", "S"
+    )
+
+
+@option_group
+class EngineOptions(TimeoutOption):
+    """Engine: where clients are trained."""
+
+    engine: str | Engine = option(
+        "auto",
+        "Where clients are trained: auto, batched, flower, pool, serial or wired.",
+        "NAME",
+        python="Where clients are trained: auto, batched, flower, pool, serial or wired; or an "
+        "engine, which is left open.",
+        complete="engines",
+        checked_as=Any,
+    )
+    device: str = option("auto", "auto, cpu or cuda.", "NAME")
+    precision: str = option("fp32", "On CUDA: fp32, tf32 (shorter products) or bf16.", "NAME")
+
+
+@option_group
+class DataDirOption:
+    """Data: where the files are."""
+
+    data_dir: str | Path | None = option(
+        None,
+        "The folder of the data files.",
+        "DIR",
+        without="the environment variable FEDGROVE_DATA",
+    )
+
+
+@option_group
+class OutOption:
+    """Output: the run folder."""
+
+    out: str | Path | None = option(
+        None,
+        "The run folder to create; an existing folder is never changed. Default: a new folder "
+        "under runs/.",
+        "DIR",
+        python="The run folder to create; an existing folder is never changed. Without it the "
+        "folder is temporary, and Result.save keeps it.",
+    )
+
+
+@option_group
+class ProgressOption:
+    """Output: progress."""
+
+    progress: bool = option(True, "Whether to show progress on stderr.", only="python")
+
+
+@option_group
+class WatchOption:
+    """Output: a function that sees every line."""
+
+    watch: Watch | None = option(
+        None,
+        "A function that is called with each line of metrics.jsonl.",
+        only="python",
+        checked_as=Any,
+    )
+
+
+@option_group
+class SmokeOption:
+    """Running: a quick test."""
+
+    smoke: bool = option(
+        False,
+        "Quick test: run every stage on a few examples, in seconds, and keep nothing.",
+        python="Quick test: run every stage on a few examples, in seconds. The scores mean "
+        "nothing.",
+    )
+
+
+@option_group
+class TrustOption:
+    """Running: code that a folder names."""
+
+    trust: bool = option(
+        False,
+        "Allow running the code that a config.toml names, as in net = FILE.py:Class.",
+    )
+
+
+@option_group
+class DryRunOption:
+    """Running: nothing at all."""
+
+    dry_run: bool = option(
+        False,
+        "Print the complete configuration and the cost; train nothing.",
+        only="command line",
+    )
+
+
+@option_group
+class JsonOption:
+    """Output: for programs."""
+
+    json: bool = option(False, "Print only JSON on stdout.", only="command line")
